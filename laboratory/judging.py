@@ -1,4 +1,4 @@
-"""Whether a claim holds, computed from results: nobody writes a verdict by hand."""
+"""Compute the verdict on each claim from results; no verdict is written by hand."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,25 +24,25 @@ Answer = Literal["yes", "no", "unresolved", "missing"]
 Verdict = Literal["holds", "holds in part", "does not hold here", "not resolved", "not run"]
 
 _SIGNED, _PLAIN = "{:+.3f}".format, "{:.3g}".format
-"""How an interval is shown."""
+"""Formats of an interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a test came to: its answer, and the number with its 95 % interval over seeds in words."""
+    """The result of a test: its answer, and a line with its number and 95 % interval over seeds."""
 
     answer: Answer
-    shown: str
+    text: str
 
 
 def judge_claim(claim: Claim, results: Results) -> tuple[Verdict, list[Judgement]]:
-    """The verdict on a claim, and what each of its tests came to."""
+    """Return the verdict on a claim, and the judgement of each of its tests."""
     judgements = [judge_test(test, results) for test in claim.tests]
-    return verdict([judgement.answer for judgement in judgements]), judgements
+    return combine_answers([judgement.answer for judgement in judgements]), judgements
 
 
-def verdict(answers: Sequence[Answer]) -> Verdict:
-    """It holds where every test says so, in part where one does, and not at all where each denies it."""
+def combine_answers(answers: Sequence[Answer]) -> Verdict:
+    """Return the verdict of all tests: it holds if all say yes, and in part if one does."""
     if all(answer == "missing" for answer in answers):
         return "not run"
     if all(answer == "yes" for answer in answers):
@@ -55,149 +55,158 @@ def verdict(answers: Sequence[Answer]) -> Verdict:
 
 
 def judge_test(test: Test, results: Results) -> Judgement:
-    """One test."""
+    """Judge one test; a test whose arms did not run is `missing`."""
     match test:
         case Better():
-            return _better(test, results)
+            return _judge_better(test, results)
         case Tie():
-            return _tie(test, results)
+            return _judge_tie(test, results)
         case Reaches():
-            return _reaches(test, results)
+            return _judge_reaches(test, results)
         case Ratio():
-            return _ratio(test, results)
+            return _judge_ratio(test, results)
         case Rises():
-            return _rises(test, results)
+            return _judge_rises(test, results)
         case Cost():
-            return _cost(test, results)
+            return _judge_cost(test, results)
         case Robust():
-            return _robust(test, results)
+            return _judge_robust(test, results)
         case Warned():
-            return _warned(test, results)
+            return _judge_warned(test, results)
 
 
-def _over_seeds(
-    what: str,
+def _judge_interval(
+    label: str,
     values: Sequence[float],
-    answer: Callable[[Interval], Answer],
-    shown: Callable[[Interval], str],
+    decide: Callable[[Interval], Answer],
+    render: Callable[[Interval], str],
 ) -> Judgement:
-    """A number a seed as a judgement; a single seed decides nothing."""
+    """Judge one number per seed by its interval; a single seed has none and stays unresolved."""
     if not values:
-        return Judgement("missing", f"{what}: not run")
-    found = t_interval(values)
-    if found is None:
-        return Judgement(
-            "unresolved",
-            f"{what}: {shown(Interval(values[0], values[0], values[0])).split(' [')[0]} (one seed)",
-        )
-    return Judgement(answer(found), f"{what}: {shown(found)}")
+        return Judgement("missing", f"{label}: not run")
+    interval = t_interval(values)
+    if interval is None:
+        mean = render(Interval(values[0], values[0], values[0])).split(" [")[0]
+        return Judgement("unresolved", f"{label}: {mean} (one seed)")
+    return Judgement(decide(interval), f"{label}: {render(interval)}")
 
 
-def _better(test: Better, results: Results) -> Judgement:
-    def answer(found: Interval) -> Answer:
-        if found.low > 0 and found.mean >= test.by:
+def _judge_better(test: Better, results: Results) -> Judgement:
+    def decide(interval: Interval) -> Answer:
+        if interval.low > 0 and interval.mean >= test.by:
             return "yes"
-        return "no" if found.high < test.by or (test.by == 0 and found.high <= 0) else "unresolved"
+        is_worse = interval.high < test.by or (test.by == 0 and interval.high <= 0)
+        return "no" if is_worse else "unresolved"
 
-    what = f"{test.better} - {test.than}, {_measured(test.measure, test.at)}"
-    return _over_seeds(
-        what, _differences(test.better, test.than, test.measure, test.at, results), answer, _SIGNED
+    return _judge_difference((test.better, test.than), test, results, decide)
+
+
+def _judge_tie(test: Tie, results: Results) -> Judgement:
+    def decide(interval: Interval) -> Answer:
+        if -test.within <= interval.low and interval.high <= test.within:
+            return "yes"
+        is_apart = interval.low > test.within or interval.high < -test.within
+        return "no" if is_apart else "unresolved"
+
+    return _judge_difference(test.tie, test, results, decide)
+
+
+def _judge_difference(
+    arms: tuple[str, str],
+    test: Better | Tie,
+    results: Results,
+    decide: Callable[[Interval], Answer],
+) -> Judgement:
+    label = f"{arms[0]} - {arms[1]}, {_format_measure(test.measure, test.at)}"
+    first, second = (results.get_values(arm, test.measure, test.at, arms) for arm in arms)
+    return _judge_interval(label, _subtract(first, second), decide, _SIGNED)
+
+
+def _judge_reaches(test: Reaches, results: Results) -> Judgement:
+    values = list(results.get_values(test.reaches, test.measure, test.at).values())
+    label = f"{test.reaches}, {_format_measure(test.measure, test.at)}"
+    render = _format_share if test.measure.startswith(("accuracy", "pass@")) else _PLAIN
+    return _judge_interval(
+        label, values, lambda interval: _check_bounds(interval, test.least, test.most), render
     )
 
 
-def _tie(test: Tie, results: Results) -> Judgement:
-    def answer(found: Interval) -> Answer:
-        if -test.within <= found.low and found.high <= test.within:
-            return "yes"
-        return "no" if found.low > test.within or found.high < -test.within else "unresolved"
-
-    one, other = test.tie
-    what = f"{one} - {other}, {_measured(test.measure, test.at)}"
-    return _over_seeds(
-        what, _differences(one, other, test.measure, test.at, results), answer, _SIGNED
-    )
-
-
-def _reaches(test: Reaches, results: Results) -> Judgement:
-    values = list(results.values(test.reaches, test.measure, test.at).values())
-    what = f"{test.reaches}, {_measured(test.measure, test.at)}"
-    shown = _share if test.measure.startswith(("accuracy", "pass@")) else _PLAIN
-    return _over_seeds(what, values, lambda found: _bounded(found, test.least, test.most), shown)
-
-
-def _bounded(found: Interval, least: float | None, most: float | None) -> Answer:
-    """Whether the mean is on the right side of the bounds, or the whole interval on the wrong one."""
-    if (least is not None and found.high < least) or (most is not None and found.low > most):
+def _check_bounds(interval: Interval, least: float | None, most: float | None) -> Answer:
+    """Answer yes if the mean is within the bounds, and no if the interval is outside of them."""
+    if (least is not None and interval.high < least) or (most is not None and interval.low > most):
         return "no"
-    fits = (least is None or found.mean >= least) and (most is None or found.mean <= most)
+    fits = (least is None or interval.mean >= least) and (most is None or interval.mean <= most)
     return "yes" if fits else "unresolved"
 
 
-def _ratio(test: Ratio, results: Results) -> Judgement:
-    """The geometric mean over seeds; a numerator or denominator of nothing has no ratio."""
-    mine, theirs = results.values(test.ratio, test.measure), results.values(test.over, test.measure)
-    what = f"{test.ratio} / {test.over}, {_measured(test.measure, 'end')}"
-    seeds = sorted(mine.keys() & theirs.keys())
-    if not seeds:
-        return Judgement("missing", f"{what}: not run")
-    if any(mine[seed] <= 0 or theirs[seed] <= 0 for seed in seeds):
-        return Judgement("unresolved", f"{what}: one of the two is 0 in some seed")
-    logs = [math.log(mine[seed] / theirs[seed]) for seed in seeds]
+def _judge_ratio(test: Ratio, results: Results) -> Judgement:
+    """Judge the geometric mean of the seeds' ratios; a 0 in any of them has no ratio."""
+    numerators = results.get_values(test.ratio, test.measure)
+    denominators = results.get_values(test.over, test.measure)
+    label = f"{test.ratio} / {test.over}, {_format_measure(test.measure, 'end')}"
+    seeds = sorted(numerators.keys() & denominators.keys())
+    if any(numerators[seed] <= 0 or denominators[seed] <= 0 for seed in seeds):
+        return Judgement("unresolved", f"{label}: one of the two is 0 in some seed")
+    logs = [math.log(numerators[seed] / denominators[seed]) for seed in seeds]
 
-    def answer(found: Interval) -> Answer:
-        ratio = _exponential(found)
-        bounded = _bounded(ratio, test.least, test.most)
-        within = (test.least is None or ratio.low >= test.least) and (
+    def decide(log_interval: Interval) -> Answer:
+        ratio = _invert_log(log_interval)
+        answer = _check_bounds(ratio, test.least, test.most)
+        is_within = (test.least is None or ratio.low >= test.least) and (
             test.most is None or ratio.high <= test.most
         )
-        return "unresolved" if bounded == "yes" and contains_zero(found) and not within else bounded
+        # A mean within the bounds is no evidence if the interval contains a ratio of 1 and more.
+        is_noise = contains_zero(log_interval) and not is_within
+        return "unresolved" if answer == "yes" and is_noise else answer
 
-    return _over_seeds(what, logs, answer, lambda found: _PLAIN(_exponential(found)))
-
-
-def _exponential(found: Interval) -> Interval:
-    return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high))
-
-
-def _rises(test: Rises, results: Results) -> Judgement:
-    end, start = (
-        results.values(test.rises, test.measure),
-        results.values(test.rises, test.measure, "start"),
-    )
-    values = [end[seed] - start[seed] for seed in sorted(end.keys() & start.keys())]
-
-    def answer(found: Interval) -> Answer:
-        return "yes" if found.low > test.by else "no" if found.high < test.by else "unresolved"
-
-    return _over_seeds(
-        f"{test.rises}, {_measured(test.measure, 'end')} from start to end", values, answer, _SIGNED
+    return _judge_interval(
+        label, logs, decide, lambda log_interval: _PLAIN(_invert_log(log_interval))
     )
 
 
-def _cost(test: Cost, results: Results) -> Judgement:
-    """Seeds in which the dearer arm never arrives count with all that it spent, which is a lower bound."""
-    dear = results.spent_until(test.cost, test.level, test.unit)
-    cheap = results.spent_until(test.over, test.level, test.unit)
-    whole = results.spent(test.cost, test.unit)
-    what = f"{test.unit} of {test.cost} / {test.over} until accuracy {test.level:g}"
-    seeds = sorted(dear.keys() & cheap.keys())
+def _invert_log(interval: Interval) -> Interval:
+    return Interval(math.exp(interval.mean), math.exp(interval.low), math.exp(interval.high))
+
+
+def _judge_rises(test: Rises, results: Results) -> Judgement:
+    end = results.get_values(test.rises, test.measure)
+    start = results.get_values(test.rises, test.measure, "start")
+
+    def decide(interval: Interval) -> Answer:
+        if interval.low > test.by:
+            return "yes"
+        return "no" if interval.high < test.by else "unresolved"
+
+    label = f"{test.rises}, {_format_measure(test.measure, 'end')} from start to end"
+    return _judge_interval(label, _subtract(end, start), decide, _SIGNED)
+
+
+def _judge_cost(test: Cost, results: Results) -> Judgement:
+    """Judge the ratio of two arms' spending until a level.
+
+    If the expensive arm never reaches the level, its total spending gives a lower bound.
+    """
+    expensive = results.get_spending_until(test.cost, test.level, test.unit)
+    cheap = results.get_spending_until(test.over, test.level, test.unit)
+    totals = results.get_total_spending(test.cost, test.unit)
+    label = f"{test.unit} of {test.cost} / {test.over} until accuracy {test.level:g}"
+    seeds = sorted(expensive.keys() & cheap.keys())
     if not seeds:
-        return Judgement("missing", f"{what}: not run")
+        return Judgement("missing", f"{label}: not run")
     if any(not cheap[seed] for seed in seeds):
-        return Judgement("unresolved", f"{what}: {test.over} does not arrive in every seed")
-    ratios = [(dear[seed] or whole[seed]) / (cheap[seed] or 1.0) for seed in seeds]
-    never = sum(dear[seed] is None for seed in seeds)
-    note = (
-        f", at least, as {test.cost} does not arrive in {never} of {len(seeds)} seeds"
-        if never
-        else ""
-    )
-    shown = f"{what}: {min(ratios):.1f} to {max(ratios):.1f}{note}"
-    return Judgement(_within(test, ratios, never) if len(seeds) > 1 else "unresolved", shown)
+        return Judgement("unresolved", f"{label}: {test.over} does not arrive in every seed")
+    ratios = [(expensive[seed] or totals[seed]) / (cheap[seed] or 1.0) for seed in seeds]
+    never = sum(expensive[seed] is None for seed in seeds)
+    text = f"{label}: {min(ratios):.1f} to {max(ratios):.1f}"
+    if never:
+        text += f", at least, as {test.cost} does not arrive in {never} of {len(seeds)} seeds"
+    return Judgement(_check_cost(test, ratios, never) if len(seeds) > 1 else "unresolved", text)
 
 
-def _within(test: Cost, ratios: Sequence[float], never: int) -> Answer:
-    """Whether every seed's ratio is as it should be, none is, or some; a lower bound denies nothing but a limit from above."""
+def _check_cost(test: Cost, ratios: Sequence[float], never: int) -> Answer:
+    """Answer yes if every seed's ratio is within the test's bounds, and no if none is."""
+    # With lower bounds (`never`) the true ratios may be larger: enough to exceed `most`, but never
+    # to fall short of `factor`.
     low, high = min(ratios), max(ratios)
     if test.most is not None and (never or low > test.most):
         return "no" if low > test.most else "unresolved"
@@ -207,54 +216,48 @@ def _within(test: Cost, ratios: Sequence[float], never: int) -> Answer:
     return "no" if not never and test.factor is not None and high < test.factor else "unresolved"
 
 
-def _robust(test: Robust, results: Results) -> Judgement:
-    """From the sweep alone: one seed a learning rate."""
+def _judge_robust(test: Robust, results: Results) -> Judgement:
+    """Judge the sweep, which has one seed per learning rate."""
     scores = {
         row["learning_rate"]: row["accuracy"] or 0.0
         for row in results.tried
         if row["arm"] == test.robust
     }
-    what = f"{test.robust}, over learning rates within a factor of {test.within:g}"
+    label = f"{test.robust}, over learning rates within a factor of {test.within:g}"
     if len(scores) < 2:
-        return Judgement("missing", f"{what}: not run")
+        return Judgement("missing", f"{label}: not run")
     best = max(scores, key=lambda rate: scores[rate])
-    near = [
+    # 0.1 % of tolerance: learning rates are decimal fractions, and 0.003 / 3 is not quite 0.001.
+    neighbours = [
         score
         for rate, score in scores.items()
         if best / test.within <= rate * 1.001 and rate <= best * test.within * 1.001
     ]
-    loss = scores[best] - min(near)
-    answer: Answer = "yes" if loss <= test.loses and len(near) > 1 else "no"
-    return Judgement(answer, f"{what}: {min(near):.2f} to {scores[best]:.2f}, best at {best:g}")
+    worst = min(neighbours)
+    is_robust = scores[best] - worst <= test.loses and len(neighbours) > 1
+    text = f"{label}: {worst:.2f} to {scores[best]:.2f}, best at {best:g}"
+    return Judgement("yes" if is_robust else "no", text)
 
 
-def _warned(test: Warned, results: Results) -> Judgement:
-    found = results.doctor.get(test.warned)
-    what = f"the doctor, before {test.warned}"
-    if found is None:
-        return Judgement("missing", f"{what}: not asked")
-    because = "; ".join(found["because"])
-    return Judgement(
-        "yes" if found["verdict"] == test.verdict else "no",
-        f"{what}: {found['verdict']}, {because}",
-    )
+def _judge_warned(test: Warned, results: Results) -> Judgement:
+    diagnosis = results.doctor.get(test.warned)
+    label = f"the doctor, before {test.warned}"
+    if diagnosis is None:
+        return Judgement("missing", f"{label}: not asked")
+    text = f"{label}: {diagnosis['verdict']}, {'; '.join(diagnosis['because'])}"
+    return Judgement("yes" if diagnosis["verdict"] == test.verdict else "no", text)
 
 
-def _differences(
-    one: str, other: str, measure: str, at: str | int, results: Results
-) -> list[float]:
-    mine: Mapping[int, float] = results.values(one, measure, at, (one, other))
-    theirs: Mapping[int, float] = results.values(other, measure, at, (one, other))
-    return [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
+def _subtract(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
+    """Return the differences of the seeds that both have."""
+    return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
 
 
-def _measured(measure: str, at: str | int) -> str:
-    place = {"start": " at the start", "end": "", "equal_flops": " at equal FLOPs"}.get(
-        str(at), f" at step {at}"
-    )
-    return f"{measure.replace('_', ' ')}{place}"
+def _format_measure(measure: str, at: str | int) -> str:
+    times = {"start": " at the start", "end": "", "equal_flops": " at equal FLOPs"}
+    return f"{measure.replace('_', ' ')}{times.get(str(at), f' at step {at}')}"
 
 
-def _share(found: Interval) -> str:
-    """A share of all answers, whose interval ends at 0 and 1."""
-    return _PLAIN(Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0)))
+def _format_share(interval: Interval) -> str:
+    """Format a share, whose interval cannot exceed 0 to 1."""
+    return _PLAIN(Interval(interval.mean, max(interval.low, 0.0), min(interval.high, 1.0)))

@@ -1,17 +1,18 @@
-"""`docs/evidence.md`: every claim with the paper's number, ours and its interval, and a verdict, from stored results alone."""
+"""`docs/evidence.md`: each claim with the paper's number, ours, its interval and a verdict."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from laboratory.judging import judge_claim
-from laboratory.results import TEACHER, Results, before
+from laboratory.results import TEACHER, Results, name_before
 from laboratory.study import (
     Claim,
     LoadedReproduction,
-    arms_of,
+    get_arms,
     is_map,
-    measures_of,
-    starts_of,
+    list_measures,
+    list_start_measures,
 )
 from practicum.statistics import t_interval
 
@@ -19,43 +20,37 @@ COST = "spent/flops"
 
 
 def evidence_page(studies: Sequence[LoadedReproduction], stored: Mapping[str, Results]) -> str:
-    """The generated part of the page: a table of all claims, and a section for each reproduction that has results."""
-    there = [study for study in studies if study.name in stored]
+    """Return the generated part: a table of all claims, and a section per stored reproduction."""
+    finished = [study for study in studies if study.name in stored]
     rows = [
-        _claim_row(claim, study, stored[study.name])
-        for study in there
+        _build_claim_row(claim, study, stored[study.name])
+        for study in finished
         for claim in study.spec.claims
     ]
-    table = _table(
-        ["what is claimed", "the paper", "here, with its 95 % interval over seeds", "verdict"], rows
-    )
-    return "\n".join([table, *(_section(study, stored[study.name]) for study in there)])
+    head = ["what is claimed", "the paper", "here, with its 95 % interval over seeds", "verdict"]
+    sections = [_render_section(study, stored[study.name]) for study in finished]
+    return "\n".join([_render_table(head, rows), *sections])
 
 
-def _claim_row(claim: Claim, study: LoadedReproduction, results: Results) -> list[str]:
+def _build_claim_row(claim: Claim, study: LoadedReproduction, results: Results) -> list[str]:
     verdict, judgements = judge_claim(claim, results)
-    ours = "<br>".join(judgement.shown for judgement in judgements)
+    source = claim.paper if claim.paper.startswith("http") else f"arXiv:{claim.paper}"
     return [
         f"{claim.claim} ([{study.name}](#{study.name.replace('_', '-')}))",
-        _paper(claim),
-        ours,
+        f"{claim.theirs} ({source})",
+        "<br>".join(judgement.text for judgement in judgements),
         f"**{verdict}**",
     ]
 
 
-def _paper(claim: Claim) -> str:
-    source = claim.paper if claim.paper.startswith("http") else f"arXiv:{claim.paper}"
-    return f"{claim.theirs} ({source})"
-
-
-def _section(study: LoadedReproduction, results: Results) -> str:
+def _render_section(study: LoadedReproduction, results: Results) -> str:
     seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
     flag = " --full" if results.form == "full" else ""
     lines = [
         f"\n## {study.name.replace('_', ' ')}\n",
         f"{study.spec.question}\n",
         f"![{study.spec.question}](img/evidence/{study.name}.svg)\n",
-        _arms(study, results),
+        _render_arms(study, results),
         "",
     ]
     for claim in study.spec.claims:
@@ -64,107 +59,119 @@ def _section(study: LoadedReproduction, results: Results) -> str:
         if claim.why:
             how = f"shown by {claim.shown_by}" if claim.shown_by else "an explanation, not tested"
             why = f" Why: {claim.why} ({how})."
-        numbers = "; ".join(judgement.shown for judgement in judgements)
+        numbers = "; ".join(judgement.text for judgement in judgements)
         lines.append(f"- {claim.claim}: **{verdict}**. {numbers}.{why}")
     if study.spec.remarks:
         lines.append(f"\n{study.spec.remarks}")
     if is_map(study):
         lines.append(
-            f"\nHeld-out accuracy by learning rate, one seed each, and the monitors that spoke:\n\n{_map(study, results)}"
+            "\nHeld-out accuracy by learning rate, one seed each, and the monitors that spoke:\n\n"
+            + _render_map(study, results)
         )
     elif results.tried:
         by = "" if study.spec.aim == "accuracy" else f", by {study.spec.aim.replace('_', ' ')}"
-        tried = _tried(results, study.spec.aim)
         lines.append(
-            f"\nLearning rates tried, each with one seed that does not count again{by}: {tried}."
+            f"\nLearning rates tried, each with one seed that does not count again{by}: "
+            f"{_format_tried(results, study.spec.aim)}."
         )
     if results.failed:
         lines.append(f"\nRuns that failed: {'; '.join(results.failed)}.")
     minutes = results.seconds / 60
     lines.append(
-        f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes on two cores beside other work."
+        f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes on two cores "
+        "beside other work."
     )
     return "\n".join(lines)
 
 
-def _arms(study: LoadedReproduction, results: Results) -> str:
-    """One row an arm with every measure that a claim speaks of, and what it cost; and one of the teacher where a claim names it."""
-    wanted = [*measures_of(study.spec), *map(before, starts_of(study.spec))]
-    known = {name for mine in results.readings.values() for name in mine}
-    measures = [name for name in wanted if name in known and name != COST]
-    alarms = any(spoke for by_seed in results.alarms.values() for spoke in by_seed.values())
-    rows = _rows_of(study, results)
+def _render_arms(study: LoadedReproduction, results: Results) -> str:
+    """Return a table of the arms, and of the teacher if a claim names it.
 
-    def values(arm: str, measure: str) -> list[float]:
+    Its columns are the measures of the claims, FLOPs, the learning rate, and alarms.
+    """
+    measured = {measure for readings in results.readings.values() for measure in readings}
+    start_measures = map(name_before, list_start_measures(study.spec))
+    measures = [
+        measure
+        for measure in (*list_measures(study.spec), *start_measures)
+        if measure in measured and measure != COST
+    ]
+    abouts = _list_arms(study, results)
+
+    def get_values(arm: str, measure: str) -> list[float]:
         return list(results.readings.get(arm, {}).get(measure, {}).values())
 
-    columns = [("arm", [f"`{name}`: {about}" for name, about in rows])]
+    columns = [("arm", [f"`{arm}`: {about}" for arm, about in abouts.items()])]
     for measure in measures:
-        head = measure.removeprefix(before("")).replace("_", " ") + _when(measure)
-        columns.append((head, [_mean(values(name, measure)) for name, _ in rows]))
-    if COST in known:
-        columns.append(("FLOPs", [_number(values(name, COST)) for name, _ in rows]))
+        columns.append(
+            (_format_measure(measure), [_format_mean(get_values(arm, measure)) for arm in abouts])
+        )
+    if COST in measured:
+        columns.append(("FLOPs", [_format_flops(get_values(arm, COST)) for arm in abouts]))
     if results.chosen:
-        columns.append(("learning rate", [_rate(results, name) for name, _ in rows]))
-    if alarms:
-        columns.append(("monitors that spoke", [_alarms(results, name) for name, _ in rows]))
+        columns.append(("learning rate", [_format_rate(results, arm) for arm in abouts]))
+    alarms = [_format_alarms(results, arm) for arm in abouts]
+    if any(alarms):
+        columns.append(("monitors that spoke", alarms))
     heads, cells = zip(*columns, strict=True)
-    return _table(heads, list(zip(*cells, strict=True)))
+    return _render_table(heads, list(zip(*cells, strict=True)))
 
 
-def _rate(results: Results, arm: str) -> str:
+def _format_rate(results: Results, arm: str) -> str:
     rate = results.chosen.get(arm, {}).get("learning_rate")
     return "" if rate is None else f"{rate:g}"
 
 
-def _alarms(results: Results, arm: str) -> str:
-    """The monitors that spoke in some run of an arm."""
-    return ", ".join(
-        sorted({monitor for found in results.alarms.get(arm, {}).values() for monitor in found})
-    )
+def _format_alarms(results: Results, arm: str) -> str:
+    """Return the monitors that raised an alarm in any run of an arm."""
+    return ", ".join(sorted(set(chain.from_iterable(results.alarms.get(arm, {}).values()))))
 
 
-def _map(study: LoadedReproduction, results: Results) -> str:
-    """One row an arm, one column a learning rate."""
+def _render_map(study: LoadedReproduction, results: Results) -> str:
+    """Return a table with a row per arm and a column per learning rate."""
     rates = sorted({row["learning_rate"] for row in results.tried})
-    found = {(row["arm"], row["learning_rate"]): row for row in results.tried}
+    by_setting = {(row["arm"], row["learning_rate"]): row for row in results.tried}
     rows = [
-        [f"`{arm}`", *(_cell(found.get((arm, rate))) for rate in rates)] for arm in study.spec.arms
+        [f"`{arm}`", *(_format_cell(by_setting.get((arm, rate))) for rate in rates)]
+        for arm in study.spec.arms
     ]
-    return _table(["arm", *(f"{rate:g}" for rate in rates)], rows)
+    return _render_table(["arm", *(f"{rate:g}" for rate in rates)], rows)
 
 
-def _cell(row: Mapping[str, Any] | None) -> str:
+def _format_cell(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return ""
     score = "failed" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
     return f"{score} ({', '.join(row['alarms'])})" if row.get("alarms") else score
 
 
-def _rows_of(study: LoadedReproduction, results: Results) -> list[tuple[str, str]]:
-    """The arms with what each is, and the teacher where a claim names it and an arm evaluated it."""
-    named = any(TEACHER in arms_of(test) for test in study.spec.tests)
-    teacher = [(TEACHER, "its own answers")] if named and TEACHER in results.readings else []
-    return [*((name, arm.about) for name, arm in study.spec.arms.items()), *teacher]
+def _list_arms(study: LoadedReproduction, results: Results) -> dict[str, str]:
+    """Return the arms with their descriptions, and the teacher if a claim names it."""
+    abouts = {name: arm.about for name, arm in study.spec.arms.items()}
+    if TEACHER in results.readings and any(TEACHER in get_arms(test) for test in study.spec.tests):
+        abouts[TEACHER] = "its own answers"
+    return abouts
 
 
-def _when(measure: str) -> str:
-    return ", before" if measure.startswith(before("")) else ""
+def _format_measure(measure: str) -> str:
+    prefix = name_before("")
+    suffix = ", before" if measure.startswith(prefix) else ""
+    return measure.removeprefix(prefix).replace("_", " ") + suffix
 
 
-def _mean(values: Sequence[float]) -> str:
+def _format_mean(values: Sequence[float]) -> str:
     if not values:
         return ""
-    found = t_interval(values)
-    mean = sum(values) / len(values)
-    return f"{mean:.3f}" if found is None else f"{mean:.3f} ± {found.high - found.mean:.3f}"
+    interval = t_interval(values)
+    mean = f"{sum(values) / len(values):.3f}"
+    return mean if interval is None else f"{mean} ± {interval.high - interval.mean:.3f}"
 
 
-def _number(values: Sequence[float]) -> str:
+def _format_flops(values: Sequence[float]) -> str:
     return f"{sum(values) / len(values):.2e}" if values else ""
 
 
-def _tried(results: Results, aim: str) -> str:
+def _format_tried(results: Results, aim: str) -> str:
     groups: dict[str, list[str]] = {}
     for row in results.tried:
         score = "failed" if row[aim] is None else f"{row[aim]:.2f}"
@@ -173,7 +180,7 @@ def _tried(results: Results, aim: str) -> str:
     return "; ".join(f"`{arm}` {', '.join(tried)}" for arm, tried in groups.items())
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
     return "\n".join(
         [*lines, *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)]

@@ -1,4 +1,4 @@
-"""From a reproduction's name to its results, its plot and its verdicts."""
+"""Run a reproduction: from its name to results, a plot and verdicts."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from pathlib import Path
 from laboratory.judging import judge_claim
 from laboratory.plot import plot
 from laboratory.results import Results, write_results
-from laboratory.study import LoadedReproduction, load_reproduction
+from laboratory.study import LoadedReproduction, ReproductionJob, load_reproduction
 from practicum.core.plugins import module_of
 from practicum.errors import RecipeError
 from practicum.run_dir import current_versions, near, read_json, write_json, write_text
@@ -19,7 +19,7 @@ from practicum.runs.console import Console, SilentConsole
 
 @dataclass(frozen=True, slots=True)
 class ReproductionResult:
-    """A reproduction that was run: what it is, what it came to, and where it stands."""
+    """A finished reproduction, its results and its folder."""
 
     study: LoadedReproduction
     results: Results
@@ -35,45 +35,41 @@ def reproduce(
     resume: bool = False,
     console: Console | None = None,
 ) -> ReproductionResult:
-    """Run a reproduction and write `results.json` and `plot.svg` into `out/NAME-quick` or `out/NAME-full`.
+    """Run a reproduction.
 
-    Raises RecipeError where the folder holds one and `resume` was not asked for, and whatever its runs raise.
+    Writes `results.json` and `plot.svg` into `out/NAME-quick` or `out/NAME-full`. Raises
+    RecipeError if the folder holds a reproduction and `resume` is False, or none and it is True.
     """
     console = console or SilentConsole()
     study = load_reproduction(source)
-    home = (out / f"{study.name}-{'full' if full else 'quick'}").absolute()
-    if (home / "clock.json").is_file() != resume:
+    form = "full" if full else "quick"
+    folder = (out / f"{study.name}-{form}").absolute()
+    if (folder / "clock.json").is_file() != resume:
         raise RecipeError(
-            f"{near(home)} already holds this reproduction; write --resume to go on with it, or --out another folder"
+            f"{near(folder)} already holds this reproduction; write --resume to go on with it, "
+            "or --out another folder"
             if not resume
-            else f"{near(home)} holds no reproduction to go on with; leave --resume out to start it"
+            else f"{near(folder)} holds no reproduction to go on with; "
+            "leave --resume out to start it"
         )
-    home.mkdir(parents=True, exist_ok=True)
-    with _Clock(home / "clock.json") as clock, _importable():
-        found = module_of("laboratory.measures", study.spec.measure.type).measure(
-            study.spec.measure, study, study.form(full), home, at_once, console
-        )
+    folder.mkdir(parents=True, exist_ok=True)
+    config = study.spec.measure
+    job = ReproductionJob(study, study.get_scale(full=full), folder, at_once, console)
+    with _Clock(folder / "clock.json") as clock, _importable():
+        measured = module_of("laboratory.measures", config.type).measure(config, job)
     versions = {name: str(version) for name, version in current_versions().items()}
     results = replace(
-        found,
-        name=study.name,
-        form="full" if full else "quick",
-        seconds=clock.seconds,
-        versions=versions,
+        measured, name=study.name, form=form, seconds=clock.seconds, versions=versions
     )
-    write_results(home / "results.json", results)
-    write_text(home / "plot.svg", plot(study, results))
-    _show(study, results, home, console)
-    return ReproductionResult(study, results, home)
-
-
-def _show(study: LoadedReproduction, results: Results, home: Path, console: Console) -> None:
+    write_results(folder / "results.json", results)
+    write_text(folder / "plot.svg", plot(study, results))
     rows = []
     for claim in study.spec.claims:
         verdict, judgements = judge_claim(claim, results)
-        rows.append([claim.claim, verdict, "; ".join(judgement.shown for judgement in judgements)])
+        rows.append([claim.claim, verdict, "; ".join(judgement.text for judgement in judgements)])
     console.table(study.spec.question, ["claim", "verdict", "here"], rows)
-    console.finish({"results": near(home / "results.json"), "plot": near(home / "plot.svg")})
+    console.finish({"results": near(folder / "results.json"), "plot": near(folder / "plot.svg")})
+    return ReproductionResult(study, results, folder)
 
 
 @contextmanager
@@ -90,7 +86,7 @@ def _importable() -> Iterator[None]:
 
 
 class _Clock:
-    """Seconds at work, also over several goes."""
+    """A clock that counts the seconds of work, also over several resumed calls."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

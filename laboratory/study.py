@@ -1,9 +1,12 @@
-"""What a reproduction is: a recipe, the arms that change it, and the claims that their runs decide.
+"""The definition of a reproduction: a recipe, arms that change it, and claims that the runs decide.
 
-It is one YAML file: a recipe (with `stages` where models have to be made first) and beside its keys those of `Reproduction`.
+It is one YAML file with the keys of a recipe and of `Reproduction`. The recipe has `stages` if
+models have to be made first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,13 +17,14 @@ from practicum.core.calls import did_you_mean
 from practicum.core.plugins import Plugin, module_of
 from practicum.errors import RecipeError
 from practicum.recipe import merged, read_recipe, validated
+from practicum.runs.console import Console
 
 FOLDER = Path(__file__).parent / "recipes"
 """The folder of the reproductions of this repository."""
 
 Unit = Literal["steps", "flops", "tokens"]
 At = Literal["start", "end", "equal_flops"] | int
-"""Where a measure is taken: before the training, after it, when equal FLOPs were spent, or at a step."""
+"""The time of a measurement: before training, after it, at equal FLOPs, or at a step."""
 
 
 class _SpecModel(BaseModel):
@@ -28,18 +32,18 @@ class _SpecModel(BaseModel):
 
 
 class Better(_SpecModel):
-    """`better` exceeds `than` by at least `by` in a measure; the difference is paired over seeds."""
+    """`better` exceeds `than` by at least `by` in a measure; differences are paired by seed."""
 
     kind: Literal["better"] = "better"
     better: str
     than: str
     by: float = Field(default=0.0, ge=0)
     measure: str = "accuracy"
-    at: At = Field(default="end", description="or a step")
+    at: At = Field(default="end", description="start, end, equal_flops, or a step")
 
 
 class Tie(_SpecModel):
-    """The two differ by less than `within`: their interval lies between both."""
+    """Two arms differ by less than `within`: the interval of the difference is inside of it."""
 
     kind: Literal["tie"] = "tie"
     tie: tuple[str, str]
@@ -71,7 +75,7 @@ class Ratio(_SpecModel):
 
 
 class Rises(_SpecModel):
-    """An arm's accuracy, in all or of a domain, rises from start to end by at least `by`; one below zero is how far it may fall."""
+    """An arm's accuracy, total or of a domain, rises by at least `by`; below 0 it may fall."""
 
     kind: Literal["rises"] = "rises"
     rises: str
@@ -80,9 +84,9 @@ class Rises(_SpecModel):
 
 
 class Cost(_SpecModel):
-    """What `cost` spends over what `over` spends until the held-out accuracy is `level` for the first time.
+    """The ratio of two arms' spending until the accuracy first reaches `level`.
 
-    The ratio has to be `factor` or more, or `most` or less.
+    `cost` divided by `over` is at least `factor`, or at most `most`.
     """
 
     kind: Literal["cost"] = "cost"
@@ -95,7 +99,7 @@ class Cost(_SpecModel):
 
 
 class Robust(_SpecModel):
-    """Every learning rate within a factor of `within` of the arm's best one ends no more than `loses` below it, in the sweep."""
+    """Learning rates within a factor of `within` of an arm's best lose at most `loses` to it."""
 
     kind: Literal["robust"] = "robust"
     robust: str
@@ -104,7 +108,7 @@ class Robust(_SpecModel):
 
 
 class Warned(_SpecModel):
-    """The doctor, asked about an arm's recipe before any training, comes to this verdict."""
+    """The doctor's verdict on an arm's recipe before training."""
 
     kind: Literal["warned"] = "warned"
     warned: str
@@ -115,33 +119,33 @@ Test = Better | Tie | Reaches | Ratio | Rises | Cost | Robust | Warned
 
 
 class Claim(_SpecModel):
-    """What is said, by whom and in which setting, and the tests that decide it here; it holds where all of them do."""
+    """A claim of a paper and the tests that decide it; the claim holds if all tests do."""
 
     claim: str
     paper: str = Field(description="its arXiv number or address")
     theirs: str = Field(description="the paper's number and setting")
     tests: tuple[Test, ...] = Field(min_length=1)
-    why: str = Field(default="", description="why it came out so")
+    why: str = Field(default="", description="explanation of the result")
     shown_by: str | None = Field(
-        default=None, description="the arms that show the reason; none: it was not tested"
+        default=None, description="arms that show the explanation; none: it was not tested"
     )
 
 
 class ReproductionArm(_SpecModel):
-    """One arm: what it is, and what it changes in the recipe."""
+    """One arm: its description, and its changes of the recipe."""
 
     about: str
     set: dict[str, Any] = {}
     without: tuple[str, ...] = Field(
-        default=(), description="stages of a pipeline that it leaves out"
+        default=(), description="stages of a pipeline that the arm leaves out"
     )
     learning_rates: tuple[float, ...] | None = Field(
-        default=None, description="instead of the reproduction's"
+        default=None, description="learning rates instead of the reproduction's"
     )
 
 
 class ReproductionScale(_SpecModel):
-    """How much is run: so many seeds after a sweep over learning rates with another seed, and what changes in every arm."""
+    """The size of a reproduction: its seeds, its sweep with another seed, changes of all arms."""
 
     seeds: int = Field(default=3, ge=1)
     sweep: bool = True
@@ -149,30 +153,32 @@ class ReproductionScale(_SpecModel):
 
 
 class Reproduction(_SpecModel):
-    """A reproduction besides its recipe."""
+    """The keys of a reproduction besides those of its recipe."""
 
     question: str
-    measure: Plugin("laboratory.measures") = Field(default_factory=lambda: _compared())  # type: ignore[valid-type]
+    measure: Plugin("laboratory.measures") = Field(  # type: ignore[valid-type]
+        default_factory=lambda: module_of("laboratory.measures", "runs").Config()
+    )
     set: dict[str, Any] = Field(
-        default={}, description="what all arms change in the recipe, which its stages keep"
+        default={}, description="changes of the recipe for all arms, but not for its stages"
     )
     arms: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")], ReproductionArm]
     learning_rates: tuple[float, ...] = Field(
-        default=(), description="tried for every arm; none: the recipe's own"
+        default=(), description="learning rates to try for every arm; none: the recipe's own"
     )
     aim: str = Field(
         default="accuracy",
-        description="the measure by which learning rates are chosen, and the plot's",
+        description="measure that chooses the learning rates, and that the plot shows",
     )
     aim_at: Literal["highest", "lowest"] = "highest"
     quick: ReproductionScale = ReproductionScale(seeds=1, sweep=False)
     full: ReproductionScale = ReproductionScale()
     may_differ: tuple[str, ...] = Field(
-        default=(), description="what arms need not share, `the training prompts`"
+        default=(), description="properties that arms need not share, `the training prompts`"
     )
     claims: tuple[Claim, ...] = Field(min_length=1)
     remarks: str = Field(
-        default="", description="what else a reader has to know: regimes tried, limits"
+        default="", description="notes for the reader, such as regimes tried and limits"
     )
 
     @property
@@ -181,41 +187,58 @@ class Reproduction(_SpecModel):
         return [test for claim in self.claims for test in claim.tests]
 
 
-def _compared() -> BaseModel:
-    return module_of("laboratory.measures", "runs").Config()
-
-
 class LoadedReproduction(_SpecModel):
-    """A reproduction with its name and the data of its recipe, `stages` and all."""
+    """A reproduction with its name and its recipe's data, `stages` included."""
 
     name: str
     file: Path
     recipe: dict[str, Any]
     spec: Reproduction
 
-    def form(self, full: bool) -> ReproductionScale:
-        """The quick form or the full one."""
+    def get_scale(self, *, full: bool) -> ReproductionScale:
+        """Return the full scale or the quick one."""
         return self.spec.full if full else self.spec.quick
 
-    def data_of(self, arm: str, form: ReproductionScale) -> dict[str, Any]:
-        """The data of an arm's recipe; models may be `{stage: NAME}`."""
-        base = {key: value for key, value in self.recipe.items() if key != "stages"}
-        return merged(merged(merged(base, self.spec.set), form.set), self.spec.arms[arm].set)
+    def build_recipe(self, arm: str, scale: ReproductionScale) -> dict[str, Any]:
+        """Return the data of an arm's recipe; a model may be `{stage: NAME}`."""
+        recipe_data = {key: section for key, section in self.recipe.items() if key != "stages"}
+        for changes in (self.spec.set, scale.set, self.spec.arms[arm].set):
+            recipe_data = merged(recipe_data, changes)
+        return recipe_data
 
-    def pipeline_of(self, arm: str, form: ReproductionScale) -> dict[str, Any]:
-        """The data of an arm that is a whole pipeline, without the stages that it leaves out."""
+    def build_pipeline(self, arm: str, scale: ReproductionScale) -> dict[str, Any]:
+        """Return the data of an arm that is a whole pipeline, without its left-out stages."""
         left_out = self.spec.arms[arm].without
         stages = [stage for stage in self.recipe["stages"] if stage["name"] not in left_out]
-        return {**self.data_of(arm, form), "stages": stages}
+        return {**self.build_recipe(arm, scale), "stages": stages}
+
+
+@dataclass(frozen=True, slots=True)
+class ReproductionJob:
+    """A reproduction to run: its scale, its folder, and the number of runs at a time."""
+
+    study: LoadedReproduction
+    scale: ReproductionScale
+    folder: Path
+    at_once: int
+    console: Console
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of the runs that count."""
+        return list(range(self.scale.seeds))
 
 
 def reproduction_names() -> list[str]:
-    """Return the names of the reproductions of this repository, in alphabetical order."""
+    """Return the names of the reproductions, in alphabetical order."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def load_reproduction(source: str | Path) -> LoadedReproduction:
-    """Read a reproduction by its packaged name or from a file; RecipeError with every problem found."""
+    """Read a reproduction by its packaged name or from a file.
+
+    Raises RecipeError with all problems.
+    """
     path = Path(source)
     if not path.is_file():
         if str(source) not in reproduction_names():
@@ -224,38 +247,38 @@ def load_reproduction(source: str | Path) -> LoadedReproduction:
                 f"{did_you_mean(str(source), reproduction_names())}"
             )
         path = FOLDER / f"{source}.yaml"
-    data = read_recipe(path)
-    own = {key: data.pop(key) for key in Reproduction.model_fields if key in data}
-    spec = validated(Reproduction, own, str(source))
+    recipe_data = read_recipe(path)
+    fields = {key: recipe_data.pop(key) for key in Reproduction.model_fields if key in recipe_data}
+    spec = validated(Reproduction, fields, str(source))
     _check_arms(spec, str(source))
-    _check_stages(spec, [stage["name"] for stage in data.get("stages", ())], str(source))
-    return LoadedReproduction(name=path.stem, file=path, recipe=data, spec=spec)
+    _check_stages(spec, [stage["name"] for stage in recipe_data.get("stages", ())], str(source))
+    return LoadedReproduction(name=path.stem, file=path, recipe=recipe_data, spec=spec)
 
 
 def _check_arms(spec: Reproduction, source: str) -> None:
-    """RecipeError where a test names an arm that there is not."""
-    known = [*spec.arms, TEACHER]
-    for place, claim in enumerate(spec.claims):
-        for test in claim.tests:
-            for arm in arms_of(test):
-                if arm not in known:
-                    raise RecipeError(
-                        f"{source}: claims[{place}]: no arm named {arm!r}; {did_you_mean(arm, known)}"
-                    )
+    """Raise RecipeError if a test names an unknown arm."""
+    arms = [*spec.arms, TEACHER]
+    for index, claim in enumerate(spec.claims):
+        for arm in chain.from_iterable(map(get_arms, claim.tests)):
+            if arm not in arms:
+                raise RecipeError(
+                    f"{source}: claims[{index}]: no arm named {arm!r}; {did_you_mean(arm, arms)}"
+                )
 
 
 def _check_stages(spec: Reproduction, stages: Sequence[str], source: str) -> None:
-    """RecipeError where an arm leaves out a stage that there is not."""
+    """Raise RecipeError if an arm leaves out an unknown stage."""
     for arm, settings in spec.arms.items():
         for name in settings.without:
             if name not in stages:
                 raise RecipeError(
-                    f"{source}: arms.{arm}.without: no stage named {name!r}; {did_you_mean(name, stages)}"
+                    f"{source}: arms.{arm}.without: no stage named {name!r}; "
+                    f"{did_you_mean(name, stages)}"
                 )
 
 
-def arms_of(test: Test) -> tuple[str, ...]:
-    """The arms that a test compares."""
+def get_arms(test: Test) -> tuple[str, ...]:
+    """Return the arms that a test compares."""
     match test:
         case Better():
             return test.better, test.than
@@ -276,35 +299,35 @@ def arms_of(test: Test) -> tuple[str, ...]:
 
 
 def is_map(study: LoadedReproduction) -> bool:
-    """Whether the sweep over learning rates is the result, for a test asks how robust an arm is."""
+    """Return True if a test asks for robustness, so that the sweep itself is the result."""
     return any(isinstance(test, Robust) for test in study.spec.tests)
 
 
-def measures_of(spec: Reproduction) -> list[str]:
-    """The measures that the claims speak of, accuracy first."""
-    wanted = [
+def list_measures(spec: Reproduction) -> list[str]:
+    """Return the measures in the claims, accuracy first."""
+    measures = [
         test.measure
         for test in spec.tests
         if isinstance(test, Better | Tie | Reaches | Ratio | Rises)
     ]
-    return list(dict.fromkeys(["accuracy", *wanted]))
+    return list(dict.fromkeys(["accuracy", *measures]))
 
 
-def starts_of(spec: Reproduction) -> list[str]:
-    """The measures, besides accuracy in all, that the claims want to know from before the training."""
-    wanted = [
+def list_start_measures(spec: Reproduction) -> list[str]:
+    """Return the measures that the claims need from before training, besides total accuracy."""
+    measures = [
         test.measure
         for test in spec.tests
         if isinstance(test, Rises)
         or (isinstance(test, Better | Tie | Reaches) and test.at == "start")
     ]
-    return [measure for measure in dict.fromkeys(wanted) if measure != "accuracy"]
+    return [measure for measure in dict.fromkeys(measures) if measure != "accuracy"]
 
 
-def resolve_stage_models(section: Any, model_of: Callable[[Mapping[str, Any]], str]) -> Any:
-    """The section with a folder for every model that is written `{stage: NAME}` or `{average: [NAME, ...]}`."""
+def resolve_stage_models(section: Any, find_model: Callable[[Mapping[str, Any]], str]) -> Any:
+    """Replace `{stage: NAME}` and `{average: [NAME, ...]}` in a section by model folders."""
     if isinstance(section, Mapping):
         if set(section) in ({"stage"}, {"average"}):
-            return model_of(section)
-        return {key: resolve_stage_models(value, model_of) for key, value in section.items()}
+            return find_model(section)
+        return {key: resolve_stage_models(inner, find_model) for key, inner in section.items()}
     return section

@@ -1,4 +1,5 @@
-"""One file a way of measuring; the file's name is what a reproduction writes under `measure`.
+"""Ways of measuring, one per file; a reproduction writes the file's name under `measure`.
 
-Each has a `Config` and `measure(config, study, form, home, at_once, console)`, which gives the results.
+Each has a `Config` and a function `measure(config, job)` that returns `Results`; `job` is a
+`laboratory.study.ReproductionJob`.
 """

@@ -1,4 +1,4 @@
-"""How much of a step's gradient is signal: its mean over many batches at the same student, against how much batches differ."""
+"""Measure the signal-to-noise ratio of the gradient over many batches at the same student."""
 
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,19 +9,18 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from laboratory.measures.runs import ModelOf, arm_file, models_of
+from laboratory.measures.runs import FindModel, prepare_models, write_arm
 from laboratory.results import Results
-from laboratory.study import LoadedReproduction, ReproductionScale
+from laboratory.study import ReproductionJob
 from practicum.core.notes import hide_notes
 from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.runs.assembly import RunComponents, assemble_run
-from practicum.runs.console import Console
 from practicum.training.loop import generate_rollouts, score_rollouts
 
 
 class Config(BaseModel):
-    """How many batches there are of every arm; a batch is what a step of its recipe learns from."""
+    """The number of batches per arm; a batch is the data of one step of its recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["gradient"] = "gradient"
@@ -31,110 +30,101 @@ class Config(BaseModel):
 
 @dataclass(slots=True)
 class Moments:
-    """The sum of some gradients, and of their squared norms."""
+    """The sum of gradients, and of their squared norms."""
 
     count: int = 0
     total: Tensor | None = None
     squares: float = 0.0
 
     def add(self, gradient: Tensor) -> None:
-        """Count one more, [P]."""
+        """Add a gradient, [P]."""
         self.count += 1
         self.total = gradient.clone() if self.total is None else self.total.add_(gradient)
         self.squares += gradient.double().square().sum().item()
 
     @property
     def mean(self) -> Tensor:
-        """Their mean, [P]."""
+        """The mean gradient, [P]."""
         assert self.total is not None
         return self.total / self.count
 
-    def signal_to_noise(self) -> float:
-        """The squared norm of the mean over the trace of the covariance, both without bias; 0 where no signal is left."""
+    def compute_ratio(self) -> float:
+        """Return the squared norm of the mean divided by the trace of the covariance, unbiased.
+
+        The ratio is 0 if noise alone explains the mean.
+        """
         norm = self.mean.double().square().sum().item()
         noise = (self.squares - self.count * norm) / (self.count - 1)
+        # The expected squared norm of a mean of N gradients contains noise / N.
         return max(norm - noise / self.count, 0.0) / noise if noise > 0 else float("inf")
 
 
-def measure(
-    config: Config,
-    study: LoadedReproduction,
-    form: ReproductionScale,
-    home: Path,
-    at_once: int,
-    console: Console,
-) -> Results:
-    """The signal-to-noise ratio of each arm, and the cosine of its mean gradient with that of the first arm on the same models."""
+def measure(config: Config, job: ReproductionJob) -> Results:
+    """Measure each arm's signal-to-noise ratio, and the cosine between mean gradients.
+
+    The cosine is with the first arm that has the same models, task and rollouts.
+    """
     torch.set_num_threads(1)
-    model_of = models_of(study, home, console)
-    batches = config.batches if form is study.spec.full else config.quick_batches
-    console.begin(form.seeds, 1)
+    study, console = job.study, job.console
+    find_model = prepare_models(job)
+    batches = config.batches if job.scale is study.spec.full else config.quick_batches
+    console.begin(job.scale.seeds, 1)
     readings: dict[str, dict[str, dict[int, float]]] = {
         arm: {"signal_to_noise": {}, "cosine": {}} for arm in study.spec.arms
     }
-    for seed in range(form.seeds):
-        known = home / "gradients" / f"seed-{seed}.json"
-        if not known.is_file():
-            known.parent.mkdir(exist_ok=True)
-            write_json(known, _of_seed(study, form, seed, batches, model_of, home, console))
-        for arm, values in read_json(known).items():
-            for name, value in values.items():
-                readings[arm][name][seed] = value
+    for seed in job.seeds:
+        path = job.folder / "gradients" / f"seed-{seed}.json"
+        if not path.is_file():
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, _measure_seed(job, seed, batches, find_model))
+        for arm, numbers in read_json(path).items():
+            for name, number in numbers.items():
+                readings[arm][name][seed] = number
         console.step(seed + 1, {}, None)
-    return Results(name=study.name, form="", seeds=list(range(form.seeds)), readings=readings)
+    return Results(name=study.name, form="", seeds=job.seeds, readings=readings)
 
 
-def _of_seed(
-    study: LoadedReproduction,
-    form: ReproductionScale,
-    seed: int,
-    batches: int,
-    model_of: ModelOf,
-    home: Path,
-    console: Console,
+def _measure_seed(
+    job: ReproductionJob, seed: int, batches: int, find_model: FindModel
 ) -> dict[str, dict[str, float]]:
-    """The numbers of every arm; all arms on the same models see the same completions."""
+    """Return the readings of every arm; arms with the same models see the same completions."""
     means: dict[str, Tensor] = {}
-    found = {}
-    for arm in study.spec.arms:
-        recipe = load_recipe(
-            arm_file(study, arm, form, None, model_of, home), [f"seed={seed}", "train.threads=1"]
-        )
-        moments = gradients(recipe, batches, home)
-        ground = recipe.model_dump_json(include={"student", "teacher", "task", "rollout"})
-        reference = means.setdefault(ground, moments.mean)
-        ratio = moments.signal_to_noise()
+    readings = {}
+    for arm in job.study.spec.arms:
+        path = write_arm(job, arm, None, find_model)
+        recipe = load_recipe(path, [f"seed={seed}", "train.threads=1"])
+        moments = sum_gradients(recipe, batches, job.folder)
+        setting = recipe.model_dump_json(include={"student", "teacher", "task", "rollout"})
+        reference = means.setdefault(setting, moments.mean)
+        ratio = moments.compute_ratio()
         cosine = torch.cosine_similarity(moments.mean.double(), reference.double(), dim=0).item()
-        console.event(f"{arm}, seed {seed}: signal to noise {ratio:.3g}, cosine {cosine:.3f}")
-        found[arm] = {"signal_to_noise": ratio, "cosine": cosine}
-    return found
+        job.console.event(f"{arm}, seed {seed}: signal to noise {ratio:.3g}, cosine {cosine:.3f}")
+        readings[arm] = {"signal_to_noise": ratio, "cosine": cosine}
+    return readings
 
 
-def gradients(recipe: Recipe, batches: int, home: Path) -> Moments:
-    """The moments of the gradients of the first `batches` steps, none of which is taken."""
+def sum_gradients(recipe: Recipe, batches: int, folder: Path) -> Moments:
+    """Return the moments of the gradients of the first `batches` steps, without updates."""
     moments = Moments()
-    with hide_notes(), closing(assemble_run(recipe, home / "models")) as built:
+    with hide_notes(), closing(assemble_run(recipe, folder / "models")) as built:
         for step in range(1, batches + 1):
-            moments.add(_gradient(built, step))
+            moments.add(_compute_gradient(built, step))
     return moments
 
 
-def _gradient(built: RunComponents, step: int) -> Tensor:
-    """The gradient of one step, [P], over everything that is trained."""
+def _compute_gradient(built: RunComponents, step: int) -> Tensor:
+    """Return the gradient of one step, [P], over all trainable parameters."""
     parts, settings = built.parts, built.settings
-    now = settings.plan(step)
+    plan = settings.plan(step)
     data = score_rollouts(
-        generate_rollouts(step, now, parts, settings, parts.sampler, version=0),
-        now.objective,
+        generate_rollouts(step, plan, parts, settings, parts.sampler, version=0),
+        plan.objective,
         parts,
     )
-    built.trainer.forward_backward(data, now.objective, seed=step)
-    return torch.cat([_taken(parameter).flatten() for parameter in built.weights.values()])
-
-
-def _taken(parameter: Tensor) -> Tensor:
-    gradient = (
-        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
-    )
-    parameter.grad = None
-    return gradient
+    built.trainer.forward_backward(data, plan.objective, seed=step)
+    gradients = []
+    for parameter in built.weights.values():
+        # Without an optimizer step nothing clears the gradient: the next step would add to it.
+        gradient, parameter.grad = parameter.grad, None
+        gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
+    return torch.cat([gradient.detach().flatten() for gradient in gradients])

@@ -1,10 +1,9 @@
-"""Runs every arm by `practicum compare`: first a sweep over learning rates with a seed of its own, then the seeds that count."""
+"""Run every arm by `practicum compare`: first a sweep of learning rates, then the counted seeds."""
 
 import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -12,22 +11,15 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 
-from laboratory.results import TEACHER, Results, before, by_measure
-from laboratory.study import (
-    LoadedReproduction,
-    Reproduction,
-    ReproductionScale,
-    Warned,
-    resolve_stage_models,
-)
+from laboratory.results import TEACHER, Results, group_by_measure, name_before
+from laboratory.study import Reproduction, ReproductionJob, Warned, resolve_stage_models
 from practicum.core.notes import hide_notes
 from practicum.errors import PracticumError
-from practicum.models.config import ModelConfig, ScratchConfig
+from practicum.models.config import ScratchConfig
 from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.runs.assembly import build_task, make_scratch
-from practicum.runs.console import Console
 from practicum.runs.pipeline import parse_pipeline
 from practicum.runs.pipeline.running import run as run_pipeline
 from practicum.statistics import group_pairs, pass_at_k, unique_share
@@ -36,49 +28,33 @@ from practicum.studies.doctor import doctor
 
 R = TypeVar("R")
 
-ModelOf = Callable[[Mapping[str, Any]], str]
+FindModel = Callable[[Mapping[str, Any]], str]
+"""Return the model folder of `{stage: NAME}` or `{average: [NAME, ...]}`."""
 
 ReadMore = Callable[[Path], Mapping[str, float]]
-"""Readings of a finished run, from its folder, besides those that every run leaves."""
+"""Return extra readings of a finished run from its folder."""
 
 TUNING_SEED = 1000
-"""The seed of the sweep, which is none of those that count."""
+"""The seed of the sweep; no counted run has it."""
 
 
 class Config(BaseModel):
-    """Nothing to set: the recipe and the arms say it all."""
+    """No settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["runs"] = "runs"
 
 
-def measure(
-    config: Config,
-    study: LoadedReproduction,
-    form: ReproductionScale,
-    home: Path,
-    at_once: int,
-    console: Console,
-) -> Results:
-    """Make the models, sweep, run, and read what the runs left."""
-    return measure_with(lambda folder: {}, study, form, home, at_once, console)
+def measure(config: Config, job: ReproductionJob) -> Results:
+    """Make the models, sweep, run all arms, and read their results."""
+    return measure_with(lambda folder: {}, job)
 
 
-def measure_with(
-    more: ReadMore,
-    study: LoadedReproduction,
-    form: ReproductionScale,
-    home: Path,
-    at_once: int,
-    console: Console,
-) -> Results:
-    """The same with more readings, by which the sweep can choose as by any other."""
-
-    def read(home: Path, outcome: Outcome) -> dict[str, float]:
-        return readings_of(home / outcome.folder, outcome) | dict(more(home / outcome.folder))
-
+def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
+    """Measure with extra readings, by which the sweep can choose, too."""
     torch.set_num_threads(1)
-    model_of = models_of(study, home, console)
+    study, folder = job.study, job.folder
+    find_model = prepare_models(job)
     tried: list[dict[str, Any]] = []
     failures: list[FailedRun] = []
     chosen: dict[str, float | None] = dict.fromkeys(study.spec.arms)
@@ -86,87 +62,90 @@ def measure_with(
         name: arm.learning_rates or study.spec.learning_rates
         for name, arm in study.spec.arms.items()
     }
-    swept = {name: several for name, several in rates.items() if form.sweep and len(several) > 1}
-    if swept:
+    swept = {name: several for name, several in rates.items() if len(several) > 1}
+    if swept and job.scale.sweep:
         files = {
-            f"{arm}-lr{rate:g}": arm_file(study, arm, form, rate, model_of, home)
+            f"{arm}-lr{rate:g}": write_arm(job, arm, rate, find_model)
             for arm in swept
             for rate in swept[arm]
         }
-        found = _compared(files, home / "sweep", study, 1, TUNING_SEED, at_once, console)
-        scores = {outcome.arm: read(home / "sweep", outcome) for outcome in found.outcomes}
-        alarms = {
-            outcome.arm: alarms_of(home / "sweep" / outcome.folder) for outcome in found.outcomes
-        }
-        tried = rates_tried(scores, alarms, swept, study.spec)
-        failures += found.failures
+        sweep = folder / "sweep"
+        finished = _run_arms(files, sweep, job, seeds=1, first=TUNING_SEED)
+        scores = {outcome.arm: _read_outcome(sweep, outcome, more) for outcome in finished.outcomes}
+        alarms = {outcome.arm: read_alarms(sweep / outcome.folder) for outcome in finished.outcomes}
+        tried = rank_rates(scores, alarms, swept, study.spec)
+        failures += finished.failures
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
-    files = {
-        arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms
-    }
-    found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
-    readings = _by_arm(found, lambda outcome: read(home / "runs", outcome))
+    files = {arm: write_arm(job, arm, chosen[arm], find_model) for arm in study.spec.arms}
+    runs = folder / "runs"
+    finished = _run_arms(files, runs, job, seeds=job.scale.seeds, first=0)
+    failures += finished.failures
+    readings = _group_by_arm(finished, lambda outcome: _read_outcome(runs, outcome, more))
     return Results(
         name=study.name,
         form="",
-        seeds=list(range(form.seeds)),
-        readings={arm: by_measure(rows) for arm, rows in readings.items()}
-        | _of_teacher(found, home / "runs"),
-        curves=_by_arm(found, lambda outcome: list(outcome.curve)),
-        alarms=_by_arm(found, lambda outcome: alarms_of(home / "runs" / outcome.folder)),
+        seeds=job.seeds,
+        readings={arm: group_by_measure(rows) for arm, rows in readings.items()}
+        | _read_teacher(finished, runs),
+        curves=_group_by_arm(finished, lambda outcome: list(outcome.curve)),
+        alarms=_group_by_arm(finished, lambda outcome: read_alarms(runs / outcome.folder)),
         tried=tried,
         chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
-        doctor=_examined(study, files, home, console),
-        failed=[
-            f"{one.arm}, seed {one.seed}: {one.reason}" for one in (*failures, *found.failures)
-        ],
+        doctor=_examine_arms(files, job),
+        failed=[f"{failure.arm}, seed {failure.seed}: {failure.reason}" for failure in failures],
     )
 
 
-def _examined(
-    study: LoadedReproduction, files: Mapping[str, Path], home: Path, console: Console
-) -> dict[str, dict[str, Any]]:
-    """What the doctor says of the arms that a test asks it about, each examined once."""
-    found = {}
-    for arm in dict.fromkeys(test.warned for test in study.spec.tests if isinstance(test, Warned)):
-        known = home / "doctor" / f"{arm}.json"
-        if not known.is_file():
-            console.event(f"{arm}: the doctor looks at it")
+def _examine_arms(files: Mapping[str, Path], job: ReproductionJob) -> dict[str, dict[str, Any]]:
+    """Return the doctor's verdict on each arm that a test asks about; an arm is examined once."""
+    verdicts = {}
+    for test in job.study.spec.tests:
+        if not isinstance(test, Warned) or test.warned in verdicts:
+            continue
+        arm = test.warned
+        path = job.folder / "doctor" / f"{arm}.json"
+        if not path.is_file():
+            job.console.event(f"{arm}: the doctor looks at it")
             with hide_notes():
                 verdict = doctor(load_recipe(files[arm])).verdict
-            known.parent.mkdir(exist_ok=True)
-            write_json(known, {"verdict": verdict.word, "because": list(verdict.because)})
-        found[arm] = read_json(known)
-    return found
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, {"verdict": verdict.word, "because": list(verdict.because)})
+        verdicts[arm] = read_json(path)
+    return verdicts
 
 
-def models_of(study: LoadedReproduction, home: Path, console: Console) -> ModelOf:
-    """Finds the models that the recipe's `stages` make, which are run once for all arms and seeds, and averages of them."""
-    folders: dict[str, Path] = {}
+def prepare_models(job: ReproductionJob) -> FindModel:
+    """Run the recipe's `stages` once for all arms and seeds; return a lookup of their models."""
+    study, folder = job.study, job.folder
+    stages: dict[str, Path] = {}
     if "stages" in study.recipe:
         pipeline = parse_pipeline({**study.recipe, "name": "stages"}, study.name)
-        begun = (home / "stages" / "pipeline.json").is_file()
-        run_pipeline(pipeline, out=home, resume=begun, console=console)
-        folders = {
-            stage.name: home / "stages" / "stages" / stage.folder / "model"
+        can_resume = (folder / "stages" / "pipeline.json").is_file()
+        run_pipeline(pipeline, out=folder, resume=can_resume, console=job.console)
+        stages = {
+            stage.name: folder / "stages" / "stages" / stage.folder / "model"
             for stage in pipeline.stages
         }
 
-    def model_of(model: Mapping[str, Any]) -> str:
+    def find_model(model: Mapping[str, Any]) -> str:
         if "stage" in model:
-            return str(folders[model["stage"]])
-        return str(_average([folders[name] for name in model["average"]], home / "models"))
+            return str(stages[model["stage"]])
+        return str(_merge_models([stages[name] for name in model["average"]], folder / "models"))
 
-    return model_of
+    return find_model
 
 
-def _average(folders: Sequence[Path], models: Path) -> Path:
-    """A model folder with the mean of the others' weights, made once (model soups, arXiv 2203.05482)."""
+def _merge_models(folders: Sequence[Path], models: Path) -> Path:
+    """Return a folder with the mean of the models' weights (model soups, arXiv 2203.05482)."""
     name = hashlib.sha256("\n".join(map(str, folders)).encode()).hexdigest()[:12]
     folder = models / f"average-{name}"
     if not folder.is_dir():
-        weights = [load_file(one / "model.safetensors") for one in folders]
-        mean = {key: torch.stack([one[key] for one in weights]).mean(dim=0) for key in weights[0]}
+        weights = [load_file(model / "model.safetensors") for model in folders]
+        mean = {
+            key: torch.stack([tensors[key] for tensors in weights]).mean(dim=0)
+            for key in weights[0]
+        }
+        # The folder gets its name when it is complete: an interrupted copy is made again.
         temporary = folder.with_name(f"{folder.name}.tmp")
         shutil.copytree(folders[0], temporary, dirs_exist_ok=True)
         save_file(mean, temporary / "model.safetensors", metadata={"format": "pt"})
@@ -174,98 +153,82 @@ def _average(folders: Sequence[Path], models: Path) -> Path:
     return folder
 
 
-def with_models(data: Mapping[str, Any], recipe: Recipe, home: Path) -> dict[str, Any]:
-    """Return the data of a recipe with a folder for every model from scratch."""
+def prepare_scratch_models(
+    recipe_data: Mapping[str, Any], recipe: Recipe, folder: Path
+) -> dict[str, Any]:
+    """Return a recipe's data with every from-scratch model made and replaced by its folder."""
     task = build_task(recipe)
-    roles = [role for role in ("student", "teacher", "reference") if role in data]
-    return {
-        **data,
-        **{role: _with_scratch_models(data[role], recipe, task, home) for role in roles},
-    }
+    roles = [role for role in ("student", "teacher", "reference") if role in recipe_data]
+    made = {role: _replace_scratch_models(recipe_data[role], task, folder) for role in roles}
+    return {**recipe_data, **made}
 
 
-def _with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -> Any:
-    """The section with a folder for every model from scratch, each made once for all arms and seeds with the same held-out prompts.
-
-    It is taught on the training prompts of the first arm that names it, so that arms with other prompts start where it does.
-    """
+def _replace_scratch_models(section: Any, task: Task, folder: Path) -> Any:
     if not isinstance(section, Mapping):
         return section
     model = section.get("model")
     if not isinstance(model, Mapping) or "stage" in model:
-        return {
-            key: _with_scratch_models(value, recipe, task, home) for key, value in section.items()
-        }
-    config = ModelConfig(model=ScratchConfig.model_validate(dict(model)))
-    assert isinstance(config.model, ScratchConfig)
-    asked = [[message.content for message in prompt.messages] for prompt in task.heldout_prompts()]
-    words = json.dumps([config.model.model_dump(mode="json"), asked])
-    name = f"scratch-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
-    make_scratch(home / "models" / name, config.model, task)
-    return {**section, "model": str(home / "models" / name)}
+        return {key: _replace_scratch_models(inner, task, folder) for key, inner in section.items()}
+    config = ScratchConfig.model_validate(dict(model))
+    # The name holds the held-out prompts and not the training prompts: arms with other training
+    # prompts share a model and start from the same weights. The first arm's prompts train it.
+    prompts = [
+        [message.content for message in prompt.messages] for prompt in task.heldout_prompts()
+    ]
+    identity = json.dumps([config.model_dump(mode="json"), prompts])
+    path = folder / "models" / f"scratch-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    make_scratch(path, config, task)
+    return {**section, "model": str(path)}
 
 
-def arm_file(
-    study: LoadedReproduction,
-    arm: str,
-    form: ReproductionScale,
-    rate: float | None,
-    model_of: ModelOf,
-    home: Path,
-) -> Path:
-    """An arm's recipe as a file, with its learning rate, and with a folder for every model."""
-    data = resolve_stage_models(study.data_of(arm, form), model_of)
-    data = with_models(data, parse_recipe(data, f"{study.name}, arm {arm}"), home)
+def write_arm(job: ReproductionJob, arm: str, rate: float | None, find_model: FindModel) -> Path:
+    """Write an arm's recipe with its learning rate and model folders; return the path."""
+    recipe_data = resolve_stage_models(job.study.build_recipe(arm, job.scale), find_model)
+    recipe = parse_recipe(recipe_data, f"{job.study.name}, arm {arm}")
+    recipe_data = prepare_scratch_models(recipe_data, recipe, job.folder)
     if rate is not None:
-        data["optimizer"] = {**data.get("optimizer", {}), "learning_rate": rate}
-    path = home / "recipes" / (f"{arm}.json" if rate is None else f"{arm}-lr{rate:g}.json")
+        recipe_data["optimizer"] = {**recipe_data.get("optimizer", {}), "learning_rate": rate}
+    path = job.folder / "recipes" / (f"{arm}.json" if rate is None else f"{arm}-lr{rate:g}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, data)
+    write_json(path, recipe_data)
     return path
 
 
-def _compared(
-    files: Mapping[str, Path],
-    out: Path,
-    study: LoadedReproduction,
-    seeds: int,
-    first: int,
-    at_once: int,
-    console: Console,
+def _run_arms(
+    files: Mapping[str, Path], out: Path, job: ReproductionJob, *, seeds: int, first: int
 ) -> FinishedRuns:
-    begun = any(out.glob("*/seed-*.json"))
     settings = Settings(
         seeds=seeds,
         first=first,
-        at_once=at_once,
+        at_once=job.at_once,
         out=out,
-        resume=begun,
-        may_differ=frozenset(study.spec.may_differ),
+        resume=any(out.glob("*/seed-*.json")),
+        may_differ=frozenset(job.study.spec.may_differ),
     )
-    return run_arms([f"{name}={path}" for name, path in files.items()], settings, console)
+    return run_arms([f"{name}={path}" for name, path in files.items()], settings, job.console)
 
 
-def rates_tried(
+def rank_rates(
     scores: Mapping[str, Mapping[str, float]],
     alarms: Mapping[str, Sequence[str]],
     swept: Mapping[str, Sequence[float]],
     spec: Reproduction,
 ) -> list[dict[str, Any]]:
-    """Every learning rate of every arm with its accuracy, what is aimed at and the monitors that spoke, the best one marked.
+    """Return a row per arm and learning rate with its scores and alarms; the best one is `chosen`.
 
-    `scores` and `alarms` are those of the runs by `ARM-lrRATE`; PracticumError where an arm has no score.
+    `scores` and `alarms` have the keys `ARM-lrRATE`. Raises PracticumError if an arm has no score.
     """
     aim, sign = spec.aim, 1 if spec.aim_at == "highest" else -1
     rows: list[dict[str, Any]] = []
     for arm, rates in swept.items():
         results = [(rate, scores.get(f"{arm}-lr{rate:g}", {})) for rate in rates]
-        there = [(sign * score[aim], rate) for rate, score in results if aim in score]
-        if not there:
+        scored = [(sign * score[aim], rate) for rate, score in results if aim in score]
+        if not scored:
             raise PracticumError(
-                f"no learning rate of arm {arm!r} finished a run with {aim!r}, which the sweep chooses by; look at the "
-                "logs of the sweep, or write another aim"
+                f"no learning rate of arm {arm!r} finished a run with {aim!r}, which the sweep "
+                "chooses by; look at the logs of the sweep, or write another aim"
             )
-        best = max(there)[1]
+        best = max(scored)[1]
         rows += [
             {
                 "arm": arm,
@@ -280,41 +243,43 @@ def rates_tried(
     return rows
 
 
-def _by_arm(found: FinishedRuns, read: Callable[[Outcome], R]) -> dict[str, dict[int, R]]:
-    """What is read of each run, by arm and seed."""
-    ordered = sorted(found.outcomes, key=lambda outcome: (outcome.arm, outcome.seed))
-    return {
-        arm: {outcome.seed: read(outcome) for outcome in mine}
-        for arm, mine in groupby(ordered, key=lambda outcome: outcome.arm)
-    }
+def _group_by_arm(finished: FinishedRuns, read: Callable[[Outcome], R]) -> dict[str, dict[int, R]]:
+    """Read each run, and return the results by arm and seed."""
+    by_arm: dict[str, dict[int, R]] = {}
+    for outcome in sorted(finished.outcomes, key=lambda outcome: (outcome.arm, outcome.seed)):
+        by_arm.setdefault(outcome.arm, {})[outcome.seed] = read(outcome)
+    return by_arm
 
 
-def alarms_of(folder: Path) -> list[str]:
-    """The monitors that spoke, each once, in order."""
+def read_alarms(folder: Path) -> list[str]:
+    """Return the monitors that raised an alarm, each once, in order."""
     return list(read_json(folder / "summary.json")["alarms"])
 
 
-def readings_of(folder: Path, outcome: Outcome) -> dict[str, float]:
-    """The numbers at the end of a run: held-out accuracy in all and by domain, pass@k, distance, length, what it cost.
+def _read_outcome(runs: Path, outcome: Outcome, more: ReadMore) -> dict[str, float]:
+    run_folder = runs / outcome.folder
+    return read_run(run_folder, outcome) | dict(more(run_folder))
 
-    The accuracy of each domain is there from before the training too, under `before/accuracy/DOMAIN`.
+
+def read_run(folder: Path, outcome: Outcome) -> dict[str, float]:
+    """Return the numbers at a run's end: accuracies, pass@k, divergence, length and spending.
+
+    The accuracy of each domain before training is `before/accuracy/DOMAIN`.
     """
     after = read_json(folder / "after.json")["student"]
     numbers = {
         name: after[name] for name in ("reverse_kl", "length", "truncated", "student_entropy")
     }
-    numbers |= _accuracies(after)
-    start = read_json(folder / "before.json")["student"]
-    numbers |= {
-        before(name): value for name, value in _accuracies(start).items() if name != "accuracy"
-    }
-    numbers |= _over_answers(after["answers"])
+    numbers |= _read_accuracies(after)
+    start = _read_accuracies(read_json(folder / "before.json")["student"])
+    numbers |= {name_before(name): share for name, share in start.items() if name != "accuracy"}
+    numbers |= _compare_answers(after["answers"])
     numbers |= {f"spent/{unit}": amount for unit, amount in outcome.spent.items()}
-    return {name: value for name, value in numbers.items() if value is not None}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
-def _accuracies(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
-    """The accuracy of a saved evaluation, in all and by domain; none where there was nothing to verify."""
+def _read_accuracies(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return a saved evaluation's accuracies, in total and by domain; empty without rewards."""
     if evaluation is None or evaluation["accuracy"] is None:
         return {}
     by_domain = {
@@ -324,18 +289,18 @@ def _accuracies(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
     return {"accuracy": evaluation["accuracy"]["mean"], **by_domain}
 
 
-def _of_teacher(found: FinishedRuns, home: Path) -> dict[str, Any]:
-    """The teacher's own accuracies where an arm evaluated it; the first arm's teacher speaks for all."""
-    scores: dict[str, dict[int, float]] = {}
-    for outcome in found.outcomes:
-        saved = read_json(home / outcome.folder / "before.json")["teacher"]
-        for name, value in _accuracies(saved).items():
-            scores.setdefault(name, {}).setdefault(outcome.seed, value)
-    return {TEACHER: scores} if scores else {}
+def _read_teacher(finished: FinishedRuns, runs: Path) -> dict[str, Any]:
+    """Return the teacher's accuracies by measure and seed, from the first arm that has them."""
+    accuracies: dict[str, dict[int, float]] = {}
+    for outcome in finished.outcomes:
+        evaluation = read_json(runs / outcome.folder / "before.json")["teacher"]
+        for name, accuracy in _read_accuracies(evaluation).items():
+            accuracies.setdefault(name, {}).setdefault(outcome.seed, accuracy)
+    return {TEACHER: accuracies} if accuracies else {}
 
 
-def _over_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """pass@k, and the share of a prompt's answers that differ, where prompts were answered several times."""
+def _compare_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return pass@k and the share of distinct answers, if prompts have several answers."""
     groups: dict[str, list[Mapping[str, Any]]] = group_pairs(
         (answer["prompt"], answer) for answer in answers
     )
@@ -350,7 +315,6 @@ def _over_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             for group in groups.values()
         ]
         for k in (size for size in (1, 2, 4, 8, 16, 32) if size <= count):
-            numbers[f"pass@{k}"] = sum(pass_at_k(total, good, k) for total, good in right) / len(
-                right
-            )
+            chances = [pass_at_k(total, good, k) for total, good in right]
+            numbers[f"pass@{k}"] = sum(chances) / len(chances)
     return numbers

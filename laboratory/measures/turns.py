@@ -1,10 +1,12 @@
-"""Runs every arm as `runs` does, then asks how much more goes wrong in held-out conversations that are twice as long.
+"""Run every arm as `runs` does, and measure how mistakes grow with the length of a conversation.
 
-For tasks whose `turns` say how long a conversation is, and whose shorter ones are beginnings of longer ones: a turn is wrong where
-a conversation that ended with it would have no reward. Read for every run:
+The task has `turns`, the length of a conversation, and its short conversations are beginnings of
+long ones. A turn is wrong if a conversation that ended with it would have no reward. The readings
+of a run, on held-out conversations:
 
-- `wrong_turns`: the mean number of wrong turns of a conversation, and `wrong_turns/half` that of its first half.
-- `growth`: the logarithm, to base 2, of the ratio of the two: 1 where mistakes grow with the number of turns, 2 with its square.
+- `wrong_turns`: mean number of wrong turns; `wrong_turns/half`: those of the first half.
+- `growth`: base-2 logarithm of their ratio: 1 if mistakes grow with the number of turns, 2 if they
+  grow with its square.
 """
 
 import math
@@ -16,74 +18,75 @@ from pydantic import BaseModel, ConfigDict
 
 from laboratory.measures.runs import measure_with
 from laboratory.results import Results
-from laboratory.study import LoadedReproduction, ReproductionScale
+from laboratory.study import ReproductionJob
 from practicum.errors import RecipeError
 from practicum.ports import Task
 from practicum.recipe import Recipe
 from practicum.run_dir import read_json
 from practicum.runs import open_run
 from practicum.runs.assembly import build_task
-from practicum.runs.console import Console
 from practicum.types import Rollout
 
 
 class Config(BaseModel):
-    """Nothing to set: the task's own `turns` are counted."""
+    """No settings: the task has the number of turns."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["turns"] = "turns"
 
 
-def measure(
-    config: Config,
-    study: LoadedReproduction,
-    form: ReproductionScale,
-    home: Path,
-    at_once: int,
-    console: Console,
-) -> Results:
+def measure(config: Config, job: ReproductionJob) -> Results:
     """Run all arms, and count the wrong turns of their last evaluation."""
-    return measure_with(count_wrong_turns, study, form, home, at_once, console)
+    return measure_with(count_wrong_turns, job)
 
 
 def count_wrong_turns(folder: Path) -> dict[str, float]:
-    """How many turns are wrong after the training of a finished run."""
-    home, recipe = open_run(folder)
-    return growth_of(
-        shares_wrong(
-            tasks_by_turns(recipe), read_json(home.path / "after.json")["student"]["answers"]
-        )
-    )
+    """Return the readings of a finished run."""
+    run_dir, recipe = open_run(folder)
+    answers = read_json(run_dir.path / "after.json")["student"]["answers"]
+    return compute_growth(compute_wrong_shares(build_tasks(recipe), answers))
 
 
-def tasks_by_turns(recipe: Recipe) -> list[Task]:
-    """The recipe's task with conversations of 1, 2, ... turns; RecipeError where it has none, or an odd number."""
+def build_tasks(recipe: Recipe) -> list[Task]:
+    """Return the recipe's task with conversations of 1, 2, ... turns.
+
+    Raises RecipeError if the task has no `turns`, or an odd number.
+    """
     turns = recipe.task.model_dump().get("turns")
     if not isinstance(turns, int) or turns < 2 or turns % 2:
         raise RecipeError(
-            "measure turns: conversations are halved; take a task with an even number of `turns`, as walker"
+            "measure turns: conversations are halved; take a task with an even number of `turns`, "
+            "as walker"
         )
-    sizes = [recipe.task.model_copy(update={"turns": size}) for size in range(1, turns + 1)]
-    return [build_task(recipe.model_copy(update={"task": size})) for size in sizes]
+    configs = [recipe.task.model_copy(update={"turns": count}) for count in range(1, turns + 1)]
+    return [build_task(recipe.model_copy(update={"task": config})) for config in configs]
 
 
-def shares_wrong(tasks: Sequence[Task], answers: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The share of the answers that are wrong after 1, 2, ... turns; a conversation cut before that is wrong there."""
+def compute_wrong_shares(
+    tasks: Sequence[Task], answers: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    """Return the share of answers that are wrong after 1, 2, ... turns.
+
+    A conversation that ended earlier is wrong at the missing turns.
+    """
     return [
-        1 - sum(_rewards(task, turns, answers)) / len(answers)
+        1 - sum(_compute_rewards(task, turns, answers)) / len(answers)
         for turns, task in enumerate(tasks, start=1)
     ]
 
 
-def _rewards(task: Task, turns: int, answers: Sequence[Mapping[str, Any]]) -> list[float]:
-    """What the first so many turns of each answer, a line each, would earn."""
-    asked = {prompt.id: prompt for prompt in task.heldout_prompts()}
-    replies = [(asked[answer["prompt"]], answer["text"].split("\n")[:turns]) for answer in answers]
-    return [task.reward(Rollout.from_text(prompt, *lines)) or 0.0 for prompt, lines in replies]
+def _compute_rewards(task: Task, turns: int, answers: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the reward of the first turns of each answer; a turn is a line."""
+    prompts = {prompt.id: prompt for prompt in task.heldout_prompts()}
+    rewards = []
+    for answer in answers:
+        lines = answer["text"].split("\n")[:turns]
+        rewards.append(task.reward(Rollout.from_text(prompts[answer["prompt"]], *lines)) or 0.0)
+    return rewards
 
 
-def growth_of(shares: Sequence[float]) -> dict[str, float]:
-    """What is read of the shares, one a turn; no growth where nothing went wrong in the first half."""
-    whole, half = sum(shares), sum(shares[: len(shares) // 2])
-    growth = {"growth": math.log2(whole / half)} if half else {}
-    return {"wrong_turns": whole, "wrong_turns/half": half, **growth}
+def compute_growth(shares: Sequence[float]) -> dict[str, float]:
+    """Return the readings from the share of each turn; no growth without an early mistake."""
+    total, half = sum(shares), sum(shares[: len(shares) // 2])
+    growth = {"growth": math.log2(total / half)} if half else {}
+    return {"wrong_turns": total, "wrong_turns/half": half, **growth}

@@ -141,16 +141,28 @@ def test_a_port_that_is_taken_is_named(going_on: Path) -> None:
 @pytest.mark.slow
 def test_one_line_begins_it_and_one_ends_it(going_on: Path) -> None:
     command = [sys.executable, "-m", "practicum", "watch", str(going_on), "--port", "0"]
+    # A background job ignores SIGINT and its children inherit that, so the child takes it back.
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        assert (
-            first.startswith(f"watching {going_on} at http://127.0.0.1:")
-            and "Ctrl-C ends it" in first
-        )
-        process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=30)
+        watchdog = threading.Timer(60, process.kill)
+        watchdog.start()
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert (
+                first.startswith(f"watching {going_on} at http://127.0.0.1:")
+                and "Ctrl-C ends it" in first
+            )
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate()
+        finally:
+            watchdog.cancel()
+            process.kill()
         assert rest == f"stopped watching {going_on}; the run is not touched\n" and errors == ""
         assert process.returncode == 0

@@ -8,7 +8,12 @@ import torch
 import yaml
 
 from laboratory import reproduce
-from laboratory.measures.drafter import DraftText, Spent, drafting, speculate
+from laboratory.measures.drafter import (
+    DraftCounts,
+    DraftText,
+    generate_speculatively,
+    measure_drafting,
+)
 from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import RecipeError
@@ -36,7 +41,7 @@ def decoded(drafter, target, count, params, gamma=3):
     texts = [DraftText((5, 6, 7), (5, 6, 7), seed) for seed in range(count)]
     draft, check = (LocalSampler(model.language_model) for model in (drafter, target))
     with torch.no_grad():
-        spent = speculate(draft, check, texts, params, gamma)
+        spent = generate_speculatively(draft, check, texts, params, gamma)
     return [tuple(text.tokens) for text in texts], spent
 
 
@@ -72,7 +77,7 @@ def test_texts_are_distributed_as_the_targets_and_not_as_the_drafters(models):
     params = SamplingParams(2, temperature=0.7, stop_ids=target.renderer.stop_ids)
     chances = exact(target, params)
     texts, spent = decoded(drafter, target, COUNT, params)
-    assert 0.1 < spent.kept / spent.examined < 0.9, "drafts are kept and rejected"
+    assert 0.1 < spent.accepted / spent.examined < 0.9, "drafts are kept and rejected"
     assert likelihood(texts, chances) > 0.01
     own = LocalSampler(drafter.language_model).sample(
         [SampleRequest((5, 6, 7), seed) for seed in range(COUNT)], params
@@ -87,7 +92,7 @@ def test_a_drafter_that_is_the_target_is_never_rejected_and_greedy_drafts_are_ke
     params = SamplingParams(8)
     texts, spent = decoded(target, target, 16, params)
     assert {len(text) for text in texts} == {8}
-    assert spent == Spent(examined=16 * 6, kept=16 * 6, written=16 * 8, calls=16 * 2), (
+    assert spent == DraftCounts(examined=16 * 6, accepted=16 * 6, generated=16 * 8, calls=16 * 2), (
         "3 drafted and one more, twice"
     )
     greedy = SamplingParams(8, temperature=0.0)
@@ -124,15 +129,15 @@ def finished(models, out, teacher):
 @pytest.mark.long
 def test_a_run_is_measured_once(tmp_path):
     folder = finished(tmp_path / "models", tmp_path / "out", TEACHER)
-    found = drafting(folder, 2)
+    found = measure_drafting(folder, 2)
     assert 0 < found["acceptance"] < 1
     assert 1 <= found["tokens_per_call"] <= 3
     assert 0 < found["expected_acceptance"] < 1
     known = folder / "drafter-2.json"
     known.write_text(json.dumps({**found, "acceptance": 0.25}))
-    assert drafting(folder, 2) == {**found, "acceptance": 0.25}
+    assert measure_drafting(folder, 2) == {**found, "acceptance": 0.25}
     known.unlink()
-    assert drafting(folder, 2) == found, "the same seed drafts the same"
+    assert measure_drafting(folder, 2) == found, "the same seed drafts the same"
 
 
 @pytest.mark.long
@@ -143,7 +148,7 @@ def test_a_drafter_needs_one_model_to_draft_for(tmp_path):
     with pytest.raises(
         RecipeError, match=r"drafts are for one model .*write teacher: \{type: model\}"
     ):
-        drafting(folder, 2)
+        measure_drafting(folder, 2)
 
 
 @pytest.mark.slow

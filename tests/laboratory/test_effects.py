@@ -12,7 +12,7 @@ pytestmark = pytest.mark.long
 
 
 def mean(results: Results, arm: str, measure: str = "accuracy") -> float:
-    values = results.values(arm, measure)
+    values = results.get_values(arm, measure)
     assert len(values) == len(results.seeds)
     return sum(values.values()) / len(values)
 
@@ -72,8 +72,8 @@ def test_a_reward_for_the_whole_answer_costs_more_with_every_letter(tmp_path):
     ).results
     assert mean(results, "opd_4") >= 0.5, "a teacher finds four letters"
     assert mean(results, "rl_4") <= 0.05, "a reward finds nothing in as many steps"
-    until = results.spent_until("rl_2", 0.25, "flops")
-    for seed, whole in results.spent("rl_4", "flops").items():
+    until = results.get_spending_until("rl_2", 0.25, "flops")
+    for seed, whole in results.get_total_spending("rl_4", "flops").items():
         two = until[seed]
         assert two is not None, "a reward finds two letters"
         assert whole >= 3 * two

@@ -17,14 +17,14 @@ def moments(mean: float, count: int, seed: int) -> Moments:
 
 @pytest.mark.parametrize("count", [4, 64])
 def test_the_ratio_is_that_of_the_distribution_however_few_the_batches(count):
-    ratios = [moments(0.5, count, seed).signal_to_noise() for seed in range(200)]
+    ratios = [moments(0.5, count, seed).compute_ratio() for seed in range(200)]
     assert sum(ratios) / len(ratios) == pytest.approx(0.25, rel=0.05), (
         "the bias of the mean's own noise is taken off"
     )
 
 
 def test_pure_noise_has_hardly_any_signal_and_none_below_zero():
-    ratios = [moments(0.0, 16, seed).signal_to_noise() for seed in range(50)]
+    ratios = [moments(0.0, 16, seed).compute_ratio() for seed in range(50)]
     assert min(ratios) == 0.0
     assert sum(ratios) / len(ratios) < 0.01
 

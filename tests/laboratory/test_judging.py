@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laboratory import Results
-from laboratory.judging import judge_claim, judge_test, verdict
+from laboratory.judging import combine_answers, judge_claim, judge_test
 from laboratory.results import read_results, write_results
 from laboratory.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Tie, Warned
 from practicum.errors import DataError
@@ -86,19 +86,19 @@ CLOSE = {"one": [0.80, 0.82, 0.81], "other": [0.70, 0.71, 0.70]}
 )
 def test_a_test_answers_with_its_number(test, arms, answer, shown):
     found = judge_test(test, results(**arms))
-    assert (found.answer, shown in found.shown) == (answer, True), found
+    assert (found.answer, shown in found.text) == (answer, True), found
 
 
 def test_the_doctors_word_is_what_it_was_before_the_run():
     said = {"one": {"verdict": "NO-GO", "because": ["P10 capability gap", "P12 pass rates"]}}
     found = replace(results(**CLOSE), doctor=said)
     answer = judge_test(Warned(warned="one"), found)
-    assert (answer.answer, answer.shown) == (
+    assert (answer.answer, answer.text) == (
         "yes",
         "the doctor, before one: NO-GO, P10 capability gap; P12 pass rates",
     )
     assert judge_test(Warned(warned="one", verdict="GO"), found).answer == "no"
-    assert judge_test(Warned(warned="other"), found).shown == "the doctor, before other: not asked"
+    assert judge_test(Warned(warned="other"), found).text == "the doctor, before other: not asked"
 
 
 def test_costs_are_read_where_a_level_is_first_reached():
@@ -107,7 +107,7 @@ def test_costs_are_read_where_a_level_is_first_reached():
         Cost(cost="slow", over="fast", level=0.4, factor=2), results(fast=fast, slow=slow)
     )
     assert found.answer == "yes"
-    assert "2.0 to 2.0" in found.shown
+    assert "2.0 to 2.0" in found.text
     assert (
         judge_test(
             Cost(cost="slow", over="fast", level=0.4, factor=3), results(fast=fast, slow=slow)
@@ -134,7 +134,7 @@ def test_an_arm_that_never_arrives_gives_a_lower_bound():
         results(fast=[1.0] * 2, never=[0.2] * 2),
     )
     assert found.answer == "yes"
-    assert found.shown.endswith("2.5 to 2.5, at least, as never does not arrive in 2 of 2 seeds")
+    assert found.text.endswith("2.5 to 2.5, at least, as never does not arrive in 2 of 2 seeds")
     far = judge_test(
         Cost(cost="never", over="fast", level=0.4, factor=10),
         results(fast=[1.0] * 2, never=[0.2] * 2),
@@ -152,7 +152,7 @@ def test_a_robust_arm_loses_little_near_its_best_learning_rate():
     ]
     found = judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows))
     assert found.answer == "yes"
-    assert "0.85 to 0.90, best at 0.001" in found.shown
+    assert "0.85 to 0.90, best at 0.001" in found.text
     rows[1] = {**rows[1], "accuracy": 0.5}
     assert (
         judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer
@@ -166,11 +166,15 @@ def test_a_robust_arm_loses_little_near_its_best_learning_rate():
 
 
 def test_a_claim_holds_where_all_of_its_tests_do():
-    assert verdict(["yes", "yes"]) == "holds"
-    assert verdict(["yes", "no"]) == verdict(["yes", "unresolved"]) == "holds in part"
-    assert verdict(["no", "no"]) == "does not hold here"
-    assert verdict(["no", "unresolved"]) == verdict(["unresolved"]) == "not resolved"
-    assert verdict(["missing", "missing"]) == "not run"
+    assert combine_answers(["yes", "yes"]) == "holds"
+    assert (
+        combine_answers(["yes", "no"]) == combine_answers(["yes", "unresolved"]) == "holds in part"
+    )
+    assert combine_answers(["no", "no"]) == "does not hold here"
+    assert (
+        combine_answers(["no", "unresolved"]) == combine_answers(["unresolved"]) == "not resolved"
+    )
+    assert combine_answers(["missing", "missing"]) == "not run"
 
 
 @given(
@@ -200,13 +204,13 @@ def test_a_measure_that_is_only_known_at_the_end_says_so(tmp_path):
     readings = {"one": {"length": {0: 4.0}, "accuracy/a": {0: 0.5}, "before/accuracy/a": {0: 0.75}}}
     found = Results("hand", "full", [0], readings)
     with pytest.raises(DataError, match="length is known at the end of a run alone; write at: end"):
-        found.values("one", "length", 5)
+        found.get_values("one", "length", 5)
     with pytest.raises(
         DataError,
         match="accuracy/a is known at a run's start and end alone; write at: start or at: end",
     ):
-        found.values("one", "accuracy/a", 5)
-    assert found.values("gone", "length", "start") == {}
+        found.get_values("one", "accuracy/a", 5)
+    assert found.get_values("gone", "length", "start") == {}
     (tmp_path / "results.json").write_text('{"name": "x"}')
     with pytest.raises(
         DataError, match=r"not the results of a reproduction .*run python -m laboratory again"
@@ -231,12 +235,12 @@ def test_what_a_domain_lost_and_won_back_is_read_from_both_ends_of_its_runs():
         Better(better="teacher", than="recovered", measure="accuracy/old", at="start", by=0.5),
         found,
     )
-    assert (fall.answer, fall.shown) == (
+    assert (fall.answer, fall.text) == (
         "yes",
         "teacher - recovered, accuracy/old at the start: +0.800 [+0.800, +0.800]",
     )
     rise = judge_test(Rises(rises="recovered", measure="accuracy/old", by=0.5), found)
-    assert (rise.answer, rise.shown) == (
+    assert (rise.answer, rise.text) == (
         "yes",
         "recovered, accuracy/old from start to end: +0.700 [+0.700, +0.700]",
     )

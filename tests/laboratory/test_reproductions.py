@@ -14,7 +14,7 @@ from laboratory import (
     reproduction_names,
 )
 from laboratory.__main__ import app
-from laboratory.measures.runs import rates_tried
+from laboratory.measures.runs import rank_rates
 from laboratory.study import Reproduction, resolve_stage_models
 from practicum.errors import PracticumError, RecipeError
 from practicum.recipe import parse_recipe
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.long
 def test_every_arm_is_a_recipe_in_both_forms(name):
     study = load_reproduction(name)
     for arm in study.spec.arms:
-        for form in (study.spec.quick, study.spec.full):
-            data = resolve_stage_models(study.data_of(arm, form), lambda model: "made")
+        for scale in (study.spec.quick, study.spec.full):
+            data = resolve_stage_models(study.build_recipe(arm, scale), lambda model: "made")
             recipe = parse_recipe({**data, "name": arm}, f"{name}, arm {arm}")
             assert recipe.train.steps >= 1
             if study.spec.measure.type == "pipelines":
                 whole = parse_pipeline(
-                    {**study.pipeline_of(arm, form), "name": arm}, f"{name}, arm {arm}"
+                    {**study.build_pipeline(arm, scale), "name": arm}, f"{name}, arm {arm}"
                 )
                 assert len(whole.stages) == len(study.recipe["stages"]) - len(
                     study.spec.arms[arm].without
@@ -171,7 +171,7 @@ def test_a_sweep_chooses_by_what_is_aimed_at():
     }
 
     def chosen(**aim):
-        rows = rates_tried(
+        rows = rank_rates(
             scores, {}, swept, Reproduction(question="?", arms={}, claims=SMALL["claims"], **aim)
         )
         return next(row for row in rows if row["chosen"])

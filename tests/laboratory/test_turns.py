@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from laboratory.measures.turns import (
+    build_tasks,
+    compute_growth,
+    compute_wrong_shares,
     count_wrong_turns,
-    growth_of,
-    shares_wrong,
-    tasks_by_turns,
 )
 from practicum.core.plugins import module_of
 from practicum.errors import RecipeError
@@ -28,19 +28,19 @@ WALKER = {
 def walks(turns: int, **settings: object):
     """The tasks of 1 to so many turns."""
     recipe = {**WALKER, "task": {"type": "walker", "turns": turns, "heldout_size": 8, **settings}}
-    return tasks_by_turns(parse_recipe(recipe, "walks"))
+    return build_tasks(parse_recipe(recipe, "walks"))
 
 
 def test_growth_by_hand():
-    assert growth_of([0.1] * 16)["growth"] == pytest.approx(1), (
+    assert compute_growth([0.1] * 16)["growth"] == pytest.approx(1), (
         "mistakes that are as likely at every turn"
     )
-    growing = growth_of([0.01 * turn for turn in range(1, 101)])
+    growing = compute_growth([0.01 * turn for turn in range(1, 101)])
     assert growing["growth"] == pytest.approx(2, abs=0.02), "mistakes that add up"
     assert growing["wrong_turns"] == pytest.approx(50.5) and growing[
         "wrong_turns/half"
     ] == pytest.approx(12.75)
-    assert growth_of([0.0, 0.0, 0.5, 0.5]) == {"wrong_turns": 1.0, "wrong_turns/half": 0.0}, (
+    assert compute_growth([0.0, 0.0, 0.5, 0.5]) == {"wrong_turns": 1.0, "wrong_turns/half": 0.0}, (
         "no growth from nothing"
     )
 
@@ -65,12 +65,12 @@ def test_every_turn_is_judged_as_if_it_were_the_last():
     while len(said) < 6:
         said.append(best(tasks[-1], prompt, said))
     right = {"prompt": prompt.id, "text": "\n".join(said)}
-    assert shares_wrong(tasks, [right]) == [0.0] * 6
+    assert compute_wrong_shares(tasks, [right]) == [0.0] * 6
     cut = {"prompt": prompt.id, "text": "\n".join(said[:2])}
-    assert shares_wrong(tasks, [cut]) == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0], (
+    assert compute_wrong_shares(tasks, [cut]) == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0], (
         "what was cut is wrong from there on"
     )
-    assert shares_wrong(tasks, [right, cut]) == [0.0, 0.0, 0.5, 0.5, 0.5, 0.5]
+    assert compute_wrong_shares(tasks, [right, cut]) == [0.0, 0.0, 0.5, 0.5, 0.5, 0.5]
 
 
 def best(task, prompt, said) -> str:
@@ -88,7 +88,7 @@ def test_a_task_without_turns_is_refused():
             RecipeError,
             match="conversations are halved; take a task with an even number of `turns`, as",
         ):
-            tasks_by_turns(recipe)
+            build_tasks(recipe)
 
 
 @pytest.mark.long
@@ -106,8 +106,8 @@ def test_a_run_is_counted_by_its_last_evaluation(tmp_path: Path):
     folder = run(recipe, out=tmp_path).folder
     found = count_wrong_turns(folder)
     answers = read_json(folder / "after.json")["student"]["answers"]
-    by_hand = shares_wrong(tasks_by_turns(recipe), answers)
-    assert found == growth_of(by_hand)
+    by_hand = compute_wrong_shares(build_tasks(recipe), answers)
+    assert found == compute_growth(by_hand)
     assert by_hand[-1] == pytest.approx(
         1 - read_json(folder / "after.json")["student"]["accuracy"]["mean"]
     )

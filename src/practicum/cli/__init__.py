@@ -1,4 +1,4 @@
-"""The command line: words to recipe, nothing else. Nothing here imports torch before a command needs it."""
+"""The command line. It imports torch only when a command needs it."""
 
 from practicum.cli.app import main
 

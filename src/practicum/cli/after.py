@@ -1,17 +1,17 @@
-"""What is done with a student after its run: evaluate it, talk to it, hand it on."""
+"""Commands for a student after its run: evaluate it, chat with it, export it."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.cli._remarks import remark
+from practicum.cli._output import print_note
 from practicum.core.notes import show_notes
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.ports import Learner, Model, SamplingClient, TeacherRequest
-from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
+from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolved
 from practicum.report import write_report
 from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import RunDir
@@ -23,30 +23,30 @@ from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingPara
 
 
 def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """The evaluation of a run's student, or of a model on a recipe's held-out prompts."""
-    target = _last_stage(target)
+    """Evaluate a run's student, or a model on a recipe's held-out prompts."""
+    target = _resolve_stage(target)
     if _is_run(target):
         return _evaluate_run(Path(target), overrides)
     if recipe is None:
         raise RecipeError(
             f"{target} is not a run folder; to evaluate a model, say on which task: --recipe RECIPE"
         )
-    settings = load_recipe(recipe, overrides)
-    fields = settings.student.model_dump(include=set(ModelConfig.model_fields))
+    loaded_recipe = load_recipe(recipe, overrides)
+    fields = loaded_recipe.student.model_dump(include=set(ModelConfig.model_fields))
     model = load_model(ScorerConfig.model_validate({**fields, "model": target}))
-    with show_notes(remark):
-        task = build_task(settings)
-        wanted = evaluation_settings(settings, task, model)
-    if wanted is None:
+    with show_notes(print_note):
+        task = build_task(loaded_recipe)
+        settings = evaluation_settings(loaded_recipe, task, model)
+    if settings is None:
         raise DataError(f"{recipe}: the task has no held-out prompts to evaluate on")
-    return evaluate(model.client, model.renderer, task, None, wanted).summary()
+    return evaluate(model.client, model.renderer, task, None, settings).summary()
 
 
-def chat_with(
+def hold_chat(
     target: str, temperature: float, max_new_tokens: int, system: str | None, teacher: bool
 ) -> None:
-    """Read questions from standard input and print the answers; each question stands alone."""
-    target = _last_stage(target)
+    """Read questions from standard input and print the answers; each question is a new chat."""
+    target = _resolve_stage(target)
     if teacher and not _is_run(target):
         raise RecipeError(
             f"{target} is not a run folder, so it has no teacher; leave --teacher out"
@@ -59,39 +59,46 @@ def chat_with(
     else:
         student, client = built.learner, built.parts.sampler
     params = SamplingParams(max_new_tokens, temperature, stop_ids=student.renderer.stop_ids)
+    max_prompt_tokens = student.context_length - max_new_tokens
     for turn in range(sys.maxsize):
-        question = _question()
+        question = _read_question()
         if not question:
             return
-        tokens = student.renderer.render([Message("user", question)])
-        room = student.context_length - max_new_tokens
-        if len(tokens) > room:
-            print(f"(that is {len(tokens)} tokens; at most {room} leave room for an answer)")
+        message = Message("user", question)
+        tokens = student.renderer.render([message])
+        if len(tokens) > max_prompt_tokens:
+            print(
+                f"(that is {len(tokens)} tokens; "
+                f"at most {max_prompt_tokens} leave room for an answer)"
+            )
             continue
         seed = seed_of(0, "chat", turn)
         sample = client.sample([SampleRequest(tokens, seed)], params)[0]
         print(("student: " if teacher else "") + _format_answer(student, sample), flush=True)
         if built is not None:
-            prompt = Prompt(f"chat-{turn}", (Message("user", question),))
-            answers = built.parts.teacher.sample([TeacherRequest(prompt, seed)], params)
-            print(
-                "teacher: "
-                + ("(cannot answer)" if answers is None else _format_answer(student, answers[0])),
-                flush=True,
-            )
+            request = TeacherRequest(Prompt(f"chat-{turn}", (message,)), seed)
+            answers = built.parts.teacher.sample([request], params)
+            answer = "(cannot answer)" if answers is None else _format_answer(student, answers[0])
+            print(f"teacher: {answer}", flush=True)
 
 
 def export_run(run_folder: Path, folder: Path) -> Path:
-    """The run's student as a model folder, adapters merged; RecipeError where the folder is taken."""
+    """Write the run's student as a model folder, with adapters merged.
+
+    Raises RecipeError if the folder exists.
+    """
     if folder.exists():
         raise RecipeError(f"{folder} exists already; name a folder that does not")
-    backend, student = open_student(_last_stage(str(run_folder)))
+    backend, student = open_student(_resolve_stage(str(run_folder)))
     backend.export(student, folder)
     return folder
 
 
 def rewrite_report(folder: Path) -> Path:
-    """The report of a run or of a finished pipeline, written again; RecipeError where there is nothing to write it from."""
+    """Write the report of a run or a finished pipeline again.
+
+    Raises RecipeError if the pipeline has no summary yet.
+    """
     if not (folder / "pipeline.json").is_file():
         return write_report(folder)
     if not (folder / "summary.json").is_file():
@@ -102,8 +109,8 @@ def rewrite_report(folder: Path) -> Path:
 
 
 def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    home, recipe = open_run(path)
-    built = restored(home, _overridden(recipe, overrides))
+    run_dir, recipe = open_run(path)
+    built = restored(run_dir, _apply_overrides(recipe, overrides))
     if built.evaluation is None:
         raise DataError(f"{path}: the task has no held-out prompts to evaluate on")
     parts = built.parts
@@ -112,17 +119,15 @@ def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     ).summary()
 
 
-def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    from practicum.recipe import override
-
-    data = resolved(recipe)
+def _apply_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    recipe_data = resolved(recipe)
     for text in overrides:
-        override(data, text)
-    return parse_recipe(data, "the run's recipe")
+        override(recipe_data, text)
+    return parse_recipe(recipe_data, "the run's recipe")
 
 
 def _open(target: str, system: str | None) -> tuple[Learner | Model, SamplingClient]:
-    """Return a run's student, or a model, and a client of it."""
+    """Return a run's student, or a model, with its client."""
     if _is_run(target):
         backend, student = open_student(Path(target))
         return student, backend.sampler(student)
@@ -130,10 +135,10 @@ def _open(target: str, system: str | None) -> tuple[Learner | Model, SamplingCli
     return model, model.client
 
 
-def _last_stage(target: str) -> str:
-    """A pipeline's folder stands for its last stage that began; every other target for itself."""
-    begun = sorted(path.parent for path in RunDir(Path(target)).stages.glob("*/recipe.json"))
-    return str(begun[-1]) if begun else target
+def _resolve_stage(target: str) -> str:
+    """Return the last started stage of a pipeline's folder; other targets are unchanged."""
+    stages = sorted(path.parent for path in RunDir(Path(target)).stages.glob("*/recipe.json"))
+    return str(stages[-1]) if stages else target
 
 
 def _is_run(target: str) -> bool:
@@ -145,7 +150,7 @@ def _format_answer(student: Learner | Model, sample: Sample) -> str:
     return make_printable(student.renderer.decode(sample.tokens.tolist())) + cut
 
 
-def _question() -> str:
+def _read_question() -> str:
     if sys.stdin.isatty():
         print("> ", end="", flush=True)
     return sys.stdin.readline().strip()

@@ -1,4 +1,7 @@
-"""The commands. Each imports what it needs when it is called, so that help is instant."""
+"""The commands of the command line."""
+
+# Each command imports its modules when it is called: importing torch takes seconds, and help and
+# argument errors do not need it.
 
 import json
 import logging
@@ -11,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from practicum.cli._output import print_rows, print_summary
 from practicum.errors import PracticumError
 
 app = typer.Typer(
@@ -26,20 +30,25 @@ RecipeArgument = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
-        help="a YAML file of a recipe or a pipeline, or a packaged one such as quickstart",
+        help="YAML file of a recipe or pipeline, or a packaged name such as quickstart",
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="for example train.steps=4, or stages.NAME.train.steps=4; teacher=off: the reward alone",
+        help=(
+            "for example train.steps=4, or stages.NAME.train.steps=4; "
+            "teacher=off: train on the reward alone"
+        ),
     ),
 ]
 RunOrModel = Annotated[
-    str, typer.Argument(metavar="RUN|MODEL", help="a run folder, a model folder or a model name")
+    str, typer.Argument(metavar="RUN|MODEL", help="run folder, model folder or model name")
 ]
-Json = Annotated[bool, typer.Option("--json", help="one JSON object a line, for machines")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object per line")]
+Jobs = Annotated[int, typer.Option(min=1, help="runs at a time, as far as memory allows")]
+ResumeRuns = Annotated[bool, typer.Option("--resume", help="run only what is not finished")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
 
@@ -47,18 +56,16 @@ Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an e
 def run(  # noqa: PLR0913  (its options, one by one)
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="the folder in which the run folder is made")] = Path(
-        "runs"
-    ),
+    out: Annotated[Path, typer.Option(help="parent of the run folder")] = Path("runs"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on from the newest good checkpoint")
+        bool, typer.Option("--resume", help="continue from the newest valid checkpoint")
     ] = False,
     allow_changed: Annotated[
         list[str] | None,
         typer.Option(
             "--allow-changed",
             metavar="KEY",
-            help="with --resume: may be other than when the run began; once for each",
+            help="with --resume: a key that may differ from the original run; repeatable",
         ),
     ] = None,
     track: Annotated[
@@ -67,7 +74,7 @@ def run(  # noqa: PLR0913  (its options, one by one)
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train: evaluate, distil, evaluate again; a pipeline does so stage by stage."""
+    """Train: evaluate, distil, evaluate again; a pipeline runs its stages in order."""
     with _errors(debug):
         from practicum.runs.console import open_console
         from practicum.runs.pipeline.running import run as run_recipe
@@ -86,7 +93,7 @@ def run(  # noqa: PLR0913  (its options, one by one)
 
 @app.command(epilog="Example: practicum check my.yaml")
 def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Every mistake of a recipe at once, before anything loads."""
+    """Report all mistakes of a recipe at once, without loading a model."""
     with _errors(debug):
         from practicum.runs.pipeline import load_pipeline_or_recipe
 
@@ -99,25 +106,25 @@ def doctor(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     prompts: Annotated[
-        int, typer.Option(min=1, help="training prompts that the student answers")
+        int, typer.Option(min=1, help="number of training prompts for the student to answer")
     ] = 16,
-    samples: Annotated[int, typer.Option(min=1, help="answers of each")] = 4,
+    samples: Annotated[int, typer.Option(min=1, help="answers per prompt")] = 4,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="the JSON file; its page is beside it [runs/NAME.doctor.json]"
+            metavar="FILE", help="JSON file; its page is beside it [runs/NAME.doctor.json]"
         ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Before a run: do student, teacher and prompts fit? A verdict, its numbers, and what to change."""
+    """Check before a run if student, teacher and prompts fit, and suggest changes."""
     with _errors(debug):
         from practicum.cli.doctor import examine_recipe
         from practicum.runs.console import open_console
 
         with closing(open_console(as_json=as_json)) as console:
-            code = examine_recipe(recipe, overrides or [], (prompts, samples), out, console)
+            code = examine_recipe(recipe, overrides or [], prompts, samples, out, console)
     raise typer.Exit(code)
 
 
@@ -125,13 +132,11 @@ def doctor(
 def show(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    plot: Annotated[
-        bool, typer.Option("--plot", help="draw what changes from step to step instead")
-    ] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="draw the schedules instead")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """The recipe with every default filled in, or its schedules drawn."""
+    """Print the recipe with all defaults, or draw its schedules."""
     with _errors(debug):
         import yaml
 
@@ -140,36 +145,36 @@ def show(
         from practicum.recipe.methods import describe_axes
         from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
 
-        found = load_pipeline_or_recipe(recipe, overrides or [])
-        parts = found.recipes() if isinstance(found, Pipeline) else {"": found}
-        data = found.resolved() if isinstance(found, Pipeline) else resolved(found)
+        loaded = load_pipeline_or_recipe(recipe, overrides or [])
+        recipes = loaded.recipes() if isinstance(loaded, Pipeline) else {"": loaded}
+        settings = loaded.resolved() if isinstance(loaded, Pipeline) else resolved(loaded)
         if as_json:
-            print(json.dumps(data))
+            print(json.dumps(settings))
             return
-        for name, part in parts.items():
+        for name, stage in recipes.items():
             lines = (
-                draw_schedules(part)
+                draw_schedules(stage)
                 if plot
-                else [f"# {axis}: {value}" for axis, value in describe_axes(part).items()]
+                else [f"# {axis}: {choice}" for axis, choice in describe_axes(stage).items()]
             )
             print("\n".join([f"# stage {name}", *lines] if name else lines), end="\n\n")
         if not plot:
-            print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="")
+            print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
 
 
-@app.command(epilog="Example: practicum ls divergences")
-def ls(
-    room: Annotated[
+@app.command("ls", epilog="Example: practicum ls divergences")
+def list_choices(
+    kind: Annotated[
         str, typer.Argument(help="recipes, teachers, tasks, backends, divergences, signals, ...")
     ] = "recipes",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What there is to choose from."""
+    """List the names that a recipe can use."""
     with _errors(debug):
         from practicum.cli.listing import list_names
 
-        _print_rows(list_names(room), as_json)
+        print_rows(list_names(kind), as_json)
 
 
 @app.command("plan", epilog="Example: practicum plan quickstart --memory 2GiB")
@@ -178,26 +183,24 @@ def plan_recipe(
     overrides: Overrides = None,
     memory: Annotated[
         str | None,
-        typer.Option(help="what there is, such as 8GiB; by default what this machine has"),
+        typer.Option(help="available memory, such as 8GiB; default: this machine's"),
     ] = None,
     answer_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="tokens an answer; by default as measured, or as many as it may have"
-        ),
+        typer.Option(min=1, help="tokens per answer; default: as measured, or the most allowed"),
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate/--no-calibrate", help="do two steps first, to tell seconds")
+        bool, typer.Option("--calibrate/--no-calibrate", help="run two steps to estimate seconds")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What a recipe will cost: operations, memory, bytes, seconds; SFT and RL beside it; what fits."""
+    """Estimate a recipe's FLOPs, memory, bytes and seconds, compare SFT and RL, show what fits."""
     with _errors(debug):
-        from practicum.cli.plan import lines, make_plan
+        from practicum.cli.plan import build_plan, format_plan
 
-        data = make_plan(recipe, overrides or [], memory, answer_tokens, calibrate)
-        print(json.dumps(data) if as_json else "\n".join(lines(data)))
+        plan_json = build_plan(recipe, overrides or [], memory, answer_tokens, calibrate)
+        print(json.dumps(plan_json) if as_json else "\n".join(format_plan(plan_json)))
 
 
 @app.command("eval", epilog="Example: practicum eval runs/quickstart evaluation.prompts=121")
@@ -205,35 +208,35 @@ def evaluate(
     target: RunOrModel,
     overrides: Overrides = None,
     recipe: Annotated[
-        str | None, typer.Option(help="the recipe whose task to use, for a model")
+        str | None, typer.Option(help="for a model: the recipe with the task")
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Held-out accuracy; for a run, also how far from its teacher."""
+    """Measure held-out accuracy, and for a run also the distance from its teacher."""
     with _errors(debug):
         from practicum.cli.after import evaluate_target
 
-        _print_summary(evaluate_target(target, recipe, overrides or []), as_json)
+        print_summary(evaluate_target(target, recipe, overrides or []), as_json)
 
 
 @app.command(epilog="Example: practicum chat runs/quickstart")
 def chat(
     target: RunOrModel,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    system: Annotated[str | None, typer.Option(help="a system turn, for a model")] = None,
+    system: Annotated[str | None, typer.Option(help="for a model: a system turn")] = None,
     teacher: Annotated[
         bool,
-        typer.Option("--teacher", help="for a run: let its teacher answer too, in its own context"),
+        typer.Option("--teacher", help="for a run: the teacher answers too, in its own context"),
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Talk to a student, and to its teacher beside it."""
+    """Chat with a student, or with a student and its teacher."""
     with _errors(debug):
-        from practicum.cli.after import chat_with
+        from practicum.cli.after import hold_chat
 
-        chat_with(target, temperature, max_new_tokens, system, teacher)
+        hold_chat(target, temperature, max_new_tokens, system, teacher)
 
 
 @app.command(epilog="Example: practicum export runs/quickstart my-model")
@@ -242,7 +245,7 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     debug: Debug = False,
 ) -> None:
-    """Write a model folder for other engines."""
+    """Write the student as a model folder for other engines."""
     with _errors(debug):
         from practicum.cli.after import export_run
 
@@ -252,11 +255,11 @@ def export(
 @app.command(epilog="Example: practicum report runs/quickstart")
 def report(
     run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="the folder of a run or of a finished pipeline")
+        Path, typer.Argument(metavar="RUN", help="folder of a run or of a finished pipeline")
     ],
     debug: Debug = False,
 ) -> None:
-    """Write report.html again from what a run or a pipeline has left so far."""
+    """Write report.html again from the files of a run or a finished pipeline."""
     with _errors(debug):
         from practicum.cli.after import rewrite_report
 
@@ -266,17 +269,18 @@ def report(
 @app.command(epilog="Example: practicum watch runs/quickstart --open")
 def watch(
     run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="the folder of a run or pipeline, going on or not")
+        Path, typer.Argument(metavar="RUN", help="folder of a run or pipeline, active or finished")
     ],
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="8765, or any free one where that is taken")
+        int | None,
+        typer.Option(min=0, max=65535, help="default: 8765, or a free one if it is taken"),
     ] = None,
     open_browser: Annotated[
         bool, typer.Option("--open", help="open the page in the browser")
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Show the report's page live, on this machine alone."""
+    """Show the report live in a browser of this machine."""
     with _errors(debug):
         from practicum.cli.watch import watch_run
 
@@ -294,23 +298,24 @@ def compare(  # noqa: PLR0913  (its options, one by one)
             help="RECIPE, or NAME=RECIPE,key=value,...; with --fit, folders of runs",
         ),
     ],
-    seeds: Annotated[int, typer.Option(min=1, help="runs of each arm: seeds 0, 1, 2, ...")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="runs per arm: seeds 0, 1, 2, ...")] = 3,
     budget: Annotated[
-        str, typer.Option(help="flops=1e12, tokens=100000, seconds=60 or steps=40 a run")
+        str, typer.Option(help="flops=1e12, tokens=100000, seconds=60 or steps=40 per run")
     ] = "steps",
-    out: Annotated[Path, typer.Option(help="the folder of the comparison")] = Path("runs/compare"),
-    jobs: Annotated[int, typer.Option(min=1, help="runs at a time, while memory allows")] = 2,
-    resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
+    out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path("runs/compare"),
+    jobs: Jobs = 2,
+    resume: ResumeRuns = False,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="for every arm")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="an override for every arm"),
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="run nothing; fit a scaling law to finished runs")
+        bool, typer.Option("--fit", help="fit a scaling law to finished runs; run nothing")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Several methods on the same task, prompts, seeds and budget: one table, one page, one verdict."""
+    """Compare methods on the same task, prompts, seeds and budget: a table, a page, a verdict."""
     with _errors(debug):
         from practicum.cli.compare import compare_arms, fit_law
         from practicum.studies.compare import ComparisonBudget, Settings
@@ -325,26 +330,28 @@ def compare(  # noqa: PLR0913  (its options, one by one)
 
 @app.command(epilog="Example: practicum probe http://localhost:8000")
 def probe(
-    url: Annotated[str, typer.Argument(help="where the server is")],
-    model: Annotated[str | None, typer.Option(help="its name there; none: the only one")] = None,
+    url: Annotated[str, typer.Argument(help="address of the server")],
+    model: Annotated[
+        str | None, typer.Option(help="name of the model there; default: the only one")
+    ] = None,
     dialect: Annotated[str, typer.Option(help="auto, vllm, sglang, echo or chat")] = "auto",
     api_key_env: Annotated[
-        str | None, typer.Option(help="the environment variable that holds the key")
+        str | None, typer.Option(help="environment variable with the key")
     ] = None,
     allow_http: Annotated[
-        bool, typer.Option("--allow-http", help="plain http to another machine")
+        bool, typer.Option("--allow-http", help="allow plain http to another machine")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What a server can give as a teacher: signals, candidates, determinism, time."""
+    """Find out what a server can give as a teacher: signals, candidates, determinism, time."""
     with _errors(debug):
-        from practicum.cli.probe import as_data, probe_server
+        from practicum.cli.probe import probe_server, to_json
 
-        found = probe_server(
+        result = probe_server(
             url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http
         )
-        print(json.dumps(as_data(found)) if as_json else "\n".join(found.lines()))
+        print(json.dumps(to_json(result)) if as_json else "\n".join(result.lines()))
 
 
 @app.command(epilog="Example: practicum serve smollm2-135m-instruct")
@@ -352,29 +359,29 @@ def serve(  # noqa: PLR0913 - one a line of its help
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...", help="folders, hub names, packaged names; NAME=MODEL to rename one"
+            metavar="MODEL...", help="folders, hub names, packaged names; NAME=MODEL renames one"
         ),
     ],
     student: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL", help="may be trained, others not; none given: all may"),
+        typer.Option(metavar="MODEL", help="a model that may be trained; default: all"),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="the address to listen on; off this machine a token is needed")
+        str, typer.Option(help="address to listen on; other than this machine's needs a token")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8000,
-    out: Annotated[Path, typer.Option(help="where checkpoints go")] = Path("served"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 8000,
+    out: Annotated[Path, typer.Option(help="folder of checkpoints")] = Path("served"),
     memory: Annotated[
         float | None, typer.Option(min=0, help="GiB for the weights of all base models")
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="a file of mode 0600 that holds the token")
+        Path | None, typer.Option(help="a file of mode 0600 with the token")
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     request_tokens: Annotated[
         int,
-        typer.Option(min=1, help="most tokens a request may draw: its samples times max_tokens"),
+        typer.Option(min=1, help="most tokens per request: its samples times max_tokens"),
     ] = 2**21,
     debug: Debug = False,
 ) -> None:
@@ -398,19 +405,19 @@ def serve(  # noqa: PLR0913 - one a line of its help
         )
 
 
-def _version(wanted: bool) -> bool:
-    if wanted:
+def _print_version(version: bool) -> None:
+    if version:
         from practicum import __version__
 
         print(f"practicum {__version__}")
         raise typer.Exit
-    return wanted
 
 
 @app.callback()
-def _root(
+def _describe(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="print the version"),
     ] = False,
 ) -> None:
     """On-policy distillation of language models.
@@ -420,9 +427,10 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; every error for a user is one line on stderr and its documented exit code."""
+    """Run the command line. An error for the user is one line on stderr and an exit code."""
+    # A file in the current folder, such as json.py, must not replace a module.
     sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
-    # A tracking client may give the root logger a handler, which would print every note a second time.
+    # A tracking client may give the root logger a handler: every note would be printed twice.
     logging.getLogger("practicum").propagate = False
     app()
 
@@ -440,38 +448,7 @@ def _errors(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:
+        # The reader of a pipe, such as `head`, has ended. Python flushes stdout at exit and would
+        # fail again, so stdout goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
-
-
-def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
-    if as_json:
-        for row in rows:
-            print(json.dumps(row))
-        return
-    width = max((len(row["name"]) for row in rows), default=0)
-    for row in rows:
-        paper = f" ({row['paper']})" if row.get("paper") else ""
-        print(f"{row['name']:<{width}}  {row['summary']}{paper}".rstrip())
-        if row.get("method"):
-            print(f"{'':<{width}}  {row['method']}")
-
-
-def _print_summary(summary: dict[str, object], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(summary))
-        return
-    domains = summary["by_domain"]
-    assert isinstance(domains, dict)
-    numbers = {name: value for name, value in summary.items() if name != "by_domain"}
-    for name, value in {
-        **numbers,
-        **{f"  {domain}": interval for domain, interval in domains.items()},
-    }.items():
-        print(f"{name:16} {_plain(value)}")
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, dict) and {"mean", "low", "high"} <= set(value):
-        return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -11,22 +11,28 @@ from practicum.studies.compare.fitting import QUANTITIES, RESULTS, Law, LawPoint
 
 
 def compare_arms(words: Sequence[str], settings: Settings, as_json: bool) -> None:
-    """Run the comparison and show it; PracticumError, exit code 1, after the table where some runs failed."""
+    """Run the comparison and print its table.
+
+    Raises PracticumError (exit code 1) after the table if runs failed.
+    """
     with closing(open_console(as_json=as_json)) as console:
-        found = compare(words, settings, console)
-    if found.failures:
-        total = len(found.failures) + len(found.outcomes)
+        comparison = compare(words, settings, console)
+    failed = len(comparison.failures)
+    if failed:
         raise PracticumError(
-            f"{len(found.failures)} of {total} runs failed, and the table stands without them; --resume tries them again"
+            f"{failed} of {failed + len(comparison.outcomes)} runs failed, and the table stands "
+            "without them; --resume tries them again"
         )
 
 
 def fit_law(folders: Sequence[str], as_json: bool) -> None:
-    """Fit a scaling law to the runs below the folders and print it; DataError where they cannot carry one."""
-    paths = [Path(folder) for folder in folders]
-    law = fit(*_with_results(paths))
+    """Fit a scaling law to the runs below the folders and print it.
+
+    Raises DataError if the runs do not suffice.
+    """
+    law = fit(*_read_points([Path(folder) for folder in folders]))
     with closing(open_console(as_json=as_json)) as console:
-        console.table("exponents", *_exponents(law))
+        console.table("exponents", *_list_exponents(law))
         for name, reason in law.left_out.items():
             console.event(f"no exponent for {name}: it {reason}")
         floor = law.floor_interval
@@ -44,16 +50,16 @@ def fit_law(folders: Sequence[str], as_json: bool) -> None:
         )
 
 
-def _with_results(folders: Sequence[Path]) -> tuple[list[LawPoint], str]:
-    """The runs with accuracies, or where there are none with divergences from the teacher."""
+def _read_points(folders: Sequence[Path]) -> tuple[list[LawPoint], str]:
+    """Return the runs by accuracy, or by divergence from the teacher if none has an accuracy."""
     try:
         return read_runs(folders, RESULTS[0]), RESULTS[0]
     except DataError:
         return read_runs(folders, RESULTS[1]), RESULTS[1]
 
 
-def _exponents(law: Law) -> tuple[list[str], list[list[str]]]:
-    """One row a quantity: its exponent with its interval over resampled runs, and whether the data resolve it."""
+def _list_exponents(law: Law) -> tuple[list[str], list[list[str]]]:
+    """Return a header and one row per quantity, with the interval over resampled runs."""
     rows = [
         [
             term.quantity,

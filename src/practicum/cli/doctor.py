@@ -1,4 +1,4 @@
-"""`practicum doctor`: what was found, in a terminal."""
+"""`practicum doctor`: print a diagnosis in a terminal."""
 
 import shlex
 from collections.abc import Sequence
@@ -17,26 +17,28 @@ LOUD = {"warn": "WARN", "fail": "FAIL", "not applicable": "-"}
 def examine_recipe(
     source: str,
     overrides: Sequence[str],
-    drawn: tuple[int, int],
+    prompts: int,
+    samples: int,
     out: Path | None,
     console: Console,
 ) -> int:
-    """Examine a recipe, show and write what was found; returns the exit code of its verdict."""
+    """Examine a recipe, print and write the diagnosis; return the exit code of its verdict."""
     recipe = load_recipe(source, overrides)
     path = Path("runs") / f"{recipe.name}.doctor.json" if out is None else out
     with show_notes(lambda text: console.event(make_printable(text))):
-        found = doctor(recipe, prompts=drawn[0], samples=drawn[1])
-    page = found.write(path)
-    show(found, source, overrides, console)
-    for_programs = {"diagnosis": found.to_json()} if isinstance(console, JsonConsole) else {}
+        diagnosis = doctor(recipe, prompts=prompts, samples=samples)
+    page = diagnosis.write(path)
+    verdict = diagnosis.verdict
+    show(diagnosis, source, overrides, console)
+    for_programs = {"diagnosis": diagnosis.to_json()} if isinstance(console, JsonConsole) else {}
     console.finish(
-        {"verdict": found.verdict.word, "written": str(path), "page": str(page), **for_programs}
+        {"verdict": verdict.word, "written": str(path), "page": str(page), **for_programs}
     )
-    return found.verdict.exit_code
+    return verdict.exit_code
 
 
-def show(found: Diagnosis, source: str, overrides: Sequence[str], console: Console) -> None:
-    """A table of all checks, what the others say that did not pass, and the verdict."""
+def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: Console) -> None:
+    """Print a table of all checks, the findings that did not pass, and the verdict."""
     rows = [
         [
             result.check.id,
@@ -44,27 +46,28 @@ def show(found: Diagnosis, source: str, overrides: Sequence[str], console: Conso
             LOUD.get(result.finding.status, result.finding.status),
             format_interval(result.finding.value, result.finding.unit),
         ]
-        for result in found.results
+        for result in diagnosis.results
     ]
     console.table(
-        f"{found.name}: {found.prompts} prompts, {found.samples} answers each",
+        f"{diagnosis.name}: {diagnosis.prompts} prompts, {diagnosis.samples} answers each",
         ["", "check", "", "number"],
         rows,
     )
-    for result in found.results:
+    for result in diagnosis.results:
         if result.finding.status != "pass":
-            _tell(result, console)
-    console.event(f"{found.verdict.word}: {found.verdict.meaning}")
-    for line in found.verdict.because:
+            _show_finding(result, console)
+    verdict = diagnosis.verdict
+    console.event(f"{verdict.word}: {verdict.meaning}")
+    for line in verdict.because:
         console.event(make_printable(f"because {line}"))
-    console.event(make_printable(f"SFT, OPD or RL? {found.verdict.advice}"))
-    if found.changes and found.verdict.word == "GO-WITH-CHANGES":
-        words = [source, *overrides, *found.changes]
+    console.event(make_printable(f"SFT, OPD or RL? {verdict.advice}"))
+    if diagnosis.changes and verdict.word == "GO-WITH-CHANGES":
+        words = [source, *overrides, *diagnosis.changes]
         console.event(make_printable(f"with all changes: practicum run {shlex.join(words)}"))
 
 
-def _tell(result: CheckResult, console: Console) -> None:
-    """What a check says, what it needs, and what to write."""
+def _show_finding(result: CheckResult, console: Console) -> None:
+    """Print a finding, the answers that it needs, and the fix."""
     finding = result.finding
     console.event(
         make_printable(

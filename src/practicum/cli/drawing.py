@@ -1,18 +1,18 @@
-"""Small drawings for a terminal."""
+"""Text charts for a terminal."""
 
 from collections.abc import Sequence
 
 from practicum.recipe import Recipe
-from practicum.recipe.schedule import Adaptive, tabulate_schedules
+from practicum.recipe.schedule import Adaptive, evaluate_schedules
 
 HEIGHT, WIDTH = 6, 60
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def draw_schedules(recipe: Recipe) -> list[str]:
-    """Every scheduled number of a recipe, and its learning rate, over the steps of the run."""
+    """Draw a recipe's learning rate and every scheduled number over the steps of the run."""
     steps = recipe.train.steps
-    courses = dict(tabulate_schedules(recipe.schedules, steps))
+    courses = dict(evaluate_schedules(recipe.schedules, steps))
     if "optimizer.learning_rate" not in courses:
         courses["optimizer.learning_rate"] = [
             recipe.optimizer.adam(step, steps).learning_rate for step in range(1, steps + 1)
@@ -20,17 +20,15 @@ def draw_schedules(recipe: Recipe) -> list[str]:
     lines = []
     for path, values in courses.items():
         schedule = recipe.schedules.get(path)
-        known = (
-            ""
-            if not isinstance(schedule, Adaptive)
-            else f" (adapts to {schedule.metric}, towards {schedule.end:g})"
-        )
-        lines += [f"{path}{known}", *chart(values), ""]
+        note = ""
+        if isinstance(schedule, Adaptive):
+            note = f" (adapts to {schedule.metric}, towards {schedule.end:g})"
+        lines += [f"{path}{note}", *draw_chart(values), ""]
     return lines[:-1]
 
 
-def chart(values: Sequence[float]) -> list[str]:
-    """The values as columns of blocks, with their range at the left and the first and last step below."""
+def draw_chart(values: Sequence[float]) -> list[str]:
+    """Draw values as columns of blocks, with the range at the left and the steps below."""
     columns = (
         [values[column * len(values) // WIDTH] for column in range(WIDTH)]
         if len(values) > WIDTH
@@ -38,14 +36,13 @@ def chart(values: Sequence[float]) -> list[str]:
     )
     low, high = min(0.0, *columns), max(columns)
     spread = (high - low) or 1.0
+    # A block character fills its cell in eighths, so a column's height is counted in eighths.
     eighths = [round((value - low) / spread * HEIGHT * 8) for value in columns]
     rows = []
     for row in range(HEIGHT - 1, -1, -1):
         label = f"{high:.4g}" if row == HEIGHT - 1 else f"{low:.4g}" if row == 0 else ""
-        rows.append(
-            f"{label:>10} |"
-            + "".join(BLOCKS[max(0, min(8, eighth - 8 * row))] for eighth in eighths)
-        )
+        blocks = "".join(BLOCKS[max(0, min(8, eighth - 8 * row))] for eighth in eighths)
+        rows.append(f"{label:>10} |{blocks}")
     first, last = "step 1", str(len(values))
     return [
         *rows,

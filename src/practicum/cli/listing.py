@@ -1,4 +1,4 @@
-"""`practicum ls`: the names a recipe can use, each with one line."""
+"""`practicum ls`: the names that a recipe can use, with a line about each."""
 
 import ast
 import inspect
@@ -13,70 +13,65 @@ TABLES = ("divergences", "weights", "corrections", "monitors")
 CALLS = ("signals", "targets", "estimators", "sources")
 
 
-def list_names(room: str) -> list[dict[str, str]]:
-    """The names of a room with their summaries; RecipeError for a room there is not."""
-    if room == "recipes":
-        return _recipes()
-    if room in FOLDERS:
-        return _modules(room)
-    if room in TABLES:
-        return _table(room)
-    if room in CALLS:
-        return _calls(room)
-    raise RecipeError(
-        f"nothing to list under {room!r}; {did_you_mean(room, ('recipes', *FOLDERS, *TABLES, *CALLS))}"
-    )
+def list_names(kind: str) -> list[dict[str, str]]:
+    """Return the names of a kind with their summaries. Raises RecipeError for an unknown kind."""
+    if kind == "recipes":
+        return _list_recipes()
+    if kind in FOLDERS:
+        return _list_modules(kind)
+    if kind in TABLES:
+        return _list_table(kind)
+    if kind in CALLS:
+        return _list_calls(kind)
+    kinds = ("recipes", *FOLDERS, *TABLES, *CALLS)
+    raise RecipeError(f"nothing to list under {kind!r}; {did_you_mean(kind, kinds)}")
 
 
-def _recipes() -> list[dict[str, str]]:
+def _list_recipes() -> list[dict[str, str]]:
     from practicum.recipe import find_recipe, load_recipe, read_recipe, recipe_names
     from practicum.recipe.methods import describe_method
 
     rows = []
     for name in recipe_names():
-        data = read_recipe(find_recipe(name))
-        stages = [str(stage["name"]) for stage in data.get("stages", [])]
-        method = " -> ".join(stages) if stages else describe_method(load_recipe(name))
-        summary = data.get("about", "") + (
-            f" (reduced: {data['reduced']})" if data.get("reduced") else ""
-        )
+        recipe_data = read_recipe(find_recipe(name))
+        stages = [str(stage["name"]) for stage in recipe_data.get("stages", [])]
+        summary = recipe_data.get("about", "")
+        if recipe_data.get("reduced"):
+            summary += f" (reduced: {recipe_data['reduced']})"
         rows.append(
             {
                 "name": name,
                 "summary": summary,
-                "paper": str(data.get("paper", "")),
-                "method": method,
+                "paper": str(recipe_data.get("paper", "")),
+                "method": " -> ".join(stages) or describe_method(load_recipe(name)),
             }
         )
     return rows
 
 
-def _modules(room: str) -> list[dict[str, str]]:
-    """Names and first docstring lines, read without importing anything."""
-    folder = Path(practicum.__file__).parent / room
-    files = [path for path in sorted(folder.iterdir()) if not path.name.startswith("_")]
-    files = [path / "__init__.py" if path.is_dir() else path for path in files]
+def _list_modules(kind: str) -> list[dict[str, str]]:
+    # Plug-ins are read, not imported: a tracker or a backend may need a package that is missing.
     rows = []
-    for path in files:
-        if path.suffix == ".py" and path.is_file():
-            described = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            name = path.stem if path.stem != "__init__" else path.parent.name
-            rows.append({"name": name, "summary": described.partition("\n")[0]})
+    for entry in sorted((Path(practicum.__file__).parent / kind).iterdir()):
+        path = entry / "__init__.py" if entry.is_dir() else entry
+        if path.suffix == ".py" and path.is_file() and not entry.name.startswith("_"):
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            rows.append({"name": entry.stem, "summary": docstring.partition("\n")[0]})
     return rows
 
 
-def _table(room: str) -> list[dict[str, str]]:
-    if room == "monitors":
-        return _monitors()
+def _list_table(kind: str) -> list[dict[str, str]]:
+    if kind == "monitors":
+        return _list_monitors()
     from practicum.functional.divergences import DIVERGENCES
     from practicum.functional.estimators import CORRECTIONS
     from practicum.functional.weights import WEIGHTS
 
-    table = {"divergences": DIVERGENCES, "weights": WEIGHTS, "corrections": CORRECTIONS}[room]
+    table = {"divergences": DIVERGENCES, "weights": WEIGHTS, "corrections": CORRECTIONS}[kind]
     return [{"name": name, "summary": entry.summary} for name, entry in table.items()]
 
 
-def _monitors() -> list[dict[str, str]]:
+def _list_monitors() -> list[dict[str, str]]:
     from practicum.monitors import MONITORS
 
     return [
@@ -85,11 +80,11 @@ def _monitors() -> list[dict[str, str]]:
     ]
 
 
-def _calls(room: str) -> list[dict[str, str]]:
+def _list_calls(kind: str) -> list[dict[str, str]]:
     from practicum.objective import AXES
     from practicum.rollouts import SOURCES
 
     return [
         {"name": name, "summary": (inspect.getdoc(choice) or "").partition("\n")[0]}
-        for name, choice in {**AXES, "sources": SOURCES}[room].items()
+        for name, choice in {**AXES, "sources": SOURCES}[kind].items()
     ]

@@ -1,4 +1,4 @@
-"""`practicum probe`: what a server can give as a teacher."""
+"""`practicum probe`: find out which signals a server can give as a teacher."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from practicum.teachers._probe import Probe, probe
 from practicum.teachers.openai_api import Config, client_of
 
 LARGEST_K = 256
-"""More candidates are not tried."""
+"""The largest k that is tried."""
 
 
 def probe_server(url: str, **fields: Any) -> Probe:
-    """What the server at an address can do; `fields` are those of an `openai_api` teacher."""
+    """Probe the server at an address; `fields` are settings of an `openai_api` teacher."""
     try:
         config = Config(url=url, give_up_after=5.0, **fields)
     except ValidationError as error:
@@ -23,19 +23,19 @@ def probe_server(url: str, **fields: Any) -> Probe:
     return probe(client_of(config), config.dialect, config.model, LARGEST_K, None)
 
 
-def as_data(found: Probe) -> dict[str, object]:
-    """The same for machines."""
+def to_json(result: Probe) -> dict[str, object]:
+    """Return the probe's result as JSON data."""
     return {
-        "model": found.model,
-        "models": list(found.models),
-        "dialect": "chat" if found.dialect is None else found.dialect.name,
-        "sampled": found.dialect is not None,
-        "largest_k": found.largest_k,
-        "context": found.context,
-        "follows_temperature": found.tempered,
-        "noise_alone": found.noise[0],
-        "noise_in_company": found.noise[1],
-        "token_ids": found.token_ids,
-        "seconds": found.seconds,
-        "canary": found.mark,
+        "model": result.model,
+        "models": list(result.models),
+        "dialect": "chat" if result.dialect is None else result.dialect.name,
+        "sampled": result.dialect is not None,
+        "largest_k": result.largest_k,
+        "context": result.context,
+        "follows_temperature": result.tempered,
+        "noise_alone": result.noise[0],
+        "noise_in_company": result.noise[1],
+        "token_ids": result.token_ids,
+        "seconds": result.seconds,
+        "canary": result.mark,
     }

@@ -1,4 +1,4 @@
-"""`practicum serve`: the service's lines on the console, each with the time of day."""
+"""`practicum serve`: run the service and print its notes with the time of day."""
 
 import sys
 import time
@@ -9,10 +9,10 @@ from practicum.text import make_printable
 
 
 def serve_models(options: ServerOptions) -> None:
-    """Serve until interrupted."""
-    with show_notes(_say):
+    """Serve models until interrupted."""
+    with show_notes(_print_with_time):
         serve(options)
 
 
-def _say(text: str) -> None:
+def _print_with_time(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {make_printable(text)}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Show a run's page while it goes on, from a server that only this machine can reach."""
+"""`practicum watch`: serve the live page of a run, to this machine only."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from practicum.errors import PracticumError, RecipeError, ResourceError
 from practicum.report.live import Live, stage_of
 
 HOST, PORT = "127.0.0.1", 8765
-"""Where the page is served; the port is tried first, and any free one where it is taken."""
+"""The address of the page; if the port is taken, any free port is used."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -24,45 +24,46 @@ HEADERS = {
 
 
 def watch_run(folder: Path, port: int | None, open_browser: bool) -> None:
-    """Serve the page until Ctrl-C; RecipeError where the folder holds no run, ResourceError where the port is taken."""
-    _wait_for(folder)
+    """Serve the page until Ctrl-C.
+
+    Raises RecipeError if the folder holds no run, and ResourceError if the port is taken.
+    """
+    _wait_for_recipe(folder)
     live = Live(folder)
-    live.page()  # a folder that cannot be read is named before anything is served
+    live.page()  # an unreadable folder is reported before the server starts
     with open_server(live, port) as server:
         address = f"http://{HOST}:{server.server_address[1]}/"
-        _say(f"watching {folder} at {address} (Ctrl-C ends it)")
-        if open_browser:
-            webbrowser.open(address)
         try:
+            print(f"watching {folder} at {address} (Ctrl-C ends it)", flush=True)
+            if open_browser:
+                webbrowser.open(address)
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            _say(f"stopped watching {folder}; the run is not touched")
+            print(f"stopped watching {folder}; the run is not touched", flush=True)
 
 
-def _say(text: str) -> None:
-    """One line, at once, also into a pipe."""
-    print(text, flush=True)
-
-
-def _wait_for(folder: Path) -> None:
-    """Wait for the recipe of a run that is just starting."""
-    if (folder / "pipeline.json").is_file() and stage_of(folder) == folder:
+def _wait_for_recipe(folder: Path) -> None:
+    """Wait for the recipe of a run that is starting."""
+    is_pipeline = (folder / "pipeline.json").is_file()
+    if is_pipeline and stage_of(folder) == folder:
         raise RecipeError(
             f"{folder}: no stage of this pipeline has begun yet; try again in a moment"
         )
-    started = (folder / "run.lock").is_file() and (folder / "run.lock").stat().st_size > 0
-    if (
-        started
-        and not (folder / "pipeline.json").is_file()
-        and not (folder / "recipe.json").is_file()
-    ):
-        _say(f"waiting for {folder} to begin")
-        while (folder / "run.lock").stat().st_size > 0 and not (folder / "recipe.json").is_file():
+    # A running process writes its id into the lock, and empties it when it ends: also when it
+    # fails before it wrote a recipe.
+    lock, recipe = folder / "run.lock", folder / "recipe.json"
+    is_running = lock.is_file() and lock.stat().st_size > 0
+    if is_running and not is_pipeline and not recipe.is_file():
+        print(f"waiting for {folder} to begin", flush=True)
+        while lock.stat().st_size > 0 and not recipe.is_file():
             sleep(0.5)
 
 
 def open_server(live: Live, port: int | None) -> ThreadingHTTPServer:
-    """A server of the page on this machine alone, at `port`, or where None at the usual or any free one."""
+    """Return a server of the page for this machine only.
+
+    Without `port` it takes the usual one, or any free one. Raises ResourceError if `port` is taken.
+    """
     try:
         return _Server((HOST, PORT if port is None else port), live)
     except OSError as error:
@@ -80,7 +81,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, type("Handler", (_Handler,), {"live": live}))
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A reader who goes away in the middle of an answer is no news; everything else is."""
+        """Report an error of a request, unless the browser closed the connection."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -89,32 +90,30 @@ class _Handler(BaseHTTPRequestHandler):
     live: Live
 
     def do_GET(self) -> None:
-        """The page, or what is new on it."""
+        """Send the page, or the changes since a version of it."""
         if not self._is_local():
-            self._answer(403, "text/plain", "only pages of this server may ask")
+            self._respond(403, "text/plain", "only pages of this server may ask")
             return
         url = urlsplit(self.path)
         try:
             if url.path == "/":
-                self._answer(200, "text/html", self.live.page())
+                self._respond(200, "text/html", self.live.page())
             elif url.path == "/news":
                 version = parse_qs(url.query).get("version", [""])[0]
-                self._answer(
-                    200,
-                    "application/json",
-                    json.dumps(self.live.get_changes_since(version), allow_nan=False),
-                )
+                changes = self.live.get_changes_since(version)
+                self._respond(200, "application/json", json.dumps(changes, allow_nan=False))
             else:
-                self._answer(404, "text/plain", "there is only one page here: /")
+                self._respond(404, "text/plain", "there is only one page here: /")
         except PracticumError as error:
-            self._answer(503, "text/plain", str(error))
+            self._respond(503, "text/plain", str(error))
 
     def _is_local(self) -> bool:
-        """Whether the reader asked for this machine by name: a foreign name that leads here is another site's trick."""
+        # DNS rebinding: another site can point its own name at this address, and its scripts could
+        # then read the page. The browser still sends the site's name as host.
         port = self.connection.getsockname()[1]
         return self.headers.get("Host") in {f"{name}:{port}" for name in (HOST, "localhost")}
 
-    def _answer(self, status: int, kind: str, text: str) -> None:
+    def _respond(self, status: int, kind: str, text: str) -> None:
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
@@ -125,4 +124,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a line a second would bury the one that matters."""
+        """Print nothing: the page asks every second."""

@@ -1,1 +1,1 @@
-"""Descriptions and files of models: what a recipe says of one, where its files are, and their digests."""
+"""Models: their settings in a recipe, the location of their files, and the files' digests."""

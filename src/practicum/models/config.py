@@ -1,4 +1,4 @@
-"""What a recipe says about a model: where its weights come from and how its prompts are written."""
+"""The settings of a model in a recipe: the source of its weights and the form of its prompts."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class PretrainConfig(BaseModel):
-    """Supervised training of a from-scratch model on the task's own answers, before anything else happens."""
+    """Supervised training of a from-scratch model on the task's answers, before the run begins."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     steps: int = Field(default=200, ge=0)
@@ -26,7 +26,7 @@ class ScratchConfig(BaseModel):
         default=0.0,
         ge=0,
         lt=1,
-        description="attention dropout that its config asks for; `pretrain` learns with it",
+        description="attention dropout in its config; `pretrain` uses it",
     )
     padded_vocabulary: int | None = Field(
         default=None, description="rows of the embedding, padding included"
@@ -36,7 +36,7 @@ class ScratchConfig(BaseModel):
 
 
 class ModelConfig(BaseModel):
-    """A model: a folder, a hub name, a packaged name such as `smollm2-135m-instruct`, or `scratch` settings."""
+    """A model: a folder, a hub name, a packaged name, or from-scratch settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     model: str | ScratchConfig = Field(
@@ -47,29 +47,29 @@ class ModelConfig(BaseModel):
     template: str | None = Field(
         default=None, description="a chat template (Jinja) instead of the model's own"
     )
-    system: str | None = Field(default=None, description="a system turn put before every prompt")
+    system: str | None = Field(default=None, description="a system turn before every prompt")
     thinking: bool | None = Field(
-        default=None, description="the template's thinking switch, where it has one"
+        default=None, description="the thinking switch of the template, if it has one"
     )
     stop: tuple[str, ...] = Field(
         default=(), description="tokens that end an answer besides the model's own"
     )
     trust_remote_code: bool = Field(
-        default=False, description="run Python code that the model folder brings along"
+        default=False, description="run the Python code of the model folder"
     )
 
 
 class ScorerConfig(ModelConfig):
-    """A model that only scores: where its weights are while it does not."""
+    """A model that only scores."""
 
     residency: Literal["resident", "swap", "disk"] = Field(
         default="resident",
-        description="where the weights are between calls: on the device, in CPU memory, or on disk",
+        description="place of the weights between calls: on the device, in CPU memory, or on disk",
     )
 
 
 class Lora(BaseModel):
-    """Low-rank adapters (2106.09685) on the linear maps and the experts of the layers."""
+    """Low-rank adapters (2106.09685) on the linear layers and the experts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     rank: int = Field(default=16, ge=1)
@@ -77,7 +77,7 @@ class Lora(BaseModel):
 
 
 class StudentConfig(ModelConfig):
-    """The model that learns: which of its weights move."""
+    """The student: a model with trainable weights."""
 
     lora: Lora | None = Field(
         default=None, description="train adapters instead of the weights themselves"
@@ -87,5 +87,5 @@ class StudentConfig(ModelConfig):
     )
     dropout: bool = Field(
         default=False,
-        description="learn with the dropout and the routers' noise that the model's config asks for",
+        description="train with the dropout and the routers' noise of the model's config",
     )

@@ -1,4 +1,4 @@
-"""The files of a model that shape what it reads and answers, each with its digest: what a resumed run is held against."""
+"""Digests of the files that determine a model's output; a resumed run compares them."""
 
 import hashlib
 import json
@@ -22,19 +22,21 @@ READING = (
     "merges*",
     "additional_chat_templates/*",
 )
-"""Architecture, generation settings, index of the weights, adapter settings, tokenizer, chat templates, and own code."""
+"""Architecture, generation and adapter settings, weight index, tokenizer, templates, and code."""
 
 
 def model_digests(source: str, weights: bool = True) -> dict[str, str]:
-    """Return the SHA-256 of each file of a model folder by its name, for example `{"config.json": "5d0a...", ...}`.
+    """Return the SHA-256 of each file of a model folder, such as `{"config.json": "5d0a...", ...}`.
 
-    A hub name has one entry, `commit`: the snapshot in the cache that it stands for, whose files do not change. Anything
-    else, such as a model at a service, is known by its `name` alone. Without `weights` only what shapes the reading counts.
+    A hub name has one entry, `commit`: the cached snapshot, whose files do not change. Any other
+    source, such as a model at a service, has its `name` only. Without `weights`, leave the weights
+    out.
     """
     folder = Path(source)
     if folder.is_dir():
         return {
-            str(path.relative_to(folder)): file_digest(path) for path in _files(folder, weights)
+            str(path.relative_to(folder)): file_digest(path)
+            for path in _list_files(folder, weights)
         }
     commit = commit_of(source)
     return {"name": source} if commit is None else {"commit": f"{source}@{commit}"}
@@ -46,8 +48,9 @@ def fingerprint(source: str) -> str:
 
 
 def commit_of(name: str) -> str | None:
-    """Return the commit of a model that was loaded from the hub, after which its folder in the cache is named."""
+    """Return the commit of a model in the hub's cache, or None if there is none."""
     try:
+        # The folder of a snapshot in the hub's cache is named after its commit.
         return Path(snapshot_download(name, local_files_only=True)).name
     except (LocalEntryNotFoundError, HFValidationError):
         return None
@@ -59,8 +62,8 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _files(folder: Path, weights: bool) -> Iterator[Path]:
-    """Yield each file once, by name."""
+def _list_files(folder: Path, weights: bool) -> Iterator[Path]:
+    """Yield each file once, sorted by path."""
     patterns = (WEIGHTS, *READING) if weights else READING
     yield from sorted(
         {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}

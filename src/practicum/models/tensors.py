@@ -12,14 +12,15 @@ from torch import Tensor
 from practicum.errors import CheckpointError
 
 HEADER_BYTES = 512
-"""Bytes of a file's header that one tensor may take: its name, type, shape and place."""
+"""Bytes of a file's header that one tensor may take: its name, type, shape and offsets."""
 
 
 def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
-    """Write one file; a full disk is an OSError here as everywhere else."""
+    """Write tensors into one file. Raises OSError if the disk is full."""
     try:
         save_file(_separate(named), path)
     except SafetensorError as error:
+        # safetensors reports a full disk in its message only; callers handle an OSError.
         code = re.search(r"os error ([0-9]+)", str(error))
         if code is None:
             raise
@@ -27,22 +28,24 @@ def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of one file, on the CPU; CheckpointError where it cannot be read."""
+    """Return the tensors of one file, on the CPU. Raises CheckpointError if it cannot be read."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"{path} cannot be loaded ({error}); resume again, which takes the newest checkpoint that verifies"
+            f"{path} cannot be loaded ({error}); resume again, which takes the newest checkpoint "
+            "that verifies"
         ) from error
 
 
 def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors as the format wants them: contiguous, and tied ones (embedding and head) written twice."""
-    seen: set[int] = set()
+    """Return the tensors as safetensors needs them: contiguous, and without shared storage."""
+    storages: set[int] = set()
     separate = {}
     for name, tensor in named.items():
-        data = tensor.detach().contiguous()
-        storage = data.untyped_storage().data_ptr()
-        separate[name] = data.clone() if storage in seen else data
-        seen.add(storage)
+        contiguous = tensor.detach().contiguous()
+        storage = contiguous.untyped_storage().data_ptr()
+        # The format refuses shared storage, so tied weights (embedding and head) are written twice.
+        separate[name] = contiguous.clone() if storage in storages else contiguous
+        storages.add(storage)
     return separate

@@ -1,7 +1,8 @@
-"""The protocols of the boundary: what a backend, a teacher and a task must be able to do.
+"""The protocols that backends, teachers and tasks implement.
 
-A step is seven calls over these (see `practicum.training.loop.train_step`). The four verbs of a backend, `sample`, `score`,
-`forward_backward` and `optim_step`, are those of the Tinker API, so the same loop drives a laptop and a service.
+A training step is seven calls of these methods (see `practicum.training.loop.train_step`). The
+four verbs of a backend, `sample`, `score`, `forward_backward` and `optim_step`, are those of the
+Tinker API, so the same loop drives a laptop and a service.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from practicum.types import (
 
 @dataclass(frozen=True, slots=True)
 class AdamParams:
-    """One optimizer step: the learning rate of this step and the constants of AdamW (Loshchilov & Hutter 2019)."""
+    """The settings of one AdamW step (Loshchilov & Hutter 2019), its learning rate included."""
 
     learning_rate: float
     betas: tuple[float, float] = (0.9, 0.999)
@@ -45,50 +46,53 @@ class AdamParams:
 
 @runtime_checkable
 class SamplingClient(Protocol):
-    """Draws completions and scores given ones, under weights that do not change while it is used."""
+    """A model that samples and scores completions; its weights do not change during a call."""
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """One completion a request, each from its own random stream, whatever the batching."""
+        """Sample one completion per request, each from its own random stream.
+
+        The batching does not change the result.
+        """
         ...
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """What this model says about each request's tokens, in the form the signal needs or a richer one."""
+        """Score each request's tokens, in the form that `signal` needs or in a richer one."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """What `score` can answer."""
+        """Declare the signals that `score` can return."""
         ...
 
 
 @runtime_checkable
 class DecodeBatch(Protocol):
-    """Texts that a model reads token by token, one row each, out of a queue of prompts."""
+    """Prompts from a queue that are decoded token by token over a KV cache, one row each."""
 
     @property
     def refills(self) -> bool:
-        """Whether texts can be admitted while others are being read."""
+        """True if rows can be admitted while others decode (continuous batching)."""
         ...
 
     def admit(self, most: int) -> int:
-        """Read the next prompts of the queue, at most so many, as rows after those that are there; how many it took.
+        """Prefill at most `max_rows` queued prompts, append them as rows, and return their number.
 
-        There is room for at least one where no row is left, and none is taken when the queue is empty.
+        At least one prompt is admitted if no row is active and the queue is not empty.
         """
         ...
 
     def logits(self) -> Float[Tensor, "B V"]:
-        """The logits of each row's next token."""
+        """Return the logits of each row's next token."""
         ...
 
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
-        """Read each row's next token and go on with the rows in `keep` alone, in that order."""
+        """Append one token to each row, then keep only the rows in `keep`, in that order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MixedRequest:
-    """One completion to draw with a teacher: its prompt as each of the two reads it, and the seed of its stream."""
+    """One completion to sample from student and teacher together, with the prompt of each."""
 
     prompt_tokens: tuple[int, ...]
     teacher_prompt_tokens: tuple[int, ...]
@@ -97,10 +101,13 @@ class MixedRequest:
 
 @runtime_checkable
 class LockstepClient(Protocol):
-    """A client that can decode in lockstep with another of its kind: both read the same tokens as they are drawn."""
+    """A client that can decode in lockstep with another: both read each token as it is sampled."""
 
     def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
-        """Read the prompts, at most `rows` at a time and equal ones once, each with at most `new_tokens` after it."""
+        """Decode at most `max_new_tokens` after each prompt, `max_rows` prompts at a time.
+
+        Equal prompts are prefilled once.
+        """
         ...
 
     def sample_mixed(
@@ -110,39 +117,46 @@ class LockstepClient(Protocol):
         share: float,
         params: SamplingParams,
     ) -> list[Sample]:
-        """One completion a request, each token from `share` times the teacher's distribution and the rest of this one's."""
+        """Sample one completion per request from a mixture of both models' token distributions.
+
+        The teacher's distribution has the weight `teacher_weight`, this model's has the remainder.
+        """
         ...
 
 
 @runtime_checkable
 class TrainingClient(Protocol):
-    """Holds the student: accumulates gradients of an objective and steps the optimizer."""
+    """The student's trainer: accumulates gradients of an objective and steps the optimizer."""
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
     ) -> ForwardResult:
-        """The gradient of the objective, normalised over all of `data` however it is split; dropout is seeded by `seed`."""
+        """Accumulate the gradient of the objective; `seed` seeds dropout.
+
+        The loss is normalised over all of `data`, so the micro-batches do not change the result.
+        """
         ...
 
     def optim_step(self, params: AdamParams) -> Metrics:
-        """Clip and apply the accumulated gradient, then forget it; a non-finite gradient is skipped and reported."""
+        """Clip, apply and clear the accumulated gradient; skip and report a non-finite one."""
         ...
 
     def snapshot(self) -> SamplingClient:
-        """A client that goes on sampling from the weights of now, in another thread, while these are trained."""
+        """Return a client that samples from the current weights while they train."""
         ...
 
     def refuses(self, objective: Objective) -> str | None:
-        """Why this backend cannot train the objective, or None."""
+        """Explain why this backend cannot train the objective; return None if it can."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdateRule:
-    """How the weights of a self-teacher follow the student's.
+    """The rule by which a self-teacher's weights follow the student's.
 
-    `live`: always the current ones. `frozen`: those of the start. `ema`: after each step
-    `teacher = (1 - rate) * teacher + rate * student`. `periodic`: copied every `period` steps. A step has so many `updates`.
+    `live`: the current weights. `frozen`: the initial weights. `ema`: after each step
+    `teacher = (1 - rate) * teacher + rate * student`. `periodic`: a copy every `period` steps.
+    `updates` is the number of optimizer steps in a training step.
     """
 
     weights: Literal["live", "frozen", "ema", "periodic"]
@@ -151,26 +165,22 @@ class WeightUpdateRule:
     updates: int = 1
 
     def hold_within_step(self) -> "WeightUpdateRule":
-        """Return the rule for a scorer whose head is read while the student is updated.
-
-        Live weights move between the updates of a step, and the hidden states that their head reads do not. So where a step has
-        several updates they are copied after each step.
-        """
-        return (
-            replace(self, weights="periodic", period=1)
-            if self.weights == "live" and self.updates > 1
-            else self
-        )
+        """Return a rule whose weights stay the same within a training step."""
+        # Scoring returns hidden states, and the loss applies the head to them later. Live weights
+        # change between the updates of a step, so head and hidden states would not fit together.
+        if self.weights == "live" and self.updates > 1:
+            return replace(self, weights="periodic", period=1)
+        return self
 
 
 @runtime_checkable
 class StepFollower(Protocol):
-    """What hears of the student's steps and may have something to save; whoever inherits from it has nothing until it says so."""
+    """An object that hears of each training step and can save state; by default it does neither."""
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Follow the student, or learn beside it; called once after each step with what the student learned from.
+        """Follow the student, or train beside it, after a step on `data`.
 
-        Whoever does either declares `Capabilities.follows_student`.
+        Classes that override this method declare `Capabilities.follows_student`.
         """
 
     def save_state(self) -> dict[str, Tensor]:
@@ -178,65 +188,65 @@ class StepFollower(Protocol):
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `save_state` gave."""
+        """Restore the tensors that `save_state` returned."""
 
 
 @runtime_checkable
 class SelfTeacher(SamplingClient, StepFollower, Protocol):
-    """A scorer that holds its own copy of the student's trainable weights and follows them by a `WeightUpdateRule`."""
+    """A scorer with a copy of the student's trainable weights, updated by a `WeightUpdateRule`."""
 
 
 @runtime_checkable
 class Teacher(StepFollower, Protocol):
-    """Scores rollouts, token for token. Whoever inherits from it writes no answers and has no state until it says so."""
+    """A scorer of rollouts, token by token. By default it generates nothing and has no state."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Which signals this teacher can give."""
+        """Declare the signals that this teacher can give."""
         ...
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """One signal a rollout, in order."""
+        """Return one signal per rollout, in order."""
         ...
 
     def sample(
         self, requests: "Sequence[TeacherRequest]", params: SamplingParams
     ) -> list[Sample] | None:
-        """Return the teacher's own answers in its own context, or None where it cannot generate."""
+        """Sample completions in the teacher's own context; return None if it cannot generate."""
         return None
 
     def voice(self, prompt: Prompt) -> "PromptedClient | None":
-        """Return who would write this teacher's answer to a prompt, and the prompt as it reads it; None where nobody can."""
+        """Return the client that completes the prompt, or None if the teacher cannot generate."""
         return None
 
 
 @runtime_checkable
 class TeacherConfig(Protocol):
-    """What a recipe says of a teacher."""
+    """The settings of a teacher in a recipe."""
 
     @property
     def type(self) -> str:
-        """The name of the teacher's module, which is the recipe's key."""
+        """The name of the teacher's module, as the recipe writes it."""
         ...
 
     def capabilities(self) -> Capabilities:
-        """What the teacher can answer, as far as its settings tell."""
+        """Declare the signals that the teacher can give, as far as the settings decide it."""
         ...
 
 
 @runtime_checkable
 class HoldsTeachers(Protocol):
-    """The settings of a teacher with others inside."""
+    """The settings of a teacher that contains other teachers."""
 
     def members(self) -> Mapping[str, TeacherConfig]:
-        """The settings of each teacher inside by where they are written: `teacher`, or `teachers.NAME` for one of several."""
+        """Return the settings of the contained teachers by key: `teacher`, or `teachers.NAME`."""
         ...
 
 
 def walk(
     config: TeacherConfig, keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], TeacherConfig]]:
-    """Yield a teacher's settings and those of every teacher inside, each after the keys that lead to it."""
+    """Yield the settings of a teacher and of all teachers inside it, each with the keys to it."""
     yield keys, config
     if isinstance(config, HoldsTeachers):
         for key, member in config.members().items():
@@ -245,18 +255,18 @@ def walk(
 
 @dataclass(frozen=True, slots=True)
 class PromptedClient:
-    """Decode with a teacher, token by token: a client, and a prompt as the teacher reads it."""
+    """A client and a prompt in its teacher's own context, ready for token-by-token decoding."""
 
     client: SamplingClient
     prompt_tokens: tuple[int, ...]
     """The prompt's tokens in the teacher's own context."""
     accepts_tokens: bool = True
-    """True where the client goes on from any tokens after the prompt; one that only answers messages holds no conversation."""
+    """True if the client can continue from any tokens; a server that answers messages cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherRequest:
-    """A prompt for the teacher to answer itself, with the seed of its random stream."""
+    """A prompt that the teacher completes itself, with the seed of its random stream."""
 
     prompt: Prompt
     seed: int
@@ -268,169 +278,172 @@ def _raise_no_renderer(config: Any) -> Renderer:
 
 @dataclass(frozen=True, slots=True)
 class TeacherContext:
-    """Build a teacher from these: how the student reads, models by their settings, and the teachers inside."""
+    """The objects from which a teacher is built, the same for every teacher of a run."""
 
     renderer: Renderer
-    """Turn messages into the student's tokens."""
+    """The student's renderer: turns messages into tokens."""
     self_teacher: Callable[[WeightUpdateRule], SelfTeacher]
-    """Return the student's own weights as a scorer, which follow it by a rule."""
+    """Return a scorer with the student's weights, updated by a rule."""
     load_model: Callable[[Any], "Model"]
     """Load another model by its settings."""
     build: Callable[["TeacherContext", Any], Teacher]
-    """Build a teacher inside."""
+    """Build a teacher inside this one."""
     base_dir: Path = Path()
-    """Resolve the relative paths of a recipe against this folder."""
+    """The folder at which relative paths of the recipe start."""
     scores: Path | None = None
-    """Keep answers in this folder where the recipe names none; None: keep none."""
+    """The folder for cached scores if the recipe names none; None: no cache."""
     after_training: list[Callable[[], None]] = field(default_factory=list)
-    """Add what is called when the training is over, before the last evaluation; not where the training fails."""
+    """Functions to call after a successful training, before the last evaluation."""
     at_end: ExitStack = field(default_factory=ExitStack)
-    """Register what is closed when no client is used any more, however that comes about."""
+    """Resources to close when no client is used any more, also after an error."""
     meter: Meter | None = None
-    """Count bytes to and from other processes."""
+    """Counts bytes to and from other processes."""
     load_renderer: Callable[[Any], Renderer] = _raise_no_renderer
-    """Read a tokenizer without the weights."""
+    """Load a tokenizer without the weights."""
     count: Callable[[SamplingClient], SamplingClient] = lambda client: client
-    """Wrap a client, so that what it is asked for is counted."""
-    keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: (
+    """Wrap a client in one that counts its tokens and FLOPs."""
+    keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, _: (
         client
     )
-    """Make of a client what a teacher around this one makes of it, given what names its answers in a folder."""
+    """Wrap a client as the enclosing teacher asks, for example with the score cache.
+
+    The function argument returns the name of the client's scores in a cache folder.
+    """
     task: "Task | None" = None
-    """The source of the prompts, for a teacher that the task itself knows."""
+    """The source of the prompts, for teachers that ask the task itself."""
     reads: Callable[[Path], None] = lambda path: None
-    """Hear of a file besides models that the answers depend on, so that a resumed run is held against it."""
+    """Register a file besides models that changes the signals; a resumed run checks its digest."""
     on_paper: bool = False
-    """True where models have sizes alone, so that their answers are not kept."""
+    """True if models are weightless, so that their scores are not cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that writes and scores, as a backend gives it.
-
-    `source` is the folder or the name that its weights are known by. Where `shape` is not known its tokens are counted and its
-    operations are not. `unsampled` says why nothing can be drawn from it, where that is so.
-    """
+    """A model that samples and scores, as a backend returns it."""
 
     client: SamplingClient
     renderer: Renderer
     context_length: int
     source: str
+    """The folder or name of its weights."""
     shape: ModelDims | None = None
+    """Its dimensions; None: its tokens are counted and its FLOPs are not."""
     unsampled: str = ""
+    """The reason why this model cannot sample; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """The student, as a backend gives it.
-
-    `weights` are the tensors that learn, by name, where they are in this process, and None elsewhere. `state_bytes` is what the
-    files of `Backend.save` take at most, once the optimizer has its moments.
-    """
+    """The student, as a backend returns it."""
 
     trainer: TrainingClient
     renderer: Renderer
     context_length: int
     source: str
     shape: ModelDims | None = None
+    """Its dimensions; None: its tokens are counted and its FLOPs are not."""
     learning: TrainableDims | None = None
+    """The dimensions of its trainable part."""
     weights: Mapping[str, Tensor] | None = None
+    """The trainable tensors by name if they are in this process, otherwise None."""
     state_bytes: int = 0
+    """The largest size of the files of `Backend.save`, the optimizer's moments included."""
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Where models live: this process, another one, a service, or paper."""
+    """The owner of models: this process, another process, a service, or a dry run."""
 
     def student(self, config: StudentConfig) -> Learner:
-        """Load the model that learns; ModelError where it cannot be loaded or cannot be sampled from."""
+        """Load the student. Raises ModelError if it cannot be loaded or cannot sample."""
         ...
 
     def scorer(self, config: ScorerConfig, name: str) -> Model:
-        """Load a model that is only asked; `name` is its role in the run, such as `teacher/math`."""
+        """Load a frozen model; `name` is its role in the run, such as `teacher/math`."""
         ...
 
     def sampler(self, student: Learner) -> SamplingClient:
-        """Return a client that samples from the student's weights as they are at each call."""
+        """Return a client that samples from the student's current weights at each call."""
         ...
 
     def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> SelfTeacher:
-        """Return the student's own weights as a scorer, which follow it by `rule`; `name` as for `scorer`."""
+        """Return a scorer with the student's weights, updated by `rule`; `name` is its role."""
         ...
 
     def save(self, student: Learner, folder: Path) -> None:
-        """Write weights and moments into an existing folder, as `student.safetensors` and others beside it."""
+        """Write weights and moments into an existing folder: `student.safetensors` and others."""
         ...
 
     def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
-        """Restore what `save` wrote, without the optimizer's moments if they are not wanted.
+        """Restore the files of `save`, with the optimizer's moments or without.
 
-        Raises CheckpointError where the tensors are those of another model.
+        Raises CheckpointError if the tensors belong to another model.
         """
         ...
 
     def export(self, student: Learner, folder: Path) -> None:
-        """Write the student as a model folder that transformers reads, adapters merged."""
+        """Write the student as a model folder for transformers, with adapters merged."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """Open a backend with these: a seed, a place for models from scratch, and what is counted and closed."""
+    """The objects from which a backend is opened."""
 
     seed: int
-    """Seed new weights with this."""
+    """The seed of new weights."""
     models: Path
-    """Make models from scratch in this folder."""
+    """The folder in which from-scratch models are made."""
     task: "Callable[[], Task]"
-    """Return the task, whose characters and answers models from scratch are made with."""
+    """Return the task, whose characters and answers make a from-scratch model."""
     local: Callable[[], Backend]
-    """Open the backend of this process, for the models that a backend does not hold itself."""
+    """Open the backend of this process, for models that a service does not hold."""
     at_end: ExitStack = field(default_factory=ExitStack)
-    """Register what is closed when no client is used any more, however that comes about."""
+    """Resources to close when no client is used any more, also after an error."""
     meter: Meter | None = None
-    """Count bytes to and from other processes."""
+    """Counts bytes to and from other processes."""
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A source of prompts with its verifier; it knows text only."""
+    """A source of prompts with a verifier; a task handles text and no tokens."""
 
     def train_prompts(self) -> Sequence[Prompt]:
-        """The prompts to train on, in a fixed order."""
+        """Return the prompts to train on, in a fixed order."""
         ...
 
     def heldout_prompts(self) -> Sequence[Prompt]:
-        """The prompts to evaluate on; none of them is a training prompt."""
+        """Return the prompts to evaluate on; none of them is a training prompt."""
         ...
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return how right the rollout is, 0 to 1, or None where nobody can say.
+        """Return the reward of a rollout, from 0 to 1, or None if it cannot be decided.
 
-        `rollout.text` is what the student said; a conversation also has `rollout.turns`, and `rollout.stop_reason` says whether
-        the environment broke it off.
+        `rollout.text` is the student's text. A conversation also has `rollout.turns`, and
+        `rollout.stop_reason` tells if the environment ended it early.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an episode answers to a turn.
-
-    `message` is the next turn, of the role `user` or another one that the chat template knows, such as `tool`; None: the
-    conversation is over. `notes` are texts about the rollout that the student does not read, by name.
-    """
+    """An episode's answer to one turn of the student."""
 
     message: Message | None
+    """The next turn, with the role `user` or another role of the chat template, such as `tool`.
+
+    None: the conversation is over.
+    """
     notes: Mapping[str, str] = field(default_factory=dict)
+    """Texts about the rollout by name; the student does not read them."""
 
 
 @runtime_checkable
 class Episode(Protocol):
-    """One conversation with an environment. It may hold a process, a browser or a game, and it may fail.
+    """One conversation with an environment: it may hold a process or a browser, and may fail.
 
-    What a method raises ends this conversation alone: with the stop reason `timeout` for TimeoutError, else `error`. The
-    note `error` of the rollout then says what was raised.
+    An exception of a method ends this conversation only, with the stop reason `timeout` for
+    TimeoutError and `error` for others. The rollout's note `error` holds its text.
     """
 
     def step(self, turn: str) -> Observation:
@@ -438,16 +451,16 @@ class Episode(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what the episode holds; called once, also after an error."""
+        """Release the episode's resources; called once, also after an error."""
         ...
 
 
 @runtime_checkable
 class Environment(Task, Protocol):
-    """A task that answers back: a completion is a conversation with it, and its reward is for the whole of it."""
+    """A task that answers the student: a completion is a conversation and has one reward."""
 
     def open(self, prompt: Prompt, seed: int) -> Episode:
-        """Begin a conversation about a prompt; whatever is random in it follows from `seed`.
+        """Begin a conversation about a prompt; all randomness in it follows from `seed`.
 
         A conversation that ends within its first turn is never opened.
         """
@@ -456,18 +469,21 @@ class Environment(Task, Protocol):
 
 @runtime_checkable
 class Expert(Task, Protocol):
-    """A task that knows what to say. Where it is an environment too, an episode's answers follow from prompt and turns alone."""
+    """A task that knows the right turns.
+
+    If it is an environment too, its episodes may depend on the prompt and the turns only.
+    """
 
     def expert(self, prompt: Prompt, said: Sequence[str]) -> Mapping[str, float]:
-        """Return the probabilities of the whole text of the next turn, after the turns so far; together they are 1."""
+        """Return the probability of each full text of the next turn; the probabilities sum to 1."""
         ...
 
 
 @runtime_checkable
 class HasAlphabet(Task, Protocol):
-    """A task that knows the characters of all that can be said in it, for models made from scratch."""
+    """A task that lists every character it can use, for from-scratch models."""
 
     @property
     def letters(self) -> str:
-        """Each of them once."""
+        """Each character once."""
         ...

@@ -1,4 +1,4 @@
-"""The requests of a service to the models that it holds: draws, scores of prompts, and gradients of losses of given tokens."""
+"""The port between a service and the models that it holds: sampling, prompt scores, gradients."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,54 +13,51 @@ from practicum.text import Renderer
 from practicum.types import Metrics, Sample, SampleRequest, SamplingParams
 
 Weights = Mapping[str, Tensor] | None
-"""Weights that stand in for those of the modules, by name; None: none do."""
+"""Weights by name that replace the modules' own during a call; None: no replacement."""
 
 Loss = Callable[[Float[Tensor, "n K"], slice], Float[Tensor, "n K"]]
-"""From the log-probabilities of some positions' targets, and which positions they are, to one loss a target."""
+"""Maps the targets' log-probabilities at a slice of positions to one loss per target."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenTokens:
-    """One text: the N tokens that are read, K target tokens at each position, and the loss of their log-probabilities.
-
-    With `whole` the loss is only ever asked for all positions at once, because that of one depends on the others.
-    """
+    """One text: N input tokens, K target tokens at each position, and a loss of the targets."""
 
     tokens: tuple[int, ...]
     targets: Int[Tensor, "N K"]
     loss: Loss
     whole: bool = False
+    """True if the loss needs all positions at once, because one position's depends on others."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenResult:
-    """The learner's [N, K] log-probabilities of each text's targets, and the sum of each text's loss.
-
-    N and K are each text's own. `supervises` is whether the loss has a gradient at any target: not where every weight or
-    advantage is 0.
-    """
+    """The student's log-probabilities of each text's targets, and each text's loss."""
 
     logprobs: list[Float[Tensor, "_ _"]]
+    """[N, K] for each text, with its own N and K."""
     losses: list[float]
+    """The summed loss of each text."""
     supervises: bool
+    """True if any target has a gradient; False if every weight or advantage is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptQuestion:
-    """Questions about N tokens; row r of an answer is about token `first + r`, for which `first` at least 1.
-
-    `targets` are K token ids a row, -1 where nothing is asked. `draws` tokens are drawn a row at `temperature`, and
-    `following` are how many first tokens after the text are drawn under `params`, one for each of its seeds.
-    """
+    """A request for scores of N prompt tokens; row r of the result scores token `first + r`."""
 
     tokens: tuple[int, ...]
     first: int = 1
+    """The index of the first scored token, at least 1."""
     topk: int = 0
     targets: Int[Tensor, "T K"] | None = None
+    """K token ids per row to score; -1: none."""
     draws: int = 0
+    """The number of tokens to sample per row, at `temperature`."""
     temperature: float = 1.0
     seed: int = 0
     following: tuple[int, ...] = ()
+    """Seeds: for each, one token after the text is sampled under `params`."""
     params: SamplingParams | None = None
 
     @property
@@ -71,7 +68,7 @@ class PromptQuestion:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """The answer, a row a token: log-probabilities of the model itself, whatever the temperature of the draws."""
+    """The scores of a prompt, one row per token; log-probabilities are at temperature 1."""
 
     logprobs: Float[Tensor, " T"]
     topk_ids: Int[Tensor, "T k"]
@@ -83,56 +80,56 @@ class PromptScores:
 
 
 class Reader(Protocol):
-    """A model that draws and scores, under weights that are given with each call."""
+    """A model that samples and scores under weights passed with each call."""
 
     def draw(
         self, requests: Sequence[SampleRequest], params: SamplingParams, weights: Weights
     ) -> Generator[None, None, list[Sample]]:
-        """Draw one completion a request, with a pause after each token in which other work can be done."""
+        """Sample one completion per request; yield after each token, so that others can work."""
         ...
 
     def score(self, questions: Sequence[PromptQuestion], weights: Weights) -> list[PromptScores]:
-        """Answer questions about prompts, one answer a question."""
+        """Score prompts, one result per request."""
         ...
 
     def bring(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights where the model is."""
+        """Return the weights on the model's device."""
         ...
 
 
 class Adapters(Protocol):
-    """Adapters over a held model, with their optimizer and what has been accumulated."""
+    """Adapters of a hosted model, with their optimizer and their accumulated gradient."""
 
     def forward(self, data: Sequence[GivenTokens]) -> GivenResult:
-        """Return the log-probabilities and losses of given tokens, without a gradient."""
+        """Return the log-probabilities and losses of the targets, without a gradient."""
         ...
 
     def forward_backward(self, data: Sequence[GivenTokens], seed: int) -> GivenResult:
-        """Add the gradient of the summed loss to what has been accumulated; dropout is seeded by `seed`.
+        """Accumulate the gradient of the summed loss; `seed` seeds dropout.
 
-        Raises NumericError where a loss is not a number.
+        Raises NumericError if a loss is not a number.
         """
         ...
 
     def optim_step(self, params: AdamParams) -> Metrics:
-        """Take one step of AdamW on what has been accumulated, and forget it."""
+        """Take one AdamW step with the accumulated gradient, and clear it."""
         ...
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
-        """Return weights under `student` and moments under `optimizer`: live views, not copies."""
+        """Return the weights under `student` and the moments under `optimizer`, without copying."""
         ...
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore what `save_state` gave."""
+        """Restore the tensors that `save_state` returned."""
         ...
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """Return the accumulated gradients, by the names of the weights."""
+        """The accumulated gradients by weight name."""
         ...
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Take these in place of the accumulated gradients."""
+        """Replace the accumulated gradients."""
         ...
 
     def reader(self) -> Reader:
@@ -144,18 +141,18 @@ class Hosted(Protocol):
     """A base model that a service holds."""
 
     source: str
-    """The folder or hub name that its weights were read from."""
+    """The folder or hub name of its weights."""
     renderer: Renderer
     context_length: int
     vocab_size: int
     architecture: str
     size: int
-    """Bytes of its weights."""
+    """The size of its weights in bytes."""
 
     def reader(self) -> Reader:
         """Return the model itself as a reader."""
         ...
 
     def adapt(self, lora: Lora, seed: int, parts: tuple[str, ...]) -> Adapters:
-        """Make new adapters over it, seeded by `seed`, around the named halves of the layers."""
+        """Build new adapters, seeded by `seed`; `parts` names the halves of the layers to adapt."""
         ...

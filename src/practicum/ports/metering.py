@@ -1,4 +1,4 @@
-"""Clients that count what is asked of them; see `practicum.costs`."""
+"""Clients that count the tokens and FLOPs of their calls; see `practicum.costs`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,16 +28,13 @@ from practicum.types import (
 
 
 def wrap_client(client: SamplingClient, meter: Meter) -> "MeteredSampler":
-    """Wrap the client in one that counts; it decodes in lockstep where the client can."""
-    return (
-        MeteredLockstep(client, meter)
-        if isinstance(client, LockstepClient)
-        else MeteredSampler(client, meter)
-    )
+    """Wrap the client in one that counts, and that decodes in lockstep if the client can."""
+    wrapper = MeteredLockstep if isinstance(client, LockstepClient) else MeteredSampler
+    return wrapper(client, meter)
 
 
 class MeteredSampler:
-    """Counts the texts that are drawn and scored; see `practicum.ports.SamplingClient`."""
+    """A `practicum.ports.SamplingClient` that counts the texts it samples and scores."""
 
     def __init__(self, client: SamplingClient, meter: Meter) -> None:
         self._client = client
@@ -45,44 +42,44 @@ class MeteredSampler:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the client."""
+        """Return the capabilities of the client."""
         return self._client.capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """What the client draws."""
+        """Sample with the client and count its tokens."""
         samples = self._client.sample(requests, params)
         self.count([request.prompt_tokens for request in requests], samples)
         return samples
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """What the client says; a head that it brings along counts for itself wherever it is applied."""
-        answers = self._client.score(requests, signal)
+        """Score with the client and count its tokens; a returned head counts its own products."""
+        results = self._client.score(requests, signal)
         if not requests:
-            return answers
+            return results
         texts = [(request.prompt_tokens, len(request.tokens)) for request in requests]
-        self._meter.scored(texts, heads=any(answer.hidden is None for answer in answers))
+        self._meter.scored(texts, heads=any(result.hidden is None for result in results))
         name, count = self._meter.name, self._meter.count_head
-        bare = {id(answer.head): answer.head for answer in answers if answer.head is not None}
-        heads = {number: MeteredHead(head, name, count) for number, head in bare.items()}
+        bare = {id(result.head): result.head for result in results if result.head is not None}
+        heads = {key: MeteredHead(head, name, count) for key, head in bare.items()}
         return [
-            answer if answer.head is None else replace(answer, head=heads[id(answer.head)])
-            for answer in answers
+            result if result.head is None else replace(result, head=heads[id(result.head)])
+            for result in results
         ]
 
     def count(self, prompts: Sequence[tuple[int, ...]], samples: Sequence[Sample]) -> None:
-        """Count what was drawn after the prompts."""
+        """Count the sampled tokens after the prompts."""
         self._meter.count_sampled(
             [(prompt, len(sample.tokens)) for prompt, sample in zip(prompts, samples, strict=True)]
         )
 
 
 class MeteredLockstep(MeteredSampler):
-    """The same over a client that decodes in lockstep with another; what both do is counted."""
+    """A `MeteredSampler` that can decode in lockstep with another; both clients' tokens count."""
 
     _client: LockstepClient  # type: ignore[assignment]
 
     def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
-        """What the client reads; who draws from it counts."""
+        """Open a batch of the client; `sample_mixed` counts the tokens."""
         return self._client.read(prompts, rows, new_tokens)
 
     def sample_mixed(
@@ -92,7 +89,7 @@ class MeteredLockstep(MeteredSampler):
         share: float,
         params: SamplingParams,
     ) -> list[Sample]:
-        """What the two draw."""
+        """Sample from the mixture and count the tokens of both models."""
         samples = self._client.sample_mixed(requests, teacher, share, params)
         self.count([request.prompt_tokens for request in requests], samples)
         if isinstance(teacher, MeteredSampler):
@@ -100,8 +97,8 @@ class MeteredLockstep(MeteredSampler):
         return samples
 
 
-def count_heads(data: Sequence[Datum], reads: Counter[str]) -> list[Datum]:
-    """Return the data with heads that count into `reads`, for a trainer in a process that has no ledger."""
+def count_heads(datums: Sequence[Datum], reads: Counter[str]) -> list[Datum]:
+    """Return the datums with heads that count into `reads`, for a process without a ledger."""
 
     def count_scores(signal: TeacherSignal) -> TeacherSignal:
         head, pool = signal.head, signal.pool
@@ -115,14 +112,14 @@ def count_heads(data: Sequence[Datum], reads: Counter[str]) -> list[Datum]:
 
     return [
         replace(datum, signal=count_scores(datum.signal), reference=count_scores(datum.reference))
-        for datum in data
+        for datum in datums
     ]
 
 
 class MeteredTrainer:
-    """Counts what the student learns from; see `practicum.ports.TrainingClient`.
+    """A `practicum.ports.TrainingClient` that counts the tokens and FLOPs of each update.
 
-    Of a student whose shape is not known the tokens alone are counted.
+    For a student of unknown dimensions it counts tokens only.
     """
 
     def __init__(
@@ -140,47 +137,49 @@ class MeteredTrainer:
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
     ) -> ForwardResult:
-        """The gradient of the objective."""
+        """Accumulate the gradient of the objective and count the update."""
         result = self._trainer.forward_backward(data, objective, seed)
         for name, tokens in result.head_reads.items():
             self._meter.ledger.meter(name).count_head(tokens)
-        self._meter.ledger.add(
-            "update", self._meter.name, self._work(data, objective, "recomputed" in result.metrics)
-        )
+        usage = self._compute_usage(data, objective, recompute="recomputed" in result.metrics)
+        self._meter.ledger.add("update", self._meter.name, usage)
         return result
 
-    def _work(self, data: Sequence[Datum], objective: Objective, recompute: bool) -> Usage:
-        """Each rollout once, its head once for each teacher that is read by itself."""
-        heads: dict[int, int] = {}
-        rollouts = {
-            id(datum.rollout): datum.rollout for datum in data if datum.rollout.loss_mask.any()
-        }
-        for datum in data:
+    def _compute_usage(
+        self, datums: Sequence[Datum], objective: Objective, *, recompute: bool
+    ) -> Usage:
+        # Several datums may share a rollout, one per teacher: the body then reads it once, and the
+        # head is applied for each teacher. A `sum` pool has a product per member, others have one.
+        products_per_token: Counter[int] = Counter()
+        for datum in datums:
             pool = datum.signal.pool
-            apart = len(pool.members) if pool is not None and pool.kind == "sum" else 1
-            heads[id(datum.rollout)] = heads.get(id(datum.rollout), 0) + apart
+            products = len(pool.members) if pool is not None and pool.kind == "sum" else 1
+            products_per_token[id(datum.rollout)] += products
+        rollouts = {
+            id(datum.rollout): datum.rollout for datum in datums if datum.rollout.loss_mask.any()
+        }
         read = count_read_tokens(
             [(rollout.prompt_tokens, len(rollout.tokens)) for rollout in rollouts.values()]
         )
-        learned = {key: int(rollout.loss_mask.sum()) for key, rollout in rollouts.items()}
-        products = sum(heads[key] * count for key, count in learned.items())
+        supervised = {key: int(rollout.loss_mask.sum()) for key, rollout in rollouts.items()}
+        head_rows = sum(products_per_token[key] * count for key, count in supervised.items())
         flops = 0
         if self._shape is not None and self._learning is not None:
-            flops = self._learning.update(self._shape, read, products, recompute=recompute)
+            flops = self._learning.update(self._shape, read, head_rows, recompute=recompute)
             if objective.needs_sequences:
-                flops += self._shape.hidden(read.tokens, read.contexts) + self._shape.logits(
-                    products
-                )
-        return Usage(sum(learned.values()), read.prompt_tokens, flops)
+                # Whole-sequence coefficients take one more forward pass, without a gradient.
+                flops += self._shape.hidden(read.tokens, read.contexts)
+                flops += self._shape.logits(head_rows)
+        return Usage(sum(supervised.values()), read.prompt_tokens, flops)
 
     def optim_step(self, params: AdamParams) -> Metrics:
-        """One step of the optimizer, which is not counted."""
+        """Take one step of the optimizer; it is not counted."""
         return self._trainer.optim_step(params)
 
     def snapshot(self) -> SamplingClient:
-        """A client that goes on sampling from the weights of now."""
+        """Return a counting client that samples from the current weights during training."""
         return wrap_client(self._trainer.snapshot(), self._meter)
 
     def refuses(self, objective: Objective) -> str | None:
-        """Why the trainer cannot train the objective, or None."""
+        """Explain why the trainer cannot train the objective; return None if it can."""
         return self._trainer.refuses(objective)

@@ -1,4 +1,4 @@
-"""A backend on paper: its models have sizes and no weights, and it records what a step asks of them."""
+"""The port of a dry run: models with dimensions and no weights, and a record of their requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,34 +12,35 @@ from practicum.types import Datum, SampleRequest, ScoreRequest
 
 @dataclass(frozen=True, slots=True)
 class PaperModel:
-    """A model on paper that scores: its settings (None: the student's own weights), its sizes, and what a pass through it takes.
-
-    `held` are the numbers that are held a second time, for weights that follow the student's.
-    """
+    """A weightless model that scores."""
 
     config: ScorerConfig | None
+    """Its settings; None: the student's own weights."""
     shape: ModelDims
     body: Footprint
+    """The activation memory of a pass through its layers."""
     held: int = 0
+    """The number of weights that are copied because they follow the student's."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaperRecord:
-    """What a step on paper asked of each model, by name, and what the backend says about memory.
-
-    `body` is what a pass through the student takes, with its layers recomputed or not, and `cut` how an update of some data is
-    cut into passes. A scoring pass holds `scored_tokens`. The head is laid out anew for products of `prepares_head_from` rows
-    or more, and all weights for `prepares_weights_from` tokens of an answer or more.
-    """
+    """The memory figures of a weightless backend, and the requests of one step by model name."""
 
     shape: ModelDims
     learning: TrainableDims
     body: Callable[[bool], Footprint]
+    """Return the memory of a pass through the student, with activation checkpointing or without."""
     cut: Callable[[Sequence[Datum]], GraphPlan]
+    """Split the datums of an update into micro-batches."""
     packs_up_to: int
+    """The longest text, in tokens, that the student runs packed."""
     scored_tokens: int
+    """The tokens of a scoring pass."""
     prepares_head_from: int
+    """The head is prepacked for products of so many rows or more."""
     prepares_weights_from: int
+    """All weights are prepacked for completions of so many tokens or more."""
     chunk_tokens: int
     sampling_batch: int
     scorers: dict[str, PaperModel] = field(default_factory=dict)
@@ -49,6 +50,6 @@ class PaperRecord:
 
 
 class PaperBackend(Backend, Protocol):
-    """A backend whose models have sizes and no weights; `record` is there once the student is."""
+    """A backend of weightless models; `record` exists after the student is loaded."""
 
     record: PaperRecord

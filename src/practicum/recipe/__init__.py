@@ -1,7 +1,8 @@
 """The recipe: the whole run as typed data, read from YAML with every mistake reported at once.
 
-`schema` says what a recipe is, of `sections` and plugins; `possible` what cannot go together; `files` finds and reads YAML;
-`overrides` changes it; `controls` switches its teacher off; `reading` makes the recipe.
+`schema` defines a recipe from `sections` and plug-ins, and `possible` lists combinations that
+cannot work. `files` finds and reads YAML, `overrides` changes it, `controls` switches the teacher
+off, and `reading` validates the result.
 """
 
 from practicum.recipe.controls import (

@@ -1,7 +1,8 @@
-"""The control of a recipe that joins a reward and a teacher: the same run with the teacher off, the reward alone.
+"""The control of a recipe with reward and teacher: the same run with the reward alone.
 
-A teacher here is whoever is learned from besides the verifier: the one under `teacher:`, and whoever wrote the answers that a
-source takes from the dataset. The reference is none: it holds the student near to where it began.
+The teacher is every source of learning besides the verifier: the model under `teacher:`, and the
+author of the answers that a source takes from the dataset. The reference is no teacher: it keeps
+the student near its initial weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,172 +18,174 @@ from practicum.recipe.schema import Recipe, resolved
 from practicum.rollouts import StudentSource, other_writer
 
 SWITCH = "teacher=off"
-"""The override that asks for the control; YAML reads its value as false."""
+"""The override that asks for the control; YAML reads its value as False."""
 
 SECTIONS = ("teacher", "rollout", "objective", "schedules", "monitors")
 """The sections of a recipe that differ in its control."""
 
 SUFFIX = "-teacher-off"
-"""Ends the name of a control, and so that of its run folder."""
+"""The end of a control's name, and so of its run folder's name."""
 
 LONGEST_NAME = 80
 
 TAKEN_OVER = ("coefficient", "correction", "weights", "samples", "filter", "source")
-"""Fields of a term that are about its answers and tokens, whoever teaches on them."""
+"""Fields of a term about its answers and tokens, which do not depend on the teacher."""
 
 
 def teacher_off(recipe: Recipe) -> Recipe | None:
-    """Return the recipe with the reward alone, or None where it has no teacher, or without it nothing learned from a reward.
+    """Return the recipe with the reward alone.
 
-    Terms that ask the teacher, or are about answers that it wrote, are gone; a reward that joins the teacher's advantage stays
-    as a term of its own. The student writes all of its `n` answers. What a filter left to a teacher is the reward's again.
-    Raises RecipeError where a schedule cannot be taken over.
+    The control drops the terms that ask the teacher or imitate its answers; a reward that is added
+    to the teacher's advantage becomes a term of its own. The student samples all `n` answers, and
+    answers that a filter left to the teacher belong to the reward. Returns None if the recipe has
+    no teacher, or no reward without the teacher. Raises RecipeError if a schedule has no place in
+    the control.
     """
     writer = other_writer(recipe.rollout.source)
     terms = recipe.objective.losses
     if writer is None and not any(term.asks_teacher for term in terms):
         return None
-    alone = [
-        None if writer is not None and _imitates(term, writer) else _alone(term) for term in terms
-    ]
-    left_to_teacher = {term.filter for term, left in zip(terms, alone, strict=True) if left is None}
-    places = {
-        place: _with_answers(left, left_to_teacher)
-        for place, left in enumerate(alone)
-        if left is not None
+    reward_terms = {
+        index: reward_term
+        for index, term in enumerate(terms)
+        if (reward_term := _remove_teacher(term, writer)) is not None
     }
-    if not any(term.learns_from_reward for term in places.values()):
+    teacher_filters = {term.filter for index, term in enumerate(terms) if index not in reward_terms}
+    reward_terms = {
+        index: _extend_filter(term, teacher_filters) for index, term in reward_terms.items()
+    }
+    if not any(term.learns_from_reward for term in reward_terms.values()):
         return None
-    data = resolved(recipe)
-    data |= control_words(data)
-    data["teacher"] = {"type": "none"}
-    data["objective"]["losses"] = [term.model_dump(mode="json") for term in places.values()]
+    control = resolved(recipe)
+    control |= control_words(control)
+    control["teacher"] = {"type": "none"}
+    control["objective"]["losses"] = [
+        term.model_dump(mode="json") for term in reward_terms.values()
+    ]
     if writer is not None:
-        data["rollout"]["source"] = StudentSource().model_dump()
-    moved = _Moved(recipe, places, writer is not None)
-    data["schedules"] = moved.taken_over(data["schedules"])
-    for settings in data["monitors"].values():
-        settings["set"] = {
-            path: change
-            for path, change in moved.taken_over(settings["set"]).items()
-            if _is_at(data, path)
-        }
-    return validated(Recipe, data, recipe.name)
+        control["rollout"]["source"] = StudentSource().model_dump()
+    paths = _ControlPaths(recipe, reward_terms, drops_source=writer is not None)
+    control["schedules"] = paths.translate_keys(control["schedules"])
+    for settings in control["monitors"].values():
+        changes = paths.translate_keys(settings["set"])
+        settings["set"] = {path: changes[path] for path in changes if _has_number(control, path)}
+    return validated(Recipe, control, recipe.name)
 
 
-def control_words(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a control says about itself instead of what its recipe's data says: it reproduces no paper."""
-    about = f"control: the reward alone, the teacher off, of: {data.get('about') or data['name']}"
-    name = f"{data['name'][: LONGEST_NAME - len(SUFFIX)]}{SUFFIX}"
+def control_words(recipe_data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that describe a control; unlike its recipe, it reproduces no paper."""
+    name = recipe_data["name"]
+    about = f"control: the reward alone, the teacher off, of: {recipe_data.get('about') or name}"
+    name = f"{name[: LONGEST_NAME - len(SUFFIX)]}{SUFFIX}"
     return {"name": name, "about": about, "paper": None, "claim": None, "differs": None}
 
 
 def no_control(source: str) -> RecipeError:
-    """Return the error of a recipe that is asked for its control and has none."""
+    """Return the error for a recipe without a control."""
     return RecipeError(
-        f"{source}: {SWITCH} leaves the reward alone, and this recipe has no teacher, or without it nothing that learns from a "
-        "reward; take one that joins the two, such as papers/kdrl, or write reward: add_advantage(1.0)"
+        f"{source}: {SWITCH} leaves the reward alone, and this recipe has no teacher, or without "
+        "it nothing that learns from a reward; take one that joins the two, such as papers/kdrl, "
+        "or write reward: add_advantage(1.0)"
     )
 
 
 def without_switch(overrides: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the overrides without `teacher=off`, and whether it was among them."""
-    rest = [text for text in overrides if text.replace(" ", "") != SWITCH]
-    return rest, len(rest) < len(overrides)
+    """Return the overrides without `teacher=off`, and True if it was among them."""
+    remaining = [text for text in overrides if text.replace(" ", "") != SWITCH]
+    return remaining, len(remaining) < len(overrides)
 
 
-def _imitates(term: Term, writer: str) -> bool:
-    """Return whether a term is about answers that another wrote: those alone, or likelihood for its own sake."""
-    likelihood = term.signal.label and not term.learns_from_reward
-    return term.source == writer or (likelihood and term.source == "all")
+def _follows_writer(term: Term, writer: str) -> bool:
+    """Return True if a term trains on the writer's answers only, or by likelihood on all."""
+    is_likelihood = term.signal.label and not term.learns_from_reward
+    return term.source == writer or (is_likelihood and term.source == "all")
 
 
-def _alone(term: Term) -> Term | None:
-    """Return the term as it is without a teacher: itself where it asks none, its reward where it has one, else None."""
+def _remove_teacher(term: Term, writer: str | None) -> Term | None:
+    """Return the term without the teacher: unchanged if it asks none, its reward, or None."""
+    if writer is not None and _follows_writer(term, writer):
+        return None
     if not term.asks_teacher:
         return term
     if term.reward.by_itself is None:
         return None
-    of_teacher = [
-        *(["weights"] if term.weighs_by_teacher else []),
-        *(["samples"] if term.samples_by_teacher else []),
-    ]
-    fields = {key: value for key, value in term if key in TAKEN_OVER and key not in of_teacher}
+    by_teacher = {"weights": term.weighs_by_teacher, "samples": term.samples_by_teacher}
+    fields = {
+        key: value for key, value in term if key in TAKEN_OVER and not by_teacher.get(key, False)
+    }
     arguments = {**term.correction.arguments, **CORRECTIONS[term.correction.name].without_teacher}
-    correction = term.correction.model_copy(update={"arguments": arguments})
-    coefficient = term.coefficient * term.reward.share
-    return Term(
-        **{
-            **fields,
-            "signal": term.reward.by_itself,
-            "correction": correction,
-            "coefficient": coefficient,
-        }
-    )
+    fields["signal"] = term.reward.by_itself
+    fields["correction"] = term.correction.model_copy(update={"arguments": arguments})
+    fields["coefficient"] = term.coefficient * term.reward.share
+    return Term(**fields)
 
 
-def _with_answers(term: Term, left_to_teacher: set[str]) -> Term:
-    """Return a reward's term, about all answers where those that its filter leaves out were for a teacher to mend."""
-    if term.signal.outcome is not None and OTHER_ANSWERS.get(term.filter) in left_to_teacher:
+def _extend_filter(term: Term, teacher_filters: set[str]) -> Term:
+    """Return a reward's term for all answers if a removed term trained on those it filters out."""
+    if term.signal.outcome is not None and OTHER_ANSWERS.get(term.filter) in teacher_filters:
         return term.model_copy(update={"filter": "all"})
     return term
 
 
-class _Moved:
-    """Where the numbers of a recipe are in its control."""
+class _ControlPaths:
+    """The paths of a recipe's numbers in its control."""
 
-    def __init__(self, recipe: Recipe, places: Mapping[int, Term], writes_alone: bool) -> None:
-        self._before = recipe.objective.losses
-        self._places = places
-        self._writes_alone = writes_alone
+    def __init__(
+        self, recipe: Recipe, reward_terms: Mapping[int, Term], *, drops_source: bool
+    ) -> None:
+        self._terms = recipe.objective.losses
+        self._reward_terms = reward_terms
+        self._drops_source = drops_source
 
-    def taken_over(self, by_path: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is set at the paths of numbers, by their paths in the control; those that are gone are left out."""
-        kept: dict[str, Any] = {}
-        for path, value in by_path.items():
-            place = self._path(path)
-            if place in kept:
+    def translate_keys(self, by_path: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the mapping with the control's paths as keys, without the paths that are gone."""
+        translated: dict[str, Any] = {}
+        for path, entry in by_path.items():
+            new_path = self._translate(path)
+            # The coefficients of term and reward become one number, their product.
+            if new_path in translated:
                 raise RecipeError(
-                    f"{path}: with the teacher off it multiplies another number that changes too; give one of them a fixed one"
+                    f"{path}: with the teacher off it multiplies another number that changes too; "
+                    "give one of them a fixed one"
                 )
-            if place is not None:
-                kept[place] = value
-        return kept
+            if new_path is not None:
+                translated[new_path] = entry
+        return translated
 
-    def _path(self, path: str) -> str | None:
+    def _translate(self, path: str) -> str | None:
         match path.split("."):
-            case ["rollout", "source", *_] if self._writes_alone:
+            case ["rollout", "source", *_] if self._drops_source:
                 return None
-            case ["objective", "losses", number, *rest]:
-                return self._in_term(int(number), rest, path)
+            case ["objective", "losses", index, *keys]:
+                return self._translate_in_term(int(index), keys, path)
         return path
 
-    def _in_term(self, number: int, rest: Sequence[str], path: str) -> str | None:
-        """Return the path of a term's number: that of a reward's share is the coefficient of the term that is left."""
-        if number not in self._places:
+    def _translate_in_term(self, index: int, keys: Sequence[str], path: str) -> str | None:
+        if index not in self._reward_terms:
             return None
-        before, now = self._before[number], self._places[number]
-        new = f"objective.losses.{list(self._places).index(number)}"
-        if before.signal == now.signal:
-            return ".".join([new, *rest])
+        term, reward_term = self._terms[index], self._reward_terms[index]
+        prefix = f"objective.losses.{list(self._reward_terms).index(index)}"
+        if term.signal == reward_term.signal:
+            return ".".join([prefix, *keys])
         factors = {
-            ("coefficient",): before.reward.share,
-            ("reward", "coefficient"): before.coefficient,
+            ("coefficient",): term.reward.share,
+            ("reward", "coefficient"): term.coefficient,
         }
-        if tuple(rest) in factors:
-            if factors[tuple(rest)] != 1.0:
+        if tuple(keys) in factors:
+            if factors[tuple(keys)] != 1.0:
                 raise RecipeError(
-                    f"{path}: with the teacher off it is multiplied by {factors[tuple(rest)]:g}; write 1 there"
+                    f"{path}: with the teacher off it is multiplied by "
+                    f"{factors[tuple(keys)]:g}; write 1 there"
                 )
-            return f"{new}.coefficient"
-        stays = rest[0] in TAKEN_OVER and dict(now)[rest[0]] == dict(before)[rest[0]]
-        return ".".join([new, *rest]) if stays else None
+            return f"{prefix}.coefficient"
+        field = keys[0]
+        is_unchanged = field in TAKEN_OVER and dict(reward_term)[field] == dict(term)[field]
+        return ".".join([prefix, *keys]) if is_unchanged else None
 
 
-def _is_at(data: Mapping[str, Any], path: str) -> bool:
-    """Return whether the control has a number at the path."""
+def _has_number(control: Mapping[str, Any], path: str) -> bool:
     try:
-        number_at(data, path)
+        number_at(control, path)
     except (KeyError, IndexError, TypeError, ValueError):
         return False
     return True

@@ -1,4 +1,4 @@
-"""Recipe files: where they are found, and their YAML over what they extend."""
+"""Recipe files: find them, read their YAML, and merge it over the recipe that they extend."""
 
 import importlib.resources
 import os
@@ -13,106 +13,112 @@ from practicum.core.calls import did_you_mean
 from practicum.errors import RecipeError
 
 LARGEST_RECIPE = 1 << 18
-"""Bytes; packaged recipes have at most a few thousand, and denser text takes seconds to read."""
-
+"""Bytes; packaged recipes have at most a few thousand, and dense text takes seconds to read."""
 
 DEEPEST_RECIPE = 64
-"""Mappings and lists within each other; a recipe needs about ten."""
-
+"""Levels of nested mappings and lists; a recipe needs about ten."""
 
 LONGEST_REASON = 400
-
-
 DEEPEST_EXTENDS = 8
 
 
 def find_recipe(source: str | Path) -> Path:
-    """The file of a recipe: a path, or the name of a packaged one such as `quickstart`."""
+    """Return the file of a recipe: a path, or the name of a packaged one such as `quickstart`."""
     if os.path.isfile(source):  # unlike Path.is_file, also False for names that no file can have
         return Path(source)
     name = str(source).removeprefix("recipes/").removesuffix(".yaml")
     if name in recipe_names():
         return packaged_recipes() / f"{name}.yaml"
     raise RecipeError(
-        f"no recipe {str(source)[:100]!r}: not a file and not a packaged recipe; {did_you_mean(str(source), recipe_names())}"
+        f"no recipe {str(source)[:100]!r}: not a file and not a packaged recipe; "
+        f"{did_you_mean(str(source), recipe_names())}"
     )
 
 
 def packaged_recipes() -> Path:
-    """The folder of the recipes that come with the package (the repository's own in a checkout)."""
+    """Return the folder of the packaged recipes; in a checkout, the repository's `recipes`."""
     installed = Path(str(importlib.resources.files("practicum"))) / "packaged_recipes"
     return installed if installed.is_dir() else Path(__file__).resolve().parents[3] / "recipes"
 
 
 def recipe_names() -> list[str]:
-    """The packaged recipes, as `practicum run` takes them; not those to be extended."""
+    """Return the names of the packaged recipes that can run, without bases."""
     folder = packaged_recipes()
     names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
     return [name for name in names if not name.startswith("base/")]
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The data of a recipe file, merged over the recipe that it `extends`.
+    """Return the data of a recipe file, merged over the recipe that it `extends`.
 
-    Relative paths start at the folder of the file that has the task.
+    `above` are the files that extend this one.
     """
-    data, folder = read_yaml(path), path.parent.resolve()
+    recipe_data, folder = read_yaml(path), path.parent.resolve()
     for role in ("student", "teacher", "reference", "stages"):
-        _anchor_models(data.get(role), folder)
-    if "task" in data:
-        data.setdefault("base_dir", str(folder))
-    parent = data.pop("extends", None)
+        _resolve_model_paths(recipe_data.get(role), folder)
+    # The paths of a task belong to the file with the task, also if another file extends it.
+    if "task" in recipe_data:
+        recipe_data.setdefault("base_dir", str(folder))
+    parent = recipe_data.pop("extends", None)
     if parent is not None:
         file = folder / str(parent)
         if not file.is_file():
             raise RecipeError(
-                f"{path}: extends {str(parent)!r}, and there is no such file; it is relative to {folder}"
+                f"{path}: extends {str(parent)!r}, and there is no such file; "
+                f"it is relative to {folder}"
             )
         if file in above or len(above) > DEEPEST_EXTENDS:
             raise RecipeError(f"{path}: extends {str(parent)!r}, which extends this one again")
-        data = merged(read_recipe(file, (*above, path.resolve())), data)
-    data.setdefault("base_dir", str(folder))
-    return data
+        recipe_data = merged(read_recipe(file, (*above, path.resolve())), recipe_data)
+    recipe_data.setdefault("base_dir", str(folder))
+    return recipe_data
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid over `base`: mappings merge, anything else replaces, and so does a mapping of another `type`."""
+    """Return `base` with the entries of `over`.
+
+    Mappings merge. Anything else is replaced, also a mapping of another `type`.
+    """
     result = dict(base)
-    for key, value in over.items():
-        below = result.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping) and _same_type(below, value):
-            result[key] = merged(below, value)
-        else:
-            result[key] = value
+    for key, new in over.items():
+        old = result.get(key)
+        if isinstance(new, Mapping) and isinstance(old, Mapping) and _can_merge(old, new):
+            new = merged(old, new)
+        result[key] = new
     return result
 
 
-def _same_type(below: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
-    if {"losses", "stage"} & (below.keys() | over.keys()):  # `model: {stage: NAME}` is whole
+def _can_merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    # A list of terms and `model: {stage: NAME}` are complete: the keys of a term, or of a
+    # from-scratch model, make no sense beside them.
+    if {"losses", "stage"} & (old.keys() | new.keys()):
         return False
-    return over.get("type", below.get("type")) == below.get("type")
+    return new.get("type", old.get("type")) == old.get("type")
 
 
-def _anchor_models(section: Any, folder: Path) -> None:
-    """Let relative model folders start at the recipe's folder, as its other paths do."""
+def _resolve_model_paths(section: Any, folder: Path) -> None:
+    """Make model folders relative to the recipe's folder absolute, in place."""
     for inner in section if isinstance(section, list) else ():
-        _anchor_models(inner, folder)
+        _resolve_model_paths(inner, folder)
     if not isinstance(section, dict):
         return
     model = section.get("model")
     if isinstance(model, str) and (folder / model).is_dir():
         section["model"] = str(folder / model)
     for inner in section.values():
-        _anchor_models(inner, folder)
+        _resolve_model_paths(inner, folder)
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML without what hides mistakes, repeated keys and aliases, and without deep nesting, whose reading takes seconds."""
+    """A YAML loader that refuses repeated keys, aliases and deep nesting.
+
+    Repeated keys and aliases hide mistakes, and deep nesting takes seconds to read.
+    """
 
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node that is no alias and is not nested too deeply."""
+        """Compose a node; refuse an alias or a node that is nested too deeply."""
         line = self.peek_event().start_mark.line + 1
         if self.check_event(yaml.events.AliasEvent):
             raise yaml.YAMLError(f"line {line}: aliases (*name) are not read; write the value out")
@@ -123,7 +129,8 @@ class StrictLoader(yaml.SafeLoader):
         return node
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
-        """Read an opening bracket; the scanner reads many of them ahead before the first node is composed."""
+        """Read an opening bracket; refuse it if it is nested too deeply."""
+        # The scanner reads many brackets ahead, before `compose_node` sees the first.
         self._check_depth(self.flow_level, self.line + 1)
         super().fetch_flow_collection_start(TokenClass)
 
@@ -135,9 +142,9 @@ class StrictLoader(yaml.SafeLoader):
             )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Make a mapping whose keys differ."""
+        """Build a mapping; refuse a repeated key."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        mapping = super().construct_mapping(node, deep)  # it refuses keys that cannot be counted
+        mapping = super().construct_mapping(node, deep)  # refuses unhashable keys, so Counter works
         if len(mapping) < len(keys):
             twice = min(str(key) for key, times in Counter(keys).items() if times > 1)
             raise yaml.YAMLError(f"line {node.start_mark.line + 1}: key {twice!r} stands twice")
@@ -145,19 +152,19 @@ class StrictLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; RecipeError where it is not one."""
+    """Return the mapping in a YAML file. Raises RecipeError if the file holds no mapping."""
     try:
         if path.stat().st_size > LARGEST_RECIPE:
             raise RecipeError(f"{path}: larger than {LARGEST_RECIPE >> 10} KiB, so not a recipe")
-        data = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
+        document = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot be read ({error})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(
             f"{path}: not YAML ({' '.join(str(error).split())[:LONGEST_REASON]})"
         ) from error
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise RecipeError(
             f"{path}: a recipe is a mapping of names such as `student:` and `teacher:`"
         )
-    return data
+    return document

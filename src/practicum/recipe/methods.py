@@ -1,60 +1,64 @@
-"""A recipe in the field's words: where it stands on each axis, in short."""
+"""Describe a recipe by its choice on each axis of the method space."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from pydantic import BaseModel
 
 from practicum.core.calls import parse_call
-from practicum.objective import Objective, Term
+from practicum.objective import Term
 from practicum.recipe import Recipe
 
 DEFAULT = Term()
 
 NAMED_APART = frozenset({"coefficient", "signal", "divergence", "estimator", "against"})
-"""Axes of a term that are shown otherwise than as `key value`."""
+"""Axes of a term that have a form of their own instead of `key value`."""
 
 
 def describe_axes(recipe: Recipe) -> dict[str, str]:
-    """What a recipe chose, by axis, without what it left at its default.
+    """Return the recipe's choices by axis, without defaults.
 
-    `source` and `teacher` in words, the `staleness` of rollouts that are drawn ahead, one `loss` for each term, the `aggregate`
-    where it is not the token mean, and what is scheduled.
+    The axes are `source`, `teacher`, `reference`, `staleness`, `loss` (all terms), `aggregate`
+    unless it is the token mean, and `schedule`.
     """
-    chosen = {"source": _call(recipe.rollout.source), "teacher": format_teacher(recipe.teacher)}
+    chosen = {
+        "source": _format_choice(recipe.rollout.source),
+        "teacher": format_teacher(recipe.teacher),
+    }
     if recipe.reference is not None:
         chosen["reference"] = format_teacher(recipe.reference)
     if recipe.rollout.max_staleness:
         chosen["staleness"] = f"{recipe.rollout.max_staleness} updates"
-    chosen["loss"] = " + ".join(_terms(recipe.objective))
+    chosen["loss"] = " + ".join(map(_format_term, recipe.objective.losses))
     if recipe.objective.aggregate != "token_mean":
         chosen["aggregate"] = recipe.objective.aggregate
     if recipe.schedules:
         chosen["schedule"] = ", ".join(
-            f"{path.rpartition('.')[2]} {_call(how)}" for path, how in recipe.schedules.items()
+            f"{path.rpartition('.')[2]} {_format_choice(schedule)}"
+            for path, schedule in recipe.schedules.items()
         )
     return chosen
 
 
 def describe_method(recipe: Recipe) -> str:
-    """The axes as one line of a list."""
+    """Return the axes as one line."""
     return " · ".join(
         value for value in describe_axes(recipe).values() if value not in ("student", "none")
     )
 
 
 def format_teacher(config: BaseModel) -> str:
-    """A teacher's settings as a call: `privileged(self(ema): reference)`, `route(math, code)`, `pool(geometric, 3)`."""
+    """Return a teacher's settings as a call, such as `privileged(self(ema): reference)`."""
     settings = {name: value for name, value in config if name != "type"}
-    kind = str(config.model_dump(include={"type"})["type"])
-    inside = _inside(settings)
-    return f"{kind}({inside})" if inside else kind
+    teacher_type = str(config.model_dump(include={"type"})["type"])
+    arguments = _format_settings(settings)
+    return f"{teacher_type}({arguments})" if arguments else teacher_type
 
 
-def _inside(settings: Mapping[str, object]) -> str:
+def _format_settings(settings: Mapping[str, object]) -> str:
     match settings:
-        case {"teacher": BaseModel() as teacher, **rest}:
-            seen = [name for name, value in rest.items() if value not in (None, (), "error")]
-            return f"{format_teacher(teacher)}: {', '.join(seen)}"
+        case {"teacher": BaseModel() as teacher, **extras}:
+            names = [name for name, value in extras.items() if value not in (None, (), "error")]
+            return f"{format_teacher(teacher)}: {', '.join(names)}"
         case {"teachers": Mapping() as teachers, "by": by}:
             return f"{', '.join(map(str, teachers))} by {by}"
         case {"teachers": Mapping() as teachers, "kind": kind}:
@@ -64,30 +68,30 @@ def _inside(settings: Mapping[str, object]) -> str:
     return ""
 
 
-def _terms(objective: Objective) -> Iterable[str]:
-    usual = dict(DEFAULT)
-    for term in objective.losses:
-        words = [_call(term.signal), _call(term.divergence)] if term.asks else [_call(term.signal)]
-        words += [_call(term.gradient)] if term.gradient != term.usual_gradient else []
-        words += [f"against {term.against}"] if term.against != DEFAULT.against else []
-        words += [
-            f"{name} {_call(value)}"
-            for name, value in term
-            if name not in NAMED_APART and value != usual[name]
-        ]
-        share = "" if term.coefficient == 1.0 else f"{term.coefficient:g} x "
-        yield share + ", ".join(words)
+def _format_term(term: Term) -> str:
+    words = [_format_choice(term.signal)]
+    words += [_format_choice(term.divergence)] if term.asks else []
+    words += [_format_choice(term.gradient)] if term.gradient != term.usual_gradient else []
+    words += [f"against {term.against}"] if term.against != DEFAULT.against else []
+    defaults = dict(DEFAULT)
+    words += [
+        f"{name} {_format_choice(choice)}"
+        for name, choice in term
+        if name not in NAMED_APART and choice != defaults[name]
+    ]
+    factor = "" if term.coefficient == 1.0 else f"{term.coefficient:g} x "
+    return factor + ", ".join(words)
 
 
-def _call(value: object) -> str:
-    """A choice as text, its arguments by place, without those at their defaults."""
-    if not isinstance(value, BaseModel):
-        return str(value)
-    name, _, keywords = parse_call(str(value.model_dump()))
-    usual = {key: field.default for key, field in type(value).model_fields.items()}
-    given = [
+def _format_choice(choice: object) -> str:
+    """Return a choice as a call with positional arguments, without defaults."""
+    if not isinstance(choice, BaseModel):
+        return str(choice)
+    name, _, keywords = parse_call(str(choice.model_dump()))
+    defaults = {key: field.default for key, field in type(choice).model_fields.items()}
+    arguments = [
         str(argument)
         for key, argument in keywords.items()
-        if key not in usual or usual[key] != argument
+        if key not in defaults or defaults[key] != argument
     ]
-    return f"{name}({', '.join(given)})" if given else name
+    return f"{name}({', '.join(arguments)})" if arguments else name

@@ -1,4 +1,4 @@
-"""Data against the schema: every mistake in it as one line, with what to write instead."""
+"""Validation errors as one line each, with what to write instead."""
 
 import types
 import typing
@@ -15,66 +15,70 @@ from practicum.recipe.older import MOVED
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validated(model: type[Model], data: Mapping[str, Any], source: str) -> Model:
-    """The data as the model; RecipeError, or CapabilityError where only parts do not go together, with one line a problem."""
+def validated(model: type[Model], fields: Mapping[str, Any], source: str) -> Model:
+    """Validate the fields as a model.
+
+    Raises RecipeError with one line per problem, or CapabilityError if all fields are valid and
+    only their combination is not.
+    """
     try:
-        return model.model_validate(dict(data))
+        return model.model_validate(dict(fields))
     except ValidationError as error:
-        kind = CapabilityError if all(not entry["loc"] for entry in error.errors()) else RecipeError
-        raise kind(
-            [f"{source}: {_line(entry, model, data)}" for entry in error.errors(include_url=False)]
+        entries = error.errors(include_url=False)
+        # Validators of the whole model have no location; they check combinations.
+        error_type = RecipeError if any(entry["loc"] for entry in entries) else CapabilityError
+        raise error_type(
+            [f"{source}: {_format_problem(entry, model, fields)}" for entry in entries]
         ) from None
 
 
-def _line(entry: Any, model: type[BaseModel], data: Mapping[str, Any]) -> str:
-    """One problem as one line: the field, what is wrong, and what to write."""
+def _format_problem(entry: Any, model: type[BaseModel], fields: Mapping[str, Any]) -> str:
+    """Return a problem as one line: the field, the mistake, and what to write instead."""
     field = ".".join(str(part) for part in entry["loc"])
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden" and field in MOVED:
         return f"{field}: no such key any more; write {MOVED[field]}"
     if entry["type"] == "extra_forbidden":
-        known = _known_fields(model, entry["loc"][:-1], data)
-        hint = f"; {did_you_mean(str(entry['loc'][-1]), known)}" if known else ""
+        names = _list_fields(model, entry["loc"][:-1], fields)
+        hint = f"; {did_you_mean(str(entry['loc'][-1]), names)}" if names else ""
         return f"{field}: no such key{hint}"
     if entry["type"] == "string_pattern_mismatch":
-        return f"{field}: {entry['input']!r} cannot name a folder; write letters, digits, '.', '_' and '-', at most 80"
+        return (
+            f"{field}: {entry['input']!r} cannot name a folder; "
+            "write letters, digits, '.', '_' and '-', at most 80"
+        )
     if entry["type"] == "missing":
         return f"{field}: missing; write it"
     if entry["type"] in ("value_error", "literal_error") and not field:
         return message
-    given = entry["input"]
-    shown = (
-        f" (given: {given!r})"
-        if isinstance(given, str | int | float | bool) and entry["type"] != "value_error"
-        else ""
-    )
-    return f"{field}: {message[:1].lower() + message[1:]}{shown}"
+    wrong = entry["input"]
+    is_scalar = isinstance(wrong, str | int | float | bool) and entry["type"] != "value_error"
+    input_note = f" (given: {wrong!r})" if is_scalar else ""
+    return f"{field}: {message[:1].lower() + message[1:]}{input_note}"
 
 
-def _known_fields(root: type[BaseModel], loc: Sequence[int | str], data: Any) -> list[str]:
-    """The field names of the model at a place in the recipe."""
+def _list_fields(root: type[BaseModel], loc: Sequence[int | str], section: Any) -> list[str]:
+    """Return the field names of the model at a location of a validation error."""
+    # A location holds more than keys: for a union, pydantic adds the name of the member's class.
     models = [root]
-    for part in loc:
-        data = data[part] if isinstance(data, Mapping) and part in data else data
-        if isinstance(data, Mapping) and part in ("teacher", "task") and "type" in data:
-            models = [module_of(f"{part}s", str(data["type"])).Config]
+    for part in map(str, loc):
+        section = section[part] if isinstance(section, Mapping) and part in section else section
+        if isinstance(section, Mapping) and part in ("teacher", "task") and "type" in section:
+            models = [module_of(f"{part}s", str(section["type"])).Config]
         elif any(model.__name__ == part for model in models):
             models = [model for model in models if model.__name__ == part]
         else:
-            annotations = [
-                model.model_fields[str(part)].annotation
-                for model in models
-                if str(part) in model.model_fields
-            ]
-            models = [
-                model for annotation in annotations for model in _models_in(annotation)
-            ] or models
+            inner: list[type[BaseModel]] = []
+            for model in models:
+                if part in model.model_fields:
+                    inner += _list_models(model.model_fields[part].annotation)
+            models = inner or models
     return sorted({name for model in models for name in model.model_fields})
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def _list_models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is not None:
-        return [model for part in typing.get_args(annotation) for model in _models_in(part)]
+        return [model for part in typing.get_args(annotation) for model in _list_models(part)]
     return []

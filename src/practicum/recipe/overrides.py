@@ -1,4 +1,4 @@
-"""`key.sub=value`, as it is given on the command line."""
+"""Overrides `key.sub=value` of the command line."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,73 +11,75 @@ from practicum.recipe.files import StrictLoader
 from practicum.recipe.schema import Recipe
 
 
-def override(data: dict[str, Any], text: str) -> None:
-    """Apply one `key.sub=value` to a recipe's data; RecipeError where it is not one."""
-    key, equals, value = text.partition("=")
+def override(recipe_data: dict[str, Any], text: str) -> None:
+    """Apply one `key.sub=value` to a recipe's data. Raises RecipeError if it cannot be applied."""
+    key, equals, new_value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise RecipeError(f"override {text!r} is not key=value; write for example train.steps=4")
     *parents, last = key.split(".")
-    place = data
-    for number, name in enumerate(parents):
-        if isinstance(place.get(name), list):
-            return _override_item(place[name], [*parents[number + 1 :], last], value, text)
-        if place.get(name) is None:
-            place[name] = {}
-        if not isinstance(place[name], dict):
-            whole = ".".join(parents[: number + 1])
-            *outer, inner = [*parents[number + 1 :], last]
-            within = (
-                "".join(f"{{{key}: " for key in outer)
-                + f"{{{inner}: {value}, ...}}"
-                + "}" * len(outer)
-            )
+    section = recipe_data
+    for depth, name in enumerate(parents, start=1):
+        keys_below = [*parents[depth:], last]
+        if isinstance(section.get(name), list):
+            return _override_item(section[name], keys_below, new_value, text)
+        if section.get(name) is None:
+            section[name] = {}
+        if not isinstance(section[name], dict):
+            path = ".".join(parents[:depth])
+            *outer, inner = keys_below
+            mapping = "".join(f"{{{key}: " for key in outer) + f"{{{inner}: {new_value}, ...}}"
             raise RecipeError(
-                f"override {text!r}: {whole} is {place[name]!r}, which has no keys; write the whole of it, {whole}={within}"
+                f"override {text!r}: {path} is {section[name]!r}, which has no keys; "
+                f"write the whole of it, {path}={mapping}{'}' * len(outer)}"
             )
-        place = place[name]
-    place[last] = _parsed(value)
+        section = section[name]
+    section[last] = _parse_value(new_value)
 
 
-def _override_item(items: list[Any], path: list[str], value: str, text: str) -> None:
-    """Set a value within one item of a list, `objective.losses.0.coefficient=2`."""
-    place, *rest = path
-    if not place.isdigit() or int(place) >= len(items):
+def _override_item(items: list[Any], path: list[str], new_value: str, text: str) -> None:
+    """Set a value in an item of a list, as `objective.losses.0.coefficient=2` does."""
+    index, *keys = path
+    if not index.isdigit() or int(index) >= len(items):
         raise RecipeError(
-            f"override {text!r}: the list has {len(items)} items; number one from 0, as in losses.0.coefficient=2"
+            f"override {text!r}: the list has {len(items)} items; "
+            "number one from 0, as in losses.0.coefficient=2"
         )
-    if not rest:
-        items[int(place)] = _parsed(value)
+    if not keys:
+        items[int(index)] = _parse_value(new_value)
         return
-    inner = items[int(place)]
-    if not isinstance(inner, dict):
-        raise RecipeError(f"override {text!r}: item {place} has no keys; write the whole item")
-    override(inner, f"{'.'.join(rest)}={value}")
+    item = items[int(index)]
+    if not isinstance(item, dict):
+        raise RecipeError(f"override {text!r}: item {index} has no keys; write the whole item")
+    override(item, f"{'.'.join(keys)}={new_value}")
 
 
-def _parsed(value: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
-        return yaml.load(value, StrictLoader)
+        return yaml.load(text, StrictLoader)
     except (yaml.YAMLError, ValueError, RecursionError):
-        return value
+        return text
 
 
-def resolve_path(text: str, data: Mapping[str, Any]) -> str:
-    """An override with the place of a key that only a term has: `divergence=jsd(0.3)` is `objective.divergence=...`."""
+def resolve_path(text: str, recipe_data: Mapping[str, Any]) -> str:
+    """Return an override with the full path of a term's key.
+
+    `divergence=jsd(0.3)` becomes `objective.divergence=jsd(0.3)`.
+    """
     first = text.partition("=")[0].partition(".")[0]
     if first in Recipe.model_fields or first not in {*Term.model_fields, *Objective.model_fields}:
         return text
-    losses = (
-        data.get("objective", {}).get("losses") if isinstance(data.get("objective"), dict) else None
-    )
+    objective = recipe_data.get("objective")
+    losses = objective.get("losses") if isinstance(objective, dict) else None
     if losses is None or first in Objective.model_fields:
         return f"objective.{text}"
     if len(losses) > 1:
         raise RecipeError(
-            f"override {text!r}: the objective has {len(losses)} terms; write objective.losses.0.{text} for the first"
+            f"override {text!r}: the objective has {len(losses)} terms; "
+            f"write objective.losses.0.{text} for the first"
         )
     return f"objective.losses.0.{text}"
 
 
 def is_named(overrides: Sequence[str]) -> bool:
-    """Return whether one of the overrides is the name of the recipe."""
+    """Return True if one of the overrides sets the name of the recipe."""
     return any(text.partition("=")[0] == "name" for text in overrides)

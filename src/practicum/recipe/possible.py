@@ -1,4 +1,4 @@
-"""What in a recipe cannot go together, each problem with what to write instead."""
+"""Combinations in a recipe that cannot work; each problem says what to write instead."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ STALENESS = "rollout.max_staleness"
 def capability_problems(
     objective: Objective, capabilities: Capabilities, teacher: str, against: str = "teacher"
 ) -> list[str]:
-    """What the objective asks of a teacher that cannot give it, each with what it can."""
+    """Return a problem for each loss term whose signal the teacher cannot give."""
     problems = []
     for number, term in enumerate(objective.losses):
         where = f"objective.losses[{number}].signal"
@@ -21,77 +21,89 @@ def capability_problems(
             continue
         if not capabilities.signals:
             problems.append(
-                f"{where}: {term.signal.type!r} asks a teacher and there is none; write teacher: ..., or a signal that asks "
-                "nobody: score for the verifier's reward, text for the rollout's own tokens"
+                f"{where}: {term.signal.type!r} asks a teacher and there is none; write "
+                "teacher: ..., or a signal that asks nobody: score for the verifier's reward, "
+                "text for the rollout's own tokens"
             )
         elif problem := term.signal.refused_by(capabilities):
             problems.append(f"{where}: {against} {teacher!r} {problem}")
     return problems
 
 
-def truncation_problem(objective: Objective, rollout: RolloutConfig) -> str | None:
-    """Why a sampled token's loss and a truncated sampler do not go together, where a recipe has both."""
-    truncated = rollout.top_p < 1.0 or rollout.top_k > 0
-    sampled = any(
-        term.asks and term.signal.sampled and term.correction.name == "none"
-        for term in objective.losses
-    )
-    if not (truncated and sampled):
-        return None
-    return (
-        "rollout.top_p and rollout.top_k cut tokens off that signal 'sampled' can then never learn about; write top_p: 1 and "
-        "top_k: 0, signal: full or topk, or a correction such as ratio for what was kept"
-    )
+def find_truncation_problem(objective: Objective, rollout: RolloutConfig) -> list[str]:
+    """Return a problem if the loss of a sampled token meets a truncated sampler."""
+    # The estimate assumes tokens of the student's full distribution. A truncated sampler never
+    # draws the tail, so the tail gets no gradient, and nothing corrects for it.
+    is_truncated = rollout.top_p < 1.0 or rollout.top_k > 0
+    uncorrected = _list_uncorrected_signals(objective, ask_teacher=True)
+    if not (is_truncated and uncorrected):
+        return []
+    return [
+        "rollout.top_p and rollout.top_k cut tokens off that signal 'sampled' can then never "
+        "learn about; write top_p: 1 and top_k: 0, signal: full or topk, or a correction such as "
+        "ratio for what was kept"
+    ]
 
 
-def staleness_problems(
-    rollout: RolloutConfig, teacher: TeacherConfig, adaptive: Iterable[str]
+def find_staleness_problems(
+    rollout: RolloutConfig, teacher: TeacherConfig, adaptive_paths: Iterable[str]
 ) -> list[str]:
-    """What cannot be done ahead of the updates; `adaptive` are the places of numbers that are only known step by step."""
+    """Return a problem for each part of a recipe that cannot run ahead of the updates.
+
+    `adaptive_paths` are the paths of numbers that are known only step by step.
+    """
     if not rollout.max_staleness:
         return []
     problems = []
     if replays(rollout.source):
         problems.append(
-            f"{STALENESS} is {rollout.max_staleness}, and mix(other=replay) learns from completions of any age; write "
-            "max_staleness: 0, or source: student"
+            f"{STALENESS} is {rollout.max_staleness}, and mix(other=replay) learns from "
+            "completions of any age; write max_staleness: 0, or source: student"
         )
     if asks_teacher(rollout.source) and teacher.capabilities().follows_student:
         problems.append(
-            f"{STALENESS} is {rollout.max_staleness}, and teacher {teacher.type!r} may follow the student, so it cannot write "
-            "ahead of it; write max_staleness: 0, source: student, or a teacher with weights of its own, {type: model, model: ...}"
+            f"{STALENESS} is {rollout.max_staleness}, and teacher {teacher.type!r} may follow the "
+            "student, so it cannot write ahead of it; write max_staleness: 0, source: student, or "
+            "a teacher with weights of its own, {type: model, model: ...}"
         )
     problems += [
-        f"{path}: what teachers are asked is fixed ahead where {STALENESS} is above 0; write a number, or linear or cosine"
-        for path in adaptive
+        f"{path}: what teachers are asked is fixed ahead where {STALENESS} is above 0; "
+        "write a number, or linear or cosine"
+        for path in adaptive_paths
         if ".signal" in path
     ]
     return problems
 
 
 def staleness_warning(objective: Objective, rollout: RolloutConfig) -> str | None:
-    """What to say where tokens of an older policy are learned from as if they were the learner's own."""
-    drawn = [
-        term.signal.type
-        for term in objective.losses
-        if term.signal.sampled and term.correction.name == "none"
-    ]
-    if not (rollout.max_staleness and drawn):
+    """Return a warning if tokens of an older policy are trained on as if they were on-policy."""
+    uncorrected = _list_uncorrected_signals(objective)
+    if not (rollout.max_staleness and uncorrected):
         return None
     return (
-        f"{STALENESS} is {rollout.max_staleness}, and signal {drawn[0]!r} with correction none takes an older policy's "
-        "tokens for the learner's own; write correction: ratio_truncate(2), or signal: full"
+        f"{STALENESS} is {rollout.max_staleness}, and signal {uncorrected[0]!r} with correction "
+        "none takes an older policy's tokens for the learner's own; write correction: "
+        "ratio_truncate(2), or signal: full"
     )
 
 
-def clip_warning(objective: Objective) -> str | None:
-    """Return what to say where a clip pushes down the candidates that the teacher wants most."""
-    places = [
-        number for number, term in enumerate(objective.losses) if isinstance(term.clip, ClipEntries)
+def _list_uncorrected_signals(objective: Objective, *, ask_teacher: bool = False) -> list[str]:
+    return [
+        term.signal.type
+        for term in objective.losses
+        if term.signal.sampled and term.correction.name == "none" and (term.asks or not ask_teacher)
     ]
-    if not places:
+
+
+def clip_warning(objective: Objective) -> str | None:
+    """Return a warning if a clip pushes down the candidates that the teacher wants most."""
+    indices = [
+        index for index, term in enumerate(objective.losses) if isinstance(term.clip, ClipEntries)
+    ]
+    if not indices:
         return None
     return (
-        f"objective.losses[{places[0]}].clip 'entries' takes away the pull towards a candidate and not what the others' "
-        "pull does to it, so the candidates that the teacher wants most are pushed down; write clip: none, or clip: loss(1.0)"
+        f"objective.losses[{indices[0]}].clip 'entries' takes away the pull towards a candidate "
+        "and not what the others' pull does to it, so the candidates that the teacher wants most "
+        "are pushed down; write clip: none, or clip: loss(1.0)"
     )

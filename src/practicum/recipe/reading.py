@@ -1,4 +1,4 @@
-"""From a file, or from data, to a recipe that is known to be possible at every step."""
+"""Load recipes from files or data, and check that they are possible at every step."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,21 +17,22 @@ from practicum.recipe.schema import Recipe, resolved
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe from a file or by its packaged name, with `key.sub=value` overrides.
 
-    `teacher=off` makes it its control after all others, see `practicum.recipe.teacher_off`. Raises RecipeError with every problem
-    found.
+    `teacher=off` returns the recipe's control (see `practicum.recipe.controls`) after all other
+    overrides. Raises RecipeError with every problem.
     """
-    overrides, off = without_switch(overrides)
+    overrides, wants_control = without_switch(overrides)
     path = find_recipe(source)
-    data = read_recipe(path)
-    if "stages" in data:
+    recipe_data = read_recipe(path)
+    if "stages" in recipe_data:
         raise RecipeError(
-            f"{source}: a pipeline, since it has stages; run it with practicum.run, or read it with practicum.runs.pipeline"
+            f"{source}: a pipeline, since it has stages; run it with practicum.run, "
+            "or read it with practicum.runs.pipeline"
         )
     for text in overrides:
-        override(data, resolve_path(text, data))
-    data.setdefault("name", path.stem)
-    recipe = parse_recipe(data, str(source))
-    if not off:
+        override(recipe_data, resolve_path(text, recipe_data))
+    recipe_data.setdefault("name", path.stem)
+    recipe = parse_recipe(recipe_data, str(source))
+    if not wants_control:
         return recipe
     control = teacher_off(recipe)
     if control is None:
@@ -39,15 +40,17 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return control.model_copy(update={"name": recipe.name}) if is_named(overrides) else control
 
 
-def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
-    """Validate a recipe's data; RecipeError with one line a problem, each naming its field."""
+def parse_recipe(recipe_data: Mapping[str, Any], source: str) -> Recipe:
+    """Validate a recipe's data. Raises RecipeError with a line per problem that names its field."""
     try:
-        plain, schedules = extract_schedules(_with_losses(data))
+        plain, schedules = extract_schedules(_put_term_in_list(recipe_data))
     except ValueError as error:
         raise RecipeError(f"{source}: {error}") from None
     if schedules:
-        plain["schedules"] = {**data.get("schedules", {}), **schedules}
+        plain["schedules"] = {**recipe_data.get("schedules", {}), **schedules}
     recipe = validated(Recipe, plain, source)
+    # Schedules are monotonic, so the first and the last step have their extremes; validating all
+    # steps would take too long.
     for step in (1, (1 + recipe.train.steps) // 2, recipe.train.steps):
         _check_schedules(recipe, source, step)
     _check_changes(recipe, source)
@@ -55,7 +58,7 @@ def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
 
 
 def _check_schedules(recipe: Recipe, source: str, step: int) -> None:
-    """RecipeError where a schedule's number would be impossible at a step, or stands for nothing."""
+    """Raise RecipeError if a schedule's number is impossible at a step, or replaces no number."""
     for path, schedule in recipe.schedules.items():
         ends = [schedule.end] if isinstance(schedule, Adaptive) else []
         for number in [compute_value(schedule, step, recipe.train.steps), *ends]:
@@ -63,13 +66,14 @@ def _check_schedules(recipe: Recipe, source: str, step: int) -> None:
                 recipe.at({path: number})
             except (KeyError, IndexError, TypeError, AttributeError):
                 raise RecipeError(
-                    f"{source}: schedules: there is no number at {path!r}; write the schedule in the number's place"
+                    f"{source}: schedules: there is no number at {path!r}; "
+                    "write the schedule in the number's place"
                 ) from None
 
 
 def _check_changes(recipe: Recipe, source: str) -> None:
-    """RecipeError where a monitor is to change what is no number, or a number that a schedule moves."""
-    data = resolved(recipe)
+    """Raise RecipeError if a monitor changes a path without a number, or a scheduled number."""
+    recipe_data = resolved(recipe)
     for name, settings in recipe.monitors.items():
         for path in settings.set:
             where = f"{source}: monitors.{name}.set: "
@@ -78,19 +82,19 @@ def _check_changes(recipe: Recipe, source: str) -> None:
             try:
                 if path.partition(".")[0] not in SCHEDULED:
                     raise KeyError(path)
-                recipe.at({path: number_at(data, path)})
+                recipe.at({path: number_at(recipe_data, path)})
             except (KeyError, IndexError, TypeError, ValueError, AttributeError):
                 raise RecipeError(
-                    f"{where}there is no number at {path!r}; write a place in {', '.join(SCHEDULED)}, for example "
-                    "optimizer.learning_rate"
+                    f"{where}there is no number at {path!r}; write a place in "
+                    f"{', '.join(SCHEDULED)}, for example optimizer.learning_rate"
                 ) from None
 
 
-def _with_losses(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data with the objective's one term in a list, so that its numbers have one place whichever way it is written."""
-    objective = data.get("objective")
+def _put_term_in_list(recipe_data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data with a single loss term moved into `losses`, so that paths have one form."""
+    objective = recipe_data.get("objective")
     if not isinstance(objective, Mapping) or "losses" in objective:
-        return dict(data)
-    whole = {key: objective[key] for key in ("aggregate", "aggregate_norm") if key in objective}
-    term = {key: value for key, value in objective.items() if key not in whole}
-    return {**data, "objective": {**({"losses": [term]} if term else {}), **whole}}
+        return dict(recipe_data)
+    term = dict(objective)
+    shared = {key: term.pop(key) for key in ("aggregate", "aggregate_norm") if key in term}
+    return {**recipe_data, "objective": {**({"losses": [term]} if term else {}), **shared}}

@@ -1,12 +1,12 @@
-"""Numbers that change as a run goes on: any number of a recipe's objective, rollout or optimizer may be a schedule.
+"""Schedules: numbers of a recipe's objective, rollout or optimizer that change during a run.
 
-A schedule is written in the number's place, `coefficient: linear(0.005, 0.001)`, also inside a call if it is named there,
-`log_linear(teacher=1, student=linear(0.5, 0))`. What it is at a step depends on the step, and for `adaptive` on the metrics of
-the steps before.
+A schedule stands in the number's place, `coefficient: linear(0.005, 0.001)`, or as a named argument
+of a call, `log_linear(teacher=1, student=linear(0.5, 0))`. Its value depends on the step, and for
+`adaptive` on the metrics of earlier steps.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -19,7 +19,7 @@ SCHEDULED = ("objective", "rollout", "optimizer")
 
 
 class Linear(Call):
-    """From `start` at the first step in a straight line to `end`, reached after `steps` (none: at the last step)."""
+    """From `start` at the first step linearly to `end`, after `steps` (none: the whole run)."""
 
     type: Literal["linear"] = "linear"
     start: float
@@ -37,7 +37,7 @@ class Cosine(Call):
 
 
 class Switch(Call):
-    """`before` up to step `at`, and `after` from then on."""
+    """The number `before` up to step `at`, and `after` from the next step on."""
 
     type: Literal["switch"] = "switch"
     before: float
@@ -46,10 +46,11 @@ class Switch(Call):
 
 
 class Adaptive(Call):
-    """From `start` towards `end` by how a metric moves: TAID's rule (2501.16937, algorithm 1).
+    """From `start` towards `end` as a metric moves: TAID's rule (2501.16937, algorithm 1).
 
-    Each step closes `rate * sigmoid(m)` of the way that is left, where m is the running mean (with `momentum`) of the
-    metric's relative fall, or of its rise with `on` rising (DistiLLM 2402.03898).
+    Each step covers `rate * sigmoid(m)` of the remaining distance. m is the running mean (with
+    `momentum`) of the metric's relative fall, or with `on` rising of its rise (DistiLLM
+    2402.03898).
     """
 
     type: Literal["adaptive"] = "adaptive"
@@ -61,34 +62,34 @@ class Adaptive(Call):
     on: Literal["falling", "rising"] = "falling"
 
 
-SCHEDULES: dict[str, type[Linear] | type[Cosine] | type[Switch] | type[Adaptive]] = {
+AnySchedule = Linear | Cosine | Switch | Adaptive
+
+SCHEDULES: dict[str, type[AnySchedule]] = {
     "linear": Linear,
     "cosine": Cosine,
     "switch": Switch,
     "adaptive": Adaptive,
 }
-"""Every schedule by name; a plain number is constant."""
+"""The schedules by name; a plain number is constant."""
 
 
-def _read(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    name = parse_call(value)[0]
+def _parse_schedule(text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
+    name = parse_call(text)[0]
     if name not in SCHEDULES:
         raise ValueError(
             f"no schedule named {name!r}; known: {', '.join(SCHEDULES)}, or a plain number"
         )
     fields = [field for field in SCHEDULES[name].model_fields if field != "type"]
-    return {"type": name, **bind("schedule", value, fields)}
+    return {"type": name, **bind("schedule", text, fields)}
 
 
-Schedule = Annotated[
-    Linear | Cosine | Switch | Adaptive, Field(discriminator="type"), BeforeValidator(_read)
-]
+Schedule = Annotated[AnySchedule, Field(discriminator="type"), BeforeValidator(_parse_schedule)]
 
 
-def compute_value(schedule: Linear | Cosine | Switch | Adaptive, step: int, steps: int) -> float:
-    """The number at a step counted from 1, as far as it is known beforehand: an adaptive one stands at its start."""
+def compute_value(schedule: AnySchedule, step: int, steps: int) -> float:
+    """Return the number at a step, counted from 1; an adaptive one has its start value."""
     if isinstance(schedule, Switch):
         return schedule.before if step <= schedule.at else schedule.after
     if isinstance(schedule, Adaptive):
@@ -99,17 +100,15 @@ def compute_value(schedule: Linear | Cosine | Switch | Adaptive, step: int, step
     return schedule.start * (1.0 - progress) + schedule.end * progress
 
 
-def depends_on_steps(schedule: Linear | Cosine | Switch | Adaptive) -> bool:
-    """Tell whether a schedule is stretched over the whole run, so that another `train.steps` changes its numbers."""
+def depends_on_steps(schedule: AnySchedule) -> bool:
+    """Return True if the schedule spans the whole run, so that its numbers need `train.steps`."""
     return isinstance(schedule, Linear | Cosine) and schedule.steps is None
 
 
 class ScheduleState:
-    """The schedules of one run, and where the adaptive ones stand; see `Adaptive`."""
+    """The schedules of one run, with the current values of the adaptive ones."""
 
-    def __init__(
-        self, schedules: Mapping[str, Linear | Cosine | Switch | Adaptive], steps: int
-    ) -> None:
+    def __init__(self, schedules: Mapping[str, AnySchedule], steps: int) -> None:
         self._schedules = schedules
         self._steps = steps
         self._changed: dict[str, float] = {}
@@ -120,21 +119,23 @@ class ScheduleState:
         }
 
     def at(self, step: int) -> dict[str, float]:
-        """Every scheduled number at a step, by its path."""
-        numbers = {
+        """Return every scheduled number at a step, by path."""
+        planned = {
             path: compute_value(schedule, step, self._steps)
             for path, schedule in self._schedules.items()
         }
-        return (
-            numbers | {path: state["value"] for path, state in self._state.items()} | self._changed
-        )
+        adapted = {path: state["value"] for path, state in self._state.items()}
+        return planned | adapted | self._changed
 
     def change(self, numbers: Mapping[str, float]) -> None:
-        """Let numbers be others from the next step on, whatever is planned."""
+        """Override scheduled numbers from the next step on, by path."""
         self._changed.update(numbers)
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Let the adaptive schedules see what the step measured; NumericError where it did not measure their metric."""
+        """Move the adaptive schedules by the metrics of a step.
+
+        Raises NumericError if a schedule's metric is missing, unless the step was skipped.
+        """
         for path, state in self._state.items():
             schedule = self._schedules[path]
             assert isinstance(schedule, Adaptive)
@@ -142,8 +143,8 @@ class ScheduleState:
                 if metrics.get("nonfinite") or metrics.get("skipped"):
                     continue
                 raise NumericError(
-                    f"{path} adapts to the metric {schedule.metric!r}, which this run does not measure; "
-                    f"it measures: {', '.join(sorted(metrics))}"
+                    f"{path} adapts to the metric {schedule.metric!r}, which this run does not "
+                    f"measure; it measures: {', '.join(sorted(metrics))}"
                 )
             self._move(schedule, state, metrics[schedule.metric])
 
@@ -155,99 +156,103 @@ class ScheduleState:
             state["momentum"] = (
                 schedule.momentum * state["momentum"] + (1.0 - schedule.momentum) * change
             )
+            # The sigmoid is saturated at 50; larger momenta would overflow `exp`.
             share = schedule.rate / (1.0 + math.exp(-max(min(state["momentum"], 50.0), -50.0)))
             state["value"] += share * (schedule.end - state["value"])
         state["previous"] = measured
 
     def save_state(self) -> dict[str, dict[str, float]]:
-        """Where the adaptive schedules stand."""
+        """Return the values of the adaptive schedules, by path."""
         return {path: dict(state) for path, state in self._state.items()}
 
     def load_state(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Restore what `save_state` gave."""
+        """Restore the values that `save_state` returned."""
         for path in self._state.keys() & state.keys():
             self._state[path] = dict(state[path])
 
 
-def extract_schedules(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A recipe's data with the first number in each schedule's place, and the schedules by path.
+def extract_schedules(recipe_data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a recipe's data with each schedule replaced by its first number, and the schedules.
 
-    A path names sections and places in lists, `objective.losses.0.target.student`.
+    The schedules are keyed by path: sections and list indices, `objective.losses.0.target.student`.
     """
     schedules: dict[str, str] = {}
     plain = {
-        key: _without(value, (key,), schedules) if key in SCHEDULED else value
-        for key, value in data.items()
+        key: _replace_schedules(section, (key,), schedules) if key in SCHEDULED else section
+        for key, section in recipe_data.items()
     }
     return plain, schedules
 
 
-def apply_values(data: dict[str, Any], numbers: Mapping[str, float]) -> None:
-    """Set the numbers at their paths in a recipe's resolved data, whole ones where whole ones stood."""
+def apply_values(recipe_data: dict[str, Any], numbers: Mapping[str, float]) -> None:
+    """Set numbers at their paths in a recipe's resolved data; integers stay integers."""
     for path, number in numbers.items():
         *parents, last = path.split(".")
-        place: Any = data
+        section: Any = recipe_data
         for name in parents:
-            key: Any = int(name) if isinstance(place, list) else name
-            place[key] = _opened(place[key])
-            place = place[key]
-        whole = isinstance(place.get(last), int) and not isinstance(place.get(last), bool)
-        place[last] = round(number) if whole else number
+            key: Any = int(name) if isinstance(section, list) else name
+            if isinstance(
+                section[key], str
+            ):  # a call as text: its arguments can be set in a mapping
+                call, _, arguments = parse_call(section[key])
+                section[key] = {"type": call, **arguments}
+            section = section[key]
+        is_integer = isinstance(section.get(last), int) and not isinstance(section.get(last), bool)
+        section[last] = round(number) if is_integer else number
 
 
-def _opened(value: Any) -> Any:
-    """A call's text as a mapping whose arguments can be set; anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    name, _, arguments = parse_call(value)
-    return {"type": name, **arguments}
-
-
-def _without(value: Any, path: tuple[str, ...], schedules: dict[str, str]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without(inner, (*path, str(key)), schedules) for key, inner in value.items()}
-    if isinstance(value, list):
+def _replace_schedules(node: Any, path: tuple[str, ...], schedules: dict[str, str]) -> Any:
+    """Return the YAML node with schedules replaced by first numbers; add them to `schedules`."""
+    if isinstance(node, Mapping):
+        return {
+            key: _replace_schedules(inner, (*path, str(key)), schedules)
+            for key, inner in node.items()
+        }
+    if isinstance(node, list):
         return [
-            _without(inner, (*path, str(place)), schedules) for place, inner in enumerate(value)
+            _replace_schedules(inner, (*path, str(index)), schedules)
+            for index, inner in enumerate(node)
         ]
-    if not isinstance(value, str) or not any(f"{name}(" in value for name in SCHEDULES):
-        return value
-    name, positional, keywords = parse_call(value)
+    if not isinstance(node, str) or not any(f"{name}(" in node for name in SCHEDULES):
+        return node
+    name, positional, keywords = parse_call(node)
     if name in SCHEDULES:
-        schedules[".".join(path)] = value
-        return _first(value)
-    arguments = {}
-    for key, argument in [*((None, argument) for argument in positional), *keywords.items()]:
-        nested = isinstance(argument, str) and any(
-            argument.startswith(f"{known}(") for known in SCHEDULES
+        schedules[".".join(path)] = node
+        return _read_first_number(node)
+    # A schedule within a call needs a name: its path ends in the argument's name.
+    for argument in filter(_is_schedule, positional):
+        raise ValueError(
+            f"{'.'.join(path)}: name the argument that {argument} stands for, "
+            f"as in {name}(NAME={argument})"
         )
-        if nested and key is None:
-            raise ValueError(
-                f"{'.'.join(path)}: name the argument that {argument} stands for, as in {name}(NAME={argument})"
-            )
-        if nested:
-            schedules[".".join((*path, str(key)))] = argument
-            argument = _first(argument)
-        arguments[key] = argument
-    if None in arguments:
+    if positional:
         raise ValueError(
             f"{'.'.join(path)}: name every argument of {name!r} where one of them is a schedule"
         )
-    return format_call(name, {str(key): argument for key, argument in arguments.items()})
+    nested = {key: argument for key, argument in keywords.items() if _is_schedule(argument)}
+    schedules |= {".".join((*path, key)): argument for key, argument in nested.items()}
+    first = {key: _read_first_number(argument) for key, argument in nested.items()}
+    return format_call(name, keywords | first)
 
 
-def _first(schedule: str) -> Any:
-    """The number that a schedule begins with, in the type it was written in."""
+def _is_schedule(argument: Any) -> bool:
+    return isinstance(argument, str) and argument.startswith(
+        tuple(f"{name}(" for name in SCHEDULES)
+    )
+
+
+def _read_first_number(schedule: str) -> Any:
+    """Return the first number of a schedule, with the type in which the recipe writes it."""
     _, positional, keywords = parse_call(schedule)
-    given: Sequence[Any] = positional or [keywords.get("start", keywords.get("before"))]
-    if not isinstance(given[0], int | float):
+    number = positional[0] if positional else keywords.get("start", keywords.get("before"))
+    if not isinstance(number, int | float):
         raise ValueError(f"{schedule} needs a number to begin with, for example linear(0.5, 0)")
-    return given[0]
+    return number
 
 
-def tabulate_schedules(
-    schedules: Mapping[str, Linear | Cosine | Switch | Adaptive], steps: int
+def evaluate_schedules(
+    schedules: Mapping[str, AnySchedule], steps: int
 ) -> Iterator[tuple[str, list[float]]]:
-    """Each schedule's number at every step, as far as it is known beforehand."""
+    """Yield each schedule's path and its number at every step; adaptive ones stay at the start."""
     for path, schedule in schedules.items():
         yield path, [compute_value(schedule, step, steps) for step in range(1, steps + 1)]

@@ -1,4 +1,4 @@
-"""The parts of a recipe that are not plugins, as typed data."""
+"""The sections of a recipe that are not plug-ins, as typed data."""
 
 import math
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class RolloutConfig(BaseModel):
-    """Whose tokens are learned from, and how they are drawn."""
+    """The source of the rollouts and the settings of sampling."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     source: SourceChoice = StudentSource()
     replay_size: int = Field(
-        default=1000, ge=1, description="rollouts that `mix(other=replay)` chooses from"
+        default=1000, ge=1, description="rollouts from which `mix(other=replay)` chooses"
     )
-    n: int = Field(default=1, ge=1, description="completions of each prompt")
+    n: int = Field(default=1, ge=1, description="completions per prompt")
     max_new_tokens: int = Field(default=256, ge=1)
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -29,27 +29,31 @@ class RolloutConfig(BaseModel):
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="updates by which rollouts are drawn ahead of being learned from: see [asynchronous](asynchronous.md)",
+        description=(
+            "updates by which rollouts are sampled ahead of training: "
+            "see [asynchronous](asynchronous.md)"
+        ),
     )
 
     @model_validator(mode="after")
-    def _leaves_room(self) -> "RolloutConfig":
+    def _check_prefix_fits(self) -> "RolloutConfig":
         if isinstance(self.source, Prefix) and self.source.length >= self.max_new_tokens:
             raise ValueError(
-                f"a prefix of {self.source.length} tokens leaves the student none of its max_new_tokens, "
-                f"{self.max_new_tokens}; write a shorter one, or raise max_new_tokens"
+                f"a prefix of {self.source.length} tokens leaves the student none of its "
+                f"max_new_tokens, {self.max_new_tokens}; write a shorter one, "
+                "or raise max_new_tokens"
             )
         return self
 
     def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
-        """These numbers with the student's stop tokens."""
+        """Return these settings with the student's stop tokens."""
         return SamplingParams(
             self.max_new_tokens, self.temperature, self.top_p, self.top_k, stop_ids
         )
 
 
 class OptimizerConfig(BaseModel):
-    """AdamW and the course of its learning rate."""
+    """The settings of AdamW and the schedule of its learning rate."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     learning_rate: float = Field(default=1e-5, gt=0)
@@ -60,15 +64,15 @@ class OptimizerConfig(BaseModel):
     max_grad_norm: float = Field(default=1.0, gt=0)
 
     def adam(self, step: int, steps: int) -> AdamParams:
-        """The parameters of one step, counted from 1."""
+        """Return the settings of one step, counted from 1."""
         return AdamParams(
-            learning_rate=self.learning_rate * self._factor(step, steps),
+            learning_rate=self.learning_rate * self._compute_factor(step, steps),
             betas=self.betas,
             weight_decay=self.weight_decay,
             max_grad_norm=self.max_grad_norm,
         )
 
-    def _factor(self, step: int, steps: int) -> float:
+    def _compute_factor(self, step: int, steps: int) -> float:
         if step <= self.warmup_steps:
             return step / self.warmup_steps
         progress = (step - self.warmup_steps - 1) / max(steps - self.warmup_steps, 1)
@@ -78,44 +82,44 @@ class OptimizerConfig(BaseModel):
 
 
 class Budget(BaseModel):
-    """What a run may spend: it ends before a step that would exceed any of these, but not before its first."""
+    """Limits of a run: it ends before a step that would exceed one, but not before the first."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     flops: float | None = Field(
-        default=None, gt=0, description="operations of all phases: see [plan](plan.md)"
+        default=None, gt=0, description="FLOPs of all phases: see [plan](plan.md)"
     )
-    tokens: float | None = Field(default=None, gt=0, description="tokens learned from")
+    tokens: float | None = Field(default=None, gt=0, description="supervised tokens")
     seconds: float | None = Field(
-        default=None, gt=0, description="of the steps alone; the one that a clock decides"
+        default=None, gt=0, description="seconds of the steps alone; the only limit by the clock"
     )
 
-    def exceeded(self, spent: Mapping[str, float], step: Mapping[str, float]) -> str | None:
-        """The name of the first that another `step` would exceed, after what was `spent`, or None."""
-        limits = {name: limit for name, limit in self if limit is not None}
-        return next(
-            (name for name, limit in limits.items() if spent[name] + step[name] > limit), None
-        )
+    def exceeded(self, spending: Mapping[str, float], step: Mapping[str, float]) -> str | None:
+        """Return the first limit that another `step` after `spending` would exceed, or None."""
+        for name, limit in self:
+            if limit is not None and spending[name] + step[name] > limit:
+                return name
+        return None
 
 
 class Prices(BaseModel):
-    """What things cost, for the end of a run and its report; nothing is priced unless it is written here."""
+    """Prices for the summary and the report of a run; items without a price are left out."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     currency: str = Field(default="USD", max_length=12)
     machine_hour: float | None = Field(
-        default=None, ge=0, description="an hour of the machine that trains"
+        default=None, ge=0, description="price of one hour of the training machine"
     )
     million_sampled_tokens: float | None = Field(
-        default=None, ge=0, description="a million tokens that teachers write"
+        default=None, ge=0, description="price of a million tokens that teachers generate"
     )
     million_scored_tokens: float | None = Field(
         default=None,
         ge=0,
-        description="a million tokens that teachers read to score, prompts included",
+        description="price of a million tokens that teachers score, prompts included",
     )
 
     def money(self, cost: Mapping[str, Any], seconds: float) -> dict[str, float]:
-        """What a run's `cost` (see `practicum.costs.cost_summary`) and its seconds come to, item by item."""
+        """Return the price of each item of a run: `cost` is that of `costs.cost_summary`."""
         sampled = cost["sample"]["teacher_tokens"] / 1e6
         scored = (cost["score"]["tokens"] + cost["score"]["prompt_tokens"]) / 1e6
         items = {
@@ -129,40 +133,38 @@ class Prices(BaseModel):
 
 
 class TrainConfig(BaseModel):
-    """How long, how much at once, how often saved."""
+    """The length of a run, the size of a step, and checkpoints."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     steps: int = Field(ge=1)
     prompts_per_step: int = Field(default=16, ge=1)
     updates_per_step: int = Field(
-        default=1, ge=1, description="optimizer steps that a step's rollouts are split into"
+        default=1, ge=1, description="optimizer steps (mini-batches) per training step"
     )
-    epochs: int = Field(
-        default=1, ge=1, description="how many times a step's rollouts are learned from"
-    )
+    epochs: int = Field(default=1, ge=1, description="passes over the rollouts of a step")
     checkpoint_every: int | None = Field(
-        default=None, ge=1, description="steps; the last step is always saved"
+        default=None, ge=1, description="steps between checkpoints; the last step is always saved"
     )
     keep_checkpoints: int = Field(default=2, ge=1)
     threads: int | None = Field(
-        default=None, ge=1, description="torch threads; none: torch's own choice"
+        default=None, ge=1, description="torch threads; none: torch's default"
     )
-    budget: Budget | None = Field(default=None, description="ends the run before `steps` are done")
+    budget: Budget | None = Field(default=None, description="limits that can end the run earlier")
 
 
 class EvaluationConfig(BaseModel):
-    """What is measured on held-out prompts before and after."""
+    """The evaluation on held-out prompts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     prompts: int = Field(
-        default=64, ge=0, description="at most this many held-out prompts; 0: no evaluation"
+        default=64, ge=0, description="largest number of held-out prompts; 0: no evaluation"
     )
     samples: int = Field(default=1, ge=1)
     temperature: float = Field(default=0.0, ge=0)
     max_new_tokens: int | None = Field(default=None, ge=1, description="none: as in rollout")
-    teacher: bool = Field(
-        default=True, description="also let the teacher answer, in its own context"
-    )
+    teacher: bool = Field(default=True, description="also evaluate the teacher, in its own context")
     every: int | None = Field(
-        default=None, ge=1, description="steps between evaluations while training; none: no others"
+        default=None,
+        ge=1,
+        description="steps between evaluations during training; none: only before and after",
     )

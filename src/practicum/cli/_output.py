@@ -1,0 +1,45 @@
+"""Printed results of commands, and notes beside them."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def print_note(text: str) -> None:
+    """Print to standard error, because standard output holds the result."""
+    print(text, file=sys.stderr)
+
+
+def print_rows(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
+    """Print names with their summaries, papers and methods; as JSON one object per line."""
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        paper = f" ({row['paper']})" if row.get("paper") else ""
+        print(f"{row['name']:<{width}}  {row['summary']}{paper}".rstrip())
+        if row.get("method"):
+            print(f"{'':<{width}}  {row['method']}")
+
+
+def print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
+    """Print an evaluation, the domains last; as JSON one object."""
+    if as_json:
+        print(json.dumps(summary))
+        return
+    for name, number in _order_numbers(summary):
+        print(f"{name:16} {_format_number(number)}")
+
+
+def _order_numbers(summary: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    yield from ((name, number) for name, number in summary.items() if name != "by_domain")
+    yield from ((f"  {domain}", interval) for domain, interval in summary["by_domain"].items())
+
+
+def _format_number(number: object) -> str:
+    if isinstance(number, dict) and {"mean", "low", "high"} <= set(number):
+        return f"{number['mean']:.3f} [{number['low']:.3f}, {number['high']:.3f}]"
+    return f"{number:.4g}" if isinstance(number, float) else str(number)
