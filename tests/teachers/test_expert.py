@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from practicum.errors import CapabilityError, TeacherError
+from practicum.errors import CapabilityError, TeacherError, VerifierError
 from practicum.objective import Full, Sampled, read_tokens
 from practicum.ports import TeacherContext, TeacherRequest
 from practicum.tasks import FunctionEpisode
@@ -93,6 +93,28 @@ def test_after_the_environment_spoke_the_next_turn_begins():
     assert len(heard) == 4
     torch.testing.assert_close(found[2:6], torch.full((4, VOCABULARY), 1 / VOCABULARY))
     torch.testing.assert_close(found[6:], torch.stack([row(c=1.0), row(stop=1.0)]))
+
+
+class Broken(Asked):
+    """An environment that opens no episode."""
+
+    def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
+        raise OSError("no sandbox")
+
+
+def test_a_conversation_that_its_environment_ended_is_scored_all_the_same():
+    answers = [rollout([A, B, STOP])]
+    expected = teacher().score(answers, Sampled())[0].logprobs
+    found = ExpertTeacher(Broken(), RENDERER, SOFTNESS).score(answers, Sampled())[0].logprobs
+    assert expected is not None and found is not None and found.equal(expected)
+
+
+def test_an_environment_that_fails_while_the_expert_reads_is_one_line():
+    heard = RENDERER.render_reply(Message("user", "dd"))
+    with pytest.raises(VerifierError, match=r"failed .* prompt 'p': OSError: no sandbox; mend it$"):
+        ExpertTeacher(Broken(), RENDERER, SOFTNESS).score(
+            [rollout([B, STOP, *heard, C])], Sampled()
+        )
 
 
 def test_a_candidate_that_begins_another_may_end_or_go_on():

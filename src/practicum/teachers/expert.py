@@ -12,21 +12,23 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from practicum.core.abandon import Cancelled
 from practicum.costs import Meter
-from practicum.errors import CapabilityError, TeacherError
+from practicum.errors import CapabilityError, TeacherError, VerifierError
 from practicum.functional import gather_logprobs
 from practicum.functional.truncation import sampling_logprobs
 from practicum.objective import Signal
 from practicum.ports import (
     Capabilities,
     Environment,
+    Episode,
     Expert,
     PromptedClient,
     SamplingClient,
@@ -34,7 +36,7 @@ from practicum.ports import (
     TeacherContext,
     TeacherRequest,
 )
-from practicum.text import Renderer, refuse_stop_texts
+from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
     Prompt,
     Rollout,
@@ -44,6 +46,8 @@ from practicum.types import (
     ScoreRequest,
     TeacherSignal,
 )
+
+T = TypeVar("T")
 
 EVERYTHING = Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
 """The capabilities of a teacher that knows each distribution completely."""
@@ -227,12 +231,14 @@ class _ExpertWalk:
         self._prompt = prompt
         self._turns: tuple[str, ...] = ()
         self._turn: list[int] = []
-        self._episode = None if teacher.environment is None else teacher.environment.open(prompt, 0)
+        self._episode: Episode | None = None
+        self._is_turn_over = False
         self._candidates = teacher.list_candidates(prompt, ())
         self._to_skip: float = 0
 
     def predict(self) -> Next:
         """Return the tokens that may come next."""
+        self._receive_reply()
         if self._to_skip:
             return ()
         position = len(self._turn)
@@ -250,24 +256,35 @@ class _ExpertWalk:
     def close(self) -> None:
         """Close the environment's episode."""
         if self._episode is not None:
-            self._episode.close()
+            self._ask(self._episode.close)
 
     def read(self, token: int) -> None:
         """Advance by one token."""
+        self._receive_reply()
         if self._to_skip:
             self._to_skip -= 1
             return
         self._turn.append(token)
-        if token in self._teacher.renderer.stop_ids:
-            self._end_turn()
+        self._is_turn_over = token in self._teacher.renderer.stop_ids
 
-    def _end_turn(self) -> None:
-        """Let the environment answer; without an answer the conversation is over."""
+    def _receive_reply(self) -> None:
+        """Let the environment answer a finished turn; without an answer the conversation is over."""
+        # The environment is asked only once there is a token after the turn. An episode that failed
+        # ended the student's conversation here, and it must not end the run when it fails again.
+        if not self._is_turn_over:
+            return
+        self._is_turn_over = False
         renderer = self._teacher.renderer
         turn = renderer.decode(self._turn)
         self._turns = (*self._turns, turn)
         self._turn = []
-        reply = None if self._episode is None else self._episode.step(turn).message
+        environment = self._teacher.environment
+        reply = None
+        if environment is not None:
+            if self._episode is None:
+                self._episode = self._ask(lambda: environment.open(self._prompt, 0))
+            episode = self._episode
+            reply = self._ask(lambda: episode.step(turn).message)
         if reply is None:
             # Tokens after the end of the conversation belong to nobody: all are alike.
             self._to_skip = math.inf
@@ -275,6 +292,18 @@ class _ExpertWalk:
         # The tokens of the environment, with what the template writes around them, are skipped.
         self._to_skip = len(renderer.render_reply(reply))
         self._candidates = self._teacher.list_candidates(self._prompt, self._turns)
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except Cancelled:
+            raise
+        # An environment is foreign code and may fail in any way.
+        except Exception as error:
+            raise VerifierError(
+                "the task's environment failed while the expert read the conversation about prompt "
+                f"{self._prompt.id!r}: {excerpt(f'{type(error).__name__}: {error}')}; mend it"
+            ) from error
 
 
 class _ExpertClient:
