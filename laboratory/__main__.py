@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from laboratory import Reproduction, load_reproduction, reproduce, reproduction_names
+from laboratory import load_reproduction, reproduce, reproduction_names
 from practicum.errors import PracticumError
 from practicum.runs.console import Console, open_console
 
@@ -55,7 +55,7 @@ def list_reproductions(console: Console) -> None:
     """Show every reproduction with its question and its papers."""
     rows = []
     for name in reproduction_names():
-        spec: Reproduction = load_reproduction(name).spec
+        spec = load_reproduction(name).spec
         rows.append(
             [name, spec.question, ", ".join(sorted({claim.paper for claim in spec.claims}))]
         )
