@@ -21,7 +21,7 @@ from benchmarks.measuring import parser, session, single, table
 from benchmarks.toys import only_warned, pair, play, recipe_data, task_data
 from practicum.monitors import MONITORS, History, MonitorSettings, StepView, Thresholds, Watch
 from practicum.monitors.facts import RecipeFacts
-from practicum.recipe import parse_recipe, resolved
+from practicum.recipe import parse_recipe, resolve_recipe
 from practicum.statistics import wilson
 
 RUNS, PAIRS, STUDENT, TEACHER = 480, 4, 80, 200
@@ -207,7 +207,7 @@ def looking(
                 if name != "step" and isinstance(value, int | float)
             }
         )
-        seen = StepView(row["step"], history.rows(1)[0], history, facts)
+        seen = StepView(row["step"], history.get_rows(1)[0], history, facts)
         for monitor in (one for one in MONITORS.values() if one.action != "off"):
             level = settings[monitor.id].level if monitor.level is None else monitor.level
             if monitor.judge(seen, Thresholds(level, monitor.change)) is not None:
@@ -266,7 +266,7 @@ def _new_run(
     setting |= {"task": task_data(kind.task), **_in_folder(kind.changes, folder)}
     setting |= {"train.steps": 12} if quick else {}
     rows = play(folder, setting).rows
-    return name, resolved(parse_recipe(recipe_data(folder, setting), "toy")), rows
+    return name, resolve_recipe(parse_recipe(recipe_data(folder, setting), "toy")), rows
 
 
 def _in_folder(value: Any, folder: Path) -> Any:

@@ -59,9 +59,9 @@ class Distant:
         """The teacher's own answers."""
         return self._teacher.sample(requests, params)
 
-    def voice(self, prompt: Prompt) -> PromptedClient | None:
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
         """The teacher's."""
-        return self._teacher.voice(prompt)
+        return self._teacher.bind_prompt(prompt)
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Nothing follows."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Session, environment, parser, table
-from practicum.models.sources import packaged_model
+from practicum.models.sources import locate_packaged
 
 MODEL = "smollm2-135m-instruct"
 PLAIN = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}{{ 'assistant: ' }}"
@@ -73,7 +73,7 @@ def ways(place: Path) -> dict[str, list[str]]:
 
 def dressed(folder: Path, stops: bool = False, template: str | None = None) -> Path:
     """The packaged model in a folder of its own, ending its answers and written to in another way."""
-    shutil.copytree(packaged_model(MODEL), folder)
+    shutil.copytree(locate_packaged(MODEL), folder)
     if stops:
         for name in ("config.json", "generation_config.json"):
             change(

@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.broken import MODEL
 from benchmarks.measuring import Session, environment, parser, table
-from practicum.models.sources import packaged_model
-from practicum.teachers._probe import canary_of
+from practicum.models.sources import locate_packaged
+from practicum.teachers._probe import build_canary
 from tests.stub_server import FolderModel, Stub
 
 TOPK = "objective.signal=topk(20, support=teacher)"
@@ -44,7 +44,7 @@ class Turning(Stub):
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         """The answer, of the changed server where it is due."""
-        canary = canary_of(None).prompt_tokens
+        canary = build_canary(None).prompt_tokens
         if (
             body is not None
             and "prompt_logprobs" in body
@@ -118,7 +118,7 @@ def main() -> None:
 
 def broken(way: Way) -> dict[str, str]:
     """Return the last words of `practicum probe` and of a run, each with its exit code."""
-    model = FolderModel(packaged_model(MODEL))
+    model = FolderModel(locate_packaged(MODEL))
     with (
         Turning(model, name=MODEL, context=512, answers_as=MODEL, during=way.during) as server,
         tempfile.TemporaryDirectory() as place,

@@ -31,7 +31,7 @@ from practicum.functional.chunked import chunks
 from practicum.objective import Full, Sampled, Signal
 from practicum.ports import SamplingClient
 from practicum.teachers._scores import ScoreStore
-from practicum.teachers.cached import CachingClient, ModelScores, scaled, unscaled
+from practicum.teachers.cached import CachingClient, ModelScores, scale_states, restore_states
 from practicum.types import ScoreRequest, TeacherSignal
 
 SLOTS, CHUNK, ROOM = 8, 256, 1 << 32
@@ -138,8 +138,10 @@ def _check(client: SamplingClient, kept: CachingClient, requests: Sequence[Score
     for fresh, missed, found in zip(own, first, second, strict=True):
         assert fresh.states is not None and missed.states is not None and found.states is not None
         assert missed.states.equal(found.states), "a hit says something else than its miss"
-        assert missed.states.equal(unscaled(*scaled(fresh.states))), "a miss is more than rounded"
-    assert kept.counts.found == len(requests), "the second scoring asked the model"
+        assert missed.states.equal(restore_states(*scale_states(fresh.states))), (
+            "a miss is more than rounded"
+        )
+    assert kept.counts.hits == len(requests), "the second scoring asked the model"
 
 
 def _bytes(kept: CachingClient) -> float:
@@ -178,7 +180,7 @@ def _errors(client: SamplingClient, requests: Sequence[ScoreRequest]) -> dict[st
 
     exact = gradient(hidden)
     formats = {
-        "kept": unscaled(*scaled(hidden)),
+        "kept": restore_states(*scale_states(hidden)),
         "float16": hidden.half().float(),
         "bfloat16": hidden.bfloat16().float(),
     }

@@ -128,7 +128,7 @@ def _honesty(homes: list[Path]) -> dict:
     unrelated = []
     for home in homes:
         backend, learner = open_student(home)
-        student = backend.sampler(learner)
+        student = backend.build_sampler(learner)
         after = _answers(student, learner.renderer, UNRELATED, 24)
         same = sum(old[0] == new[0] for old, new in zip(before, after, strict=True))
         unrelated.append(

@@ -142,7 +142,7 @@ def ours(name: str, chunk: int = CHUNK) -> Kernel:
                 mine, given.student[part], (said, TeacherSignal()), tokens, objective, tiles
             )
             share = compute_coefficients(objective.losses[0], side.values[0], batch[part])
-            total = total + (share * side.values[0].value).sum().item()
+            total = total + (share * side.values[0].loss_value).sum().item()
             gradients.append(side.backward([share]))
         return total, torch.cat(gradients)
 

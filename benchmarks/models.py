@@ -129,7 +129,7 @@ def metered() -> Iterator[Meter]:
 
     meter, draw, opened, admit = (
         Meter(),
-        engine.draw,
+        engine.sample_tokens,
         engine.open_decode_batch,
         SlotDecodeBatch.admit,
     )
@@ -151,7 +151,7 @@ def metered() -> Iterator[Meter]:
         meter.seconds += time.process_time() - start
         return drawn
 
-    engine.draw, engine.open_decode_batch, SlotDecodeBatch.admit = (
+    engine.sample_tokens, engine.open_decode_batch, SlotDecodeBatch.admit = (
         counted,
         before(opened),
         before(admit),
@@ -159,7 +159,7 @@ def metered() -> Iterator[Meter]:
     try:
         yield meter
     finally:
-        engine.draw, engine.open_decode_batch, SlotDecodeBatch.admit = draw, opened, admit
+        engine.sample_tokens, engine.open_decode_batch, SlotDecodeBatch.admit = draw, opened, admit
 
 
 def prompts(

@@ -19,7 +19,7 @@ from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.monitors import Watch
 from practicum.objective import Objective
 from practicum.ports import AdamParams
-from practicum.recipe import load_recipe, resolved
+from practicum.recipe import load_recipe, resolve_recipe
 from practicum.rollouts import StudentSource, to_exact_floats
 from practicum.teachers._client import ClientTeacher
 from practicum.training.loop import StepComponents, StepPlan, StepResult, StepSettings, train_step
@@ -47,7 +47,7 @@ def _measure(
     """Steps of one pair, each timed and then watched."""
     with tempfile.TemporaryDirectory() as folder:
         parts, settings = _parts(Path(folder), student, teacher, count, new_tokens)
-    watch = Watch(resolved(load_recipe("smoke/toy")), {})
+    watch = Watch(resolve_recipe(load_recipe("smoke/toy")), {})
     steps, watched, tokens = [], [], []
     for step in range(1, now.warm_up + now.rounds + 1):
         start = time.process_time()
@@ -115,7 +115,7 @@ def _parts(
     )
     scores = ClientTeacher(scoring, other.renderer)
     parts = StepComponents(
-        trainer, trainer.sampling_client(), scores, Given(prompts), loaded.renderer, prompts
+        trainer, trainer.build_sampling_client(), scores, Given(prompts), loaded.renderer, prompts
     )
     return parts, StepSettings(0, count, lambda step: plan)
 

@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import machine
-from practicum.recipe import SWITCH, WORDS, Recipe, load_recipe, recipe_names, resolved, teacher_off
+from practicum.recipe import (
+    SWITCH,
+    WORDS,
+    Recipe,
+    load_recipe,
+    list_recipe_names,
+    resolve_recipe,
+    build_control,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 LINES = ROOT / "docs" / "papers.jsonl"
@@ -34,7 +42,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", choices=["all", "recipes", "controls"], default="all")
     wanted = parser.parse_args()
-    names = [name for name in recipe_names() if name.startswith("papers/")]
+    names = [name for name in list_recipe_names() if name.startswith("papers/")]
     if wanted.names:
         names = [name for name in names if name.removeprefix("papers/") in wanted.names]
     runs: list[tuple[str, bool]] = [(name, False) for name in names if wanted.only != "controls"]
@@ -59,7 +67,7 @@ def fingerprint(recipe: Recipe) -> str:
     """Return what a line is of: the recipe without its words about itself and the settings that only bound memory and time."""
     data = {
         key: value
-        for key, value in resolved(recipe).items()
+        for key, value in resolve_recipe(recipe).items()
         if key not in ("name", *WORDS, *ABOUT_IT)
     }
     del data["evaluation"]["every"]
@@ -87,7 +95,7 @@ def different_controls(names: Sequence[str]) -> list[str]:
     """Return those of the recipes that have a control, one where several have the same."""
     by_fingerprint: dict[str, str] = {}
     for name in names:
-        control = teacher_off(load_recipe(name))
+        control = build_control(load_recipe(name))
         if control is not None:
             by_fingerprint.setdefault(fingerprint(control), name)
     return list(by_fingerprint.values())

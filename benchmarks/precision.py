@@ -26,7 +26,7 @@ from benchmarks.measuring import (
 from practicum import functional as F
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
-from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.packing import compute_hidden_states
 from practicum.models.config import ScorerConfig
 from practicum.types import ScoreRequest
 
@@ -79,14 +79,14 @@ def main() -> None:
 def _reading(model: LanguageModel, text: list[ScoreRequest]) -> Callable[[], Tensor]:
     @torch.no_grad()
     def work() -> Tensor:
-        return hidden_states(model, text).float()
+        return compute_hidden_states(model, text).float()
 
     return work
 
 
 @torch.no_grad()
 def _errors(states: dict[str, Tensor], model: LanguageModel) -> dict[str, dict[str, float]]:
-    head = model.head().pinned()
+    head = model.head().detached()
     exact = head.logprobs(states["float32"])
     noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
     student = torch.log_softmax(exact + DISTANCE * noise, dim=-1)

@@ -54,12 +54,12 @@ def main() -> None:
 def _seconds(folder: Path) -> tuple[float, float]:
     """Processor seconds of writing the page, and of making the parts of a live one."""
     from practicum.report import write_report
-    from practicum.report.live import Live
+    from practicum.report.live import LivePage
 
     start = time.process_time()
     write_report(folder)
     middle = time.process_time()
-    Live(folder).get_changes_since("")
+    LivePage(folder).get_changes_since("")
     return middle - start, time.process_time() - middle
 
 

@@ -18,7 +18,7 @@ from benchmarks.measuring import clear_peak, in_a_process, memory, parser, sessi
 from practicum import functional as F
 from practicum.backends.local.loading import load
 from practicum.backends.local.residency import build_scorer
-from practicum.backends.local.scratch import make_scratch_model
+from practicum.backends.local.scratch import build_scratch_model
 from practicum.models.config import ScorerConfig, ScratchConfig
 from practicum.objective import Full
 from practicum.ports import Teacher
@@ -84,7 +84,7 @@ def _make(folder: Path, seed: int) -> float:
     scratch = ScratchConfig(
         hidden_size=WIDTH, layers=LAYERS, heads=HEADS, padded_vocabulary=VOCABULARY, seed=seed
     )
-    make_scratch_model(folder, scratch, "".join(LETTERS[: VOCABULARY - 7]), [])
+    build_scratch_model(folder, scratch, "".join(LETTERS[: VOCABULARY - 7]), [])
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
 
 

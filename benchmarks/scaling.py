@@ -147,7 +147,7 @@ def _prefix(now: Session, shape: models.ModelDims, teacher: str) -> dict[str, fl
 
     def step(new_tokens: int) -> None:
         requests = [SampleRequest(prompt, seed) for seed, prompt in enumerate(prompts)]
-        samples = trainer.sampling_client().sample(requests, SamplingParams(new_tokens))
+        samples = trainer.build_sampling_client().sample(requests, SamplingParams(new_tokens))
         items = [
             _answered(prompt, sample.tokens)
             for prompt, sample in zip(prompts, samples, strict=True)

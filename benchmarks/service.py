@@ -230,11 +230,11 @@ def _largest_difference(
     sampler: LocalSampler, http: httpx.Client, texts: Sequence[Sequence[int]]
 ) -> float:
     """Between the log-probabilities of the two ways."""
-    from practicum.server.wire import messages
+    from practicum.server.wire import load_messages
 
     largest = 0.0
     for own, content in zip(_locally(sampler, texts), _remotely(http, texts, 1), strict=True):
-        message = messages().SampleResponse()
+        message = load_messages().SampleResponse()
         message.ParseFromString(content)
         other = torch.frombuffer(bytearray(message.prompt_logprobs), dtype=torch.float32)[1:]
         largest = max(largest, (own - other).abs().max().item())

@@ -27,7 +27,7 @@ import torch
 from benchmarks import models
 from benchmarks.measuring import parser, session, significant, single, table
 from benchmarks.service import served
-from practicum.server.wire import PROTOBUF, messages
+from practicum.server.wire import PROTOBUF, load_messages
 
 SHAPE = models.SHAPES["tiny"]
 WARM = 1 / 3
@@ -153,7 +153,7 @@ def _train(client: Client, load: Load) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def step() -> None:
-        request = messages().ForwardBackwardRequest(
+        request = load_messages().ForwardBackwardRequest(
             model_id=model, seq_id=next(numbers), loss_fn="cross_entropy"
         )
         for _ in range(8):
@@ -163,7 +163,10 @@ def _train(client: Client, load: Load) -> None:
             datum = request.data.add()
             datum.model_input.add().encoded_text.tokens = tokens.numpy().tobytes()
             target = datum.loss_fn_inputs["target_tokens"]
-            target.dtype, target.dense = messages().DTYPE_INT32, tokens.roll(-1).numpy().tobytes()
+            target.dtype, target.dense = (
+                load_messages().DTYPE_INT32,
+                tokens.roll(-1).numpy().tobytes(),
+            )
         learned = client.send("forward_backward", request.SerializeToString(), PROTOBUF).json()
         stepped = client.ask("optim_step", model_id=model, seq_id=next(numbers), adam_params={})
         client.wait(learned)
@@ -218,7 +221,7 @@ def _break(client: Client, load: Load, draw: random.Random) -> None:
 def soak(seconds: float, clients: int) -> dict[str, Any]:
     """Return what was answered in so many seconds, how long it took, and what the server held."""
     with tempfile.TemporaryDirectory() as folder:
-        messages()  # in one thread: importing in several at once is not safe under Python 3.11
+        load_messages()  # in one thread: importing in several at once is not safe under Python 3.11
         words = []
         for seed, name in enumerate(("student", "teacher")):
             models.write_folder(SHAPE, Path(folder) / name, seed)

@@ -96,7 +96,7 @@ def main() -> None:
     _watch(trainer, teacher, phases)
     prompts = [_prompt(number, prompt) for number, prompt in enumerate(job["prompts"])]
     parts = StepComponents(
-        trainer, trainer.sampling_client(), teacher, Given(prompts), student.renderer, prompts
+        trainer, trainer.build_sampling_client(), teacher, Given(prompts), student.renderer, prompts
     )
     plan = StepPlan(
         objective=Objective(),

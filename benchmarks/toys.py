@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum.backends.local.scratch import make_scratch_model
-from practicum.core.plugins import module_of
+from practicum.backends.local.scratch import build_scratch_model
+from practicum.core.plugins import load_plugin
 from practicum.errors import AlarmError, NumericError
 from practicum.models.config import PretrainConfig, ScratchConfig
 from practicum.monitors import MONITORS
@@ -55,7 +55,7 @@ def pair(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = task_data(task or {})
-        module = module_of("tasks", data["type"])
+        module = load_plugin("tasks", data["type"])
         config = module.Config(**data)
         prompts = module.build(config, TaskContext(seed=0, base_dir=folder)).train_prompts()
         for number, (who, steps) in enumerate((("student", student), ("teacher", teacher))):
@@ -66,7 +66,7 @@ def pair(
                 seed=2 * seed + number,
                 pretrain=PretrainConfig(steps=steps),
             )
-            make_scratch_model(folder / who, made, config.alphabet, prompts)
+            build_scratch_model(folder / who, made, config.alphabet, prompts)
         yield folder
 
 

@@ -4,16 +4,16 @@
 measurements, `judging` computes the verdict on each claim, and `page` and `plot` show the results.
 """
 
-from laboratory.page import evidence_page
+from laboratory.page import render_evidence_page
 from laboratory.results import Results, read_results
 from laboratory.running import reproduce
-from laboratory.study import load_reproduction, reproduction_names
+from laboratory.study import load_reproduction, list_reproductions
 
 __all__ = [
     "Results",
-    "evidence_page",
+    "render_evidence_page",
     "load_reproduction",
     "read_results",
     "reproduce",
-    "reproduction_names",
+    "list_reproductions",
 ]

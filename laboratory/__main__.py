@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from laboratory import load_reproduction, reproduce, reproduction_names
+from laboratory import load_reproduction, reproduce, list_reproductions
 from practicum.errors import PracticumError
 from practicum.runs.console import Console, open_console
 
@@ -35,7 +35,7 @@ def main(
     try:
         with closing(open_console(as_json=as_json)) as console:
             if name is None:
-                list_reproductions(console)
+                show_reproductions(console)
                 return
             result = reproduce(
                 name, full=full, out=out, at_once=jobs, resume=resume, console=console
@@ -51,10 +51,10 @@ def main(
         raise SystemExit(130) from None
 
 
-def list_reproductions(console: Console) -> None:
+def show_reproductions(console: Console) -> None:
     """Show every reproduction with its question and its papers."""
     rows = []
-    for name in reproduction_names():
+    for name in list_reproductions():
         spec = load_reproduction(name).spec
         rows.append(
             [name, spec.question, ", ".join(sorted({claim.paper for claim in spec.claims}))]

@@ -19,7 +19,9 @@ from practicum.statistics import t_interval
 COST = "spent/flops"
 
 
-def evidence_page(studies: Sequence[LoadedReproduction], stored: Mapping[str, Results]) -> str:
+def render_evidence_page(
+    studies: Sequence[LoadedReproduction], stored: Mapping[str, Results]
+) -> str:
     """Return the generated part: a table of all claims, and a section per stored reproduction."""
     finished = [study for study in studies if study.name in stored]
     rows = [

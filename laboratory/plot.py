@@ -8,7 +8,7 @@ from itertools import chain
 from laboratory.results import Results
 from laboratory.study import LoadedReproduction, is_map, list_measures
 from practicum.statistics import t_interval
-from practicum.studies.compare import mean_curve
+from practicum.studies.compare import build_mean_curve
 
 COLOURS = (
     "#2f6fde",
@@ -151,7 +151,7 @@ def _draw_curves(arms: Sequence[str], results: Results, height: int) -> str:
 def _compute_mean_curve(results: Results, arm: str) -> list[tuple[float, float]]:
     """Return FLOPs and accuracy along an arm's curve, as means over its seeds."""
     curves = results.curves.get(arm, {}).values()
-    return mean_curve(
+    return build_mean_curve(
         [[(point.spent.get("flops", 0.0), point.accuracy) for point in curve] for curve in curves]
     )
 

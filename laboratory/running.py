@@ -11,9 +11,9 @@ from laboratory.judging import judge_claim
 from laboratory.plot import plot
 from laboratory.results import Results, write_results
 from laboratory.study import LoadedReproduction, ReproductionJob, load_reproduction
-from practicum.core.plugins import module_of
+from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
-from practicum.run_dir import current_versions, near, read_json, write_json, write_text
+from practicum.run_dir import collect_versions, shorten_path, read_json, write_json, write_text
 from practicum.runs.console import Console, SilentConsole
 
 
@@ -46,18 +46,18 @@ def reproduce(
     folder = (out / f"{study.name}-{form}").absolute()
     if (folder / "clock.json").is_file() != resume:
         raise RecipeError(
-            f"{near(folder)} already holds this reproduction; write --resume to go on with it, "
+            f"{shorten_path(folder)} already holds this reproduction; write --resume to go on with it, "
             "or --out another folder"
             if not resume
-            else f"{near(folder)} holds no reproduction to go on with; "
+            else f"{shorten_path(folder)} holds no reproduction to go on with; "
             "leave --resume out to start it"
         )
     folder.mkdir(parents=True, exist_ok=True)
     config = study.spec.measure
     job = ReproductionJob(study, study.get_scale(full=full), folder, at_once, console)
     with _Clock(folder / "clock.json") as clock, _importable():
-        measured = module_of("laboratory.measures", config.type).measure(config, job)
-    versions = {name: str(version) for name, version in current_versions().items()}
+        measured = load_plugin("laboratory.measures", config.type).measure(config, job)
+    versions = {name: str(version) for name, version in collect_versions().items()}
     results = replace(
         measured, name=study.name, form=form, seconds=clock.seconds, versions=versions
     )
@@ -68,7 +68,12 @@ def reproduce(
         verdict, judgements = judge_claim(claim, results)
         rows.append([claim.claim, verdict, "; ".join(judgement.text for judgement in judgements)])
     console.table(study.spec.question, ["claim", "verdict", "here"], rows)
-    console.finish({"results": near(folder / "results.json"), "plot": near(folder / "plot.svg")})
+    console.finish(
+        {
+            "results": shorten_path(folder / "results.json"),
+            "plot": shorten_path(folder / "plot.svg"),
+        }
+    )
     return ReproductionResult(study, results, folder)
 
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from laboratory.results import TEACHER
-from practicum.core.calls import did_you_mean
-from practicum.core.plugins import Plugin, module_of
+from practicum.core.calls import suggest_name
+from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import RecipeError
-from practicum.recipe import merged, read_recipe, validated
+from practicum.recipe import merge_recipes, read_recipe, validate_fields
 from practicum.runs.console import Console
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -157,7 +157,7 @@ class Reproduction(_SpecModel):
 
     question: str
     measure: Plugin("laboratory.measures") = Field(  # type: ignore[valid-type]
-        default_factory=lambda: module_of("laboratory.measures", "runs").Config()
+        default_factory=lambda: load_plugin("laboratory.measures", "runs").Config()
     )
     set: dict[str, Any] = Field(
         default={}, description="changes of the recipe for all arms, but not for its stages"
@@ -203,7 +203,7 @@ class LoadedReproduction(_SpecModel):
         """Return the data of an arm's recipe; a model may be `{stage: NAME}`."""
         recipe_data = {key: section for key, section in self.recipe.items() if key != "stages"}
         for changes in (self.spec.set, scale.set, self.spec.arms[arm].set):
-            recipe_data = merged(recipe_data, changes)
+            recipe_data = merge_recipes(recipe_data, changes)
         return recipe_data
 
     def build_pipeline(self, arm: str, scale: ReproductionScale) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class ReproductionJob:
         return list(range(self.scale.seeds))
 
 
-def reproduction_names() -> list[str]:
+def list_reproductions() -> list[str]:
     """Return the names of the reproductions, in alphabetical order."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -241,15 +241,15 @@ def load_reproduction(source: str | Path) -> LoadedReproduction:
     """
     path = Path(source)
     if not path.is_file():
-        if str(source) not in reproduction_names():
+        if str(source) not in list_reproductions():
             raise RecipeError(
                 f"no reproduction {str(source)[:100]!r}: not a file and not one of the laboratory; "
-                f"{did_you_mean(str(source), reproduction_names())}"
+                f"{suggest_name(str(source), list_reproductions())}"
             )
         path = FOLDER / f"{source}.yaml"
     recipe_data = read_recipe(path)
     fields = {key: recipe_data.pop(key) for key in Reproduction.model_fields if key in recipe_data}
-    spec = validated(Reproduction, fields, str(source))
+    spec = validate_fields(Reproduction, fields, str(source))
     _check_arms(spec, str(source))
     _check_stages(spec, [stage["name"] for stage in recipe_data.get("stages", ())], str(source))
     return LoadedReproduction(name=path.stem, file=path, recipe=recipe_data, spec=spec)
@@ -262,7 +262,7 @@ def _check_arms(spec: Reproduction, source: str) -> None:
         for arm in chain.from_iterable(map(get_arms, claim.tests)):
             if arm not in arms:
                 raise RecipeError(
-                    f"{source}: claims[{index}]: no arm named {arm!r}; {did_you_mean(arm, arms)}"
+                    f"{source}: claims[{index}]: no arm named {arm!r}; {suggest_name(arm, arms)}"
                 )
 
 
@@ -273,7 +273,7 @@ def _check_stages(spec: Reproduction, stages: Sequence[str], source: str) -> Non
             if name not in stages:
                 raise RecipeError(
                     f"{source}: arms.{arm}.without: no stage named {name!r}; "
-                    f"{did_you_mean(name, stages)}"
+                    f"{suggest_name(name, stages)}"
                 )
 
 

@@ -10,14 +10,14 @@ from practicum.recipe import (
     find_recipe,
     load_recipe,
     read_recipe,
-    recipe_names,
-    teacher_off,
+    list_recipe_names,
+    build_control,
 )
 from practicum.recipe.methods import describe_axes
 from practicum.statistics import contains_zero, t_interval
 
-PAPERS = [name for name in recipe_names() if name.startswith("papers/")]
-TEAMS = [name for name in recipe_names() if name.startswith("teams/")]
+PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
+TEAMS = [name for name in list_recipe_names() if name.startswith("teams/")]
 
 
 FORMULA = {
@@ -109,7 +109,7 @@ def controls() -> list[list[str]]:
     """Return one row a recipe that joins a reward and a teacher: what its control learns from, both gains, and what differs."""
     found = []
     for name in PAPERS:
-        control = teacher_off(_recipe(name))
+        control = build_control(_recipe(name))
         if control is None:
             continue
         line, off = _line(name), _control_line(name)
@@ -154,7 +154,7 @@ def _line(name: str) -> dict[str, Any] | None:
 
 def _control_line(name: str) -> dict[str, Any] | None:
     """Return the line of a recipe's control as it is, None where it has none or was not measured since it changed."""
-    control = teacher_off(_recipe(name))
+    control = build_control(_recipe(name))
     by_fingerprint = {line["of"]: line for (is_control, _), line in lines().items() if is_control}
     return None if control is None else by_fingerprint.get(fingerprint(control))
 

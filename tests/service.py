@@ -57,7 +57,7 @@ class Served:
 
     def _run(self, served: Mapping[str, ModelConfig]) -> None:
         """Serve until told to stop; in a thread of its own nobody's notes but the service's are heard."""
-        from practicum.server.app import make_app
+        from practicum.server.app import build_app
         from practicum.server.service import Service
         from practicum.server.shelf import ModelCache
         from practicum.server.store import Store
@@ -65,7 +65,7 @@ class Served:
         with show_notes(self.said.append):
             self.service = Service(ModelCache(served, None), Store(self.out), frozenset(served))
             config = uvicorn.Config(
-                make_app(self.service, token=self.token),
+                build_app(self.service, token=self.token),
                 log_config=None,
                 log_level="error",
                 timeout_graceful_shutdown=1,

@@ -11,7 +11,7 @@ from toy import rows, toy_recipe, toy_run
 
 from practicum.functional import DIVERGENCES, WEIGHTS
 from practicum.objective import Objective
-from practicum.recipe import parse_recipe, resolved
+from practicum.recipe import parse_recipe, resolve_recipe
 from tests.functional.divergence_laws import LAWS, random_logits
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "adding.md"
@@ -65,8 +65,8 @@ def test_a_part_of_another_package_is_one_file(
     )
     recipe = toy_recipe(models, ADDITIONS[name])
     assert (
-        f"my_parts.{name}" in str(resolved(recipe))
-        and parse_recipe(resolved(recipe), "toy") == recipe
+        f"my_parts.{name}" in str(resolve_recipe(recipe))
+        and parse_recipe(resolve_recipe(recipe), "toy") == recipe
     )
 
 

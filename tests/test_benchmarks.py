@@ -20,7 +20,7 @@ from benchmarks import (
     peers,
     rollout,
 )
-from practicum.recipe import load_recipe, teacher_off
+from practicum.recipe import load_recipe, build_control
 
 READING = {"median": 1.2, "least": 1.1, "greatest": 1.3, "spread": 0.1, "count": 5}
 
@@ -308,10 +308,10 @@ def test_a_controls_line_stands_whatever_its_teacher_saw_and_its_recipe_says() -
         ["teacher.reference=Think of {answer}.", "claim=none", "name=other"],
         ["train.threads=2"],
     ):
-        control = teacher_off(load_recipe("papers/rlsd", changes))
+        control = build_control(load_recipe("papers/rlsd", changes))
         assert control is not None
         fingerprints.add(papers.fingerprint(control))
-    changed = teacher_off(load_recipe("papers/rlsd", ["train.steps=9"]))
+    changed = build_control(load_recipe("papers/rlsd", ["train.steps=9"]))
     assert changed is not None
     assert len(fingerprints) == 1 and papers.fingerprint(changed) not in fingerprints
 

@@ -26,10 +26,10 @@ from pydantic_core import PydanticUndefined
 
 from laboratory import (
     Results,
-    evidence_page,
+    render_evidence_page,
     load_reproduction,
     read_results,
-    reproduction_names,
+    list_reproductions,
 )
 from laboratory.plot import plot
 from practicum import errors, recipe, rollouts
@@ -275,9 +275,9 @@ def _monitors() -> str:
             monitor.id,
             monitor.name,
             (monitor.judge.__doc__ or "").partition("\n")[0],
-            monitor.says.format(level=monitor.level or 0.0, change=monitor.change or 0.0),
+            monitor.rule_text.format(level=monitor.level or 0.0, change=monitor.change or 0.0),
             str(monitor.persistence),
-            monitor.action + ("" if monitor.worse is None else f", {monitor.worse[1]}"),
+            monitor.action + ("" if monitor.escalation is None else f", {monitor.escalation[1]}"),
             monitor.source,
             monitor.grade,
         ]
@@ -299,8 +299,8 @@ def _monitors() -> str:
 def _plugins(room: str) -> str:
     """Every plug-in of a room with its summary and its keys."""
     parts = []
-    for name in plugins.names(room):
-        module = plugins.module_of(room, name)
+    for name in plugins.list_plugins(room):
+        module = plugins.load_plugin(room, name)
         keys = {key for key in module.Config.model_fields if key != "type"}
         parts.append(f"### {name}\n\n{_first_paragraph(module.__doc__)}\n")
         parts.append(_key_table(module.Config) if keys else "No keys.\n")
@@ -453,10 +453,10 @@ def _families() -> str:
 
 
 def _recipes() -> str:
-    folder = recipe.packaged_recipes()
+    folder = recipe.locate_packaged_recipes()
     rows = [
         [f"`{name}`", recipe.read_yaml(folder / f"{name}.yaml").get("about", "")]
-        for name in recipe.recipe_names()
+        for name in recipe.list_recipe_names()
     ]
     return _table(["recipe", "about"], rows)
 
@@ -468,7 +468,8 @@ def _stored() -> dict[str, Results]:
 
 def _evidence() -> str:
     return (
-        evidence_page([load_reproduction(name) for name in reproduction_names()], _stored()) + "\n"
+        render_evidence_page([load_reproduction(name) for name in list_reproductions()], _stored())
+        + "\n"
     )
 
 
@@ -635,9 +636,9 @@ def test_plots_are_those_of_the_stored_results():
 
 def test_every_recipe_key_has_a_meaning():
     configs = [
-        plugins.module_of(room, name).Config
+        plugins.load_plugin(room, name).Config
         for room in ("teachers", "tasks")
-        for name in plugins.names(room)
+        for name in plugins.list_plugins(room)
     ]
     empty = [
         f"{model.__module__}.{model.__name__}.{key}"

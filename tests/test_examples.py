@@ -71,7 +71,7 @@ def library_step(
         SampleRequest(tuple(prompt), seed) for prompt, seed in zip(prompts, seeds, strict=True)
     ]
     params = SamplingParams(minimal.LONGEST, stop_ids=frozenset({minimal.STOP}))
-    samples = trainer.sampling_client().sample(requests, params)
+    samples = trainer.build_sampling_client().sample(requests, params)
     rollouts = [
         Rollout(
             prompt=Prompt(str(place), ()),

@@ -13,7 +13,7 @@ from practicum.remote import http
 from practicum.remote.http import JsonClient, JsonRequest, Server
 from practicum.teachers._checks import check_texts
 from practicum.teachers._probe import probe
-from practicum.text import character_tokenizer
+from practicum.text import build_character_tokenizer
 
 KEY = "sk-Vq/7+xYz=JwLmN-oPqRsTu"
 """With letters that URLs and JSON may write otherwise."""
@@ -75,7 +75,7 @@ def test_an_error_shows_no_part_of_the_key_wherever_it_is_cut(
 def test_a_key_across_the_end_of_what_is_looked_at_is_not_shown() -> None:
     """The body's first 1,600 bytes are looked at, and spaces take no room in a message."""
     for missing in range(len(KEY)):
-        body = b" " * (8 * http.SHOWN - missing) + KEY.encode()
+        body = b" " * (8 * http.MAX_EXCERPT_CHARACTERS - missing) + KEY.encode()
         client = Client(body, status=400)
         assert not has_key(
             messages(client, lambda client=client: client.ask(JsonRequest("/v1/models")))
@@ -99,14 +99,14 @@ def test_a_probe_says_neither_ids_nor_reasons_with_the_key(answer: Any, model: s
     listed = answer if "data" in answer else {"data": [{"id": "m"}]}
     client = Client(listed, answer)
     said = messages(
-        client, lambda: client.heard.extend(probe(client, "auto", model, 5, 11).lines())
+        client, lambda: client.heard.extend(probe(client, "auto", model, 5, 11).render_lines())
     )
     assert said and not has_key(said)
 
 
 def test_texts_of_tokens_are_blotted_before_they_are_cut() -> None:
     client = Client({})
-    tokenizer = character_tokenizer("abc")
+    tokenizer = build_character_tokenizer("abc")
     for place in range(40):
         texts = dict.fromkeys(range(3), f"{'x' * place}{KEY}")
         with pytest.raises(VocabularyError) as caught:

@@ -25,10 +25,10 @@ from practicum.rollouts.tape import RolloutArchive, RolloutRow, load_recorded_ro
 from practicum.tasks import TaskContext
 from practicum.tasks.jsonl import Config, build
 from practicum.teachers import _dialects
-from practicum.teachers._probe import Probe, canary_of, probe, served
+from practicum.teachers._probe import Probe, build_canary, probe, list_models
 from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.teachers._scores import ScoreStore
-from practicum.text import Renderer, character_tokenizer
+from practicum.text import Renderer, build_character_tokenizer
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams, ScoreRequest
 
 pytestmark = pytest.mark.long
@@ -106,7 +106,7 @@ def reads(work: Callable[[], object]) -> None:
 # Servers.
 
 VOCABULARY = 11
-CANARY = canary_of(VOCABULARY)
+CANARY = build_canary(VOCABULARY)
 ABOUT = ScoreRequest((1, 2), (3, 4, 5))
 DIALECTS = {dialect.name: dialect for dialect in _dialects.DIALECTS}
 
@@ -168,7 +168,9 @@ CHAT = {"choices": [{"message": {"role": "assistant", "content": "ab"}, "finish_
 
 def speaker(answer: Any) -> ServerGenerator:
     renderer = Renderer(
-        character_tokenizer("abcd"), template="{{ messages[0].content }}", stop_ids=frozenset({2})
+        build_character_tokenizer("abcd"),
+        template="{{ messages[0].content }}",
+        stop_ids=frozenset({2}),
     )
     return ServerGenerator(Client(answer), "m", renderer, ServerLimits())
 
@@ -228,7 +230,7 @@ def test_what_a_chat_says_is_read_or_refused(answer: Any) -> None:
         "m", [{"role": "user", "content": "a"}], 0, SamplingParams(4)
     )
     reads(
-        lambda: speaker(answer).asked(
+        lambda: speaker(answer).request_samples(
             [question], _dialects.parse_chat_completion, SamplingParams(4, stop_ids=frozenset({2}))
         )
     )
@@ -239,8 +241,8 @@ def test_what_a_chat_says_is_read_or_refused(answer: Any) -> None:
     st.binary(max_size=40),
 )
 def test_a_list_of_models_is_read_or_refused(answer: Any, garbage: bytes) -> None:
-    reads(lambda: served(Client(answer)))
-    reads(lambda: served(Client(garbage)))
+    reads(lambda: list_models(Client(answer)))
+    reads(lambda: list_models(Client(garbage)))
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -255,9 +257,9 @@ def test_a_probe_finds_something_or_says_why_not(
     models = answers.draw(
         st.one_of(st.just({"data": [{"id": "m"}]}), changed({"data": [{"id": "m"}]}))
     )
-    answer = answers.draw(changed(right(name, canary_of(vocabulary), 3)))
+    answer = answers.draw(changed(right(name, build_canary(vocabulary), 3)))
     client = Client(models, answer, status=status)
-    reads(lambda: probe(client, "auto", None, 3, vocabulary).lines())
+    reads(lambda: probe(client, "auto", None, 3, vocabulary).render_lines())
 
 
 # A service of the Tinker API. The package reads the wire; what it comes to is still the service's word.
@@ -353,7 +355,7 @@ def test_task_rows_are_read_or_refused(content: bytes) -> None:
 
 
 RENDERER = Renderer(
-    character_tokenizer("abcd"), template="{{ messages[0].content }}", stop_ids=frozenset({2})
+    build_character_tokenizer("abcd"), template="{{ messages[0].content }}", stop_ids=frozenset({2})
 )
 PROMPT = Prompt("p", (Message("user", "ab"),))
 TAPE = {
@@ -431,4 +433,4 @@ def test_kept_scores_are_read_or_refused(draws: st.DataObject) -> None:
 
 
 def test_a_row_of_a_tape_is_a_rollout() -> None:
-    assert RolloutRow.model_validate(TAPE).rollout(PROMPT).tokens.tolist() == [7, 2]
+    assert RolloutRow.model_validate(TAPE).to_rollout(PROMPT).tokens.tolist() == [7, 2]

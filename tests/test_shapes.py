@@ -23,5 +23,5 @@ def test_a_dataclass_that_is_given_another_shape_is_refused():
 
 
 def test_what_names_no_shape_is_as_it_was_written():
-    assert not hasattr(SamplingParams.stops, "__wrapped__")
+    assert not hasattr(SamplingParams.should_stop, "__wrapped__")
     assert hasattr(functional.reverse_kl, "__wrapped__")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from practicum.backends.local.scratch import make_scratch_model
+from practicum.backends.local.scratch import build_scratch_model
 from practicum.errors import PracticumError
 from practicum.models.config import PretrainConfig, ScratchConfig
 from practicum.recipe import Recipe, parse_recipe
@@ -47,7 +47,7 @@ def make_model(folder: Path, *, alphabet: str = ALPHABET, **settings: Any) -> Pa
         }
     )
     prompts = build(Config(**TASK), TaskContext(seed=0, base_dir=folder.parent)).train_prompts()
-    make_scratch_model(folder, scratch, alphabet, prompts)
+    build_scratch_model(folder, scratch, alphabet, prompts)
     return folder
 
 

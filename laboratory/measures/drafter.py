@@ -31,7 +31,7 @@ from practicum.objective import Full, read_tokens
 from practicum.ports import Environment, SamplingClient, Teacher
 from practicum.rollouts import RolloutBatch, sample_teacher_rollouts
 from practicum.run_dir import read_json, write_json
-from practicum.runs import open_run, restored
+from practicum.runs import open_run, restore_components
 from practicum.runs.assembly import RunComponents
 from practicum.training.evaluation import EvaluationSettings
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -60,7 +60,7 @@ def measure_drafting(folder: Path, gamma: int) -> dict[str, float]:
 
 @torch.no_grad()
 def _measure_drafting(folder: Path, gamma: int) -> dict[str, float]:
-    built = restored(*open_run(folder))
+    built = restore_components(*open_run(folder))
     if built.evaluation is None or isinstance(built.parts.task, Environment):
         raise RecipeError(
             "measure drafter: drafts are made for held-out prompts with one answer each; "
@@ -82,7 +82,7 @@ def _get_target(teacher: Teacher, settings: EvaluationSettings) -> SamplingClien
 
     Raises RecipeError if the teacher is not one model, or does not give its full distribution.
     """
-    voices = [teacher.voice(prompt) for prompt in settings.prompts]
+    voices = [teacher.bind_prompt(prompt) for prompt in settings.prompts]
     clients = {
         id(voice.client): voice.client
         for voice in voices
@@ -194,7 +194,7 @@ def _verify_draft(
 
 
 def _has_ended(tokens: Sequence[int], params: SamplingParams) -> bool:
-    return bool(tokens) and (len(tokens) == params.max_new_tokens or params.stops(tokens))
+    return bool(tokens) and (len(tokens) == params.max_new_tokens or params.should_stop(tokens))
 
 
 def _read_logprobs(signal: TeacherSignal, params: SamplingParams) -> Float[Tensor, "T V"]:
@@ -208,7 +208,7 @@ def _start_texts(built: RunComponents, settings: EvaluationSettings) -> list[Dra
     """Return an empty text for each sample of the evaluation."""
     texts = []
     for prompt in settings.prompts:
-        voice = built.parts.teacher.voice(prompt)
+        voice = built.parts.teacher.bind_prompt(prompt)
         assert voice is not None, "the teacher has a voice for every prompt"
         drafter_prompt = built.parts.renderer.render(prompt.messages)
         for index in range(settings.samples):

@@ -15,7 +15,7 @@ from practicum.core.stopping import catch_stop_signals
 from practicum.errors import PracticumError
 from practicum.run_dir import RunDir, read_json
 from practicum.runs.pipeline import parse_pipeline
-from practicum.studies.compare import Outcome, Point, RunJob, read_outcome, run_all
+from practicum.studies.compare import Outcome, Point, RunJob, read_outcome, run_jobs
 
 
 class Config(BaseModel):
@@ -30,19 +30,19 @@ def measure(config: Config, job: ReproductionJob) -> Results:
     torch.set_num_threads(1)
     study = job.study
     runs = job.folder / "runs"
-    run_jobs = [
+    jobs = [
         RunJob(arm, seed, _build_pipeline(job, arm, seed), runs)
         for seed in job.seeds
         for arm in study.spec.arms
     ]
     runs.mkdir(exist_ok=True)
     with RunDir(runs).lock(), catch_stop_signals() as stop:
-        failed = run_all(run_jobs, job.at_once, job.console, stop)
-    pipelines = [FinishedPipeline.read(run_job) for run_job in run_jobs if run_job not in failed]
+        failed = run_jobs(jobs, job.at_once, job.console, stop)
+    pipelines = [FinishedPipeline.read(run_job) for run_job in jobs if run_job not in failed]
     if not pipelines:
         first_reason = next(iter(failed.values()))
         raise PracticumError(
-            f"none of the {len(run_jobs)} pipelines finished; the first {first_reason}"
+            f"none of the {len(jobs)} pipelines finished; the first {first_reason}"
         )
     readings: dict[str, dict[int, dict[str, float]]] = {}
     curves: dict[str, dict[int, list[Point]]] = {}
@@ -80,7 +80,7 @@ def _build_pipeline(job: ReproductionJob, arm: str, seed: int) -> dict[str, Any]
         "seed": seed,
     }
     pipeline = prepare_scratch_models(pipeline, parse_pipeline(pipeline, source).recipe, job.folder)
-    return parse_pipeline(pipeline, source).resolved()
+    return parse_pipeline(pipeline, source).resolve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class FinishedPipeline:
         summary = read_json(job.folder / "summary.json")
         folders = {stage["name"]: job.folder / stage["folder"] for stage in summary["stages"]}
         stages = {
-            name: (folder, read_outcome(job.arm, job.seed, folder, job.home))
+            name: (folder, read_outcome(job.arm, job.seed, folder, job.parent_dir))
             for name, folder in folders.items()
         }
         teacher = summary["stages"][0]["teacher"]

@@ -19,11 +19,11 @@ from practicum.models.config import ScratchConfig
 from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
-from practicum.runs.assembly import build_task, make_scratch
+from practicum.runs.assembly import build_task, create_scratch_model
 from practicum.runs.pipeline import parse_pipeline
 from practicum.runs.pipeline.running import run as run_pipeline
 from practicum.statistics import group_pairs, pass_at_k, unique_share
-from practicum.studies.compare import FailedRun, FinishedRuns, Outcome, Settings, run_arms
+from practicum.studies.compare import FailedRun, FinishedRuns, Outcome, ComparisonSettings, run_arms
 from practicum.studies.doctor import doctor
 
 R = TypeVar("R")
@@ -177,7 +177,7 @@ def _replace_scratch_models(section: Any, task: Task, folder: Path) -> Any:
     ]
     identity = json.dumps([config.model_dump(mode="json"), prompts])
     path = folder / "models" / f"scratch-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    make_scratch(path, config, task)
+    create_scratch_model(path, config, task)
     return {**section, "model": str(path)}
 
 
@@ -197,10 +197,10 @@ def write_arm(job: ReproductionJob, arm: str, rate: float | None, find_model: Fi
 def _run_arms(
     files: Mapping[str, Path], out: Path, job: ReproductionJob, *, seeds: int, first: int
 ) -> FinishedRuns:
-    settings = Settings(
+    settings = ComparisonSettings(
         seeds=seeds,
-        first=first,
-        at_once=job.at_once,
+        first_seed=first,
+        max_parallel_runs=job.at_once,
         out=out,
         resume=any(out.glob("*/seed-*.json")),
         may_differ=frozenset(job.study.spec.may_differ),

@@ -66,7 +66,7 @@ class SamplingParams:
     stop_ids: frozenset[int] = frozenset()
     stop_texts: tuple[str, ...] = ()
 
-    def stops(self, tokens: Sequence[int]) -> bool:
+    def should_stop(self, tokens: Sequence[int]) -> bool:
         """Return True if the last token is a stop token. `max_new_tokens` is not checked."""
         return tokens[-1] in self.stop_ids
 
@@ -170,7 +170,7 @@ class Rollout:
             return (self.text,)
         return tuple(turn.text for turn in self.turns if turn.role == "assistant")
 
-    def written_by(self, author: Author) -> Bool[Tensor, " T"]:
+    def mark_tokens_by(self, author: Author) -> Bool[Tensor, " T"]:
         """Return a mask that is True at the tokens that `author` wrote."""
         if self.authors is None:
             return torch.full(self.loss_mask.shape, self.source == author)
@@ -256,7 +256,7 @@ class TeacherSignal:
         return replace(self, hidden=self.states, pool=pool)
 
     @property
-    def silent(self) -> bool:
+    def is_empty(self) -> bool:
         """True if the teacher gave nothing for this rollout."""
         answers = (self.logprobs, self.topk_logprobs, self.hidden, self.pool)
         return all(answer is None for answer in answers)
@@ -339,20 +339,20 @@ class TokenRecord:
     weight: Float[Tensor, " T"]
     reverse_kl: Float[Tensor, " T"]
 
-    def columns(self) -> list[Float[Tensor, " T"]]:
+    def list_columns(self) -> list[Float[Tensor, " T"]]:
         """Return the columns in the order of the fields."""
         return [getattr(self, column.name) for column in fields(self)]
 
     def split(self, rollouts: "Sequence[Rollout]") -> "list[TokenRecord]":
         """Return the record of each rollout."""
         lengths = [len(rollout.tokens) for rollout in rollouts]
-        parts = [column.split(lengths) for column in self.columns()]
+        parts = [column.split(lengths) for column in self.list_columns()]
         return [TokenRecord(*columns) for columns in zip(*parts, strict=True)]
 
     @classmethod
     def join(cls, outputs: "Sequence[TokenRecord]") -> "TokenRecord":
         """Return several records concatenated."""
-        return cls(*map(torch.cat, zip(*(part.columns() for part in outputs), strict=True)))
+        return cls(*map(torch.cat, zip(*(part.list_columns() for part in outputs), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_student, set_trainable
-from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import PracticumError
 from practicum.models.config import Lora, StudentConfig
 from practicum.objective import Objective, Sampled
 from practicum.ports import AdamParams
-from practicum.text import character_tokenizer
+from practicum.text import build_character_tokenizer
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 from .tiny import VOCABULARY, data_for, random_tokens, rollouts
@@ -249,7 +249,7 @@ def build(family: Family, folder: Path) -> Path:
 @cache
 def _tokenizer() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="practicum-families-"))
-    tokenizer = character_tokenizer(
+    tokenizer = build_character_tokenizer(
         "".join(chr(ord("0") + place) for place in range(VOCABULARY - 7))
     )
     assert len(tokenizer) == VOCABULARY
@@ -349,7 +349,9 @@ def learn(model: LanguageModel) -> None:
         [weight for weight in model.model.parameters() if weight.requires_grad],
     )
     targets = torch.tensor([token for text in texts for token in text.tokens])
-    together = model.head().logprobs(hidden_states(model, texts)).gather(1, targets[:, None]).sum()
+    together = (
+        model.head().logprobs(compute_hidden_states(model, texts)).gather(1, targets[:, None]).sum()
+    )
     alone = sum(_forward(model, text.prompt_tokens, text.tokens).sum() for text in texts)
     found, expected = (
         torch.cat(

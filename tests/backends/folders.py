@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from practicum.backends.local.scratch import make_scratch_model
+from practicum.backends.local.scratch import build_scratch_model
 from practicum.models.config import ScratchConfig
 
 ALPHABET = "abcdefgh"
@@ -14,7 +14,7 @@ TOKENS = 7 + len(ALPHABET)
 
 def model_folder(folder: Path, **settings) -> Path:
     """A from-scratch model folder with 15 tokens, two layers and width 32."""
-    make_scratch_model(
+    build_scratch_model(
         folder,
         ScratchConfig(**{"hidden_size": 32, "layers": 2, "heads": 4, **settings}),
         ALPHABET,

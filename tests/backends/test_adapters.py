@@ -165,7 +165,7 @@ def test_an_export_is_the_model_that_was_trained(folders, family, tmp_path):
         torch.equal(value, before[name])
         for name, value in loaded.language_model.trainable_parameters().items()
     )
-    trained = score(trainer.sampling_client())
+    trained = score(trainer.build_sampling_client())
     export(loaded, tmp_path / "out")
     exported = plain_scores(tmp_path / "out")
     assert (exported - plain_scores(folders(family))).abs().max() > 1e-2
@@ -211,15 +211,15 @@ def test_snapshots_and_earlier_selves_have_the_adapters_of_their_time(folders, f
     folder = folders(family)
     trainer = LocalTrainer(student(folder).language_model)
     learn(trainer, folder, [0])
-    once = score(trainer.sampling_client())
-    held = [trainer.snapshot(), trainer.self_teacher(WeightUpdateRule("frozen"))]
+    once = score(trainer.build_sampling_client())
+    held = [trainer.snapshot(), trainer.build_self_teacher(WeightUpdateRule("frozen"))]
     learn(trainer, folder, [1])
-    now = score(trainer.sampling_client())
+    now = score(trainer.build_sampling_client())
     assert (now - once).abs().max() > 1e-2
     for client in held:
         assert torch.equal(score(client), once)
     assert torch.equal(score(trainer.snapshot()), now)
-    assert torch.equal(score(trainer.self_teacher(WeightUpdateRule("live"))), now)
+    assert torch.equal(score(trainer.build_self_teacher(WeightUpdateRule("live"))), now)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mixtral", "granitemoe", "gpt2"])
@@ -227,7 +227,7 @@ def test_what_is_sampled_has_the_probability_that_is_scored(folders, family):
     folder = folders(family)
     trainer = LocalTrainer(student(folder).language_model)
     learn(trainer, folder, range(2))
-    client = trainer.sampling_client()
+    client = trainer.build_sampling_client()
     requests = [SampleRequest((3, 8, 9), seed) for seed in range(3)]
     for request, sample in zip(requests, client.sample(requests, SamplingParams(12)), strict=True):
         (signal,) = client.score(

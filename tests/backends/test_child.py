@@ -44,7 +44,7 @@ def test_states_are_held_for_as_long_as_somebody_has_their_name(
     models: Path, tmp_path: Path
 ) -> None:
     built = assemble_run(toy_recipe(models, CHILD), tmp_path)
-    client = built.backend.sampler(built.learner)
+    client = built.backend.build_sampler(built.student)
 
     def names() -> list[str]:
         return [name for name in built.backend.ask("names_held") if name.startswith("states")]  # type: ignore[attr-defined]

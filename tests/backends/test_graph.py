@@ -9,11 +9,11 @@ from practicum.backends.local.graph import (
     measure_activation_bytes,
     plan_micro_batch,
 )
-from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.costs import GraphPlan
 from practicum.objective import Objective
-from practicum.objective.passes import length_of
+from practicum.objective.passes import count_text_tokens
 from practicum.types import ScoreRequest
 
 from .test_trainer import gradients, trainable
@@ -32,7 +32,9 @@ def kept(model, length):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        states = hidden_states(model, [ScoreRequest(random_tokens(1, 0), random_tokens(length, 1))])
+        states = compute_hidden_states(
+            model, [ScoreRequest(random_tokens(1, 0), random_tokens(length, 1))]
+        )
     assert states.requires_grad
     return sum(seen.values())
 
@@ -80,7 +82,7 @@ def test_recomputed_layers_give_the_same_gradient_and_keep_less():
     held = []
     trainer = LocalTrainer(student, TrainerLimits(graph_mib=1))
     trainer._bytes_a_token = 2**20  # a token of which one fits
-    assert trainer.plan_micro_batch(max(map(length_of, data))).recompute
+    assert trainer.plan_micro_batch(max(map(count_text_tokens, data))).recompute
     found = trainer.forward_backward(data, Objective(), 0)
     for name, parameter in student.trainable_parameters().items():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-7)
@@ -100,7 +102,7 @@ def test_by_default_the_plan_is_the_models_and_nobody_elses():
     trainer, data = LocalTrainer(trainable(tiny())), data_for(tiny(seed=1))
     trainer.forward_backward(data, Objective(), 0)
     assert 2**30 // measure_activation_bytes(trainer.language_model) > MAX_CPU_TOKENS
-    assert trainer.plan_micro_batch(max(map(length_of, data))) == GraphPlan(
+    assert trainer.plan_micro_batch(max(map(count_text_tokens, data))) == GraphPlan(
         MAX_CPU_TOKENS, recompute=False
     )
 

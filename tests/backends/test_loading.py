@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.scratch import make_scratch_model
+from practicum.backends.local.scratch import build_scratch_model
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError, ModelError
 from practicum.models.config import Lora, ModelConfig, PretrainConfig, ScratchConfig, StudentConfig
-from practicum.models.sources import PACKAGED, Packaged, cache_folder, locate, packaged_model
+from practicum.models.sources import PACKAGED, Packaged, locate_cache, locate, locate_packaged
 from practicum.objective import Objective
 from practicum.ports import AdamParams
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams
@@ -377,7 +377,7 @@ def test_pretraining_teaches_the_answers(tmp_path):
         heads=2,
         pretrain=PretrainConfig(steps=60, batch=8, learning_rate=0.01),
     )
-    make_scratch_model(tmp_path / "model", settings, ALPHABET, prompts)
+    build_scratch_model(tmp_path / "model", settings, ALPHABET, prompts)
     loaded = load(ModelConfig(model=str(tmp_path / "model")))
     requests = [SampleRequest(loaded.renderer.render(prompt.messages), 0) for prompt in prompts]
     params = SamplingParams(5, temperature=0.0, stop_ids=loaded.renderer.stop_ids)
@@ -405,7 +405,7 @@ def test_a_packaged_model_whose_package_is_missing_says_how_to_install_it():
             ModelError,
             match="'absent' comes with the package no-such-package, which is not installed; run:",
         ):
-            packaged_model("absent")
+            locate_packaged("absent")
     finally:
         del PACKAGED["absent"]
 
@@ -413,9 +413,9 @@ def test_a_packaged_model_whose_package_is_missing_says_how_to_install_it():
 def test_the_cache_is_where_the_environment_says(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
     monkeypatch.setenv("PRACTICUM_CACHE", "/a")
-    assert str(cache_folder()) == "/a"
+    assert str(locate_cache()) == "/a"
     monkeypatch.delenv("PRACTICUM_CACHE")
-    assert str(cache_folder()) == "/b/practicum"
+    assert str(locate_cache()) == "/b/practicum"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/c")
-    assert str(cache_folder()) == "/c/.cache/practicum"
+    assert str(locate_cache()) == "/c/.cache/practicum"

@@ -8,8 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.backends.local import packing
-from practicum.backends.local.packing import PackedBatch, enable_packing, hidden_states
-from practicum.costs.segments import SHORTEST_SHARED_PREFIX, how_many_fit, packed_tokens
+from practicum.backends.local.packing import PackedBatch, enable_packing, compute_hidden_states
+from practicum.costs.segments import (
+    SHORTEST_SHARED_PREFIX,
+    count_fitting_texts,
+    count_packed_tokens,
+)
 from practicum.types import ScoreRequest
 
 from .tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
@@ -53,7 +57,7 @@ def gradients(model, hidden):
 def test_packed_texts_give_the_states_and_the_gradient_of_texts_read_alone(architecture):
     model = tiny(architecture)
     model.model.requires_grad_(True).double()
-    found, expected = hidden_states(model, TEXTS), alone(model, TEXTS)
+    found, expected = compute_hidden_states(model, TEXTS), alone(model, TEXTS)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     for one, other in zip(gradients(model, found), gradients(model, expected), strict=True):
         assert (
@@ -77,7 +81,7 @@ def test_any_tree_of_texts_is_read_as_its_texts(data):
                 ScoreRequest(stem, random_tokens(data.draw(st.integers(0, 12)), 10 * row + twin))
             )
     torch.testing.assert_close(
-        hidden_states(model, texts), alone(model, texts), rtol=1e-10, atol=1e-10
+        compute_hidden_states(model, texts), alone(model, texts), rtol=1e-10, atol=1e-10
     )
 
 
@@ -86,7 +90,7 @@ def test_nothing_is_padded_and_what_is_shared_is_read_once():
     model.model.base_model.embed_tokens.register_forward_pre_hook(
         lambda _, inputs: read.append(inputs[0].numel())
     )
-    hidden_states(model, TEXTS)
+    compute_hidden_states(model, TEXTS)
     prompts = (
         len(ROOT) + 2 * 18 + 1 + 2
     )  # the root, two prompts of four and three texts, and two short ones
@@ -96,7 +100,7 @@ def test_nothing_is_padded_and_what_is_shared_is_read_once():
 
 def test_a_packing_counts_as_many_tokens_as_it_reads():
     for count in range(1, len(TEXTS) + 1):
-        assert packed_tokens(TEXTS[:count]) == len(PackedBatch(TEXTS[:count], CPU).ids)
+        assert count_packed_tokens(TEXTS[:count]) == len(PackedBatch(TEXTS[:count], CPU).ids)
 
 
 @pytest.mark.parametrize("max_packed_tokens", [10**6, 0])
@@ -113,7 +117,7 @@ def test_as_many_texts_go_together_as_fit_and_one_more_would_not(max_packed_toke
         return len(PackedBatch(some, CPU).ids) if max_packed_tokens else longest * len(some)
 
     for limit in (1, 80, 90, 150, 300, 10**4):
-        count = how_many_fit(texts, limit, max_packed_tokens)
+        count = count_fitting_texts(texts, limit, max_packed_tokens)
         assert count == 1 or read(texts[:count]) <= limit
         assert count == len(texts) or read(texts[: count + 1]) > limit
 
@@ -126,20 +130,22 @@ def test_a_texts_last_token_is_not_read():
 
 def test_texts_with_nothing_to_predict_have_no_states():
     model = tiny()
-    assert hidden_states(model, [ScoreRequest((3, 4), ())]).shape == (0, 32)
+    assert compute_hidden_states(model, [ScoreRequest((3, 4), ())]).shape == (0, 32)
     both = [ScoreRequest((3, 4), ()), ScoreRequest((3, 4), (5,))]
-    torch.testing.assert_close(hidden_states(model, both), alone(model, both), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        compute_hidden_states(model, both), alone(model, both), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_dropout_in_attention_is_in_force_in_training_alone():
     model = tiny(dropout=0.5)
     model.model.train()
     torch.manual_seed(0)
-    first, second = hidden_states(model, TEXTS), hidden_states(model, TEXTS)
+    first, second = compute_hidden_states(model, TEXTS), compute_hidden_states(model, TEXTS)
     assert not torch.equal(first, second)
     model.model.eval()
     torch.testing.assert_close(
-        hidden_states(model, TEXTS), alone(model, TEXTS), rtol=1e-4, atol=1e-4
+        compute_hidden_states(model, TEXTS), alone(model, TEXTS), rtol=1e-4, atol=1e-4
     )
 
 
@@ -148,7 +154,7 @@ def test_bfloat16_packs_too():
     model.model.to(torch.bfloat16)
     model = enable_packing(replace(model, max_packed_tokens=0))
     assert model.max_packed_tokens == 256
-    found, expected = hidden_states(model, TEXTS).float(), alone(model, TEXTS).float()
+    found, expected = compute_hidden_states(model, TEXTS).float(), alone(model, TEXTS).float()
     assert (found - expected).norm() < 0.03 * expected.norm()
 
 
@@ -159,7 +165,7 @@ def test_a_window_packs_what_fits_in_it():
     short = [ScoreRequest((3, 4, 5), (6, 7, 8, 9)), ScoreRequest((3, 4), (5,))]
     for texts in (short, [*short, ScoreRequest(random_tokens(9, 1), (4, 5))]):
         torch.testing.assert_close(
-            hidden_states(model, texts), alone(model, texts), rtol=1e-5, atol=1e-5
+            compute_hidden_states(model, texts), alone(model, texts), rtol=1e-5, atol=1e-5
         )
 
 
@@ -178,7 +184,10 @@ def test_a_model_with_an_attention_of_its_own_is_not_packed():
     assert enable_packing(model).max_packed_tokens == 0
     texts = [ScoreRequest((3, 4), (5, 6)), ScoreRequest((7,), (8,))]
     torch.testing.assert_close(
-        hidden_states(enable_packing(model), texts), alone(model, texts), rtol=1e-5, atol=1e-5
+        compute_hidden_states(enable_packing(model), texts),
+        alone(model, texts),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 

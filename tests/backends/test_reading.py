@@ -12,7 +12,7 @@ from toy import in_check
 
 from practicum.backends.local.drawing import (
     VOCABULARY_BLOCK,
-    draw,
+    sample_tokens,
     draw_exponentials,
     open_random_stream,
     sample_by_exponential_race,
@@ -160,7 +160,9 @@ def test_a_prompt_is_read_once_however_many_complete_it():
 def test_prompts_wait_unread_until_there_is_room():
     """What is kept of prompts is bounded by the rows, not by how many wait."""
     model = tiny()
-    reading = LocalSampler(model).read([random_tokens(6, row) for row in range(50)], 3, 4)
+    reading = LocalSampler(model).open_decode_batch(
+        [random_tokens(6, row) for row in range(50)], 3, 4
+    )
     assert isinstance(reading, SlotDecodeBatch)
     assert reading.admit(10) == 3
     assert len(reading._prefilled) == 0
@@ -171,7 +173,7 @@ def test_prompts_wait_unread_until_there_is_room():
 
 
 def test_admitting_stops_when_the_queue_is_empty():
-    reading = LocalSampler(tiny()).read([(3, 4)], 3, 4)
+    reading = LocalSampler(tiny()).open_decode_batch([(3, 4)], 3, 4)
     assert (reading.admit(0), reading.admit(2), reading.admit(2)) == (0, 1, 0)
 
 
@@ -293,7 +295,7 @@ def test_frequencies_over_many_blocks_are_the_probabilities():
 def test_logprobs_of_a_draw(params):
     logits = 3 * torch.randn(50, 30, generator=torch.Generator().manual_seed(4))
     noise = draw_exponentials([open_random_stream(seed) for seed in range(50)], 30)
-    tokens, sampled, natural = draw(logits, params, noise)
+    tokens, sampled, natural = sample_tokens(logits, params, noise)
     expected = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(natural, expected, rtol=1e-5, atol=1e-5)
     if params.temperature == 0:
@@ -345,7 +347,7 @@ def test_nothing_grows_over_two_hundred_steps():
         asked = [
             SampleRequest(random_tokens(4 + row, row), 1000 * number + row) for row in range(2)
         ]
-        samples = trainer.sampling_client().sample(asked, SamplingParams(4, stop_ids=STOPS))
+        samples = trainer.build_sampling_client().sample(asked, SamplingParams(4, stop_ids=STOPS))
         scored = [
             ScoreRequest(one.prompt_tokens, tuple(sample.tokens.tolist()))
             for one, sample in zip(asked, samples, strict=True)

@@ -65,7 +65,7 @@ def expected_weights(rule: WeightUpdateRule, seen):
 def test_scores_are_those_of_the_weights_the_rule_names(rule, count):
     model = tiny()
     trainer = LocalTrainer(model)
-    teacher = trainer.self_teacher(rule)
+    teacher = trainer.build_self_teacher(rule)
     seen = history(trainer, [teacher], count)
     other = tiny()
     other.model.load_state_dict(expected_weights(rule, seen), strict=False)
@@ -79,20 +79,20 @@ def test_scores_are_those_of_the_weights_the_rule_names(rule, count):
 def test_what_live_weights_said_does_not_move_between_the_updates_of_a_step():
     """The head of an answer is read after the first update; with the weights of now it would fit its hidden states no more."""
     trainer = LocalTrainer(tiny())
-    teacher = trainer.self_teacher(WeightUpdateRule("live", updates=2))
+    teacher = trainer.build_self_teacher(WeightUpdateRule("live", updates=2))
     (signal,) = teacher.score([REQUEST], Full())
     before = signal.head.logprobs(signal.states)
     step(trainer)
     assert signal.head.logprobs(signal.states).equal(before)
     teacher.after_step(1, ())
-    live = trainer.self_teacher(WeightUpdateRule("live")).score([REQUEST], Sampled())[0]
+    live = trainer.build_self_teacher(WeightUpdateRule("live")).score([REQUEST], Sampled())[0]
     assert teacher.score([REQUEST], Sampled())[0].logprobs.equal(live.logprobs)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=RULE_NAMES)
 def test_scoring_and_sampling_leave_the_student_alone(rule):
     trainer = LocalTrainer(tiny())
-    teacher = trainer.self_teacher(rule)
+    teacher = trainer.build_self_teacher(rule)
     step(trainer)
     before = copies(trainer)
     teacher.score([REQUEST], Full())
@@ -103,7 +103,7 @@ def test_scoring_and_sampling_leave_the_student_alone(rule):
 def test_a_signal_outlives_the_swap_of_weights():
     """Hidden states and head belong to the held weights even when they are read after the student came back."""
     trainer = LocalTrainer(tiny())
-    teacher = trainer.self_teacher(WeightUpdateRule("frozen"))
+    teacher = trainer.build_self_teacher(WeightUpdateRule("frozen"))
     before = teacher.score([REQUEST], Sampled())[0].logprobs
     step(trainer)
     signal = teacher.score([REQUEST], Full())[0]
@@ -115,7 +115,7 @@ def test_a_signal_outlives_the_swap_of_weights():
 
 def test_the_sampler_of_a_frozen_teacher_is_the_student_of_the_start():
     trainer = LocalTrainer(tiny())
-    teacher = trainer.self_teacher(WeightUpdateRule("frozen"))
+    teacher = trainer.build_self_teacher(WeightUpdateRule("frozen"))
     requests = [SampleRequest(random_tokens(5, seed), seed) for seed in range(4)]
     step(trainer)
     found = teacher.sample(requests, SamplingParams(8))
@@ -131,7 +131,7 @@ def test_only_what_learns_is_held(rule):
     model.model.requires_grad_(False)
     model.model.model.layers[1].mlp.requires_grad_(True)
     trainer = LocalTrainer(model)
-    teacher = trainer.self_teacher(rule)
+    teacher = trainer.build_self_teacher(rule)
     assert set(teacher.overlay) == (
         set() if rule.weights == "live" else set(model.trainable_parameters())
     )
@@ -144,7 +144,7 @@ def test_only_what_learns_is_held(rule):
 @pytest.mark.parametrize("rule", RULES, ids=RULE_NAMES)
 def test_a_restored_self_teacher_goes_on_bit_for_bit(rule):
     trainer = LocalTrainer(tiny())
-    teacher = trainer.self_teacher(rule)
+    teacher = trainer.build_self_teacher(rule)
     history(trainer, [teacher], 3)
     student = {
         stem: {n: v.clone() for n, v in tensors.items()}
@@ -152,7 +152,7 @@ def test_a_restored_self_teacher_goes_on_bit_for_bit(rule):
     }
     saved = {name: value.clone() for name, value in teacher.save_state().items()}
     again = LocalTrainer(tiny())
-    restored = again.self_teacher(rule)
+    restored = again.build_self_teacher(rule)
     again.load_state(student)
     restored.load_state(saved)
     for number in (4, 5):
@@ -169,7 +169,7 @@ def test_a_live_self_teacher_gives_no_loss_and_no_gradient():
     requests = [
         ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in rollouts()
     ]
-    signals = trainer.self_teacher(WeightUpdateRule("live")).score(requests, Full())
+    signals = trainer.build_self_teacher(WeightUpdateRule("live")).score(requests, Full())
     data = [Datum(item, signal) for item, signal in zip(rollouts(), signals, strict=True)]
     for choice in (
         {},
@@ -183,7 +183,9 @@ def test_a_live_self_teacher_gives_no_loss_and_no_gradient():
 
 
 def test_a_self_teacher_can_answer_everything():
-    assert LocalTrainer(tiny()).self_teacher(WeightUpdateRule("ema")).capabilities.signals == {
+    assert LocalTrainer(tiny()).build_self_teacher(
+        WeightUpdateRule("ema")
+    ).capabilities.signals == {
         "sampled",
         "topk",
         "full",

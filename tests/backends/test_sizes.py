@@ -33,8 +33,8 @@ def test_of_a_mixture_of_experts_those_count_that_a_token_goes_to(tmp_path: Path
 def test_experts_are_gone_through_on_paper(tmp_path: Path, lora: Lora | None) -> None:
     folder = family_folder(tmp_path / "model", "mixtral")
     found = measure_footprint(StudentConfig(model=str(folder), lora=lora), str(folder), layers=2)
-    assert 0 < found.forward.each <= found.kept.each
+    assert 0 < found.forward.each <= found.graph.each
     changed = (
         2 * 4 * 3 * 32 * 48 * 4 if lora else 0
     )  # the graph holds the changed weights of the experts of both layers
-    assert found.kept.fixed >= changed
+    assert found.graph.fixed >= changed

@@ -28,7 +28,7 @@ def learner(folder, **choices):
     remarks: list[str] = []
     context = BackendContext(0, folder, nothing, nothing)
     with show_notes(remarks.append):
-        student = build(Config(), context).student(StudentConfig(model=str(folder), **choices))
+        student = build(Config(), context).load_student(StudentConfig(model=str(folder), **choices))
     return student, remarks[1:]  # the first says what is loaded
 
 

@@ -171,9 +171,9 @@ def test_a_run_that_is_cut_goes_on_from_the_checkpoint_at_the_service(
     assert_same_but_rounding(whole, resumed)
     checkpoint, _ = find_checkpoint(RunDir.open(resumed))
     assert checkpoint is not None
-    (address,) = checkpoint.tensors("student")
+    (address,) = checkpoint.read_tensors("student")
     assert address.startswith("tinker://") and address.endswith("/weights/step-4")
-    assert f"saved {address}" in events.said and not checkpoint.tensors("optimizer")
+    assert f"saved {address}" in events.said and not checkpoint.read_tensors("optimizer")
 
 
 def test_a_service_that_ends_in_the_middle_and_is_started_again(

@@ -105,7 +105,7 @@ def naive_gradients(student: LanguageModel, teacher: LanguageModel, data, object
     pairs = zip(objective.losses, values, strict=True)
     torch.stack(
         [
-            (compute_coefficients(term, value.detached(), tokens) * value.value).sum()
+            (compute_coefficients(term, value.detach(), tokens) * value.loss_value).sum()
             for term, value in pairs
         ]
     ).sum().backward()
@@ -148,7 +148,11 @@ def test_gradients_and_records_do_not_depend_on_how_the_batch_is_cut(choice):
         assert_same(found, expected)
         assert other.metrics == pytest.approx(result.metrics, rel=1e-5, abs=1e-6)
         torch.testing.assert_close(
-            other.outputs.columns(), result.outputs.columns(), equal_nan=True, rtol=1e-5, atol=1e-5
+            other.outputs.list_columns(),
+            result.outputs.list_columns(),
+            equal_nan=True,
+            rtol=1e-5,
+            atol=1e-5,
         )
 
 
@@ -746,7 +750,7 @@ def test_only_what_is_trainable_gets_a_gradient_and_moves():
 
 
 def test_every_objective_can_be_trained_here():
-    assert LocalTrainer(trainable(tiny())).refuses(Objective()) is None
+    assert LocalTrainer(trainable(tiny())).explain_unsupported(Objective()) is None
 
 
 @pytest.mark.parametrize(

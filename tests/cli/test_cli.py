@@ -12,7 +12,7 @@ import torch
 from toy import command, environment, forked, make_model, rows, write_recipe
 from transformers import AutoModelForCausalLM
 
-from practicum.backends.local.backend import LocalLearner
+from practicum.backends.local.backend import LocalStudent
 from practicum.cli.app import app
 from practicum.errors import RecipeError
 from practicum.runs import open_student
@@ -233,7 +233,7 @@ def test_an_exported_student_is_a_plain_model_with_the_same_logits(
     status, text = said(tmp_path, "export", str(finished), str(target))
     assert status == 0 and str(target) in text
     _, student = open_student(finished)
-    assert isinstance(student, LocalLearner)
+    assert isinstance(student, LocalStudent)
     plain = AutoModelForCausalLM.from_pretrained(target).eval()
     ids = torch.tensor([[3, 7, 8, 4]])
     with torch.no_grad():

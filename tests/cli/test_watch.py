@@ -18,7 +18,7 @@ from toy import environment
 
 from practicum.cli.watch import open_server, watch_run
 from practicum.errors import RecipeError, ResourceError
-from practicum.report.live import Live, stage_of, writer
+from practicum.report.live import LivePage, find_current_stage, find_writer_state
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def going_on(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address(going_on: Path) -> Iterator[str]:
-    server = open_server(Live(going_on), 0)
+    server = open_server(LivePage(going_on), 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}/"
@@ -60,14 +60,14 @@ def get(address: str, **headers: str) -> tuple[int, str]:
 
 
 def test_only_what_changed_is_news(going_on: Path) -> None:
-    live = Live(going_on)
+    live = LivePage(going_on)
     first = live.get_changes_since("")
     assert set(first["html"]) == set(first["order"]) and first["status"] == "step 4 of 4; running"
     nothing = live.get_changes_since(first["version"])
     assert (
         "html" not in nothing and nothing["version"] == first["version"] and not nothing["finished"]
     )
-    live = Live(going_on)
+    live = LivePage(going_on)
     with (going_on / "alarms.jsonl").open("a") as file:
         file.write(
             json.dumps({"step": 4, "id": "M1", "name": "loss", "value": 1.0, "baseline": 0.1})
@@ -80,18 +80,21 @@ def test_only_what_changed_is_news(going_on: Path) -> None:
 
 
 def test_a_run_that_nobody_writes_is_named(going_on: Path) -> None:
-    assert writer(going_on) == "alive"
+    assert find_writer_state(going_on) == "alive"
     (going_on / "run.lock").write_text("")
-    assert writer(going_on) == "gone"
-    assert "go on with --resume" in Live(going_on).get_changes_since("")["status"]
+    assert find_writer_state(going_on) == "gone"
+    assert "go on with --resume" in LivePage(going_on).get_changes_since("")["status"]
     (going_on / "run.lock").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
-    assert writer(going_on) == "unknown" and writer(going_on / "nowhere") == "unknown"
+    assert (
+        find_writer_state(going_on) == "unknown"
+        and find_writer_state(going_on / "nowhere") == "unknown"
+    )
 
 
 def test_a_run_that_was_silent_for_long_is_named(going_on: Path) -> None:
     for path in going_on.glob("*.json*"):
         os.utime(path, (1, 1))
-    news = Live(going_on).get_changes_since("")
+    news = LivePage(going_on).get_changes_since("")
     assert "nothing was written for" in news["status"] and news["kind"] == "late"
 
 
@@ -112,14 +115,14 @@ def test_a_folder_that_breaks_while_watched_is_named(address: str, going_on: Pat
 
 
 def test_a_pipeline_is_watched_at_its_last_stage(going_on: Path, tmp_path: Path) -> None:
-    assert stage_of(going_on) == going_on
+    assert find_current_stage(going_on) == going_on
     for name in ("01-a", "02-b"):
         (tmp_path / "line" / "stages" / name).mkdir(parents=True)
     (tmp_path / "line" / "pipeline.json").write_text("{}")
     with pytest.raises(RecipeError, match="no stage of this pipeline has begun yet"):
         watch_run(tmp_path / "line", None, False)
     (tmp_path / "line" / "stages" / "01-a" / "recipe.json").write_text("{}")
-    assert stage_of(tmp_path / "line").name == "01-a"
+    assert find_current_stage(tmp_path / "line").name == "01-a"
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

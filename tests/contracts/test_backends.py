@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from toy import toy_recipe
 
-from practicum.core.plugins import module_of, names
+from practicum.core.plugins import load_plugin, list_plugins
 from practicum.errors import CapabilityError
 from practicum.objective import Full, Objective, Sampled, Term, TopK
 from practicum.ports import (
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 def test_every_backend_on_disk_is_under_contract() -> None:
     assert (
-        names("backends")
+        list_plugins("backends")
         == sorted(name for name in BACKENDS if "." not in name)
         == ["local", "tinker"]
     )
@@ -100,7 +100,7 @@ def requests(built: RunComponents, count: int = 5) -> list[SampleRequest]:
 
 
 def data(built: RunComponents) -> list[Datum]:
-    client = built.backend.sampler(built.learner)
+    client = built.backend.build_sampler(built.student)
     batch = RolloutBatch(built.parts.prompts[:5], 1, 0, 1)
     rollouts = sample_rollouts(batch, client, built.parts.renderer, built.settings.plan(1).sampling)
     return paired(rollouts, built.parts.teacher.score(rollouts, Full()))
@@ -110,17 +110,17 @@ def test_it_speaks_the_protocols(build: Build) -> None:
     built = build()
     assert isinstance(built.backend, Backend)
     assert isinstance(built.trainer, TrainingClient)
-    assert isinstance(built.backend.sampler(built.learner), SamplingClient)
+    assert isinstance(built.backend.build_sampler(built.student), SamplingClient)
     assert isinstance(built.trainer.snapshot(), SamplingClient)
     assert isinstance(
-        built.backend.self_teacher(built.learner, WeightUpdateRule("frozen"), "teacher"),
+        built.backend.build_self_teacher(built.student, WeightUpdateRule("frozen"), "teacher"),
         SelfTeacher,
     )
 
 
 def test_a_completion_depends_on_its_seed_and_on_nothing_beside_it(build: Build) -> None:
     built = build()
-    client, params = built.backend.sampler(built.learner), built.settings.plan(1).sampling
+    client, params = built.backend.build_sampler(built.student), built.settings.plan(1).sampling
     together = client.sample(requests(built), params)
     alone = [client.sample([request], params)[0] for request in requests(built)]
     for one, other in zip(together, alone, strict=True):
@@ -133,7 +133,7 @@ def test_a_completion_depends_on_its_seed_and_on_nothing_beside_it(build: Build)
 def test_a_completion_ends_with_its_stop_token_or_at_the_limit(build: Build) -> None:
     built = build()
     params = built.settings.plan(1).sampling
-    for sample in built.backend.sampler(built.learner).sample(requests(built, 40), params):
+    for sample in built.backend.build_sampler(built.student).sample(requests(built, 40), params):
         ended = sample.tokens[-1].item() in params.stop_ids
         assert ended == (sample.stop_reason == "stop")
         assert ended or len(sample.tokens) == params.max_new_tokens
@@ -142,7 +142,7 @@ def test_a_completion_ends_with_its_stop_token_or_at_the_limit(build: Build) -> 
 
 def test_stop_texts_end_an_answer_or_are_refused(backend: str, build: Build) -> None:
     built = build()
-    client, decode = built.backend.sampler(built.learner), built.parts.renderer.decode
+    client, decode = built.backend.build_sampler(built.student), built.parts.renderer.decode
     free = SamplingParams(8)
     answers = [sample.tokens.tolist() for sample in client.sample(requests(built), free)]
     text = decode(answers[0][2:4])
@@ -164,7 +164,7 @@ def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build, backend: 
     """To the bit; a service draws together what asks at about the same time, and its products round by how much that is."""
     built, rounding = build(), 1e-6 if backend == "tinker" else 0.0
     asked, params = requests(built), built.settings.plan(1).sampling
-    live = built.backend.sampler(built.learner)
+    live = built.backend.build_sampler(built.student)
     before, then = live.sample(asked, params), built.trainer.snapshot()
     step(built)
     later = built.trainer.snapshot()
@@ -180,7 +180,7 @@ def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build, backend: 
 
 def test_scores_of_own_samples_are_what_the_sampler_said(build: Build) -> None:
     built = build()
-    client = built.backend.sampler(built.learner)
+    client = built.backend.build_sampler(built.student)
     asked = requests(built)
     samples = client.sample(asked, built.settings.plan(1).sampling)
     pairs = zip(asked, samples, strict=True)
@@ -200,7 +200,7 @@ def test_greedy_answers_do_not_depend_on_the_seed(build: Build) -> None:
     built = build()
     params = SamplingParams(4, temperature=0.0, stop_ids=built.settings.plan(1).sampling.stop_ids)
     asked = requests(built)
-    client = built.backend.sampler(built.learner)
+    client = built.backend.build_sampler(built.student)
     again = [SampleRequest(request.prompt_tokens, request.seed + 100) for request in asked]
     for one, other in zip(client.sample(asked, params), client.sample(again, params), strict=True):
         assert one.tokens.equal(other.tokens)
@@ -262,9 +262,9 @@ def test_what_is_saved_and_loaded_goes_on_the_same(build: Build, tmp_path: Path)
     step(whole)
     folder = tmp_path / "state"
     folder.mkdir()
-    whole.backend.save(whole.learner, folder)
+    whole.backend.save(whole.student, folder)
     assert {path.name for path in folder.iterdir()} >= {"student.safetensors"}
-    resumed.backend.load(resumed.learner, folder)
+    resumed.backend.load(resumed.student, folder)
     step(whole)
     step(resumed)
     assert same(snapshot(whole), snapshot(resumed))
@@ -273,14 +273,14 @@ def test_what_is_saved_and_loaded_goes_on_the_same(build: Build, tmp_path: Path)
 def test_a_checkpoint_takes_no_more_than_was_announced(
     backend: str, build: Build, tmp_path: Path
 ) -> None:
-    if not module_of("backends", backend).Config.checkpoints_here:
+    if not load_plugin("backends", backend).Config.checkpoints_here:
         pytest.skip("its checkpoints hold an address alone")
     built = build()
     step(built)
-    built.backend.save(built.learner, tmp_path)
+    built.backend.save(built.student, tmp_path)
     files = list(tmp_path.glob("*.safetensors"))
     tensors = sum(tensor.nbytes for path in files for tensor in load_file(path).values())
-    assert 0 < tensors <= sum(path.stat().st_size for path in files) <= built.learner.state_bytes
+    assert 0 < tensors <= sum(path.stat().st_size for path in files) <= built.student.state_bytes
 
 
 @pytest.mark.parametrize(
@@ -294,11 +294,11 @@ def test_a_checkpoint_takes_no_more_than_was_announced(
 )
 def test_the_self_teacher_follows_its_rule(build: Build, rule: WeightUpdateRule) -> None:
     built = build()
-    if built.learner.shape is None and rule.weights in ("ema", "periodic"):
+    if built.student.dims is None and rule.weights in ("ema", "periodic"):
         with pytest.raises(CapabilityError, match="write weights: frozen or live"):
-            built.backend.self_teacher(built.learner, rule, "teacher")
+            built.backend.build_self_teacher(built.student, rule, "teacher")
         return
-    teacher = built.backend.self_teacher(built.learner, rule, "teacher")
+    teacher = built.backend.build_self_teacher(built.student, rule, "teacher")
     asked = [ScoreRequest((8, 4), (7, 8, 2))]
 
     def score() -> torch.Tensor:
@@ -324,7 +324,7 @@ def test_the_self_teacher_follows_its_rule(build: Build, rule: WeightUpdateRule)
 
 def test_a_topk_answer_holds_k_candidates_or_richer(build: Build) -> None:
     built = build()
-    (answer,) = built.backend.sampler(built.learner).score(
+    (answer,) = built.backend.build_sampler(built.student).score(
         [ScoreRequest((8, 4), (7, 8, 2))], TopK(k=3, support="teacher")
     )
     assert answer.head is not None or (
@@ -339,7 +339,7 @@ def step(built: RunComponents) -> None:
 
 def snapshot(built: RunComponents) -> dict[str, torch.Tensor]:
     """What the weights say of a text, wherever they are."""
-    (said,) = built.backend.sampler(built.learner).score(
+    (said,) = built.backend.build_sampler(built.student).score(
         [ScoreRequest((8, 4, 3), (7, 8, 2, 5))], Sampled()
     )
     assert said.logprobs is not None

@@ -16,7 +16,7 @@ from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
-from practicum.core.plugins import module_of, names
+from practicum.core.plugins import load_plugin, list_plugins
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Full, Objective, Sampled, Signal, TopK
 from practicum.ports import AdamParams, Model, Teacher, TeacherContext, TeacherRequest
@@ -104,7 +104,9 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         for weights in ("live", "frozen", "ema", "periodic")
     ],
 }
-CASES = [(name, settings) for name in names("teachers") for settings in SETTINGS.get(name, [])]
+CASES = [
+    (name, settings) for name in list_plugins("teachers") for settings in SETTINGS.get(name, [])
+]
 SIGNALS: list[Signal] = [
     Sampled(),
     TopK(k=3, support="student"),
@@ -119,7 +121,7 @@ ROUNDS = {"service": False}
 class Knowing(PromptSet):
     """The task with an expert, who is not sure."""
 
-    def expert(self, prompt: Prompt, said: Sequence[str]) -> dict[str, float]:
+    def expert(self, prompt: Prompt, turns: Sequence[str]) -> dict[str, float]:
         assert prompt.answer is not None
         return {prompt.answer: 0.75, prompt.answer[:1]: 0.25}
 
@@ -253,7 +255,7 @@ def assemble(
     ROUNDS["service"] = "SERVICE" in str(settings)
 
     def build(context: TeacherContext, inner: Any) -> Teacher:
-        return module_of("teachers", inner.type).build(inner, context)
+        return load_plugin("teachers", inner.type).build(inner, context)
 
     def load_model(inner: Any) -> Model:
         loaded = load(inner)
@@ -268,7 +270,7 @@ def assemble(
         task = Knowing(drawn.train_prompts(), drawn.heldout_prompts())
         context = TeacherContext(
             student.renderer,
-            trainer.self_teacher,
+            trainer.build_self_teacher,
             load_model,
             build,
             load_renderer=load_renderer,
@@ -284,7 +286,7 @@ def parsed(name: str, settings: dict[str, Any], places: dict[str, str]) -> Any:
     text = json.dumps({"type": name, **settings})
     for word, place in places.items():
         text = text.replace(f'"{word}"', json.dumps(place))
-    return module_of("teachers", name).Config.model_validate(json.loads(text))
+    return load_plugin("teachers", name).Config.model_validate(json.loads(text))
 
 
 def can(teacher: Teacher, signal: Signal) -> bool:
@@ -324,7 +326,7 @@ def assert_same(one: list[TeacherSignal], other: list[TeacherSignal]) -> None:
 
 
 def test_every_teacher_on_disk_is_under_contract() -> None:
-    assert sorted(SETTINGS) == names("teachers")
+    assert sorted(SETTINGS) == list_plugins("teachers")
 
 
 def test_it_is_a_teacher_and_its_settings_promise_what_it_can_give(
@@ -353,7 +355,7 @@ def test_each_signal_it_can_give_is_aligned_with_the_rollouts(
         answers = teacher.score(rollouts, signal) if can(teacher, signal) else []
         assert len(answers) in (0, len(rollouts))
         for rollout, answer in zip(rollouts, answers, strict=False):
-            assert not answer.silent
+            assert not answer.is_empty
             for one in spoken(answer):
                 given = tensors(one)
                 assert given, "an answer says something"
@@ -373,7 +375,7 @@ def test_a_teacher_of_no_signals_is_silent(
     teacher = assemble().teacher
     if not teacher.capabilities.signals:
         answers = teacher.score(rollouts, Full())
-        assert len(answers) == len(rollouts) and all(answer.silent for answer in answers)
+        assert len(answers) == len(rollouts) and all(answer.is_empty for answer in answers)
 
 
 def test_scoring_twice_gives_the_same_bits(
@@ -443,7 +445,7 @@ def test_its_voice_writes_what_it_writes(
 ) -> None:
     teacher = assemble().teacher
     prompt = rollouts[0].prompt
-    voice = teacher.voice(prompt)
+    voice = teacher.bind_prompt(prompt)
     assert (voice is not None) == teacher.capabilities.writes
     if voice is not None:
         (written,) = voice.client.sample([SampleRequest(voice.prompt_tokens, 7)], params)

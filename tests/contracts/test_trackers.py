@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from toy import environment, forked, rows, toy_recipe, toy_run
 
-from practicum.core.plugins import module_of, names
+from practicum.core.plugins import load_plugin, list_plugins
 from practicum.errors import RecipeError
 from practicum.runs.console import PlainConsole
 from practicum.runs.tracked import RunTracker, flatten_settings
-from practicum.trackers import Tracker, TrackerContext, client
+from practicum.trackers import Tracker, TrackerContext, import_client
 
 RECORDING = "tests.contracts.recording"
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -111,8 +111,8 @@ def test_secrets_and_machine_paths_are_not_sent():
 
 
 def test_numbers_that_are_not_finite_are_left_out(tmp_path):
-    tracker = client("tests.contracts.recording").Recording(
-        client("tests.contracts.recording").Config(path=str(tmp_path / "calls")),
+    tracker = import_client("tests.contracts.recording").Recording(
+        import_client("tests.contracts.recording").Config(path=str(tmp_path / "calls")),
         TrackerContext("toy", "id", tmp_path, {}),
     )
     with RunTracker(tracker, tmp_path / "metrics.jsonl") as tracked:
@@ -281,8 +281,8 @@ def wandb_steps(path: Path) -> set[int]:
 
 
 def test_every_tracker_says_what_it_is():
-    for name in names("trackers"):
-        module = module_of("trackers", name)
+    for name in list_plugins("trackers"):
+        module = load_plugin("trackers", name)
         assert module.Config().type == name
         assert issubclass(type(module.Config()), module.Config)
         trackers = [

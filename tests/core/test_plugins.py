@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from toy import rows, toy_recipe, toy_run
 
-from practicum.core.plugins import module_of, names
-from practicum.recipe import parse_recipe, resolved
+from practicum.core.plugins import load_plugin, list_plugins
+from practicum.recipe import parse_recipe, resolve_recipe
 
 TEACHER = '''
 """Every token is as likely as every other, but for the letter it likes."""
@@ -122,8 +122,8 @@ def test_a_teacher_and_a_task_of_ones_own_train_a_student(
 def test_the_dotted_name_survives_the_resolved_recipe(models: Path, package: str) -> None:
     changes = {"teacher": {"type": "mypackage.even"}, "objective": {"signal": "sampled"}}
     recipe = toy_recipe(models, changes)
-    assert resolved(recipe)["teacher"] == {"type": "mypackage.even", "liked": -1.0}
-    assert parse_recipe(resolved(recipe), "again") == recipe
+    assert resolve_recipe(recipe)["teacher"] == {"type": "mypackage.even", "liked": -1.0}
+    assert parse_recipe(resolve_recipe(recipe), "again") == recipe
 
 
 def test_the_settings_of_a_plugin_are_checked_like_all_others(models: Path, package: str) -> None:
@@ -136,9 +136,9 @@ def test_the_settings_of_a_plugin_are_checked_like_all_others(models: Path, pack
 
 @pytest.mark.parametrize("room", ["teachers", "tasks"])
 def test_every_file_of_a_room_has_settings_and_a_builder(room: str) -> None:
-    assert names(room)
-    for name in names(room):
-        module = module_of(room, name)
+    assert list_plugins(room)
+    for name in list_plugins(room):
+        module = load_plugin(room, name)
         assert module.Config.model_fields["type"].default == name
         assert callable(module.build) and module.__doc__
 
@@ -149,7 +149,7 @@ def test_a_name_that_is_no_file_is_refused_with_the_nearest(name: str) -> None:
         ValueError,
         match=r"no teacher named .*known: cached, expert, model, none, openai_api, pool, .*self",
     ):
-        module_of("teachers", name)
+        load_plugin("teachers", name)
 
 
 @pytest.mark.parametrize("name", ["os.path", "json.decoder", "torch.nn"])

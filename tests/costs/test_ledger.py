@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from toy import assert_same_run, curve, forked, make_model, rows, toy_run
 
-from practicum.costs import BudgetTracker, Lap, Ledger, ModelDims, cost_summary, count_read_tokens
+from practicum.costs import (
+    BudgetTracker,
+    UsageByPhase,
+    Ledger,
+    ModelDims,
+    summarize_costs,
+    count_read_tokens,
+)
 from practicum.recipe import Budget, Prices
 
 SHAPE = ModelDims(
@@ -26,10 +33,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_meter_counts_texts_and_heads() -> None:
     ledger = Ledger()
-    ledger.shapes = {"student": SHAPE, "teacher": SHAPE}
+    ledger.dims = {"student": SHAPE, "teacher": SHAPE}
     student, teacher = ledger.meter("student"), ledger.meter("teacher")
     student.count_sampled([((1, 2, 3), 4), ((1, 2, 3), 2)])
-    teacher.scored([((1, 2, 3), 4), ((1, 2, 3), 2)], heads=False)
+    teacher.count_scored([((1, 2, 3), 4), ((1, 2, 3), 2)], heads=False)
     teacher.count_head(6)
     row = ledger.take()
     # prompt once: contexts 1 + 2 + 3; answers: 4 + 5 + 6 and 4; six tokens are drawn
@@ -46,24 +53,24 @@ def test_a_thread_that_works_ahead_counts_apart_until_its_lap_is_put_in() -> Non
     ledger = Ledger()
     teacher = ledger.meter("teacher")
 
-    def asked_ahead() -> Lap:
+    def asked_ahead() -> UsageByPhase:
         with ledger.record_separately() as lap:
-            teacher.scored([((1,), 5)], heads=True)
+            teacher.count_scored([((1,), 5)], heads=True)
         return lap
 
     with ThreadPoolExecutor(1) as pool:
         lap = pool.submit(asked_ahead).result()
-    teacher.scored([((1,), 2)], heads=True)
+    teacher.count_scored([((1,), 2)], heads=True)
     assert ledger.take()["cost/scored_tokens"] == 2.0
-    ledger.put(lap)
+    ledger.merge(lap)
     assert ledger.take()["cost/scored_tokens"] == 5.0 and not any(ledger.take().values())
 
 
 def test_of_an_unknown_model_the_tokens_alone_are_counted() -> None:
     ledger = Ledger()
-    ledger.meter("teacher").scored([((1,), 5)], heads=True)
-    ledger.meter("teacher").sent("score", 40)
-    ledger.meter("teacher").sent("sample", 2)
+    ledger.meter("teacher").count_scored([((1,), 5)], heads=True)
+    ledger.meter("teacher").count_bytes("score", 40)
+    ledger.meter("teacher").count_bytes("sample", 2)
     assert ledger.take_bytes() == {"wire_bytes": 42.0}
     row = ledger.take()
     assert (row["cost/scored_tokens"], row["cost/flops"]) == (5.0, 0.0)
@@ -72,17 +79,17 @@ def test_of_an_unknown_model_the_tokens_alone_are_counted() -> None:
 
 def test_several_scorers_have_columns_of_their_own() -> None:
     ledger = Ledger()
-    ledger.shapes = {"teacher/math": SHAPE}
+    ledger.dims = {"teacher/math": SHAPE}
     for name in ("teacher/math", "teacher/code", "reference"):
         ledger.meter(name)
-    ledger.meter("teacher/math").scored([((1,), 5)], heads=True)
+    ledger.meter("teacher/math").count_scored([((1,), 5)], heads=True)
     row = ledger.take()
     assert [row[f"cost/scored_tokens/{name}"] for name in ("math", "code", "reference")] == [
         5.0,
         0.0,
         0.0,
     ]
-    assert cost_summary([row, row])["score"]["teachers"]["math"]["tokens"] == 10.0
+    assert summarize_costs([row, row])["score"]["teachers"]["math"]["tokens"] == 10.0
 
 
 def test_a_run_counts_what_it_did(models: Path, tmp_path: Path) -> None:
@@ -265,8 +272,8 @@ def test_seconds_end_a_run_too(models: Path, tmp_path: Path) -> None:
 def test_the_first_part_of_a_budget_that_a_step_would_exceed_is_named() -> None:
     budget = Budget(tokens=10, seconds=5)
     step = {"flops": 1e30, "tokens": 1.0, "seconds": 1.0}
-    assert budget.exceeded({"flops": 1e30, "tokens": 9.0, "seconds": 4.0}, step) is None
-    assert budget.exceeded({"flops": 0.0, "tokens": 9.5, "seconds": 6.0}, step) == "tokens"
+    assert budget.find_exceeded({"flops": 1e30, "tokens": 9.0, "seconds": 4.0}, step) is None
+    assert budget.find_exceeded({"flops": 0.0, "tokens": 9.5, "seconds": 6.0}, step) == "tokens"
 
 
 def test_the_next_step_is_foretold_by_the_dearest_of_the_last_ten() -> None:
@@ -274,7 +281,7 @@ def test_the_next_step_is_foretold_by_the_dearest_of_the_last_ten() -> None:
     assert spending.next_step == {"flops": 0.0, "tokens": 0.0, "seconds": 0.0}
     spending.add({"tokens": 3.0, "cost/flops": 7.0, "seconds_sample": 0.5})
     spending.add({"step": 2, "seconds_update": 1.0})
-    assert spending.spent == {"flops": 7.0, "tokens": 3.0, "seconds": 1.5}
+    assert spending.totals == {"flops": 7.0, "tokens": 3.0, "seconds": 1.5}
     assert spending.next_step == {"flops": 7.0, "tokens": 3.0, "seconds": 1.0}
     for _ in range(10):
         spending.add({"tokens": 2.0, "cost/flops": 1.0})
@@ -282,11 +289,11 @@ def test_the_next_step_is_foretold_by_the_dearest_of_the_last_ten() -> None:
 
 
 def test_money_is_what_the_prices_say_and_nothing_else() -> None:
-    cost = cost_summary(
+    cost = summarize_costs(
         [{"cost/scored_tokens": 1e6, "cost/scored_prompt_tokens": 5e5, "cost/teacher_tokens": 2e6}]
     )
-    assert Prices().money(cost, 7200.0) == {}
-    assert Prices(machine_hour=2, million_scored_tokens=4, million_sampled_tokens=10).money(
+    assert Prices().compute_money(cost, 7200.0) == {}
+    assert Prices(machine_hour=2, million_scored_tokens=4, million_sampled_tokens=10).compute_money(
         cost, 7200.0
     ) == {
         "machine": 4.0,

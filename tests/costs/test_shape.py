@@ -29,18 +29,18 @@ TINY = ModelDims(
 
 def test_forward_by_hand() -> None:
     """F(c) = 2 (1000 + 50 x 8) + 4 x 2 x 2 x 4 c."""
-    assert TINY.forward(0) == 2800
-    assert TINY.forward(10) == 2800 + 640
-    assert TINY.hidden(3, 6) == 6000 + 64 * 6
-    assert TINY.kv_bytes(7, 4) == 2 * 2 * 1 * 4 * 4 * 7
+    assert TINY.count_forward_flops(0) == 2800
+    assert TINY.count_forward_flops(10) == 2800 + 640
+    assert TINY.count_hidden_flops(3, 6) == 6000 + 64 * 6
+    assert TINY.count_kv_bytes(7, 4) == 2 * 2 * 1 * 4 * 4 * 7
 
 
 def test_an_update_of_everything_is_three_forward_passes_and_with_recomputation_four() -> None:
     everything = TrainableDims(parameters=13_000, layers=2, body=1000, adapters=0, head=True)
     read = ReadTokens(tokens=10, prompt_tokens=4, contexts=55)
-    body, head = TINY.hidden(10, 55), TINY.logits(6)
-    assert everything.update(TINY, read, 6) == 3 * body + 3 * head
-    assert everything.update(TINY, read, 6, recompute=True) == 4 * body + 3 * head
+    body, head = TINY.count_hidden_flops(10, 55), TINY.count_head_flops(6)
+    assert everything.count_update_flops(TINY, read, 6) == 3 * body + 3 * head
+    assert everything.count_update_flops(TINY, read, 6, recompute=True) == 4 * body + 3 * head
 
 
 def test_what_is_frozen_costs_its_forward_pass_alone() -> None:
@@ -48,7 +48,7 @@ def test_what_is_frozen_costs_its_forward_pass_alone() -> None:
     read = ReadTokens(tokens=10, prompt_tokens=4, contexts=55)
     # forward; gradient through one of two layers (attention twice); 500 weights; the head forward and into its input
     assert (
-        upper.update(TINY, read, 6)
+        upper.count_update_flops(TINY, read, 6)
         == 2 * 1000 * 10 + 64 * 55 + 1000 * 10 + 2 * 32 * 55 + 2 * 500 * 10 + 2 * 800 * 6
     )
 
@@ -115,9 +115,12 @@ def test_the_count_is_that_of_torch(architecture: str, part: str) -> None:
         _logits(model, ids).sum().backward()
     whole = length * length  # without a mask every token looks at all
     read = ReadTokens(tokens=length, prompt_tokens=0, contexts=whole)
-    assert shape.hidden(length, whole) + shape.logits(length) == forward.get_total_flops()
+    assert (
+        shape.count_hidden_flops(length, whole) + shape.count_head_flops(length)
+        == forward.get_total_flops()
+    )
     lowest = _entry(model, length) if part == "adapters" else 0
-    counted = learning.update(shape, read, length) - lowest
+    counted = learning.count_update_flops(shape, read, length) - lowest
     assert counted == pytest.approx(both.get_total_flops(), rel=0.02)
 
 

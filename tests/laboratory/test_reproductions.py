@@ -7,11 +7,11 @@ import yaml
 from typer.testing import CliRunner
 
 from laboratory import (
-    evidence_page,
+    render_evidence_page,
     load_reproduction,
     read_results,
     reproduce,
-    reproduction_names,
+    list_reproductions,
 )
 from laboratory.__main__ import app
 from laboratory.measures.runs import rank_rates
@@ -23,7 +23,7 @@ from practicum.runs.pipeline import parse_pipeline
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize("name", reproduction_names())
+@pytest.mark.parametrize("name", list_reproductions())
 def test_every_arm_is_a_recipe_in_both_forms(name):
     study = load_reproduction(name)
     for arm in study.spec.arms:
@@ -130,7 +130,7 @@ def test_where_robustness_is_asked_the_sweep_is_drawn_as_a_map_and_the_doctor_is
     found = reproduce(file, full=True, out=tmp_path / "out")
     drawn = (found.folder / "plot.svg").read_text()
     assert drawn.count("<rect") == 2 and "reverse at 0.01: " in drawn
-    page = evidence_page([found.study], {"map": found.results})
+    page = render_evidence_page([found.study], {"map": found.results})
     assert "| arm | 0.001 | 0.01 |" in page and "the doctor, before forward: " in page
     assert found.results.doctor["forward"]["verdict"] == "INCONCLUSIVE", "four prompts say little"
 
@@ -296,7 +296,7 @@ def test_they_are_listed_with_their_question_and_papers():
     listed = CliRunner().invoke(app, ["--json"])
     assert listed.exit_code == 0
     rows = json.loads(listed.output)["rows"]
-    assert [name for name, _, _ in rows] == reproduction_names()
+    assert [name for name, _, _ in rows] == list_reproductions()
     assert all(question.endswith("?") and papers for _, question, papers in rows)
 
 
@@ -329,7 +329,7 @@ def test_what_a_domain_lost_and_won_back_stands_beside_the_teacher(tmp_path):
         "before/accuracy/copy",
     } <= read.keys()
     assert results.readings["teacher"].keys() == {"accuracy", "accuracy/sort", "accuracy/copy"}
-    page = evidence_page([load_reproduction(file)], {"domains": results})
+    page = render_evidence_page([load_reproduction(file)], {"domains": results})
     assert (
         "| arm | accuracy | accuracy/sort | accuracy/copy | accuracy/sort, before | accuracy/copy, before | FLOPs |"
         in page

@@ -10,7 +10,7 @@ from laboratory.measures.turns import (
     compute_wrong_shares,
     count_wrong_turns,
 )
-from practicum.core.plugins import module_of
+from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
 from practicum.recipe import parse_recipe
 from practicum.run_dir import read_json
@@ -82,7 +82,7 @@ def best(task, prompt, said) -> str:
 def test_a_task_without_turns_is_refused():
     for task in ({"type": "reverse"}, {"type": "walker", "turns": 5}):
         recipe = parse_recipe({**WALKER, "task": {"type": "walker"}}, "walks").model_copy(
-            update={"task": module_of("tasks", task["type"]).Config.model_validate(task)}
+            update={"task": load_plugin("tasks", task["type"]).Config.model_validate(task)}
         )
         with pytest.raises(
             RecipeError,

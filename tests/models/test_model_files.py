@@ -5,7 +5,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from practicum.models import files as model_files
-from practicum.models.files import fingerprint, model_digests
+from practicum.models.files import compute_fingerprint, digest_model
 
 SHAPING = {
     "config.json",
@@ -38,24 +38,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_file_that_shapes_a_model_has_a_digest_of_its_own(folder: Path) -> None:
-    digests = model_digests(str(folder))
+    digests = digest_model(str(folder))
     assert digests.keys() == SHAPING
     assert len(set(digests.values())) == len(SHAPING)
     (folder / "merges.txt").write_text("other")
-    changed = model_digests(str(folder))
+    changed = digest_model(str(folder))
     assert [name for name in digests if digests[name] != changed[name]] == ["merges.txt"]
 
 
 def test_how_a_model_reads_does_not_depend_on_its_weights(folder: Path) -> None:
-    left_out = SHAPING - model_digests(str(folder), weights=False).keys()
+    left_out = SHAPING - digest_model(str(folder), weights=False).keys()
     assert left_out == {"model-00001-of-00002.safetensors", "adapter_model.safetensors"}
 
 
 def test_a_fingerprint_is_of_the_content_and_not_of_the_place(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
-    assert fingerprint(str(copy)) == fingerprint(str(folder))
+    assert compute_fingerprint(str(copy)) == compute_fingerprint(str(folder))
     (copy / "config.json").write_text("other")
-    assert fingerprint(str(copy)) != fingerprint(str(folder))
+    assert compute_fingerprint(str(copy)) != compute_fingerprint(str(folder))
 
 
 def test_a_hub_name_stands_for_the_commit_that_was_loaded(
@@ -67,8 +67,8 @@ def test_a_hub_name_stands_for_the_commit_that_was_loaded(
         "snapshot_download",
         lambda name, **_: str(tmp_path / "snapshots" / next(commits)),
     )
-    assert model_digests("Qwen/Qwen3-0.6B") == {"commit": "Qwen/Qwen3-0.6B@5d0a"}
-    assert model_digests("Qwen/Qwen3-0.6B") == {"commit": "Qwen/Qwen3-0.6B@77be"}
+    assert digest_model("Qwen/Qwen3-0.6B") == {"commit": "Qwen/Qwen3-0.6B@5d0a"}
+    assert digest_model("Qwen/Qwen3-0.6B") == {"commit": "Qwen/Qwen3-0.6B@77be"}
 
 
 @pytest.mark.parametrize("name", ["nobody/not-there", "base of a service (rank 16)"])
@@ -80,4 +80,4 @@ def test_what_is_neither_a_folder_nor_in_the_cache_is_known_by_its_name(
 
     if "/" in name:
         monkeypatch.setattr(model_files, "snapshot_download", nothing)
-    assert model_digests(name) == {"name": name}
+    assert digest_model(name) == {"name": name}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from practicum.monitors import MONITORS, MonitorSettings, Watch
-from practicum.recipe import load_recipe, resolved
+from practicum.recipe import load_recipe, resolve_recipe
 
 HEALTHY = {
     "rollouts": 16.0,
@@ -83,8 +83,8 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M33": {"empty": 0.8},
 }
 
-RECIPE = resolved(load_recipe("smoke/toy"))
-REWARDED = resolved(load_recipe("papers/kdrl"))
+RECIPE = resolve_recipe(load_recipe("smoke/toy"))
+REWARDED = resolve_recipe(load_recipe("papers/kdrl"))
 OURS = {"M24": REWARDED}
 
 
@@ -112,8 +112,8 @@ def test_trouble_is_told_after_as_many_steps_as_the_table_says(name: str):
     (alarm,) = [alarm for alarm in alarms if alarm.id == name and alarm.step < 29][:1]
     monitor = MONITORS[name]
     assert 20 + monitor.persistence <= alarm.step <= 20 + monitor.persistence + 4
-    assert alarm.action == monitor.action or alarm.action == (monitor.worse or ("", ""))[1]
-    assert alarm.line().startswith(
+    assert alarm.action == monitor.action or alarm.action == (monitor.escalation or ("", ""))[1]
+    assert alarm.describe().startswith(
         f"{name} {monitor.name} ({alarm.action}) at step {alarm.step}: {alarm.reading} "
     )
     assert alarm.n == 16 and alarm.patch
@@ -151,7 +151,7 @@ def test_m32_leaves_numbers_that_are_not_finite_to_m1():
 def test_m32_proposes_to_learn_from_every_answer_where_a_filter_left_none(
     name: str, patch: str | None
 ):
-    recipe = resolved(load_recipe(name))
+    recipe = resolve_recipe(load_recipe(name))
     filtered = [
         place for place, term in enumerate(recipe["objective"]["losses"]) if term["filter"] != "all"
     ]
@@ -307,7 +307,7 @@ def test_m31_finishes_where_the_last_rise_is_patience_ago(accuracies: list[float
 def test_m31_is_off_unless_it_is_asked_for():
     assert watch().replay(evaluated([0.5] * 9)) == []
     (alarm,) = watch(M31=MonitorSettings(action="finish")).replay(evaluated([0.5] * 9))
-    assert alarm.line() == (
+    assert alarm.describe() == (
         "M31 plateau (finish) at step 4: heldout_accuracy 0.5 (baseline 0.5); rule: over 0, and no more than 0.02 above "
         f"its last rise, in 3 evaluations in a row; try optimizer.learning_rate={RECIPE['optimizer']['learning_rate'] / 2}"
     )

@@ -11,10 +11,17 @@ from practicum.cli.listing import list_names
 from practicum.errors import RecipeError
 from practicum.monitors import MONITORS, MonitorSettings, Watch, find_worst_alarm
 from practicum.monitors.table import Monitor
-from practicum.recipe import Recipe, load_recipe, override, parse_recipe, recipe_names, resolved
+from practicum.recipe import (
+    Recipe,
+    load_recipe,
+    override,
+    parse_recipe,
+    list_recipe_names,
+    resolve_recipe,
+)
 from practicum.runs import pipeline
 
-RECIPE = resolved(load_recipe("smoke/toy"))
+RECIPE = resolve_recipe(load_recipe("smoke/toy"))
 
 
 def looping(*shares: float) -> list[dict[str, Any]]:
@@ -74,7 +81,7 @@ def test_changes_add_up_and_come_out_the_same_when_they_are_replayed():
     resumed = Watch(RECIPE, settings)
     first = resumed.replay(rows[:13])
     assert [*first, *resumed.replay(rows[13:])] == whole
-    assert "becomes" in whole[0].line()
+    assert "becomes" in whole[0].describe()
 
 
 def test_a_row_that_was_written_judges_as_the_step_did():
@@ -91,7 +98,7 @@ def test_a_row_that_was_written_judges_as_the_step_did():
 def test_an_alarm_is_a_row_of_json():
     watch = Watch(RECIPE, {}, lambda overrides: True)
     (alarm,) = [alarm for alarm in watch.replay(looping(0.1, 0.1)) if alarm.id == "M5"]
-    assert json.loads(json.dumps(alarm.row(), allow_nan=False)) == {
+    assert json.loads(json.dumps(alarm.to_row(), allow_nan=False)) == {
         "step": 12,
         "id": "M5",
         "name": "repetition",
@@ -115,17 +122,17 @@ def test_every_patch_is_taken_by_recipes_of_every_kind(monitor: Monitor):
     ):
         recipe = load_recipe(name)
         watch = Watch(
-            resolved(recipe), {}, lambda overrides, recipe=recipe: accepted(recipe, overrides)
+            resolve_recipe(recipe), {}, lambda overrides, recipe=recipe: accepted(recipe, overrides)
         )
         assert watch._patch(monitor), f"{monitor.id} has nothing to say to {name}"
 
 
 def accepted(recipe: Recipe, overrides: list[str]) -> bool:
-    data = resolved(recipe)
+    data = resolve_recipe(recipe)
     for text in overrides:
         override(data, text)
     try:
-        return resolved(parse_recipe(data, "patched")) != resolved(recipe)
+        return resolve_recipe(parse_recipe(data, "patched")) != resolve_recipe(recipe)
     except RecipeError:
         return False
 
@@ -134,7 +141,7 @@ def test_the_table_is_whole():
     assert list(MONITORS) == [f"M{number}" for number in range(1, 34) if number not in (25, 28)]
     for monitor in MONITORS.values():
         assert monitor.judge.__doc__ and monitor.patches and monitor.source
-        assert monitor.says.format(level=1.0, change=1.0)
+        assert monitor.rule_text.format(level=1.0, change=1.0)
         assert monitor.action in ("off", "log", "warn", "checkpoint", "pause", "stop")
 
 
@@ -203,8 +210,8 @@ def test_a_scheduled_number_is_changed_by_one_of_the_two():
 
 @pytest.mark.long
 def test_every_recipe_is_watched(tmp_path: Path):
-    for name in recipe_names():
+    for name in list_recipe_names():
         found = pipeline.load_pipeline_or_recipe(name)
-        recipes = [found] if isinstance(found, Recipe) else found.recipes().values()
+        recipes = [found] if isinstance(found, Recipe) else found.build_recipes().values()
         for recipe in recipes:
-            Watch(resolved(recipe), {})
+            Watch(resolve_recipe(recipe), {})

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.core.calls import bind, did_you_mean, format_call, parse_call
+from practicum.core.calls import bind, suggest_name, format_call, parse_call
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 NUMBERS = st.integers() | st.floats(allow_nan=False)
@@ -73,7 +73,7 @@ def test_an_unknown_argument_gets_the_nearest_name():
 
 def test_the_nearest_name_is_offered_only_where_one_is_near():
     assert (
-        did_you_mean("revers_kl", ["jsd", "reverse_kl"])
+        suggest_name("revers_kl", ["jsd", "reverse_kl"])
         == "did you mean 'reverse_kl'? known: jsd, reverse_kl"
     )
-    assert did_you_mean("xyzzy", ["jsd", "reverse_kl"]) == "known: jsd, reverse_kl"
+    assert suggest_name("xyzzy", ["jsd", "reverse_kl"]) == "known: jsd, reverse_kl"

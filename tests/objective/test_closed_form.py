@@ -75,7 +75,7 @@ def test_both_ways_to_the_gradient_agree(choice, teacher):
             "student_entropy",
             "reverse_kl",
         ):
-            if mine.answered.all() or name in ("answered", "logprobs"):
+            if mine.is_scored.all() or name in ("answered", "logprobs"):
                 torch.testing.assert_close(vars_of(mine)[name], vars_of(other)[name])
     shares = [
         compute_coefficients(term, value, tokens)

@@ -72,8 +72,8 @@ def expected_gradient(objective: Objective, answers: int = 1) -> torch.Tensor:
     )
     said = TeacherDistribution(full=teacher.log_softmax(-1)[visited])
     (values,) = compute_term_values(student.log_softmax(-1)[visited], said, batch, objective)
-    share = compute_coefficients(objective.losses[0], values.detached(), batch)
-    return torch.autograd.grad((share * values.value).sum(), student)[0]
+    share = compute_coefficients(objective.losses[0], values.detach(), batch)
+    return torch.autograd.grad((share * values.loss_value).sum(), student)[0]
 
 
 def on_policy_gradient(whole_sequence: bool) -> torch.Tensor:

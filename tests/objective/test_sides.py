@@ -65,11 +65,11 @@ def loss_of(
     tokens = build_token_batch(batch(), objective)
     values = compute_term_values(torch.log_softmax(student, dim=-1), teacher, tokens, objective)
     shares = [
-        compute_coefficients(term, value.detached(), tokens)
+        compute_coefficients(term, value.detach(), tokens)
         for term, value in zip(objective.losses, values, strict=True)
     ]
     return sum(
-        ((share * value.value).sum() for share, value in zip(shares, values, strict=True)),
+        ((share * value.loss_value).sum() for share, value in zip(shares, values, strict=True)),
         torch.zeros(()),
     )
 
@@ -362,7 +362,7 @@ def test_a_group_is_solved_by_the_students_own_completions():
         (values,) = compute_term_values(
             uniform, TeacherDistribution(full=uniform), batch, objective
         )
-        share = compute_coefficients(objective.losses[0], values.detached(), batch)
+        share = compute_coefficients(objective.losses[0], values.detach(), batch)
         counted[outcome] = [
             group for (group, *_), value in zip(rows, share.tolist(), strict=True) if value
         ]
@@ -396,8 +396,8 @@ def test_a_term_of_one_writer_learns_from_the_tokens_of_that_writer(source, data
         (values,) = compute_term_values(
             torch.log_softmax(learner, dim=-1), teacher, tokens, objective
         )
-        share = compute_coefficients(objective.losses[0], values.detached(), tokens)
-        return torch.autograd.grad((share * values.value).sum(), learner)[0]
+        share = compute_coefficients(objective.losses[0], values.detach(), tokens)
+        return torch.autograd.grad((share * values.loss_value).sum(), learner)[0]
 
     written = build_token_batch(mixed, Objective()).authors == AUTHORS.index(source)
     plain, filtered = (
@@ -414,8 +414,8 @@ def test_special_tokens_are_left_out_where_they_are_known():
     teacher, student = whole(logits(2)), logits(1).requires_grad_()
     tokens = build_token_batch(batch(), objective, special=special)
     (values,) = compute_term_values(torch.log_softmax(student, dim=-1), teacher, tokens, objective)
-    share = compute_coefficients(objective.losses[0], values.detached(), tokens)
-    (found,) = torch.autograd.grad((share * values.value).sum(), student)
+    share = compute_coefficients(objective.losses[0], values.detach(), tokens)
+    (found,) = torch.autograd.grad((share * values.loss_value).sum(), student)
     masked = torch.tensor([token in special for token in tokens.tokens.tolist()])
     assert 0 < masked.sum() < len(masked)
     assert not found[masked].any() and found[~masked].any(dim=-1).all()

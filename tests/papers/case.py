@@ -153,7 +153,9 @@ def library_and_formula(
     for row, (_, source, _, _) in enumerate(ROWS):
         if source == "dataset":
             sampler[starts[row] : starts[row + 1]] = 0.0
-    objective = recipe.at(ScheduleState(recipe.schedules, recipe.train.steps).at(step)).objective
+    objective = recipe.replace_numbers(
+        ScheduleState(recipe.schedules, recipe.train.steps).compute_numbers(step)
+    ).objective
     ours, uniforms = _library(objective, student, teacher, reference, ids, sampler, starts)
     steps = (step, recipe.train.steps)
     theirs = _formula(formula, student, teacher, reference, ids, sampler, uniforms, starts, steps)
@@ -198,10 +200,12 @@ def _library(
         TeacherDistribution(full=reference),
     )
     shares = [
-        compute_coefficients(term, value.detached(), batch)
+        compute_coefficients(term, value.detach(), batch)
         for term, value in zip(objective.losses, values, strict=True)
     ]
-    loss = sum((share * value.value).sum() for share, value in zip(shares, values, strict=True))
+    loss = sum(
+        (share * value.loss_value).sum() for share, value in zip(shares, values, strict=True)
+    )
     return torch.autograd.grad(loss, leaf)[0], batch.draws
 
 

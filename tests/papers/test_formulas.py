@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from toy import in_check
 
-from practicum.recipe import load_recipe, recipe_names
+from practicum.recipe import load_recipe, list_recipe_names
 
 from .case import Case, library_and_formula
 
-PAPERS = [name for name in recipe_names() if name.startswith("papers/")]
+PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
 
 
 def _formulas() -> dict[str, Callable[[Case], Tensor]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from practicum.recipe import find_recipe, load_recipe, read_yaml, recipe_names
+from practicum.recipe import find_recipe, load_recipe, read_yaml, list_recipe_names
 from practicum.runs import run
 
 ELSEWHERE = {
@@ -21,7 +21,7 @@ ELSEWHERE = {
 
 ON_THE_PAIR = [
     name
-    for name in recipe_names()
+    for name in list_recipe_names()
     if name.startswith("papers/")
     and name not in ELSEWHERE
     and str(read_yaml(find_recipe(name)).get("extends", "")).endswith(
@@ -45,4 +45,4 @@ def test_a_recipe_on_the_pair_halves_the_divergence(name: str, tmp_path: Path) -
 
 
 def test_those_that_go_elsewhere_are_recipes() -> None:
-    assert set(recipe_names()) >= ELSEWHERE.keys()
+    assert set(list_recipe_names()) >= ELSEWHERE.keys()

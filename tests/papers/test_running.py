@@ -13,12 +13,12 @@ from practicum.recipe import (
     load_recipe,
     parse_recipe,
     read_recipe,
-    recipe_names,
-    resolved,
+    list_recipe_names,
+    resolve_recipe,
 )
 from practicum.runs import run
 
-PAPERS = [name for name in recipe_names() if name.startswith("papers/")]
+PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
 SMALL = {
     "train.steps": 2,
     "train.prompts_per_step": 3,
@@ -60,7 +60,7 @@ def test_a_recipe_says_what_it_is(name: str) -> None:
     )
     assert bool(by_its_own_words) == (recipe.formula == "second_hand")
     assert ("prints no equation" in recipe.differs) == (recipe.formula == "ours")
-    assert parse_recipe(resolved(recipe), name) == recipe
+    assert parse_recipe(resolve_recipe(recipe), name) == recipe
 
 
 @pytest.mark.long

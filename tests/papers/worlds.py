@@ -137,7 +137,7 @@ def coefficients(choice: Mapping[str, Any], batch: RolloutBatch) -> Tensor:
         objective,
         TeacherDistribution(full=batch.R),
     )
-    return compute_coefficients(objective.losses[0], values.detached(), tokens)
+    return compute_coefficients(objective.losses[0], values.detach(), tokens)
 
 
 def gradient(choice: Mapping[str, Any], batch: RolloutBatch, draws: Tensor | None = None) -> Tensor:
@@ -161,7 +161,7 @@ def loss(choice: Mapping[str, Any], batch: RolloutBatch, draws: Tensor | None = 
     pairs = list(zip(objective.losses, values, strict=True))
     return torch.stack(
         [
-            (compute_coefficients(term, value.detached(), tokens) * value.value).sum()
+            (compute_coefficients(term, value.detach(), tokens) * value.loss_value).sum()
             for term, value in pairs
         ]
     ).sum()

@@ -15,11 +15,11 @@ from practicum.recipe import (
     Recipe,
     load_recipe,
     parse_recipe,
-    recipe_names,
-    resolved,
-    teacher_off,
+    list_recipe_names,
+    resolve_recipe,
+    build_control,
 )
-from practicum.rollouts import StudentSource, other_writer
+from practicum.rollouts import StudentSource, find_other_writer
 from practicum.run_dir import read_json
 from practicum.runs import run
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
@@ -28,9 +28,9 @@ from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
 def every_recipe() -> dict[str, Recipe]:
     """Every packaged recipe, and every stage of a pipeline, by its name."""
     recipes = {}
-    for name in recipe_names():
+    for name in list_recipe_names():
         found = load_pipeline_or_recipe(name)
-        parts = found.recipes() if isinstance(found, Pipeline) else {"": found}
+        parts = found.build_recipes() if isinstance(found, Pipeline) else {"": found}
         recipes |= {f"{name} {stage}".strip(): recipe for stage, recipe in parts.items()}
     return recipes
 
@@ -39,13 +39,15 @@ RECIPES = every_recipe()
 CONTROLS = {
     name: control
     for name, recipe in RECIPES.items()
-    if (control := teacher_off(recipe)) is not None
+    if (control := build_control(recipe)) is not None
 }
 
 
 def is_taught(recipe: Recipe) -> bool:
     """Return whether somebody besides the verifier is learned from."""
-    return recipe.objective.signal is not None or other_writer(recipe.rollout.source) is not None
+    return (
+        recipe.objective.signal is not None or find_other_writer(recipe.rollout.source) is not None
+    )
 
 
 def test_recipes_that_join_a_reward_and_a_teacher_have_a_control() -> None:
@@ -73,10 +75,10 @@ def test_without_a_teacher_or_without_a_reward_there_is_none() -> None:
         "default rl_polish",
         "default self_distillation",
     ):
-        assert teacher_off(RECIPES[name]) is None, name
+        assert build_control(RECIPES[name]) is None, name
     # Here the verifier only chooses what the teacher says or how much it counts: with the teacher off nothing is left.
     for name in ("papers/sdpo", "papers/caopd", "papers/sd-zero", "papers/paced"):
-        assert teacher_off(RECIPES[name]) is None, name
+        assert build_control(RECIPES[name]) is None, name
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -85,9 +87,9 @@ def test_a_control_asks_no_teacher_and_changes_nothing_else(name: str) -> None:
     assert not is_taught(control)
     assert control.teacher.type == "none"
     assert any(term.learns_from_reward for term in control.objective.losses)
-    assert parse_recipe(resolved(control), name) == control
-    assert teacher_off(control) is None
-    before, after = resolved(recipe), resolved(control)
+    assert parse_recipe(resolve_recipe(control), name) == control
+    assert build_control(control) is None
+    before, after = resolve_recipe(recipe), resolve_recipe(control)
     words = {"name", "about", "paper", "claim", "differs"}
     assert {key for key in before if before[key] != after[key]} <= {*SECTIONS, *words}
     assert {**before["rollout"], "source": "student"} == after["rollout"]
@@ -134,7 +136,7 @@ def test_an_added_reward_keeps_its_size() -> None:
         "papers/slime",
         ["reward=add_advantage(0.5, leave_one_out)", "coefficient=3", "weights=prefix(4)"],
     )
-    control = teacher_off(recipe)
+    control = build_control(recipe)
     assert control is not None
     (term,) = control.objective.losses
     assert (str(term.signal.model_dump()), term.coefficient) == (
@@ -259,10 +261,12 @@ def test_a_pipeline_has_the_teacher_off_where_a_stage_joins_the_two() -> None:
     assert isinstance(pipeline, Pipeline) and isinstance(control, Pipeline)
     assert control.recipe.name == "mimo_v2-teacher-off"
     changed = [
-        name for name, recipe in control.recipes().items() if recipe != pipeline.recipes()[name]
+        name
+        for name, recipe in control.build_recipes().items()
+        if recipe != pipeline.build_recipes()[name]
     ]
     assert changed == ["mopd"]
-    assert control.recipes()["mopd"].objective == CONTROLS["teams/mimo_v2 mopd"].objective
+    assert control.build_recipes()["mopd"].objective == CONTROLS["teams/mimo_v2 mopd"].objective
 
 
 @pytest.mark.parametrize("name", ["papers/gkd", "papers/grpo", "teams/qwen3"])

@@ -19,8 +19,8 @@ from practicum.recipe import (
     override,
     parse_recipe,
     read_yaml,
-    recipe_names,
-    resolved,
+    list_recipe_names,
+    resolve_recipe,
 )
 from practicum.recipe.sections import OptimizerConfig
 from practicum.runs.assembly import assemble_run
@@ -146,8 +146,8 @@ def test_a_resolved_recipe_reads_back_as_itself() -> None:
     }
     teacher = {"type": "privileged", "teacher": {"type": "self", "weights": "ema"}, "system": "s"}
     recipe = parse_recipe(toy_data(NO_MODELS, {"objective": objective, "teacher": teacher}), "x")
-    assert parse_recipe(resolved(recipe), "again") == recipe
-    assert resolved(parse_recipe(resolved(recipe), "again")) == resolved(recipe)
+    assert parse_recipe(resolve_recipe(recipe), "again") == recipe
+    assert resolve_recipe(parse_recipe(resolve_recipe(recipe), "again")) == resolve_recipe(recipe)
 
 
 ATTACKS: dict[str, tuple[bytes, str]] = {
@@ -275,7 +275,7 @@ def test_an_override_runs_nothing(value: str) -> None:
 
 
 def test_packaged_recipes_are_found_by_name() -> None:
-    assert {"quickstart", "smoke/toy"} <= set(recipe_names())
+    assert {"quickstart", "smoke/toy"} <= set(list_recipe_names())
     assert find_recipe("quickstart").samefile(find_recipe("recipes/quickstart.yaml"))
     with pytest.raises(RecipeError, match="did you mean 'quickstart'"):
         find_recipe("quikstart")
@@ -291,15 +291,20 @@ def test_a_packaged_name_does_not_leave_the_folder_of_recipes(name: str) -> None
 
 def test_the_learning_rate_warms_up_then_falls() -> None:
     config = OptimizerConfig(learning_rate=1.0, schedule="cosine", warmup_steps=2)
-    rates = [config.adam(step, 10).learning_rate for step in range(1, 11)]
+    rates = [config.build_adam_params(step, 10).learning_rate for step in range(1, 11)]
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert rates[2:] == sorted(rates[2:], reverse=True) and 0 < rates[-1] < 0.1
     linear = [
-        OptimizerConfig(learning_rate=1.0, schedule="linear").adam(step, 4).learning_rate
+        OptimizerConfig(learning_rate=1.0, schedule="linear")
+        .build_adam_params(step, 4)
+        .learning_rate
         for step in range(1, 5)
     ]
     assert linear == [1.0, 0.75, 0.5, 0.25]
-    assert OptimizerConfig(learning_rate=1.0, warmup_steps=9).adam(9, 4).learning_rate == 1.0
+    assert (
+        OptimizerConfig(learning_rate=1.0, warmup_steps=9).build_adam_params(9, 4).learning_rate
+        == 1.0
+    )
 
 
 def test_a_relative_model_folder_starts_at_the_recipe(tmp_path: Path) -> None:

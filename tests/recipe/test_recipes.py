@@ -5,40 +5,42 @@ from pathlib import Path
 import pytest
 from toy import rows
 
-from practicum.core.plugins import names
+from practicum.core.plugins import list_plugins
 from practicum.models.config import ScratchConfig
 from practicum.recipe import (
     load_recipe,
-    packaged_recipes,
+    locate_packaged_recipes,
     parse_recipe,
     read_recipe,
     read_yaml,
-    recipe_names,
-    resolved,
+    list_recipe_names,
+    resolve_recipe,
 )
 from practicum.runs import run
 
 
 def test_there_are_recipes() -> None:
-    assert {"quickstart", "smoke/toy"} <= set(recipe_names())
+    assert {"quickstart", "smoke/toy"} <= set(list_recipe_names())
 
 
 PIPELINES = [
-    name for name in recipe_names() if "stages" in read_yaml(packaged_recipes() / f"{name}.yaml")
+    name
+    for name in list_recipe_names()
+    if "stages" in read_yaml(locate_packaged_recipes() / f"{name}.yaml")
 ]
-RECIPES = [name for name in recipe_names() if name not in PIPELINES]
+RECIPES = [name for name in list_recipe_names() if name not in PIPELINES]
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_parses_and_reads_back(name: str) -> None:
     recipe = load_recipe(name)
-    assert parse_recipe(resolved(recipe), name) == recipe
+    assert parse_recipe(resolve_recipe(recipe), name) == recipe
     assert recipe.about, "a recipe says what it is for"
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_speaks_of_files_that_come_with_it(name: str) -> None:
-    data = read_recipe(packaged_recipes() / f"{name}.yaml")
+    data = read_recipe(locate_packaged_recipes() / f"{name}.yaml")
     task = data["task"] if isinstance(data["task"], dict) else {}
     for key in ("path", "heldout"):
         if isinstance(task.get(key), str):
@@ -62,7 +64,9 @@ def test_a_recipe_with_models_from_scratch_runs_two_steps(name: str, tmp_path: P
         "evaluation.prompts=4",
         "student.model.pretrain.steps=2",
     ]
-    if isinstance(read_yaml(packaged_recipes() / f"{name}.yaml")["teacher"].get("model"), dict):
+    if isinstance(
+        read_yaml(locate_packaged_recipes() / f"{name}.yaml")["teacher"].get("model"), dict
+    ):
         short.append("teacher.model.pretrain.steps=2")
     result = run(name, short, out=tmp_path)
     assert [row["step"] for row in rows(result.folder / "metrics.jsonl")] == [1, 2]
@@ -70,4 +74,4 @@ def test_a_recipe_with_models_from_scratch_runs_two_steps(name: str, tmp_path: P
 
 
 def test_a_toy_is_among_them() -> None:
-    assert TOYS and "model" in names("teachers")
+    assert TOYS and "model" in list_plugins("teachers")

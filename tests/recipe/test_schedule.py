@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from toy import assert_same_run, forked, rows, toy_data, toy_recipe, toy_run
 
 from practicum.errors import NumericError, RecipeError
-from practicum.recipe import parse_recipe, resolved
+from practicum.recipe import parse_recipe, resolve_recipe
 from practicum.recipe.schedule import Adaptive, Cosine, Linear, ScheduleState, Switch, compute_value
 
 NO_MODELS = Path("models")
@@ -69,7 +69,10 @@ def test_a_schedule_stands_where_the_number_stands_whichever_way_it_is_written()
         "rollout.max_new_tokens",
         "optimizer.learning_rate",
     }
-    first, last = (recipe.at(ScheduleState(recipe.schedules, 4).at(step)) for step in (1, 4))
+    first, last = (
+        recipe.replace_numbers(ScheduleState(recipe.schedules, 4).compute_numbers(step))
+        for step in (1, 4)
+    )
     assert first.objective == recipe.objective
     assert (first.rollout.max_new_tokens, last.rollout.max_new_tokens, recipe.longest_answer) == (
         4,
@@ -80,7 +83,7 @@ def test_a_schedule_stands_where_the_number_stands_whichever_way_it_is_written()
     (term,) = last.objective.losses
     assert str(term.target.model_dump()) == "log_linear(teacher=1.0, student=0.0, reference=0.0)"
     assert (term.divergence.arguments, term.coefficient) == ({"beta": 0.9}, 0.5)
-    assert parse_recipe(resolved(recipe), "again") == recipe
+    assert parse_recipe(resolve_recipe(recipe), "again") == recipe
 
 
 WRONG = [
@@ -124,17 +127,17 @@ def test_what_cannot_be_right_is_named_before_the_run(
 def test_an_adaptive_number_follows_the_metric_by_taids_rule() -> None:
     courses = ScheduleState({"x": Adaptive(start=0.4, end=1.0, rate=0.1, momentum=0.5)}, 10)
     value, momentum, previous = 0.4, 0.0, 2.0
-    courses.after_step({"loss": previous})
-    assert courses.at(2) == {"x": 0.4}
+    courses.update({"loss": previous})
+    assert courses.compute_numbers(2) == {"x": 0.4}
     for loss in (1.5, 1.4, 1.6):
-        courses.after_step({"loss": loss})
+        courses.update({"loss": loss})
         momentum = 0.5 * momentum + 0.5 * (previous - loss) / (previous + 1e-12)
         value += 0.1 / (1 + math.exp(-momentum)) * (1.0 - value)
         previous = loss
-        assert courses.at(3)["x"] == pytest.approx(value, rel=1e-12)
+        assert courses.compute_numbers(3)["x"] == pytest.approx(value, rel=1e-12)
     again = ScheduleState({"x": Adaptive(start=0.4, end=1.0, rate=0.1, momentum=0.5)}, 10)
     again.load_state(courses.save_state())
-    assert again.at(4) == courses.at(4)
+    assert again.compute_numbers(4) == courses.compute_numbers(4)
 
 
 def test_a_metric_that_nobody_measures_is_named() -> None:
@@ -142,8 +145,8 @@ def test_a_metric_that_nobody_measures_is_named() -> None:
     with pytest.raises(
         NumericError, match=r"x adapts to the metric 'validation', .* it measures: length, loss"
     ):
-        courses.after_step({"loss": 1.0, "length": 2.0})
-    courses.after_step({"nonfinite": 1.0})
+        courses.update({"loss": 1.0, "length": 2.0})
+    courses.update({"nonfinite": 1.0})
 
 
 @pytest.mark.long

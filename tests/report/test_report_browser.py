@@ -14,7 +14,7 @@ import pytest
 from report_pages import copied
 
 from practicum.cli.watch import open_server
-from practicum.report.live import Live
+from practicum.report.live import LivePage
 
 pytest.importorskip(
     "playwright", reason="Playwright for Python is not installed: pip install playwright"
@@ -281,7 +281,7 @@ def watched(finished: Path, tmp_path: Path) -> Iterator[tuple[Path, str]]:
         (folder / name).unlink()
     for name in ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl", "timings.jsonl", "run.lock"):
         (folder / name).write_text("")
-    server = open_server(Live(folder), 0)
+    server = open_server(LivePage(folder), 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield folder, f"http://127.0.0.1:{server.server_address[1]}/"

@@ -33,7 +33,7 @@ from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.tasks import FunctionEpisode
 from practicum.tasks.walker import Walker
 from practicum.teachers.expert import ExpertTeacher
-from practicum.text import Renderer, character_tokenizer, stop_ids
+from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.training import loop
 from practicum.training.evaluation import evaluate, evaluate_teacher
 from practicum.types import (
@@ -47,8 +47,8 @@ from practicum.types import (
     TeacherSignal,
 )
 
-TOKENIZER = character_tokenizer("abc\n")
-RENDERER = Renderer(TOKENIZER, stop_ids=stop_ids(TOKENIZER, None))
+TOKENIZER = build_character_tokenizer("abc\n")
+RENDERER = Renderer(TOKENIZER, stop_ids=collect_stop_ids(TOKENIZER, None))
 STOP = TOKENIZER.eos_token_id
 PROMPTS = [Prompt(letter, (Message("user", letter),)) for letter in "abc"]
 PARAMS = SamplingParams(30, stop_ids=RENDERER.stop_ids)
@@ -464,8 +464,8 @@ def test_a_source_that_cannot_converse_is_refused_in_one_line(
 class Deaf(ExpertTeacher):
     """A teacher that answers messages alone, as behind a chat server."""
 
-    def voice(self, prompt: Prompt) -> PromptedClient:
-        return replace(super().voice(prompt), accepts_tokens=False)
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient:
+        return replace(super().bind_prompt(prompt), accepts_tokens=False)
 
 
 def test_a_teacher_that_answers_messages_alone_is_refused(built: RunComponents):
@@ -600,9 +600,9 @@ def test_a_conversation_of_a_tape_without_turns_has_them_again(built: RunCompone
     assert max(len(rollout.turns) for rollout in rollouts) > 1
     for rollout in rollouts:
         row = RolloutRow.of(1, rollout).model_dump() | {"turns": [], "authors": []}
-        restored = RolloutRow.model_validate(row).rollout(rollout.prompt)
+        restored = RolloutRow.model_validate(row).to_rollout(rollout.prompt)
         assert restored.replies == rollout.replies
-        assert restored.written_by("environment").equal(rollout.written_by("environment"))
+        assert restored.mark_tokens_by("environment").equal(rollout.mark_tokens_by("environment"))
         assert built.parts.task.reward(restored) == built.parts.task.reward(rollout)
         if len(rollout.turns) > 1:
             turns = [

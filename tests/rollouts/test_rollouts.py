@@ -12,7 +12,7 @@ from practicum.core.randomness import seed_of
 from practicum.objective import Signal
 from practicum.ports import Capabilities
 from practicum.rollouts import RolloutBatch, add_rewards, sample_rollouts, select_prompts
-from practicum.text import Renderer, character_tokenizer, stop_ids
+from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import (
     Message,
     Prompt,
@@ -96,8 +96,8 @@ class Scripted:
 
 @pytest.fixture
 def renderer():
-    tokenizer = character_tokenizer("abcdefg")
-    return Renderer(tokenizer, stop_ids=stop_ids(tokenizer, None))
+    tokenizer = build_character_tokenizer("abcdefg")
+    return Renderer(tokenizer, stop_ids=collect_stop_ids(tokenizer, None))
 
 
 def test_rollouts_carry_what_was_sampled(renderer):

@@ -17,7 +17,7 @@ from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError, DataError, RecipeError
 from practicum.objective import Full, Sampled, Signal
 from practicum.ports import Capabilities, PromptedClient, SamplingClient, Teacher, TeacherRequest
-from practicum.recipe import Recipe, parse_recipe, resolved
+from practicum.recipe import Recipe, parse_recipe, resolve_recipe
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
     SOURCES,
@@ -119,7 +119,9 @@ def assert_equal(one: Sequence[Rollout], other: Sequence[Rollout]) -> None:
         )
         for name in (*same, "notes"):
             assert getattr(mine, name) == getattr(theirs, name), name
-        assert all(mine.written_by(author).equal(theirs.written_by(author)) for author in AUTHORS)
+        assert all(
+            mine.mark_tokens_by(author).equal(theirs.mark_tokens_by(author)) for author in AUTHORS
+        )
         for name in ("tokens", "loss_mask", "sampling_logprobs", "policy_logprobs"):
             torch.testing.assert_close(
                 getattr(mine, name), getattr(theirs, name), rtol=0, atol=0, equal_nan=True
@@ -349,7 +351,7 @@ def test_the_teachers_whole_share_of_each_token_is_the_teachers_answer(
     built: RunComponents, write: Write
 ) -> None:
     for rollout in write("token_mix(1.0)"):
-        voice = built.parts.teacher.voice(rollout.prompt)
+        voice = built.parts.teacher.bind_prompt(rollout.prompt)
         (sample,) = voice.client.sample(
             [request_of(rollout, voice)], SamplingParams(LIMIT, stop_ids=stops(built))
         )
@@ -451,13 +453,15 @@ def test_a_path_that_could_not_be_read_back_is_refused() -> None:
 def test_a_source_reads_back_from_its_own_text(source: str) -> None:
     recipe = recipe_with(source)
     assert recipe.rollout.source.model_dump() == source
-    assert parse_recipe(resolved(recipe), "again").rollout == recipe.rollout
+    assert parse_recipe(resolve_recipe(recipe), "again").rollout == recipe.rollout
 
 
 def test_a_number_of_a_source_may_be_a_schedule() -> None:
     recipe = recipe_with("mix(student=linear(0, 1), other=teacher)", {"train.steps": 5})
     courses = ScheduleState(recipe.schedules, 5)
-    sources = [recipe.at(courses.at(step)).rollout.source for step in range(1, 6)]
+    sources = [
+        recipe.replace_numbers(courses.compute_numbers(step)).rollout.source for step in range(1, 6)
+    ]
     assert [source.student for source in sources] == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert {source.other for source in sources} == {"teacher"}
 
@@ -595,7 +599,7 @@ class Choir(ClientTeacher):
     """A teacher with two voices, by the first letter of the prompt; without a second one it writes nothing at all."""
 
     def __init__(self, built: RunComponents, second: SamplingClient | None) -> None:
-        voice = built.parts.teacher.voice(built.parts.prompts[0])
+        voice = built.parts.teacher.bind_prompt(built.parts.prompts[0])
         assert voice is not None
         super().__init__(voice.client, built.parts.renderer)
         self.second = second
@@ -605,8 +609,8 @@ class Choir(ClientTeacher):
     ) -> list[Sample] | None:
         return None
 
-    def voice(self, prompt: Prompt) -> PromptedClient | None:
-        voice = super().voice(prompt)
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
+        voice = super().bind_prompt(prompt)
         if self.second is None:
             return None
         return (

@@ -69,7 +69,7 @@ def test_a_row_brings_its_rollout_back_bit_for_bit(numbers: list[float], source:
         source=source,
     )
     assert_equal(
-        [read_back(RolloutRow.of(4, rollout)).rollout(PROMPT)], [replace(rollout, reward=None)]
+        [read_back(RolloutRow.of(4, rollout)).to_rollout(PROMPT)], [replace(rollout, reward=None)]
     )
 
 
@@ -93,7 +93,7 @@ def test_a_row_brings_authors_turns_and_notes_back(
         authors=authors, turns=turns, notes={"feedback": text},
     )  # fmt: skip
     row = RolloutRow.model_validate(json.loads(json.dumps(RolloutRow.of(4, rollout).to_json())))
-    assert_equal([row.rollout(PROMPT)], [replace(rollout, reward=None)])
+    assert_equal([row.to_rollout(PROMPT)], [replace(rollout, reward=None)])
 
 
 def test_a_row_of_one_author_says_nothing_about_turns() -> None:

@@ -23,20 +23,20 @@ from torch import Tensor
 from toy import toy_recipe
 
 from practicum.backends import local
-from practicum.core.faults import fault
+from practicum.core.faults import inject_fault
 from practicum.errors import CheckpointError, RecipeError, ResourceError
-from practicum.recipe import Recipe, resolved
+from practicum.recipe import Recipe, resolve_recipe
 from practicum.run_dir import (
     Journal,
     RunDir,
-    changed_fields,
-    changed_parts,
+    list_changed_fields,
+    list_changed_parts,
     check_space,
     compare_versions,
-    current_versions,
+    collect_versions,
     find_checkpoint,
-    json_number,
-    proposal,
+    to_json_number,
+    propose_flags,
     read_json,
     read_rows,
     save_checkpoint,
@@ -357,7 +357,7 @@ def test_write_json_replaces_the_file_whole_and_refuses_nan(tmp_path: Path) -> N
 
 
 def test_json_number_turns_what_is_not_finite_into_null() -> None:
-    assert [json_number(value) for value in (1.5, math.nan, math.inf, -math.inf)] == [
+    assert [to_json_number(value) for value in (1.5, math.nan, math.inf, -math.inf)] == [
         1.5,
         None,
         None,
@@ -475,16 +475,16 @@ def test_what_is_saved_is_what_is_found(run_dir: RunDir) -> None:
     assert checkpoint is not None
     assert (checkpoint.path, checkpoint.step) == (path, 10)
     assert checkpoint.state == {"rng": [1, 2], "text": "\ud83d", "step": 10}
-    assert checkpoint.versions == current_versions()
+    assert checkpoint.versions == collect_versions()
     for stem, named in tensors.items():
-        loaded = checkpoint.tensors(stem)
+        loaded = checkpoint.read_tensors(stem)
         assert loaded.keys() == named.keys()
         assert all(
             torch.equal(loaded[name], named[name]) and loaded[name].dtype == named[name].dtype
             for name in named
         )
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors cannot be loaded"):
-        checkpoint.tensors("optimizer")
+        checkpoint.read_tensors("optimizer")
 
 
 def test_a_state_with_nan_is_refused_before_anything_is_written(run_dir: RunDir) -> None:
@@ -537,7 +537,7 @@ def test_a_step_saved_again_is_replaced(run_dir: RunDir) -> None:
     checkpoint, _ = find_checkpoint(run_dir)
     assert checkpoint is not None
     assert checkpoint.state == {"again": True, "step": 2}
-    assert checkpoint.tensors("student")["layer.weight"][0] == 99
+    assert checkpoint.read_tensors("student")["layer.weight"][0] == 99
     assert names(run_dir.checkpoints) == ["step-1", "step-2"]
 
 
@@ -633,7 +633,7 @@ def test_a6_files_of_two_steps_in_one_folder_are_refused(run_dir: RunDir) -> Non
 
 
 def test_a11_other_versions_are_warned_about() -> None:
-    now = current_versions()
+    now = collect_versions()
     assert set(now) == {
         "python",
         "torch",
@@ -680,9 +680,11 @@ def test_a_resume_may_do_with_other_walls_around_the_verifier() -> None:
         {"task": {"sandbox": walls, "path": "x"}} for walls in ("require", "best_effort")
     )
     assert (
-        changed_fields(required, without) == changed_fields({"task": {"path": "x"}}, required) == []
+        list_changed_fields(required, without)
+        == list_changed_fields({"task": {"path": "x"}}, required)
+        == []
     )
-    assert changed_fields(required, {"task": {"sandbox": "require", "path": "y"}}) == [
+    assert list_changed_fields(required, {"task": {"sandbox": "require", "path": "y"}}) == [
         "task.path: x in the run, y now"
     ]
 
@@ -808,7 +810,7 @@ def test_a_journal_of_any_bytes_is_rows_or_damage_in_one_line(
 
 
 def resolved_toy(changes: dict[str, object] | None = None) -> dict[str, Any]:
-    return resolved(toy_recipe(Path("models"), changes))
+    return resolve_recipe(toy_recipe(Path("models"), changes))
 
 
 CHANGED: dict[str, tuple[str, object]] = {
@@ -830,7 +832,7 @@ def test_what_may_change_is_let_change_by_its_name_alone(name: str) -> None:
     assert split_changes(saved, now, []) == ([], find_changes(saved, now))
     let, refused = split_changes(saved, now, [place])
     assert let and not refused
-    proposed = proposal(let, saved)[0]
+    proposed = propose_flags(let, saved)[0]
     assert all(flag.startswith(place) for flag in re.findall(r"--allow-changed (\S+)", proposed))
 
 
@@ -854,7 +856,7 @@ def test_what_would_not_fit_cannot_be_allowed(place: str, value: object, why: st
     key = place if place != "objective.divergence" else "objective"
     with pytest.raises(RecipeError, match=rf"^--allow-changed {re.escape(key)}: .*{why}"):
         split_changes(saved, now, [key])
-    assert proposal(find_changes(saved, now), saved) == []
+    assert propose_flags(find_changes(saved, now), saved) == []
     assert split_changes(saved, now, ["train"]) == ([], find_changes(saved, now))
 
 
@@ -891,20 +893,20 @@ def test_a_backend_says_which_of_its_settings_are_not_compared(
     saved, now = (
         {"backend": {"type": "local", "sampling_batch": n, "chunk_tokens": n}} for n in (1, 2)
     )
-    assert changed_fields(saved, now) == ["backend.chunk_tokens: 1 in the run, 2 now"]
+    assert list_changed_fields(saved, now) == ["backend.chunk_tokens: 1 in the run, 2 now"]
     monkeypatch.setattr(local.Config, "not_compared", frozenset({"chunk_tokens"}))
-    assert changed_fields(saved, now) == ["backend.sampling_batch: 1 in the run, 2 now"]
+    assert list_changed_fields(saved, now) == ["backend.sampling_batch: 1 in the run, 2 now"]
 
 
 def test_parts_that_changed_appeared_or_went_are_named() -> None:
     saved = {"student/config.json": "1", "student/tokenizer.json": "1", "prompts": "1"}
     now = {"student/config.json": "2", "prompts": "1", "student/vocab.json": "1"}
-    assert changed_parts(saved, now) == [
+    assert list_changed_parts(saved, now) == [
         "student/config.json changed",
         "student/tokenizer.json is gone",
         "student/vocab.json is new",
     ]
-    assert changed_parts(now, now) == []
+    assert list_changed_parts(now, now) == []
 
 
 # ------------------------------------------------------------------------------------------------ crashes, full disks
@@ -1123,12 +1125,12 @@ def test_faults_are_silent_without_the_variable_and_loud_with_nonsense(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PRACTICUM_FAULT", raising=False)
-    fault("rollout")
+    inject_fault("rollout")
     monkeypatch.setenv("PRACTICUM_FAULT", "update:5")
-    fault("rollout")
+    inject_fault("rollout")
     for text in ("update", "update:0", "update:x", ":3", "update:1,,"):
         monkeypatch.setenv("PRACTICUM_FAULT", text)
         with pytest.raises(
             ValueError, match=r"PRACTICUM_FAULT has .*, which names no moment; write POINT:N"
         ):
-            fault("rollout")
+            inject_fault("rollout")

@@ -75,7 +75,7 @@ def test_a_checkpoint_is_saved_where_it_is_time_to_and_at_the_end_after_the_rows
 def test_a_checkpoint_that_an_alarm_asks_for_says_why_it_is_kept(action: str) -> None:
     spy = Spy()
     saving(spy, ending()).on_step(finished(2, alarm("warn"), alarm(action)))
-    assert spy.calls == ["sync", (2, alarm(action).line())]
+    assert spy.calls == ["sync", (2, alarm(action).describe())]
     assert build_tag([alarm("warn"), alarm("log"), alarm("stop")]) is None
 
 
@@ -112,7 +112,7 @@ def test_a_stop_comes_before_the_checkpoint_and_after_its_row(notes: list[str]) 
     ):
         sound.on_step(finished(2, alarm("log"), alarm("stop")))
     assert spy.calls == [["M1", "M1"]]
-    assert notes == [f"alarm: {alarm('stop').line()}"]
+    assert notes == [f"alarm: {alarm('stop').describe()}"]
 
 
 def test_a_finish_ends_the_run_well_and_the_first_is_the_reason(notes: list[str]) -> None:

@@ -101,7 +101,7 @@ def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestReading:
     def test_a_stage_has_the_shared_sections_under_its_own(self) -> None:
-        found = toy(NO_MODELS, *THREE).recipes()
+        found = toy(NO_MODELS, *THREE).build_recipes()
         assert [recipe.name for recipe in found.values()] == ["01-sft", "02-expert", "03-merge"]
         assert [recipe.optimizer.learning_rate for recipe in found.values()] == [0.003, 0.01, 0.003]
         assert all(
@@ -122,7 +122,7 @@ class TestReading:
             "objective": {"losses": [{"divergence": "tvd"}]},
             "task": {"shortest": 3},
         }
-        found = toy(NO_MODELS, one, other, objective=losses).recipes()
+        found = toy(NO_MODELS, one, other, objective=losses).build_recipes()
         assert [len(recipe.objective.losses) for recipe in found.values()] == [2, 1]
         assert found["a"].task.type == "reasoning_gym" and found["a"].teacher.type == "self"
         assert found["b"].task.longest == 3 and found["b"].task.shortest == 3
@@ -135,7 +135,7 @@ class TestReading:
             "teacher": {"type": "model", "model": {"stage": "base"}},
         }
         last = {"name": "last", "teacher": route, "student": {"lora": {"rank": 2}}}
-        found = toy(NO_MODELS, *THREE, last, teacher=scratch).recipes()
+        found = toy(NO_MODELS, *THREE, last, teacher=scratch).build_recipes()
         starts = [recipe.student.model for recipe in found.values()]
         assert starts == ["stage:base", "stage:base", "stage:sft", "stage:merge"]
         assert found["expert"].teacher.model == "stage:sft", (
@@ -147,9 +147,9 @@ class TestReading:
     def test_what_is_resolved_reads_back_as_itself(self) -> None:
         for shared in ({}, {"seed": 3, "claim": "c", "paper": "2505.09388"}):
             pipeline = toy(NO_MODELS, *THREE, **shared)
-            data = json.loads(json.dumps(pipeline.resolved()))
-            assert parse_pipeline(data, "again").resolved() == data
-            assert parse_pipeline(data, "again").recipes() == pipeline.recipes()
+            data = json.loads(json.dumps(pipeline.resolve()))
+            assert parse_pipeline(data, "again").resolve() == data
+            assert parse_pipeline(data, "again").build_recipes() == pipeline.build_recipes()
             assert data["stages"][1]["teacher"]["model"] == {"stage": "sft"}
 
     def test_a_task_of_each_stage_need_not_be_shared(self) -> None:
@@ -158,8 +158,8 @@ class TestReading:
         )
         del data["task"]
         found = parse_pipeline(data, "x")
-        assert "task" not in found.resolved() and found.recipe.task.longest == 3
-        assert parse_pipeline(found.resolved(), "again").recipes() == found.recipes()
+        assert "task" not in found.resolve() and found.recipe.task.longest == 3
+        assert parse_pipeline(found.resolve(), "again").build_recipes() == found.build_recipes()
 
 
 class TestMistakes:
@@ -255,19 +255,22 @@ class TestOverrides:
 
     def test_one_goes_to_every_stage_or_to_the_stage_it_names(self, tmp_path: Path) -> None:
         found = self.overridden(tmp_path, "train.steps=7", "stages.expert.train.steps=9", "seed=5")
-        assert [recipe.train.steps for recipe in found.recipes().values()] == [7, 9, 7]
-        assert {recipe.seed for recipe in found.recipes().values()} == {
+        assert [recipe.train.steps for recipe in found.build_recipes().values()] == [7, 9, 7]
+        assert {recipe.seed for recipe in found.build_recipes().values()} == {
             5
         } and found.recipe.seed == 5
         found = self.overridden(tmp_path, "stages.merge.start=base", "stages.merge.teacher=self")
-        assert found.stages[2].start == "base" and found.recipes()["merge"].teacher.type == "self"
+        assert (
+            found.stages[2].start == "base"
+            and found.build_recipes()["merge"].teacher.type == "self"
+        )
 
     def test_the_model_and_the_words_are_the_pipelines(self, tmp_path: Path) -> None:
         found = self.overridden(tmp_path, "student.model=elsewhere", "name=mine", "about=mine")
         assert found.recipe.student.model == "elsewhere" and found.recipe.name == "mine"
         assert (
-            found.recipes()["sft"].student.model == "stage:base"
-            and found.recipes()["sft"].about == ""
+            found.build_recipes()["sft"].student.model == "stage:base"
+            and found.build_recipes()["sft"].about == ""
         )
         scratch = self.overridden(
             tmp_path, "student.model.layers=1", student={"model": {"layers": 3}}
@@ -279,7 +282,7 @@ class TestOverrides:
         found = self.overridden(
             tmp_path, "stages.sft.objective.losses.1.coefficient=2", objective=objective
         )
-        terms = {name: recipe.objective.losses for name, recipe in found.recipes().items()}
+        terms = {name: recipe.objective.losses for name, recipe in found.build_recipes().items()}
         assert [term.coefficient for term in terms["sft"]] == [1, 2] and terms["merge"][
             1
         ].coefficient == 1
@@ -318,7 +321,7 @@ class TestOverrides:
         )
         found = load_pipeline_or_recipe(path)
         assert isinstance(found, Pipeline) and found.recipe.student.model == str(tmp_path / "m")
-        assert found.recipes()["other"].teacher.model == str(tmp_path / "m")
+        assert found.build_recipes()["other"].teacher.model == str(tmp_path / "m")
 
     def test_a_pipeline_may_extend_another(self, tmp_path: Path) -> None:
         (tmp_path / "inner").mkdir()
@@ -329,9 +332,11 @@ class TestOverrides:
         )
         found = load_pipeline_or_recipe(path, ["stages.sft.coefficient=linear(1, 0)"])
         assert isinstance(found, Pipeline) and found.recipe.name == "mine"
-        assert [recipe.train.steps for recipe in found.recipes().values()] == [9, 9, 9]
-        assert found.recipes()["sft"].schedules and not found.recipes()["merge"].schedules
-        assert parse_pipeline(found.resolved(), "again").recipes() == found.recipes()
+        assert [recipe.train.steps for recipe in found.build_recipes().values()] == [9, 9, 9]
+        assert (
+            found.build_recipes()["sft"].schedules and not found.build_recipes()["merge"].schedules
+        )
+        assert parse_pipeline(found.resolve(), "again").build_recipes() == found.build_recipes()
 
     def test_a_file_without_stages_is_a_recipe(self) -> None:
         assert isinstance(load_pipeline_or_recipe("smoke/toy", ["train.steps=3"]), Recipe)

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from practicum.recipe import recipe_names
+from practicum.recipe import list_recipe_names
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
 from practicum.runs.pipeline.running import run
 
 pytestmark = pytest.mark.long
 
-TEAMS = [name for name in recipe_names() if name.startswith("teams/")]
+TEAMS = [name for name in list_recipe_names() if name.startswith("teams/")]
 SHORT = (
     "train.steps=1",
     "train.prompts_per_step=4",
@@ -35,10 +35,10 @@ def test_there_are_four() -> None:
 @pytest.mark.parametrize("name", TEAMS)
 def test_a_pipeline_reads_back_and_says_what_it_is(name: str) -> None:
     pipeline = loaded(name)
-    assert parse_pipeline(pipeline.resolved(), name).recipes() == pipeline.recipes()
+    assert parse_pipeline(pipeline.resolve(), name).build_recipes() == pipeline.build_recipes()
     about = pipeline.recipe
     assert about.about and about.paper and about.claim and about.differs
-    assert all(recipe.slot for recipe in pipeline.recipes().values())
+    assert all(recipe.slot for recipe in pipeline.build_recipes().values())
 
 
 @pytest.mark.parametrize("name", TEAMS)
@@ -51,7 +51,7 @@ def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
 
 
 def test_the_default_pipeline_is_found_by_its_name_and_ends_by_its_monitor(tmp_path: Path) -> None:
-    stages = loaded("default").recipes().values()
+    stages = loaded("default").build_recipes().values()
     assert [recipe.slot for recipe in stages] == [
         "cold_start",
         "rl_replacement",

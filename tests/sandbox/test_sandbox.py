@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from practicum.errors import SandboxError
-from practicum.sandbox import Limits, NoLine, Sandbox, SandboxedProcess, missing
+from practicum.sandbox import ProcessLimits, NoLine, Sandbox, SandboxedProcess, missing
 from practicum.sandbox._process import list_python_folders
 from practicum.sandbox._syscalls import ALLOWED, build_filter, is_known
 
@@ -198,10 +198,10 @@ def test_it_dies_with_a_run_that_is_killed_and_with_its_keeper() -> None:
 
 def test_the_memory_is_what_it_is_given() -> None:
     code = "print(len(bytearray(1 << 28)), flush=True)"
-    process = start(code, sandbox=Sandbox(Limits(memory=1 << 30)))
+    process = start(code, sandbox=Sandbox(ProcessLimits(memory=1 << 30)))
     assert process.receive(60, 1000) == str(1 << 28).encode()
     process.close()
-    process = start(code, sandbox=Sandbox(Limits(memory=1 << 27)))
+    process = start(code, sandbox=Sandbox(ProcessLimits(memory=1 << 27)))
     with pytest.raises(NoLine, match="ended by itself"):
         process.receive(60, 1000)
     process.close()

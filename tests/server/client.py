@@ -18,13 +18,13 @@ from starlette.testclient import TestClient
 
 from practicum.core.notes import show_notes
 from practicum.models.config import ModelConfig
-from practicum.server.app import make_app
-from practicum.server.futures import Answer, Futures
+from practicum.server.app import build_app
+from practicum.server.futures import ResponseBody, Futures
 from practicum.server.limits import RequestLimits
 from practicum.server.service import Service
 from practicum.server.shelf import ModelCache
 from practicum.server.store import Store
-from practicum.server.wire import PROTOBUF, messages
+from practicum.server.wire import PROTOBUF, load_messages
 from practicum.server.worker import ModelJob
 
 V1 = "/api/v1"
@@ -109,7 +109,7 @@ class Client:
         return self.post("asample", num_samples=num, prompt=prompt, sampling_params=params, **more)
 
     def sample(self, tokens: Sequence[int], **more: Any) -> Any:
-        message = messages().SampleResponse()
+        message = load_messages().SampleResponse()
         message.ParseFromString(self.wait(self.ask(tokens, **more)))
         return message
 
@@ -131,14 +131,14 @@ class Client:
             f"{V1}/forward_backward", content=body, headers={"content-type": PROTOBUF}
         )
         assert response.status_code == 200, response.text
-        output = messages().ForwardBackwardOutput()
+        output = load_messages().ForwardBackwardOutput()
         output.ParseFromString(self.wait(response.json()))
         return output
 
     def train_request(
         self, model: str, data: Sequence[Mapping[str, Any]], loss: str, config: Mapping[str, float]
     ) -> Any:
-        message = messages().ForwardBackwardRequest(
+        message = load_messages().ForwardBackwardRequest(
             model_id=model, seq_id=self.number(model), loss_fn=loss
         )
         for name, value in config.items():
@@ -164,9 +164,9 @@ class Client:
         """Let nothing begin within the block, so that what is asked there waits together."""
         free = threading.Event()
 
-        def wait(items: Sequence[None]) -> list[Answer]:
+        def wait(items: Sequence[None]) -> list[ResponseBody]:
             free.wait(60)
-            return [Answer(b"{}", "application/json")]
+            return [ResponseBody(b"{}", "application/json")]
 
         self.service._worker.submit(ModelJob(None, wait))
         try:
@@ -182,7 +182,7 @@ class Client:
 
 def write(message: Any, values: np.ndarray) -> None:
     whole = values.dtype.kind == "i"
-    message.dtype = messages().DTYPE_INT64 if whole else messages().DTYPE_FLOAT32
+    message.dtype = load_messages().DTYPE_INT64 if whole else load_messages().DTYPE_FLOAT32
     message.shape.extend(values.shape)
     message.dense = values.astype("<i8" if whole else "<f4").tobytes()
 
@@ -226,7 +226,7 @@ def serving(
             Futures(max_open),
             limits or RequestLimits(body_bytes=2**20, poll_seconds=5.0),
         )
-        app = make_app(service, **gate)
+        app = build_app(service, **gate)
         with TestClient(
             app, base_url="http://localhost", headers={"x-api-key": token} if token else {}
         ) as http:

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from practicum.server.futures import Answer, Futures
+from practicum.server.futures import ResponseBody, Futures
 
 
 @pytest.fixture
@@ -23,15 +23,15 @@ def hasty():
 
 def test_requests_begin_while_others_finish_on_another_thread(hasty):
     futures = Futures(max_open=10**6, max_bytes=3000, max_answers=500)
-    queue: SimpleQueue[Future[Answer]] = SimpleQueue()
+    queue: SimpleQueue[Future[ResponseBody]] = SimpleQueue()
     count = 4000
 
     def finish() -> None:
         for _ in range(count):
-            queue.get().set_result(Answer(b"1234567890", ""))
+            queue.get().set_result(ResponseBody(b"1234567890", ""))
 
-    def begin() -> Future[Answer]:
-        future: Future[Answer] = Future()
+    def begin() -> Future[ResponseBody]:
+        future: Future[ResponseBody] = Future()
         queue.put(future)
         return future
 
@@ -50,13 +50,13 @@ def test_a_kept_answer_holds_on_to_nobody_who_waited_for_it() -> None:
     """A future keeps the callbacks of all who waited; each retrieval adds some, with all that they hold."""
 
     class Waiting:
-        def __call__(self, future: Future[Answer]) -> None:
+        def __call__(self, future: Future[ResponseBody]) -> None:
             """Nothing."""
 
-    futures, future, waiting = Futures(), Future[Answer](), Waiting()
+    futures, future, waiting = Futures(), Future[ResponseBody](), Waiting()
     futures.open("r", lambda: future)
     futures.get("r").add_done_callback(waiting)
-    future.set_result(Answer(b"1", "text/plain"))
+    future.set_result(ResponseBody(b"1", "text/plain"))
     gone = weakref.ref(waiting)
     del future, waiting
     assert gone() is None and futures.get("r").result().body == b"1"
@@ -67,9 +67,9 @@ def test_what_is_kept_of_a_request_is_its_answer_alone() -> None:
     futures, count = Futures(), 200
 
     def answered(request_id: str) -> None:
-        future: Future[Answer] = Future()
+        future: Future[ResponseBody] = Future()
         futures.open(request_id, lambda: future)
-        future.set_result(Answer(b"1", "text/plain"))
+        future.set_result(ResponseBody(b"1", "text/plain"))
 
     answered("first")
     gc.collect()
@@ -83,7 +83,7 @@ def test_what_is_kept_of_a_request_is_its_answer_alone() -> None:
 def test_a_request_that_could_not_begin_is_not_waited_for() -> None:
     futures = Futures()
 
-    def begin() -> Future[Answer]:
+    def begin() -> Future[ResponseBody]:
         raise ValueError("not today")
 
     with pytest.raises(ValueError, match="not today"):
@@ -92,7 +92,7 @@ def test_a_request_that_could_not_begin_is_not_waited_for() -> None:
 
 
 def test_a_cancelled_request_stays_cancelled() -> None:
-    futures, future = Futures(), Future[Answer]()
+    futures, future = Futures(), Future[ResponseBody]()
     futures.open("r", lambda: future)
     futures.get("r").cancel()
     assert futures.get("r").cancelled() and futures.unfinished == 0

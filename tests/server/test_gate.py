@@ -190,9 +190,9 @@ def test_protobuf_that_is_none_is_refused(guarded, body):
 
 
 def tensors():
-    from practicum.server.wire import messages
+    from practicum.server.wire import load_messages
 
-    m = messages()
+    m = load_messages()
     yield (
         m.Tensor(dtype=m.DTYPE_FLOAT32, dense=b"abc"),
         "3 bytes are no whole number of entries of 4",
@@ -226,10 +226,10 @@ def tensors():
 @pytest.mark.parametrize("number", range(7))
 def test_tensors_that_are_none_are_refused(number):
     from practicum.server.refusals import HttpRefusal
-    from practicum.server.wire import messages, read_train_request
+    from practicum.server.wire import load_messages, read_train_request
 
     tensor, text = list(tensors())[number]
-    request = messages().ForwardBackwardRequest(model_id="x", loss_fn="ppo")
+    request = load_messages().ForwardBackwardRequest(model_id="x", loss_fn="ppo")
     request.data.add().loss_fn_inputs["weights"].CopyFrom(tensor)
     with pytest.raises(HttpRefusal, match=text):
         read_train_request(request.SerializeToString())
@@ -238,9 +238,9 @@ def test_tensors_that_are_none_are_refused(number):
 def test_sparse_tensors_are_written_out():
     import numpy as np
 
-    from practicum.server.wire import messages, read_train_request
+    from practicum.server.wire import load_messages, read_train_request
 
-    m = messages()
+    m = load_messages()
     sparse = m.SparseCsr(
         values=np.array([5, 6, 7], "<i8").tobytes(),
         crow_indices=np.array([0, 1, 1, 3], "<i8").tobytes(),

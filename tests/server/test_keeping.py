@@ -12,7 +12,7 @@ import torch
 from practicum.backends.local.loading import load
 from practicum.errors import ResourceError
 from practicum.models.config import ModelConfig
-from practicum.server.futures import Answer, Futures
+from practicum.server.futures import ResponseBody, Futures
 from practicum.server.refusals import HttpRefusal
 from practicum.server.requests import CreateSession
 from practicum.server.service import IDLE_SECONDS
@@ -234,7 +234,9 @@ def test_only_the_newest_snapshots_can_be_sampled_from(models, tmp_path):
 def test_too_many_waiting_requests_are_told_to_come_again(models, tmp_path):
     with serving(models, tmp_path / "served", max_open=2) as client:
         client.service._worker.submit(
-            ModelJob(None, lambda items: [time.sleep(0.3) or Answer(b"{}", "application/json")])
+            ModelJob(
+                None, lambda items: [time.sleep(0.3) or ResponseBody(b"{}", "application/json")]
+            )
         )
         replies = [client.ask([1, 2], base_model="teacher") for _ in range(2)]
         body = {
@@ -253,7 +255,9 @@ def test_too_many_waiting_requests_are_told_to_come_again(models, tmp_path):
 def test_a_waiting_request_can_be_cancelled(models, tmp_path):
     with serving(models, tmp_path / "served") as client:
         client.service._worker.submit(
-            ModelJob(None, lambda items: [time.sleep(0.3) or Answer(b"{}", "application/json")])
+            ModelJob(
+                None, lambda items: [time.sleep(0.3) or ResponseBody(b"{}", "application/json")]
+            )
         )
         reply = client.ask([1, 2], base_model="teacher")
         client.post("cancel_future", request_id=reply["request_id"])
@@ -262,11 +266,11 @@ def test_a_waiting_request_can_be_cancelled(models, tmp_path):
 
 
 def finished(worker, body):
-    return worker.submit(ModelJob(None, lambda items: [Answer(body, "")]))
+    return worker.submit(ModelJob(None, lambda items: [ResponseBody(body, "")]))
 
 
 def test_old_answers_make_room_for_new_ones_and_are_then_gone():
-    worker = Worker(lambda error: Answer(str(error).encode(), ""))
+    worker = Worker(lambda error: ResponseBody(str(error).encode(), ""))
     futures = Futures(max_bytes=10)
     for name in "abcd":
         futures.open(name, lambda: finished(worker, b"12345"))
@@ -285,10 +289,10 @@ def test_a_batch_holds_what_is_alike_and_a_failure_reaches_all_of_it():
         batches.append(list(items))
         if 13 in items:
             raise ValueError("no")
-        return [Answer(str(item).encode(), "") for item in items]
+        return [ResponseBody(str(item).encode(), "") for item in items]
 
-    worker = Worker(lambda error: Answer(type(error).__name__.encode(), ""))
-    held = worker.submit(ModelJob(None, lambda items: [time.sleep(0.1) or Answer(b"", "")]))
+    worker = Worker(lambda error: ResponseBody(type(error).__name__.encode(), ""))
+    held = worker.submit(ModelJob(None, lambda items: [time.sleep(0.1) or ResponseBody(b"", "")]))
     jobs = [
         worker.submit(ModelJob(number, run, key))
         for number, key in ((1, "x"), (2, "y"), (3, "x"), (13, "y"))
@@ -296,7 +300,9 @@ def test_a_batch_holds_what_is_alike_and_a_failure_reaches_all_of_it():
     assert held.result(5).body == b""
     assert [job.result(5).body for job in jobs] == [b"1", b"ValueError", b"3", b"ValueError"]
     assert batches == [[1, 3], [2, 13]]
-    waiting = worker.submit(ModelJob(None, lambda items: [time.sleep(0.2) or Answer(b"", "")]))
+    waiting = worker.submit(
+        ModelJob(None, lambda items: [time.sleep(0.2) or ResponseBody(b"", "")])
+    )
     time.sleep(0.05)
     late = worker.submit(ModelJob(1, run, "x"))
     assert worker.close(5.0)
@@ -329,7 +335,7 @@ def test_a_snapshot_that_still_waits_when_its_model_is_unloaded_goes_with_it(mod
         def hold(items):
             held.set()
             go_on.wait(30)
-            return [Answer(b"{}", "application/json")]
+            return [ResponseBody(b"{}", "application/json")]
 
         client.service._worker.submit(ModelJob(None, hold))
         assert held.wait(30)

@@ -11,7 +11,7 @@ from practicum.server.refusals import HttpRefusal
 
 pytest.importorskip("google.protobuf")
 
-from practicum.server.wire import messages, read_train_request
+from practicum.server.wire import load_messages, read_train_request
 
 pytestmark = pytest.mark.long
 
@@ -91,7 +91,7 @@ SIZES = st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 4)
 )
 @settings(max_examples=400, deadline=None)
 def test_any_tensors_are_read_or_refused(tokens, dense, sparse, shape, dtype, name):
-    request = messages().ForwardBackwardRequest(model_id="x", loss_fn="ppo")
+    request = load_messages().ForwardBackwardRequest(model_id="x", loss_fn="ppo")
     datum = request.data.add()
     datum.model_input.add().encoded_text.tokens = tokens
     tensor = datum.loss_fn_inputs[name]

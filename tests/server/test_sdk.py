@@ -19,7 +19,7 @@ from toy import environment
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from practicum import functional as F
-from practicum.text import character_tokenizer
+from practicum.text import build_character_tokenizer
 
 pytest.importorskip("uvicorn")
 
@@ -288,7 +288,7 @@ def test_a_model_in_training_is_saved_when_the_server_is_told_to_stop(models, tm
 
 
 def write_model(folder, seed):
-    tokenizer = character_tokenizer("".join(map(chr, range(32, 127))) + "\n")
+    tokenizer = build_character_tokenizer("".join(map(chr, range(32, 127))) + "\n")
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
         "llama",

@@ -11,7 +11,7 @@ from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
 from practicum.core.randomness import seed_of
 from practicum.models.config import ModelConfig
-from practicum.server.wire import messages
+from practicum.server.wire import load_messages
 from practicum.types import SampleRequest, SamplingParams
 
 from .client import V1, VerifierFailed, floats, logprobs, serving
@@ -178,7 +178,7 @@ def test_what_is_sampled_and_scored_does_not_depend_on_the_batch(client):
             client.ask(PROMPT, **scored)
         ]
     for reply, one in zip(replies, alone, strict=True):
-        together = messages().SampleResponse()
+        together = load_messages().SampleResponse()
         together.ParseFromString(client.wait(reply))
         assert [s.tokens for s in together.sequences] == [s.tokens for s in one.sequences]
         assert together.prompt_alt_tokens.tokens.dense == one.prompt_alt_tokens.tokens.dense

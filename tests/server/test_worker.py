@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from practicum.server.futures import Answer
+from practicum.server.futures import ResponseBody
 from practicum.server.worker import ModelJob, Worker
 
 
 def failed(error):
-    return Answer(f"{type(error).__name__}: {error}".encode(), "")
+    return ResponseBody(f"{type(error).__name__}: {error}".encode(), "")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ class Endless:
         try:
             while not self.end.wait(0.005):
                 yield
-            return [Answer(str(item).encode(), "") for item in items]
+            return [ResponseBody(str(item).encode(), "") for item in items]
         finally:
             self.closed.set()
 
@@ -41,7 +41,7 @@ class Endless:
 def stepped(items):
     for _ in range(3):
         yield
-    return [Answer(str(item).encode(), "") for item in items]
+    return [ResponseBody(str(item).encode(), "") for item in items]
 
 
 def test_small_work_is_done_while_large_work_goes_on(worker):
@@ -51,7 +51,7 @@ def test_small_work_is_done_while_large_work_goes_on(worker):
     for key in ("weights", "other"):
         assert worker.submit(ModelJob(key, stepped, key, lane=0)).result(10).body == key.encode()
     assert (
-        worker.submit(ModelJob(None, lambda items: [Answer(b"trained", "")])).result(10).body
+        worker.submit(ModelJob(None, lambda items: [ResponseBody(b"trained", "")])).result(10).body
         == b"trained"
     )
     assert not slow.done()
@@ -89,7 +89,7 @@ def test_a_failure_in_steps_reaches_all_of_its_batch(worker):
         yield
         raise ValueError("no")
 
-    held = worker.submit(ModelJob(None, lambda items: [time.sleep(0.2) or Answer(b"", "")]))
+    held = worker.submit(ModelJob(None, lambda items: [time.sleep(0.2) or ResponseBody(b"", "")]))
     futures = [worker.submit(ModelJob(number, broken, "x", lane=0)) for number in range(3)]
     held.result(10)
     assert {future.result(10).body for future in futures} == {b"ValueError: no"}
@@ -102,7 +102,7 @@ def test_a_model_that_does_not_fit_waits_until_nothing_is_in_progress_and_is_nex
 
     def note(items):
         done.extend(items)
-        return [Answer(b"", "")] * len(items)
+        return [ResponseBody(b"", "")] * len(items)
 
     slow = worker.submit(ModelJob("large", large.run, "x", lane=1, base="a"))
     assert large.begun.wait(10)

@@ -11,7 +11,7 @@ from practicum.costs import ModelDims, TrainableDims, count_read_tokens
 from practicum.errors import RecipeError, ResourceError, TeacherError
 from practicum.objective import Objective
 from practicum.runs.assembly import RunComponents
-from practicum.studies.plan import paper, plan, plan_data, planning
+from practicum.studies.plan import paper, plan, describe_plan, planning
 from practicum.studies.plan.memory import count_tiles, parse_bytes
 from practicum.studies.plan.methods import compare_methods, count_wire_bytes, find_break_even
 from practicum.studies.plan.planning import StepTiming
@@ -103,8 +103,8 @@ def test_the_worked_example_of_qwen3_at_2048_tokens() -> None:
         8,
         128,
     )
-    assert small.forward(1024) == pytest.approx(1.43e9, rel=0.01)
-    assert large.forward(1024) == pytest.approx(15.7e9, rel=0.01)
+    assert small.count_forward_flops(1024) == pytest.approx(1.43e9, rel=0.01)
+    assert large.count_forward_flops(1024) == pytest.approx(15.7e9, rel=0.01)
     everything = TrainableDims(small.parameters, 28, small.body, 0, True)
     table = {
         row["method"]: row for row in compare_methods([(1,)], 2048, 1, small, everything, large)
@@ -124,7 +124,7 @@ def test_bytes_on_a_wire_by_hand() -> None:
 
 
 def test_the_plan_of_a_toy(models: Path) -> None:
-    data = plan_data(plan(toy_recipe(models), limit=2**40))
+    data = describe_plan(plan(toy_recipe(models), limit=2**40))
     assert json.loads(json.dumps(data)) == data
     assert data["models"]["student"]["parameters"] == data["models"]["teacher"]["parameters"]
     assert data["run"]["cost"]["flops"] == 4 * data["step"]["cost"]["flops"]
@@ -178,10 +178,10 @@ def test_a_calibration_tells_seconds_by_the_operations_of_each_phase() -> None:
 
 def test_calibrated_seconds_and_money(models: Path) -> None:
     prices = {"machine_hour": 3600, "million_scored_tokens": 1e6}
-    data = plan_data(plan(toy_recipe(models, {"prices": prices}), calibrate=True))
+    data = describe_plan(plan(toy_recipe(models, {"prices": prices}), calibrate=True))
     assert data["run"]["seconds"] == pytest.approx(4 * sum(data["step"]["seconds"].values()))
     assert data["run"]["money"]["machine"] == pytest.approx(data["run"]["seconds"])
-    unknown = plan_data(plan(toy_recipe(models, {"prices": prices})))
+    unknown = describe_plan(plan(toy_recipe(models, {"prices": prices})))
     assert "machine" not in unknown["run"]["money"] and unknown["run"]["money"]["scored tokens"] > 0
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from practicum.ports import Environment, Expert, HasAlphabet
 from practicum.tasks import TaskContext
-from practicum.tasks.walker import ACTIONS, POSITIONS, Config, Turn, Walk, Walker, build
+from practicum.tasks.walker import ACTIONS, POSITIONS, Config, WalkerTurn, Walk, Walker, build
 from practicum.types import Rollout
 
 CONTEXT = TaskContext(seed=0, base_dir=Path())
@@ -20,7 +20,7 @@ def walker(**settings: object) -> Walker:
 
 
 def test_a_walk_by_hand():
-    walk = Walk(2, (Turn(3, 4, 3), Turn(0, 9, 8), Turn(7, 1, 7)))
+    walk = Walk(2, (WalkerTurn(3, 4, 3), WalkerTurn(0, 9, 8), WalkerTurn(7, 1, 7)))
     assert [turn.push for turn in walk.turns] == [-2, -2, 2], (
         "(12 + 3) mod 5 - 2, 0 mod 5 - 2, 14 mod 5 - 2"
     )
@@ -35,7 +35,7 @@ def test_a_walk_by_hand():
 
 
 def test_positions_end_at_six_and_what_is_no_action_is_nothing():
-    walk = Walk(5, (Turn(2, 1, 2), Turn(2, 1, 2)))
+    walk = Walk(5, (WalkerTurn(2, 1, 2), WalkerTurn(2, 1, 2)))
     assert [turn.push for turn in walk.turns] == [2, 2]
     assert (
         walk.find_position(["z"]) == 6

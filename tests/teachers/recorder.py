@@ -45,7 +45,7 @@ class Recorder:
         own = torch.tensor([self.logprob])
         return [Sample(torch.tensor([request.seed]), own, own, "stop") for request in requests]
 
-    def voice(self, prompt: Prompt) -> PromptedClient | None:
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
         self.prompts.append(prompt)
         return None
 

@@ -21,7 +21,7 @@ from practicum import functional as F
 from practicum.backends.local.loading import load_student
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.cli.after import evaluate_target
-from practicum.core.plugins import module_of
+from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError, TeacherError
 from practicum.functional.head import Head
 from practicum.models.config import ScorerConfig, StudentConfig
@@ -30,7 +30,14 @@ from practicum.ports import Capabilities, Model, Teacher, TeacherContext
 from practicum.recipe import Recipe
 from practicum.teachers import privileged
 from practicum.teachers._scores import FULL, TEMPORARY, ScoreStore
-from practicum.teachers.cached import CachingClient, Config, ModelScores, build, scaled, unscaled
+from practicum.teachers.cached import (
+    CachingClient,
+    Config,
+    ModelScores,
+    build,
+    scale_states,
+    restore_states,
+)
 from practicum.teachers.model import compute_fingerprint
 from practicum.text import Renderer
 from practicum.types import Message, Prompt, ScoreRequest, TeacherSignal
@@ -143,7 +150,7 @@ def test_a_hit_says_what_a_miss_said_to_the_bit_and_asks_nobody(
             requests, signal
         ),
     )
-    assert (mine.counts.asked, mine.counts.found) == (9, 6)
+    assert (mine.counts.requests, mine.counts.hits) == (9, 6)
 
 
 def test_a_process_that_begins_with_hits_asks_for_the_head_alone(tmp_path: Path) -> None:
@@ -250,20 +257,20 @@ def test_scaled_hidden_states_lose_no_more_than_float16_and_never_overflow(
         torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(seed)).clamp(-0.99, 0.99)
         * 2.0**magnitude
     )
-    half, exponents = scaled(hidden)
-    back = unscaled(half, exponents)
+    half, exponents = scale_states(hidden)
+    back = restore_states(half, exponents)
     assert torch.isfinite(half).all()
     largest = hidden.abs().amax(dim=-1, keepdim=True)
     bound = hidden.abs().double() * 2.0**-11 + largest.double() * 2.0**-38 + 2.0**-124
     assert ((back.double() - hidden.double()).abs() <= bound).all()
-    assert unscaled(*scaled(back)).equal(back), "rounding twice is rounding once"
+    assert restore_states(*scale_states(back)).equal(back), "rounding twice is rounding once"
 
 
 def test_each_token_has_a_scale_of_its_own() -> None:
     hidden = torch.tensor([[1e30, -3e29], [2e-30, 1e-30], [0.0, 0.0], [1.0, -1.0]])
-    half, exponents = scaled(hidden)
-    torch.testing.assert_close(unscaled(half, exponents), hidden, rtol=2**-11, atol=0)
-    assert unscaled(half, exponents)[2:].equal(hidden[2:])
+    half, exponents = scale_states(hidden)
+    torch.testing.assert_close(restore_states(half, exponents), hidden, rtol=2**-11, atol=0)
+    assert restore_states(half, exponents)[2:].equal(hidden[2:])
 
 
 def test_sixteen_bits_are_kept_as_they_are(tmp_path: Path) -> None:
@@ -291,7 +298,7 @@ def test_the_files_are_safetensors_that_anyone_reads(tmp_path: Path) -> None:
     (path,) = files(tmp_path)
     with safe_open(path, framework="pt") as file:
         assert file.get_tensor("lengths").tolist() == [4, 3]
-        hidden = unscaled(file.get_tensor("hidden"), file.get_tensor("exponents"))
+        hidden = restore_states(file.get_tensor("hidden"), file.get_tensor("exponents"))
     assert hidden.equal(torch.cat([answer.hidden for answer in said if answer.hidden is not None]))
 
 
@@ -309,7 +316,7 @@ def test_the_gradient_of_the_reverse_kl_is_that_of_float32_within_three_thousand
         assert logits.grad is not None
         return logits.grad
 
-    exact, rounded = gradient(hidden), gradient(unscaled(*scaled(hidden)))
+    exact, rounded = gradient(hidden), gradient(restore_states(*scale_states(hidden)))
     error = ((rounded - exact).norm() / exact.norm()).item()
     assert 0 < error <= 3e-3
 
@@ -361,7 +368,7 @@ def test_when_a_call_does_not_fit_nothing_more_is_kept_and_that_is_said_once(
     again = client(tmp_path, bare, 3000)
     again.score(small, Full())
     again.score(later, Full())
-    assert again.counts.found == 1 and again.counts.left_out == 1 and len(notes) == 2
+    assert again.counts.hits == 1 and again.counts.left_out == 1 and len(notes) == 2
 
 
 def test_a_call_with_numbers_that_are_none_is_not_kept(tmp_path: Path) -> None:
@@ -602,7 +609,7 @@ def test_two_processes_share_a_folder_and_every_answer_has_one_value(tmp_path: P
                 a.hidden is not None and a.hidden.equal(b)
                 for a, b in zip(found, heard, strict=True)
             )
-    assert later.counts.found == later.counts.asked
+    assert later.counts.hits == later.counts.requests
 
 
 def test_a_folder_that_cannot_be_written_stops_the_run_with_its_name(tmp_path: Path) -> None:
@@ -678,12 +685,12 @@ def loading(
     """A context in which every model is the given speaker."""
 
     def build_inner(context: TeacherContext, config: Any) -> Teacher:
-        return module_of("teachers", config.type).build(config, context)
+        return load_plugin("teachers", config.type).build(config, context)
 
     def context(bare: ServerGenerator) -> TeacherContext:
         model = Model(bare, trainer[1], 512, "speaker")
         return TeacherContext(
-            trainer[1], trainer[0].self_teacher, lambda config: model, build_inner, tmp_path
+            trainer[1], trainer[0].build_self_teacher, lambda config: model, build_inner, tmp_path
         )
 
     return context
@@ -763,7 +770,7 @@ def test_the_teachers_voice_draws_with_the_model(
 ) -> None:
     bare = ServerGenerator()
     config = Config.model_validate({"teacher": {"type": "model", "model": model_folder}})
-    voice = build(config, loading(bare)).voice(Prompt("p", (Message("user", "ab"),)))
+    voice = build(config, loading(bare)).bind_prompt(Prompt("p", (Message("user", "ab"),)))
     assert (
         voice is not None and isinstance(voice.client, CachingClient) and voice.client.bare is bare
     )

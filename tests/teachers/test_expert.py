@@ -13,11 +13,11 @@ from practicum.tasks import FunctionEpisode
 from practicum.tasks.walker import Config as WalkerConfig
 from practicum.tasks.walker import Walker
 from practicum.teachers.expert import Config, ExpertTeacher, build
-from practicum.text import Renderer, character_tokenizer, stop_ids
+from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import Message, Prompt, Rollout, SampleRequest, SamplingParams
 
-TOKENIZER = character_tokenizer("abcd")
-RENDERER = Renderer(TOKENIZER, stop_ids=stop_ids(TOKENIZER, None))
+TOKENIZER = build_character_tokenizer("abcd")
+RENDERER = Renderer(TOKENIZER, stop_ids=collect_stop_ids(TOKENIZER, None))
 STOP, VOCABULARY = TOKENIZER.eos_token_id, len(TOKENIZER)
 A, B, C, D = TOKENIZER.convert_tokens_to_ids(list("abcd"))
 PROMPT = Prompt("p", (Message("user", "d"),))
@@ -39,8 +39,8 @@ class Asked:
     def reward(self, rollout: Rollout) -> float:
         return 0.0
 
-    def expert(self, prompt: Prompt, said: Sequence[str]) -> Mapping[str, float]:
-        return {"c": 1.0} if said else self.candidates
+    def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
+        return {"c": 1.0} if turns else self.candidates
 
     def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
         return FunctionEpisode(lambda said: "dd" if len(said) == 1 else None)
@@ -170,7 +170,7 @@ def test_cold_it_says_the_likeliest_and_hot_anything():
 
 def test_its_voice_goes_on_from_any_tokens_whatever_it_read_before():
     voice, params = (
-        teacher(1e-9).voice(PROMPT),
+        teacher(1e-9).bind_prompt(PROMPT),
         SamplingParams(9, temperature=0.0, stop_ids=RENDERER.stop_ids),
     )
     prompt = voice.prompt_tokens
@@ -196,8 +196,8 @@ def test_candidates_that_are_no_distribution_are_refused(candidates):
 
 def test_it_knows_the_walk():
     task = Walker(WalkerConfig(train_size=1), seed=0)
-    tokenizer = character_tokenizer(task.letters)
-    renderer = Renderer(tokenizer, stop_ids=stop_ids(tokenizer, None))
+    tokenizer = build_character_tokenizer(task.letters)
+    renderer = Renderer(tokenizer, stop_ids=collect_stop_ids(tokenizer, None))
     (prompt,) = task.train_prompts()
     said = task.expert(prompt, ())
     expert = ExpertTeacher(task, renderer, 1e-6)

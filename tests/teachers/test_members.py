@@ -6,7 +6,7 @@ import pytest
 
 from practicum.core.plugins import read_plugin
 from practicum.ports import Capabilities, walk
-from practicum.runs.assembly import scorer_names
+from practicum.runs.assembly import name_scorers
 
 MODEL = {"type": "model", "model": "somewhere"}
 SELF = {"type": "self", "weights": "frozen"}
@@ -30,7 +30,7 @@ def test_every_teacher_inside_is_passed_with_the_keys_that_lead_to_it() -> None:
         (("teacher", "teachers.teacher"), "cached"),
         (("teacher", "teachers.teacher", "teacher"), "model"),
     ]
-    assert list(scorer_names("reference", config).values()) == ["reference/a", "reference/teacher"]
+    assert list(name_scorers("reference", config).values()) == ["reference/a", "reference/teacher"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import Teacher, TeacherContext, TeacherRequest
 from practicum.remote.http import JsonClient, Server
-from practicum.run_dir import changed_fields
+from practicum.run_dir import list_changed_fields
 from practicum.teachers._probe import probe
 from practicum.teachers.openai_api import Config, build
 from practicum.text.tokenizers import load_renderer
@@ -290,7 +290,7 @@ def test_the_probe_says_whether_scores_follow_the_temperature(
 def test_scores_at_another_temperature_are_not_what_the_recipe_pins(
     stub: Stub, make: Callable[..., Teacher]
 ) -> None:
-    mark = probe(JsonClient(Server(stub.url)), "auto", None, 20, 11).mark
+    mark = probe(JsonClient(Server(stub.url)), "auto", None, 20, 11).canary_sum
     make(stub, canary=mark)
     plain = stub.model
     stub.model = lambda ids: (plain(ids) / 2).log_softmax(-1)
@@ -715,8 +715,8 @@ def test_where_a_server_is_may_change_before_a_resume_and_what_it_is_may_not() -
             }
         }
 
-    assert not changed_fields(teacher(), teacher(url="http://b", timeout=2.0))
-    assert changed_fields(teacher(), teacher(model="n")) == [
+    assert not list_changed_fields(teacher(), teacher(url="http://b", timeout=2.0))
+    assert list_changed_fields(teacher(), teacher(model="n")) == [
         "teacher.teacher.model: m in the run, n now"
     ]
 

@@ -26,7 +26,7 @@ def pools(teacher: PoolTeacher) -> list[PooledSignal | None]:
 def test_every_member_is_asked_once_about_everything() -> None:
     teachers = {"a": Recorder(-1.0), "b": Recorder(-2.0)}
     for answer in pool(dict(teachers)).score(ITEMS, Sampled()):
-        assert answer.pool is not None and not answer.silent
+        assert answer.pool is not None and not answer.is_empty
         assert [
             (member.name, member.logprobs[0].item())
             for member in answer.pool.members
@@ -69,7 +69,7 @@ def test_who_is_silent_hands_its_weight_to_the_others() -> None:
 def test_where_all_are_silent_so_is_the_pool() -> None:
     silent = Recorder(silent_about=frozenset("p"))
     one, other = pool({"a": silent, "b": silent}).score(ITEMS, Sampled())
-    assert one.silent and not other.silent
+    assert one.is_empty and not other.is_empty
 
 
 def test_whole_distributions_are_asked_for_wherever_sampled_tokens_do_not_suffice() -> None:
@@ -105,7 +105,7 @@ def test_a_pool_can_be_asked_everything_where_all_members_give_everything() -> N
 def test_several_do_not_write_one_answer() -> None:
     teacher = pool({"a": Recorder(), "b": Recorder()})
     assert teacher.sample([TeacherRequest(prompt("p"), 0)], SamplingParams(1)) is None
-    assert teacher.voice(prompt("p")) is None
+    assert teacher.bind_prompt(prompt("p")) is None
 
 
 def test_states_are_kept_apart_by_name_and_steps_passed_on() -> None:

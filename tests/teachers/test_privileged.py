@@ -155,10 +155,10 @@ def told(items: list[Rollout], **fields: object) -> list[str | None]:
     assert [item.tokens.data_ptr() for item in asked] == [
         item.tokens.data_ptr()
         for item, answer in zip(items, answers, strict=True)
-        if not answer.silent
+        if not answer.is_empty
     ], "the tokens are the student's, in their order"
     shown = iter(item.prompt.messages[-1].content for item in asked)
-    return [None if answer.silent else next(shown) for answer in answers]
+    return [None if answer.is_empty else next(shown) for answer in answers]
 
 
 GROUP = [
@@ -255,7 +255,7 @@ def test_before_there_is_a_completion_a_context_that_shows_one_does_not_exist() 
     teacher = PrivilegedTeacher(inner, config(question="{attempt}"))
     requests = [TeacherRequest(prompt("p"), 0)]
     assert teacher.sample(requests, SamplingParams(1)) is None
-    assert teacher.voice(prompt("p")) is None
+    assert teacher.bind_prompt(prompt("p")) is None
     assert not teacher.capabilities.writes
     assert not inner.prompts
     with pytest.raises(
@@ -270,7 +270,7 @@ def test_its_own_answers_see_the_context() -> None:
     teacher = PrivilegedTeacher(inner, config(reference="{answer}", missing="silent"))
     assert teacher.capabilities.writes
     assert teacher.sample([TeacherRequest(PROMPT, 0)], SamplingParams(1)) is not None
-    teacher.voice(PROMPT)
+    teacher.bind_prompt(PROMPT)
     assert [seen.messages[-1].content for seen in inner.prompts] == ["56\n\n8 times 7?"] * 2
     assert (
         teacher.sample(
@@ -278,7 +278,7 @@ def test_its_own_answers_see_the_context() -> None:
         )
         is None
     )
-    assert teacher.voice(prompt("q")) is None
+    assert teacher.bind_prompt(prompt("q")) is None
 
 
 def test_the_rest_is_passed_on() -> None:

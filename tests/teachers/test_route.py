@@ -66,7 +66,7 @@ def test_by_outcome_the_verifier_decides() -> None:
         [rollout(prompt("p"), reward=reward) for reward in rewards], Sampled()
     )
     assert [answer.name for answer in answers] == ["correct", "incorrect", "unknown", "incorrect"]
-    assert [answer.silent for answer in answers] == [True, False, False, False]
+    assert [answer.is_empty for answer in answers] == [True, False, False, False]
 
 
 def test_a_default_takes_what_leads_nowhere_else() -> None:
@@ -101,7 +101,7 @@ def test_answers_of_its_own_are_routed_too() -> None:
     assert written is not None
     assert [sample.tokens.item() for sample in written] == [0, 1]
     assert [sample.policy_logprobs.item() for sample in written] == [-2.0, -1.0]
-    route(teachers).voice(prompt("v", domain="math"))
+    route(teachers).bind_prompt(prompt("v", domain="math"))
     assert isinstance(teachers["math"], Recorder)
     assert [seen.id for seen in teachers["math"].prompts] == ["1", "v"]
 
@@ -111,7 +111,7 @@ def test_nobody_writes_where_a_member_cannot_or_before_there_is_an_outcome() -> 
     assert route({"math": Recorder(), "code": NoTeacher()}).sample(requests, PARAMS) is None
     by_outcome = route({"correct": Recorder()}, by="outcome")
     assert by_outcome.sample(requests, PARAMS) is None
-    assert by_outcome.voice(requests[0].prompt) is None
+    assert by_outcome.bind_prompt(requests[0].prompt) is None
     assert not by_outcome.capabilities.writes
 
 

@@ -22,7 +22,7 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.cli.probe import probe_server
 from practicum.errors import TeacherError
 from practicum.models.config import ModelConfig
-from practicum.models.sources import packaged_model
+from practicum.models.sources import locate_packaged
 from practicum.objective import Sampled, TopK
 from practicum.ports import Capabilities, TeacherRequest
 from practicum.remote.http import JsonClient, JsonRequest, Server
@@ -92,7 +92,7 @@ def started(words: list[str], port: int, log: Path) -> subprocess.Popen[bytes]:
 @pytest.fixture(scope="module")
 def smol() -> Path:
     gguf_file()
-    return packaged_model("smollm2-135m-instruct")
+    return locate_packaged("smollm2-135m-instruct")
 
 
 def gguf_file() -> Path:
@@ -151,7 +151,7 @@ def test_vllm_says_what_its_model_says_here(vllm: tuple[Path, str]) -> None:
     http = JsonClient(Server(url))
     vocabulary = max(tokenizer.get_vocab().values()) + 1
     found = probe(http, "auto", None, 20, vocabulary)
-    print("\n".join(found.lines()))
+    print("\n".join(found.render_lines()))
     assert (
         found.dialect is not None
         and found.dialect.name == "vllm"
@@ -221,7 +221,7 @@ def test_llamacpp_writes_and_scores_nothing(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{port}"
     try:
         found = probe_server(url)
-        print("\n".join(found.lines()))
+        print("\n".join(found.render_lines()))
         assert found.dialect is None and found.signals.startswith("text")
         renderer = load_renderer(ModelConfig(model="smollm2-135m-instruct"))
         speaker = ServerGenerator(JsonClient(Server(url)), found.model, renderer, ServerLimits())

@@ -6,24 +6,24 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from practicum.errors import ModelError
-from practicum.text import Renderer, character_tokenizer, stop_ids
+from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.text.from_scratch import CONTROL
 from practicum.types import Message
 
 ALPHABET = "abc .,'\n\tZ09\u00e9\u4f60\U0001f600\u0301<>s/"
-TOKENIZER = character_tokenizer(ALPHABET)
+TOKENIZER = build_character_tokenizer(ALPHABET)
 
 
 @given(st.text(alphabet=ALPHABET))
 def test_encode_and_decode_are_inverse(text: str) -> None:
-    renderer = Renderer(TOKENIZER, stop_ids=stop_ids(TOKENIZER, None))
+    renderer = Renderer(TOKENIZER, stop_ids=collect_stop_ids(TOKENIZER, None))
     tokens = renderer.encode(text)
     assert len(tokens) == len(text)
     assert renderer.decode(tokens) == text
 
 
 def test_one_token_a_character_after_the_control_tokens() -> None:
-    tokenizer = character_tokenizer("abca")
+    tokenizer = build_character_tokenizer("abca")
     assert len(tokenizer) == len(CONTROL) + 3
     assert tokenizer.get_vocab() == {
         token: number for number, token in enumerate([*CONTROL, "a", "b", "c"])
@@ -34,7 +34,7 @@ def test_one_token_a_character_after_the_control_tokens() -> None:
 
 
 def test_the_chat_template_writes_plain_roles() -> None:
-    tokens = Renderer(character_tokenizer("ab")).render(
+    tokens = Renderer(build_character_tokenizer("ab")).render(
         [
             Message("system", "b"),
             Message("user", "a"),
@@ -58,7 +58,7 @@ def test_the_chat_template_writes_plain_roles() -> None:
     assert TOKENIZER.convert_ids_to_tokens([token for token in tokens if token < 7]) == [
         t for t in text if len(t) > 1
     ]
-    assert character_tokenizer("ab").convert_ids_to_tokens(list(tokens)) == text
+    assert build_character_tokenizer("ab").convert_ids_to_tokens(list(tokens)) == text
 
 
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     assert loaded.get_vocab() == TOKENIZER.get_vocab()
     assert Renderer(loaded).render(messages) == Renderer(TOKENIZER).render(messages)
     assert loaded.decode(loaded.encode(ALPHABET)) == ALPHABET
-    assert stop_ids(loaded, None) == stop_ids(TOKENIZER, None)
+    assert collect_stop_ids(loaded, None) == collect_stop_ids(TOKENIZER, None)
     assert loaded.chat_template == TOKENIZER.chat_template
 
 
 def test_an_empty_alphabet_is_refused() -> None:
     with pytest.raises(ModelError, match="the alphabet is empty"):
-        character_tokenizer("")
+        build_character_tokenizer("")

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from practicum.errors import DataError, ModelError
-from practicum.text import Renderer, character_tokenizer, stop_ids
+from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import Message
 
 SPECIAL = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|im|>"]
@@ -215,18 +215,18 @@ def test_a_role_cannot_smuggle_a_control_token() -> None:
 
 
 def test_stop_ids_are_all_end_tokens() -> None:
-    assert stop_ids(TOKENIZER, None) == {258}
-    assert stop_ids(TOKENIZER, 5) == {5, 258}
-    assert stop_ids(TOKENIZER, [5, 258, 6]) == {5, 6, 258}
-    assert TOKENIZER.pad_token_id in stop_ids(TOKENIZER, None)
+    assert collect_stop_ids(TOKENIZER, None) == {258}
+    assert collect_stop_ids(TOKENIZER, 5) == {5, 258}
+    assert collect_stop_ids(TOKENIZER, [5, 258, 6]) == {5, 6, 258}
+    assert TOKENIZER.pad_token_id in collect_stop_ids(TOKENIZER, None)
 
 
 def test_no_stop_id_is_refused() -> None:
-    tokenizer = character_tokenizer("ab")
+    tokenizer = build_character_tokenizer("ab")
     tokenizer.eos_token = None
-    assert stop_ids(tokenizer, 7) == {7}
+    assert collect_stop_ids(tokenizer, 7) == {7}
     with pytest.raises(ModelError, match=r"no end-of-sequence token is known.*`stop: \[\.\.\.\]`"):
-        stop_ids(tokenizer, None)
+        collect_stop_ids(tokenizer, None)
 
 
 def packaged_tokenizer() -> PreTrainedTokenizerBase:
@@ -253,7 +253,7 @@ def test_the_small_models_template_with_and_without_its_system_turn() -> None:
     )
     assert hostile_ids.count(1) == 2
     assert hostile_ids.count(2) == 1
-    assert stop_ids(tokenizer, [0]) == {0, 2}
+    assert collect_stop_ids(tokenizer, [0]) == {0, 2}
 
 
 @given(st.text(), st.integers(0, 40))
@@ -363,8 +363,8 @@ def test_what_an_environment_says_never_becomes_a_control_token(text):
 
 
 def test_a_reply_of_the_character_tokenizer():
-    tokenizer = character_tokenizer("ab")
-    reply = Renderer(tokenizer, stop_ids=stop_ids(tokenizer, None)).render_reply(
+    tokenizer = build_character_tokenizer("ab")
+    reply = Renderer(tokenizer, stop_ids=collect_stop_ids(tokenizer, None)).render_reply(
         Message("user", "ab")
     )
     assert tokenizer.convert_ids_to_tokens(reply) == ["<user>", "a", "b", "<assistant>"]

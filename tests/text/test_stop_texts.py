@@ -4,7 +4,7 @@ import pytest
 from text.test_renderer import TOKENIZER
 
 from practicum.errors import CapabilityError
-from practicum.text import Renderer, character_tokenizer, refuse_stop_texts, stop_check
+from practicum.text import Renderer, build_character_tokenizer, refuse_stop_texts, stop_check
 from practicum.types import SamplingParams
 
 BYTES = Renderer(TOKENIZER)
@@ -28,7 +28,7 @@ def test_a_stop_token_stops_beside_texts() -> None:
 
 
 def test_a_special_token_is_a_text_too() -> None:
-    tokenizer = character_tokenizer("abc")
+    tokenizer = build_character_tokenizer("abc")
     stops = stop_check(SamplingParams(9, stop_texts=(str(tokenizer.eos_token),)), tokenizer)
     assert stops([[*Renderer(tokenizer).encode("ab"), tokenizer.eos_token_id]]) == [True]
 

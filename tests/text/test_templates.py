@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from practicum.errors import ModelError
-from practicum.text import Renderer, character_tokenizer, templates
+from practicum.text import Renderer, build_character_tokenizer, templates
 from practicum.types import Message
 
 TURNS = [
@@ -74,7 +74,7 @@ two{% endfilter %}{% set block %}inner {{ 1 ~ 'x' ~ none }}{% endset %}{{ block 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return character_tokenizer("abcdefghijklmnopqrstuvwxyz ")
+    return build_character_tokenizer("abcdefghijklmnopqrstuvwxyz ")
 
 
 def plain(
@@ -278,7 +278,7 @@ EXPRESSIONS = st.recursive(
     st.one_of(st.text(max_size=60), st.text("{}%-|()'.ax messages for in endfor if", max_size=60))
 )
 def test_any_text_as_a_template_is_written_or_refused(text: str) -> None:
-    renderer = Renderer(character_tokenizer("ab"), template=text)
+    renderer = Renderer(build_character_tokenizer("ab"), template=text)
     try:
         assert isinstance(renderer.render(TURNS[1:2]), tuple)
     except ModelError as refused:
@@ -287,7 +287,7 @@ def test_any_text_as_a_template_is_written_or_refused(text: str) -> None:
 
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=3))
 def test_any_expression_is_what_it_is_in_transformers_or_refused(expressions: list[str]) -> None:
-    tokenizer = character_tokenizer("ab")
+    tokenizer = build_character_tokenizer("ab")
     template = (
         "{% for x in messages %}"
         + "".join(f"{{{{ {text} }}}};" for text in expressions)
@@ -310,7 +310,7 @@ def test_any_expression_is_what_it_is_in_transformers_or_refused(expressions: li
 
 def test_templates_of_a_folder_are_read(tmp_path: Path) -> None:
     """The folder's own template is bounded as the recipe's is."""
-    tokenizer = character_tokenizer("ab")
+    tokenizer = build_character_tokenizer("ab")
     tokenizer.chat_template = HOSTILE["a product"]
     tokenizer.save_pretrained(tmp_path)
     from transformers import AutoTokenizer

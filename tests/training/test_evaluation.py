@@ -16,11 +16,11 @@ from practicum.statistics import bootstrap, wilson
 from practicum.training.evaluation import (
     Evaluation,
     GradedCompletion,
-    confidences,
+    compute_confidences,
     evaluate,
     evaluate_teacher,
-    gain,
-    surer,
+    compare_accuracy,
+    compare_overconfidence,
 )
 
 
@@ -71,8 +71,8 @@ def test_a_student_that_is_its_teacher_is_at_no_distance(models: Path, tmp_path:
 
 def test_a_gain_is_paired_by_prompt(models: Path, tmp_path: Path) -> None:
     before = measured(built(models, tmp_path))
-    assert gain(before, before, 0) is not None
-    assert asdict(gain(before, before, 0)) == {"mean": 0.0, "low": 0.0, "high": 0.0}  # type: ignore[arg-type]
+    assert compare_accuracy(before, before, 0) is not None
+    assert asdict(compare_accuracy(before, before, 0)) == {"mean": 0.0, "low": 0.0, "high": 0.0}  # type: ignore[arg-type]
 
 
 @pytest.mark.long
@@ -93,7 +93,7 @@ def test_an_evaluation_reads_back_from_json(models: Path, tmp_path: Path) -> Non
         built(models, tmp_path, **{"evaluation.samples": 2, "evaluation.temperature": 1.0})
     )
     assert Evaluation.from_json(json.loads(json.dumps(asdict(found)))) == found
-    assert found.summary()["prompts"] == 8 and found.summary()["completions"] == 16
+    assert found.summarize()["prompts"] == 8 and found.summarize()["completions"] == 16
 
 
 def said(
@@ -117,8 +117,11 @@ def test_one_answer_is_as_sure_as_its_text_was_likely() -> None:
         said("q", "y", False, 0.5, tokens=10),
         said("r", "z", None),
     ]
-    assert confidences(answers) == {"p": (pytest.approx(0.25), 1.0), "q": (pytest.approx(0.5), 0.0)}
-    assert confidences([GradedCompletion("p", "p", None, "", 1.0)]) == {}, (
+    assert compute_confidences(answers) == {
+        "p": (pytest.approx(0.25), 1.0),
+        "q": (pytest.approx(0.5), 0.0),
+    }
+    assert compute_confidences([GradedCompletion("p", "p", None, "", 1.0)]) == {}, (
         "nothing is known of an empty answer"
     )
 
@@ -131,14 +134,14 @@ def test_several_answers_are_as_sure_as_they_agree() -> None:
         said("q", "u", False),
         said("q", "v", True),
     ]
-    assert confidences(answers) == {"p": (2 / 3, 1.0), "q": (0.5, 0.0)}
+    assert compute_confidences(answers) == {"p": (2 / 3, 1.0), "q": (0.5, 0.0)}
 
 
 def test_calibration_is_confidence_less_what_was_right(models: Path, tmp_path: Path) -> None:
     found = measured(
         built(models, tmp_path, **{"evaluation.samples": 4, "evaluation.temperature": 1.0})
     )
-    pairs = list(confidences(found.answers).values())
+    pairs = list(compute_confidences(found.answers).values())
     assert found.calibration is not None
     assert found.calibration.confidence == pytest.approx(sum(sure for sure, _ in pairs) / 8)
     over = found.calibration.overconfidence
@@ -147,20 +150,22 @@ def test_calibration_is_confidence_less_what_was_right(models: Path, tmp_path: P
         and over.low < over.mean < over.high
     )
     assert abs(over.mean) <= found.calibration.error + 1e-12, "bins can only add to it"
-    assert found.summary()["calibration"]["overconfidence"]["mean"] == over.mean
+    assert found.summarize()["calibration"]["overconfidence"]["mean"] == over.mean
 
 
 def test_growing_surer_is_paired_by_prompt(models: Path, tmp_path: Path) -> None:
     before = measured(built(models, tmp_path))
     answers = [said(one.prompt, one.text, False, 1.0) for one in before.answers]
     after = replace(before, answers=answers)
-    grown = surer(before, after, 0)
+    grown = compare_overconfidence(before, after, 0)
     assert grown is not None and before.calibration is not None
     assert (
         grown.mean == pytest.approx(1.0 - before.calibration.overconfidence.mean) and grown.low > 0
     )
     assert (
-        surer(before, replace(before, answers=[replace(a, reward=None) for a in answers]), 0)
+        compare_overconfidence(
+            before, replace(before, answers=[replace(a, reward=None) for a in answers]), 0
+        )
         is None
     )
 

@@ -188,9 +188,9 @@ def test_epochs_learn_from_the_same_data_again(models: Path, tmp_path: Path) -> 
         done = again.trainer.forward_backward(data, plan.objective, seed)
         metrics.append(done.metrics | again.trainer.optim_step(plan.adam))
         outputs.append(done.outputs)
-    weights = built.learner.weights
-    assert weights is not None and again.learner.weights is not None
-    assert all(value.equal(again.learner.weights[name]) for name, value in weights.items())
+    weights = built.student.weights
+    assert weights is not None and again.student.weights is not None
+    assert all(value.equal(again.student.weights[name]) for name, value in weights.items())
     assert result.metrics["reverse_kl"] == pytest.approx(
         sum(row["reverse_kl"] for row in metrics) / 4
     )
@@ -232,9 +232,9 @@ def test_a_clip_acts_from_the_second_epoch_on(models: Path, tmp_path: Path) -> N
             "rollout.n": 4,
         }
         _, built, _ = one_step(models, tmp_path, changes)
-        assert built.learner.weights is not None
+        assert built.student.weights is not None
         weights[name] = torch.cat(
-            [value.detach().flatten() for value in built.learner.weights.values()]
+            [value.detach().flatten() for value in built.student.weights.values()]
         )
     assert weights["one"].equal(weights["plain"])
     assert not weights["two"].equal(weights["free"])

@@ -10,13 +10,13 @@ from practicum.core.notes import show_notes
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig
-from practicum.ports import Learner, Model, SamplingClient, TeacherRequest
-from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolved
+from practicum.ports import Student, Model, SamplingClient, TeacherRequest
+from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolve_recipe
 from practicum.report import write_report
 from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import RunDir
-from practicum.runs import open_run, open_student, restored
-from practicum.runs.assembly import build_task, evaluation_settings, load_model
+from practicum.runs import open_run, open_student, restore_components
+from practicum.runs.assembly import build_task, build_evaluation_settings, load_model
 from practicum.text import make_printable
 from practicum.training.evaluation import evaluate
 from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams
@@ -36,10 +36,10 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
     model = load_model(ScorerConfig.model_validate({**fields, "model": target}))
     with show_notes(print_note):
         task = build_task(loaded_recipe)
-        settings = evaluation_settings(loaded_recipe, task, model)
+        settings = build_evaluation_settings(loaded_recipe, task, model)
     if settings is None:
         raise DataError(f"{recipe}: the task has no held-out prompts to evaluate on")
-    return evaluate(model.client, model.renderer, task, None, settings).summary()
+    return evaluate(model.client, model.renderer, task, None, settings).summarize()
 
 
 def hold_chat(
@@ -53,11 +53,11 @@ def hold_chat(
         )
     if system is not None and _is_run(target):
         raise RecipeError("a run's prompts are written as its recipe says; leave --system out")
-    built = restored(*open_run(Path(target))) if teacher else None
+    built = restore_components(*open_run(Path(target))) if teacher else None
     if built is None:
         student, client = _open(target, system)
     else:
-        student, client = built.learner, built.parts.sampler
+        student, client = built.student, built.parts.sampler
     params = SamplingParams(max_new_tokens, temperature, stop_ids=student.renderer.stop_ids)
     max_prompt_tokens = student.context_length - max_new_tokens
     for turn in range(sys.maxsize):
@@ -110,27 +110,27 @@ def rewrite_report(folder: Path) -> Path:
 
 def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     run_dir, recipe = open_run(path)
-    built = restored(run_dir, _apply_overrides(recipe, overrides))
+    built = restore_components(run_dir, _apply_overrides(recipe, overrides))
     if built.evaluation is None:
         raise DataError(f"{path}: the task has no held-out prompts to evaluate on")
     parts = built.parts
     return evaluate(
         parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation
-    ).summary()
+    ).summarize()
 
 
 def _apply_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    recipe_data = resolved(recipe)
+    recipe_data = resolve_recipe(recipe)
     for text in overrides:
         override(recipe_data, text)
     return parse_recipe(recipe_data, "the run's recipe")
 
 
-def _open(target: str, system: str | None) -> tuple[Learner | Model, SamplingClient]:
+def _open(target: str, system: str | None) -> tuple[Student | Model, SamplingClient]:
     """Return a run's student, or a model, with its client."""
     if _is_run(target):
         backend, student = open_student(Path(target))
-        return student, backend.sampler(student)
+        return student, backend.build_sampler(student)
     model = load_model(ScorerConfig(model=target, system=system))
     return model, model.client
 
@@ -145,7 +145,7 @@ def _is_run(target: str) -> bool:
     return (Path(target) / "recipe.json").is_file()
 
 
-def _format_answer(student: Learner | Model, sample: Sample) -> str:
+def _format_answer(student: Student | Model, sample: Sample) -> str:
     cut = " ..." if sample.stop_reason == "length" else ""
     return make_printable(student.renderer.decode(sample.tokens.tolist())) + cut
 

@@ -141,13 +141,13 @@ def show(
         import yaml
 
         from practicum.cli.drawing import draw_schedules
-        from practicum.recipe import resolved
+        from practicum.recipe import resolve_recipe
         from practicum.recipe.methods import describe_axes
         from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
 
         loaded = load_pipeline_or_recipe(recipe, overrides or [])
-        recipes = loaded.recipes() if isinstance(loaded, Pipeline) else {"": loaded}
-        settings = loaded.resolved() if isinstance(loaded, Pipeline) else resolved(loaded)
+        recipes = loaded.build_recipes() if isinstance(loaded, Pipeline) else {"": loaded}
+        settings = loaded.resolve() if isinstance(loaded, Pipeline) else resolve_recipe(loaded)
         if as_json:
             print(json.dumps(settings))
             return
@@ -318,11 +318,11 @@ def compare(  # noqa: PLR0913  (its options, one by one)
     """Compare methods on the same task, prompts, seeds and budget: a table, a page, a verdict."""
     with _errors(debug):
         from practicum.cli.compare import compare_arms, fit_law
-        from practicum.studies.compare import ComparisonBudget, Settings
+        from practicum.studies.compare import ComparisonBudget, ComparisonSettings
 
         if fit:
             return fit_law(arms, as_json)
-        settings = Settings(
+        settings = ComparisonSettings(
             seeds, ComparisonBudget.parse(budget), jobs, out, resume, tuple(changes or ())
         )
         compare_arms(arms, settings, as_json)
@@ -351,7 +351,7 @@ def probe(
         result = probe_server(
             url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http
         )
-        print(json.dumps(to_json(result)) if as_json else "\n".join(result.lines()))
+        print(json.dumps(to_json(result)) if as_json else "\n".join(result.render_lines()))
 
 
 @app.command(epilog="Example: practicum serve smollm2-135m-instruct")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from practicum.errors import DataError, PracticumError
 from practicum.runs.console import open_console
-from practicum.studies.compare import Settings, compare
+from practicum.studies.compare import ComparisonSettings, compare
 from practicum.studies.compare.fitting import QUANTITIES, RESULTS, Law, LawPoint, fit, read_runs
 
 
-def compare_arms(words: Sequence[str], settings: Settings, as_json: bool) -> None:
+def compare_arms(words: Sequence[str], settings: ComparisonSettings, as_json: bool) -> None:
     """Run the comparison and print its table.
 
     Raises PracticumError (exit code 1) after the table if runs failed.
@@ -37,7 +37,7 @@ def fit_law(folders: Sequence[str], as_json: bool) -> None:
             console.event(f"no exponent for {name}: it {reason}")
         floor = law.floor_interval
         terms = " + ".join(
-            f"{term.part:.3g} ({term.quantity} / {term.middle:.3g})^-{term.value:.3g}"
+            f"{term.coefficient:.3g} ({term.quantity} / {term.geometric_mean:.3g})^-{term.exponent:.3g}"
             for term in law.exponents
         )
         error = "1 - accuracy" if law.result == "accuracy" else law.result
@@ -64,9 +64,9 @@ def _list_exponents(law: Law) -> tuple[list[str], list[list[str]]]:
         [
             term.quantity,
             QUANTITIES[term.quantity],
-            f"{term.value:.3f}",
+            f"{term.exponent:.3f}",
             f"[{term.interval.low:.3f}, {term.interval.high:.3f}]",
-            "yes" if term.resolved else "no: the data do not say",
+            "yes" if term.is_resolved else "no: the data do not say",
         ]
         for term in law.exponents
     ]

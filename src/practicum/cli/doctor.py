@@ -43,8 +43,8 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
         [
             result.check.id,
             result.check.name,
-            LOUD.get(result.finding.status, result.finding.status),
-            format_interval(result.finding.value, result.finding.unit),
+            LOUD.get(result.outcome.status, result.outcome.status),
+            format_interval(result.outcome.value, result.outcome.unit),
         ]
         for result in diagnosis.results
     ]
@@ -54,7 +54,7 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
         rows,
     )
     for result in diagnosis.results:
-        if result.finding.status != "pass":
+        if result.outcome.status != "pass":
             _show_finding(result, console)
     verdict = diagnosis.verdict
     console.event(f"{verdict.word}: {verdict.meaning}")
@@ -68,13 +68,13 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
 
 def _show_finding(result: CheckResult, console: Console) -> None:
     """Print a finding, the answers that it needs, and the fix."""
-    finding = result.finding
+    finding = result.outcome
     console.event(
         make_printable(
             f"{result.check.id} {result.check.name}, {finding.status}: {finding.sentence}"
         )
     )
-    if finding.needs:
-        console.event(f"-> it needs about {finding.needs} answers: raise --prompts")
+    if finding.rollouts_needed:
+        console.event(f"-> it needs about {finding.rollouts_needed} answers: raise --prompts")
     if finding.fix:
         console.event(make_printable(f"-> write {shlex.join(finding.fix)}"))

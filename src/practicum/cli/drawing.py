@@ -15,7 +15,8 @@ def draw_schedules(recipe: Recipe) -> list[str]:
     courses = dict(evaluate_schedules(recipe.schedules, steps))
     if "optimizer.learning_rate" not in courses:
         courses["optimizer.learning_rate"] = [
-            recipe.optimizer.adam(step, steps).learning_rate for step in range(1, steps + 1)
+            recipe.optimizer.build_adam_params(step, steps).learning_rate
+            for step in range(1, steps + 1)
         ]
     lines = []
     for path, values in courses.items():

@@ -5,7 +5,7 @@ import inspect
 from pathlib import Path
 
 import practicum
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 from practicum.errors import RecipeError
 
 FOLDERS = ("teachers", "tasks", "backends", "trackers")
@@ -24,15 +24,15 @@ def list_names(kind: str) -> list[dict[str, str]]:
     if kind in CALLS:
         return _list_calls(kind)
     kinds = ("recipes", *FOLDERS, *TABLES, *CALLS)
-    raise RecipeError(f"nothing to list under {kind!r}; {did_you_mean(kind, kinds)}")
+    raise RecipeError(f"nothing to list under {kind!r}; {suggest_name(kind, kinds)}")
 
 
 def _list_recipes() -> list[dict[str, str]]:
-    from practicum.recipe import find_recipe, load_recipe, read_recipe, recipe_names
+    from practicum.recipe import find_recipe, load_recipe, read_recipe, list_recipe_names
     from practicum.recipe.methods import describe_method
 
     rows = []
-    for name in recipe_names():
+    for name in list_recipe_names():
         recipe_data = read_recipe(find_recipe(name))
         stages = [str(stage["name"]) for stage in recipe_data.get("stages", [])]
         summary = recipe_data.get("about", "")

@@ -7,9 +7,9 @@ from practicum.cli._output import print_note
 from practicum.core.notes import show_notes
 from practicum.costs import PHASES
 from practicum.errors import RecipeError
-from practicum.report.tables import shown_bytes
+from practicum.report.tables import format_bytes
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
-from practicum.studies.plan import plan, plan_data
+from practicum.studies.plan import plan, describe_plan
 from practicum.studies.plan.memory import parse_bytes
 from practicum.text import make_printable
 
@@ -31,7 +31,7 @@ def build_plan(
         )
     with show_notes(print_note):
         cost_plan = plan(loaded, limit=limit, answer_tokens=answer_tokens, calibrate=calibrate)
-        return plan_data(cost_plan)
+        return describe_plan(cost_plan)
 
 
 def format_plan(plan_json: Mapping[str, Any]) -> list[str]:
@@ -94,15 +94,15 @@ def _format_memory(memory: Mapping[str, Any]) -> list[str]:
         rows.append(
             [
                 phase,
-                shown_bytes(sum(items.values())),
-                ", ".join(f"{name} {shown_bytes(size)}" for name, size in largest),
+                format_bytes(sum(items.values())),
+                ", ".join(f"{name} {format_bytes(size)}" for name, size in largest),
             ]
         )
     fits = "it fits" if memory["fits"] else "it does not fit"
     recompute = ", layers recomputed" if memory["recompute"] else ""
     lines = [
         *_format_table(["memory", "peak", "most of it"], rows),
-        f"peak {shown_bytes(memory['peak'])} of {shown_bytes(memory['limit'])}: {fits}",
+        f"peak {format_bytes(memory['peak'])} of {format_bytes(memory['limit'])}: {fits}",
         f"{memory['micro_batch']:,} tokens go through the student together{recompute}; "
         f"{memory['largest_micro_batch']:,} would fit",
     ]
@@ -140,7 +140,7 @@ def _format_wire(wire_bytes: Mapping[str, Mapping[str, int]]) -> list[str]:
         return []
     signals = list(next(iter(wire_bytes.values())))
     rows = [
-        [make_printable(name), *(shown_bytes(sizes[signal]) for signal in signals)]
+        [make_printable(name), *(format_bytes(sizes[signal]) for signal in signals)]
         for name, sizes in wire_bytes.items()
     ]
     return ["", *_format_table(["bytes a step, were it remote", *signals], rows)]

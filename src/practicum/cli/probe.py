@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from practicum.errors import RecipeError
 from practicum.teachers._probe import Probe, probe
-from practicum.teachers.openai_api import Config, client_of
+from practicum.teachers.openai_api import Config, build_client
 
 LARGEST_K = 256
 """The largest k that is tried."""
@@ -20,7 +20,7 @@ def probe_server(url: str, **fields: Any) -> Probe:
         raise RecipeError(
             [str(entry["msg"]).removeprefix("Value error, ") for entry in error.errors()]
         ) from None
-    return probe(client_of(config), config.dialect, config.model, LARGEST_K, None)
+    return probe(build_client(config), config.dialect, config.model, LARGEST_K, None)
 
 
 def to_json(result: Probe) -> dict[str, object]:
@@ -37,5 +37,5 @@ def to_json(result: Probe) -> dict[str, object]:
         "noise_in_company": result.noise[1],
         "token_ids": result.token_ids,
         "seconds": result.seconds,
-        "canary": result.mark,
+        "canary": result.canary_sum,
     }

@@ -9,7 +9,7 @@ from time import sleep
 from urllib.parse import parse_qs, urlsplit
 
 from practicum.errors import PracticumError, RecipeError, ResourceError
-from practicum.report.live import Live, stage_of
+from practicum.report.live import LivePage, find_current_stage
 
 HOST, PORT = "127.0.0.1", 8765
 """The address of the page; if the port is taken, any free port is used."""
@@ -29,8 +29,8 @@ def watch_run(folder: Path, port: int | None, open_browser: bool) -> None:
     Raises RecipeError if the folder holds no run, and ResourceError if the port is taken.
     """
     _wait_for_recipe(folder)
-    live = Live(folder)
-    live.page()  # an unreadable folder is reported before the server starts
+    live = LivePage(folder)
+    live.render()  # an unreadable folder is reported before the server starts
     with open_server(live, port) as server:
         address = f"http://{HOST}:{server.server_address[1]}/"
         try:
@@ -45,7 +45,7 @@ def watch_run(folder: Path, port: int | None, open_browser: bool) -> None:
 def _wait_for_recipe(folder: Path) -> None:
     """Wait for the recipe of a run that is starting."""
     is_pipeline = (folder / "pipeline.json").is_file()
-    if is_pipeline and stage_of(folder) == folder:
+    if is_pipeline and find_current_stage(folder) == folder:
         raise RecipeError(
             f"{folder}: no stage of this pipeline has begun yet; try again in a moment"
         )
@@ -59,25 +59,25 @@ def _wait_for_recipe(folder: Path) -> None:
             sleep(0.5)
 
 
-def open_server(live: Live, port: int | None) -> ThreadingHTTPServer:
+def open_server(live: LivePage, port: int | None) -> ThreadingHTTPServer:
     """Return a server of the page for this machine only.
 
     Without `port` it takes the usual one, or any free one. Raises ResourceError if `port` is taken.
     """
     try:
-        return _Server((HOST, PORT if port is None else port), live)
+        return _WatchServer((HOST, PORT if port is None else port), live)
     except OSError as error:
         if port is None:
-            return _Server((HOST, 0), live)
+            return _WatchServer((HOST, 0), live)
         reason = f"port {port} cannot be used ({error.strerror}); write --port 0 for any free one"
         raise ResourceError(reason) from error
 
 
-class _Server(ThreadingHTTPServer):
+class _WatchServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, address: tuple[str, int], live: Live) -> None:
+    def __init__(self, address: tuple[str, int], live: LivePage) -> None:
         super().__init__(address, type("Handler", (_Handler,), {"live": live}))
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -87,7 +87,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    live: Live
+    live: LivePage
 
     def do_GET(self) -> None:
         """Send the page, or the changes since a version of it."""
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         try:
             if url.path == "/":
-                self._respond(200, "text/html", self.live.page())
+                self._respond(200, "text/html", self.live.render())
             elif url.path == "/news":
                 version = parse_qs(url.query).get("version", [""])[0]
                 changes = self.live.get_changes_since(version)

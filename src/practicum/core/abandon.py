@@ -22,7 +22,7 @@ def cancel_scope(event: Event) -> Iterator[None]:
         _cancel_event.reset(token)
 
 
-def told() -> Event | None:
+def get_cancel_event() -> Event | None:
     """Return the event that cancels this thread's work, or None outside a `cancel_scope`."""
     return _cancel_event.get()
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_serializer
 _CALL = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_.]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+def suggest_name(name: str, candidates: Iterable[str]) -> str:
     """Return a clause for an error text: the closest known name, if any is close, and all names."""
     names = sorted(candidates)
     matches = difflib.get_close_matches(name, names, n=1)
@@ -51,7 +51,7 @@ def bind(name: str, value: Any, parameters: Sequence[str]) -> dict[str, Any]:
     for key, argument in keywords.items():
         if key not in parameters:
             raise ValueError(
-                f"{name} {call!r} has no parameter {key!r}; {did_you_mean(key, parameters)}"
+                f"{name} {call!r} has no parameter {key!r}; {suggest_name(key, parameters)}"
             )
         if key in arguments:
             raise ValueError(f"{name} {call!r} gives {key!r} twice")

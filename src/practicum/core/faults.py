@@ -15,7 +15,7 @@ VARIABLE = "PRACTICUM_FAULT"
 _reached: Counter[tuple[str, str]] = Counter()
 
 
-def fault(point: str) -> None:
+def inject_fault(point: str) -> None:
     """Kill this process if `PRACTICUM_FAULT` names this point and this count of passing it."""
     setting = os.environ.get(VARIABLE)
     if not setting:

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny
 
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 
 
-def names(room: str) -> list[str]:
+def list_plugins(room: str) -> list[str]:
     """Return the plug-ins of a room, such as `teachers`, in alphabetical order."""
     package = importlib.import_module(_package(room))
     return sorted(
@@ -24,12 +24,14 @@ def names(room: str) -> list[str]:
     )
 
 
-def module_of(room: str, name: str) -> Any:
+def load_plugin(room: str, name: str) -> Any:
     """Import the module of a plug-in; ValueError with the closest known name if there is none."""
     if all(part.isidentifier() for part in name.split(".")) and "." in name:
         return _import_external(room, name)
-    if name not in names(room):
-        raise ValueError(f"no {room.rstrip('s')} named {name!r}; {did_you_mean(name, names(room))}")
+    if name not in list_plugins(room):
+        raise ValueError(
+            f"no {room.rstrip('s')} named {name!r}; {suggest_name(name, list_plugins(room))}"
+        )
     return importlib.import_module(f"{_package(room)}.{name}")
 
 
@@ -65,10 +67,10 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
     if isinstance(settings, Mapping) and default is not None:
         settings = {"type": default, **settings}
     if not isinstance(settings, Mapping) or "type" not in settings:
-        raise ValueError(f"write a mapping with a `type`, one of: {', '.join(names(room))}")
+        raise ValueError(f"write a mapping with a `type`, one of: {', '.join(list_plugins(room))}")
     fields = dict(settings)
     name = str(fields["type"])
-    config = module_of(room, name).Config
+    config = load_plugin(room, name).Config
     if "." in name:
         # A plug-in of another package declares a short literal type; the recipe has its full path.
         fields["type"] = config.model_fields["type"].default

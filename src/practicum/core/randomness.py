@@ -14,6 +14,6 @@ def seed_of(*parts: int | str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def seeds_of(names: Iterable[tuple[int | str, ...]]) -> list[int]:
+def compute_seeds(names: Iterable[tuple[int | str, ...]]) -> list[int]:
     """Return the seed of each name, one call of `seed_of` a name."""
     return [seed_of(*name) for name in names]

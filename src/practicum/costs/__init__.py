@@ -5,14 +5,14 @@ from practicum.costs.ledger import (
     PHASES,
     WIRE_BYTES,
     BudgetTracker,
-    Lap,
+    UsageByPhase,
     Ledger,
     Meter,
     MeteredHead,
     Phase,
     Usage,
-    cost_metrics,
-    cost_summary,
+    build_cost_metrics,
+    summarize_costs,
 )
 from practicum.costs.shape import ModelDims, ReadTokens, TrainableDims, count_read_tokens
 
@@ -22,7 +22,7 @@ __all__ = [
     "BudgetTracker",
     "Footprint",
     "GraphPlan",
-    "Lap",
+    "UsageByPhase",
     "Ledger",
     "Line",
     "Meter",
@@ -32,7 +32,7 @@ __all__ = [
     "ReadTokens",
     "TrainableDims",
     "Usage",
-    "cost_metrics",
-    "cost_summary",
+    "build_cost_metrics",
+    "summarize_costs",
     "count_read_tokens",
 ]

@@ -10,7 +10,7 @@ class Line:
     fixed: int
     each: int
 
-    def at(self, tokens: int) -> int:
+    def compute_bytes(self, tokens: int) -> int:
         """Return the bytes for this many tokens."""
         return self.fixed + self.each * tokens
 
@@ -24,7 +24,7 @@ class Footprint:
     """
 
     forward: Line
-    kept: Line
+    graph: Line
     update: Line
 
 

@@ -60,10 +60,10 @@ class Usage:
         )
 
 
-Lap = dict[tuple[Phase, str], Usage]
+UsageByPhase = dict[tuple[Phase, str], Usage]
 """The usage of each model in each phase."""
 
-_THREAD_USAGE: ContextVar[Lap | None] = ContextVar("thread_usage", default=None)
+_THREAD_USAGE: ContextVar[UsageByPhase | None] = ContextVar("thread_usage", default=None)
 """The record of a thread that works ahead of the loop; None elsewhere."""
 
 
@@ -74,9 +74,9 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.shapes: dict[str, ModelDims] = {}
+        self.dims: dict[str, ModelDims] = {}
         self._names: dict[str, None] = {}
-        self._usage: Lap = {}
+        self._usage: UsageByPhase = {}
 
     def meter(self, name: str) -> "Meter":
         """Return the meter of one model: `student`, `teacher`, `teacher/math`, `reference`, ..."""
@@ -92,16 +92,16 @@ class Ledger:
         total[phase, name] = total.get((phase, name), Usage()) + usage
 
     @contextmanager
-    def record_separately(self) -> Iterator[Lap]:
+    def record_separately(self) -> Iterator[UsageByPhase]:
         """Record this thread's usage in the block apart, to `put` it at the step it belongs to."""
-        lap: Lap = {}
+        lap: UsageByPhase = {}
         token = _THREAD_USAGE.set(lap)
         try:
             yield lap
         finally:
             _THREAD_USAGE.reset(token)
 
-    def put(self, lap: Lap) -> None:
+    def merge(self, lap: UsageByPhase) -> None:
         """Add usage that was recorded separately."""
         for (phase, name), usage in lap.items():
             self.add(phase, name, usage)
@@ -113,7 +113,7 @@ class Ledger:
     def take(self) -> Metrics:
         """Return the metrics of the usage since the last call and reset it; see `cost_metrics`."""
         usage, self._usage = self._usage, {}
-        return cost_metrics(usage, [name for name in self._names if name != STUDENT])
+        return build_cost_metrics(usage, [name for name in self._names if name != STUDENT])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +128,17 @@ class Meter:
         # A prompt is prefilled once for all of its completions, however short it is.
         self._read("sample", texts, heads=True, shortest=0)
 
-    def scored(self, texts: Texts, *, heads: bool) -> None:
+    def count_scored(self, texts: Texts, *, heads: bool) -> None:
         """Count scored texts: up to log-probabilities with `heads`, else up to hidden states."""
         self._read("score", texts, heads=heads)
 
     def count_head(self, tokens: int) -> None:
         """Count the head's product with hidden states of this model, in whichever process."""
-        shape = self.ledger.shapes.get(self.name)
-        flops = 0 if shape is None else shape.logits(tokens)
+        shape = self.ledger.dims.get(self.name)
+        flops = 0 if shape is None else shape.count_head_flops(tokens)
         self.ledger.add("score", self.name, Usage(flops=flops))
 
-    def sent(self, phase: Phase, wire_bytes: int) -> None:
+    def count_bytes(self, phase: Phase, wire_bytes: int) -> None:
         """Count bytes to and from the process that the model runs in."""
         self.ledger.add(phase, self.name, Usage(wire_bytes=wire_bytes))
 
@@ -147,11 +147,11 @@ class Meter:
     ) -> None:
         read = count_read_tokens(texts, shortest)
         tokens = sum(count for _, count in texts)
-        shape = self.ledger.shapes.get(self.name)
+        shape = self.ledger.dims.get(self.name)
         flops = 0
         if shape is not None:
-            flops = shape.hidden(read.tokens, read.contexts)
-            flops += shape.logits(tokens) if heads else 0
+            flops = shape.count_hidden_flops(read.tokens, read.contexts)
+            flops += shape.count_head_flops(tokens) if heads else 0
         self.ledger.add(phase, self.name, Usage(tokens, read.prompt_tokens, flops))
 
 
@@ -201,7 +201,7 @@ class MeteredHead:
         self.bare.release()
 
 
-def cost_metrics(usage: Mapping[tuple[Phase, str], Usage], scorers: Sequence[str]) -> Metrics:
+def build_cost_metrics(usage: Mapping[tuple[Phase, str], Usage], scorers: Sequence[str]) -> Metrics:
     """Return the cost columns of a row of metrics; several scorers also get columns of their own.
 
     The student sampled `cost/sampled_tokens` after `cost/prompt_tokens`, teachers sampled
@@ -234,7 +234,7 @@ def _sum(amounts: Iterable[Usage]) -> Usage:
     return sum(amounts, Usage())
 
 
-def cost_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the cost columns summed over rows of metrics.jsonl, by phase."""
     total: dict[str, float] = defaultdict(float)
     for row in rows:
@@ -278,7 +278,7 @@ class BudgetTracker:
 
     def __init__(self) -> None:
         self.wire_bytes = 0.0
-        self.spent = dict.fromkeys(UNITS, 0.0)
+        self.totals = dict.fromkeys(UNITS, 0.0)
         self._steps: dict[str, deque[float]] = {unit: deque(maxlen=NEWEST) for unit in UNITS}
 
     def add(self, metrics: Mapping[str, Any]) -> None:
@@ -292,7 +292,7 @@ class BudgetTracker:
         }
         for unit, amount in amounts.items():
             if amount is not None:
-                self.spent[unit] += amount
+                self.totals[unit] += amount
                 self._steps[unit].append(amount)
 
     @property

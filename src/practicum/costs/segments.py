@@ -20,13 +20,13 @@ class Segment:
     parent: int | None
 
 
-def segments_of(texts: Sequence[ScoreRequest]) -> tuple[list[Segment], list[int]]:
+def split_into_segments(texts: Sequence[ScoreRequest]) -> tuple[list[Segment], list[int]]:
     """Return the segments, and the index of each text's last segment.
 
     A segment stands after its parent. A text's last token is left out, because it predicts nothing.
     """
     uses = Counter(text.prompt_tokens for text in texts)
-    root = common_beginning(list(uses))
+    root = count_shared_prefix(list(uses))
     # At most three levels: what all prompts begin with, the rest of a prompt, and its completions.
     segments = [Segment(next(iter(uses))[:root], 0, None)] if root else []
     top = 0 if root else None
@@ -48,12 +48,12 @@ def segments_of(texts: Sequence[ScoreRequest]) -> tuple[list[Segment], list[int]
     return segments, last_segments
 
 
-def packed_tokens(texts: Sequence[ScoreRequest]) -> int:
+def count_packed_tokens(texts: Sequence[ScoreRequest]) -> int:
     """Return the number of tokens that packed texts have together, shared prefixes counted once."""
-    return sum(len(segment.tokens) for segment in segments_of(texts)[0])
+    return sum(len(segment.tokens) for segment in split_into_segments(texts)[0])
 
 
-def how_many_fit(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> int:
+def count_fitting_texts(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> int:
     """Return how many of the first texts fit in a pass of `limit` tokens, at least 1.
 
     Beyond `packs_up_to` tokens texts are padded to the longest, and padding counts.
@@ -61,7 +61,7 @@ def how_many_fit(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) ->
 
     def count_tokens(count: int) -> int:
         longest = max(len(text.prompt_tokens) + len(text.tokens) for text in texts[:count])
-        return packed_tokens(texts[:count]) if longest <= packs_up_to else count * longest
+        return count_packed_tokens(texts[:count]) if longest <= packs_up_to else count * longest
 
     # Doubling first: a pass holds few of many thousand texts, and each count goes over all of them.
     most = 1
@@ -70,7 +70,7 @@ def how_many_fit(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) ->
     return max(bisect_right(range(1, most + 1), limit, key=count_tokens), 1)
 
 
-def common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
+def count_shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
     """Return how many first tokens all prompts share, or 0 if sharing them does not pay.
 
     At least one token of each prompt is left over.

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from practicum.costs.segments import SHORTEST_SHARED_PREFIX, common_beginning
+from practicum.costs.segments import SHORTEST_SHARED_PREFIX, count_shared_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +38,23 @@ class ModelDims:
         """The number of entries of the last linear map, N_h = vocabulary x width."""
         return self.vocabulary * self.width
 
-    def attention(self, contexts: int) -> int:
+    def count_attention_flops(self, contexts: int) -> int:
         """Return the operations of attention for tokens whose context lengths sum to `contexts`."""
         return 4 * self.layers * self.heads * self.head_dim * contexts
 
-    def hidden(self, tokens: int, contexts: int) -> int:
+    def count_hidden_flops(self, tokens: int, contexts: int) -> int:
         """Return the operations from tokens to hidden states."""
-        return 2 * (self.body + self.adapters) * tokens + self.attention(contexts)
+        return 2 * (self.body + self.adapters) * tokens + self.count_attention_flops(contexts)
 
-    def logits(self, tokens: int) -> int:
+    def count_head_flops(self, tokens: int) -> int:
         """Return the operations from hidden states to logits."""
         return 2 * self.head * tokens
 
-    def forward(self, context: int) -> int:
+    def count_forward_flops(self, context: int) -> int:
         """Return F(c), the operations of one token from its id to the logits of the next."""
-        return self.hidden(1, context) + self.logits(1)
+        return self.count_hidden_flops(1, context) + self.count_head_flops(1)
 
-    def kv_bytes(self, tokens: int, itemsize: int) -> int:
+    def count_kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Return the bytes of the keys and values of this many tokens in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize * tokens
 
@@ -74,7 +74,7 @@ class TrainableDims:
     adapters: int
     head: bool
 
-    def update(
+    def count_update_flops(
         self, shape: ModelDims, read: "ReadTokens", supervised: int, *, recompute: bool = False
     ) -> int:
         """Return the operations of a forward and backward pass.
@@ -84,18 +84,21 @@ class TrainableDims:
         ends above them, and a frozen weight costs 2 operations less a token. The input gradient of
         the lowest layer with adapters is counted although it is not needed.
         """
-        forward = shape.hidden(read.tokens, read.contexts)
+        forward = shape.count_hidden_flops(read.tokens, read.contexts)
         trained_forward = forward * self.layers // shape.layers
         # The gradient of the inputs costs a forward pass, and attention a second time: both factors
         # of its products need a gradient.
-        inputs = trained_forward + shape.attention(read.contexts) * self.layers // shape.layers
+        inputs = (
+            trained_forward
+            + shape.count_attention_flops(read.contexts) * self.layers // shape.layers
+        )
         weights = 2 * (self.body + self.adapters) * read.tokens
         again = trained_forward if recompute else 0
-        return forward + again + inputs + weights + self.logits(shape, supervised)
+        return forward + again + inputs + weights + self.count_head_flops(shape, supervised)
 
-    def logits(self, shape: ModelDims, supervised: int) -> int:
+    def count_head_flops(self, shape: ModelDims, supervised: int) -> int:
         """Return the head's operations: forward, its inputs' gradient, its weights' gradient."""
-        return shape.logits(supervised) * (1 + bool(self.layers) + self.head)
+        return shape.count_head_flops(supervised) * (1 + bool(self.layers) + self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ def count_read_tokens(
     pass: that is not counted, so that the count does not depend on the memory of the machine.
     """
     uses = Counter(prompt for prompt, _ in texts)
-    root = common_beginning(list(uses))
+    root = count_shared_prefix(list(uses))
     read = _count_span(0, root)
     for prompt, count in uses.items():
         # What is left of a prompt after the root is read once for all its texts if it is long

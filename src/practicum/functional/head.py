@@ -34,14 +34,14 @@ class Head:
         """Return the log-probabilities of the real tokens, in float32 for any dtype of weights."""
         return torch.log_softmax(self.logits(hidden), dim=-1)
 
-    def pinned(self) -> "Head":
+    def detached(self) -> "Head":
         """Return the same head over the current storage of the weights, without a gradient."""
         return replace(
             self, weight=self.weight.data, bias=None if self.bias is None else self.bias.data
         )
 
     @property
-    def plain(self) -> bool:
+    def has_closed_form_gradient(self) -> bool:
         """True if the head is a bare matrix, so that its gradient has a closed form.
 
         A matrix of less than float32 must be frozen: its own gradient would be added up in too few
@@ -52,7 +52,7 @@ class Head:
             self.weight.dtype in (torch.float32, torch.float64) or not self.weight.requires_grad
         )
 
-    def pull(
+    def backward(
         self, hidden: Float[Tensor, "T D"], gradient: Float[Tensor, "T v"]
     ) -> Float[Tensor, "T D"]:
         """Turn the gradient of a plain head's logits into that of its hidden states, and add the
@@ -76,7 +76,7 @@ class Head:
         """
         if room is not None:
             out = room()
-            if not self.plain or out.dtype != self.weight.dtype:
+            if not self.has_closed_form_gradient or out.dtype != self.weight.dtype:
                 return out.copy_(self.logits(hidden))
             product = torch.mm(
                 hidden.to(self.weight.dtype), self.weight.detach()[: self.vocab_size].T, out=out

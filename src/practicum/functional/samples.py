@@ -23,7 +23,7 @@ class SampleStatistics:
     teacher_nll: Sequence[float] = ()
 
 
-OF_TOKENS = frozenset({"student_nll", "teacher_nll"})
+TOKEN_STATISTICS = frozenset({"student_nll", "teacher_nll"})
 """The statistics that need all tokens of a completion."""
 
 

@@ -33,7 +33,9 @@ class TokenStatistics:
     special: Bool[Tensor, " T"] | None = None
 
 
-OF_TEACHER = frozenset({"teacher_entropy", "teacher_logprobs", "teacher_rank", "divergence"})
+TEACHER_STATISTICS = frozenset(
+    {"teacher_entropy", "teacher_logprobs", "teacher_rank", "divergence"}
+)
 """The statistics that need a teacher."""
 
 

@@ -25,7 +25,7 @@ READING = (
 """Architecture, generation and adapter settings, weight index, tokenizer, templates, and code."""
 
 
-def model_digests(source: str, weights: bool = True) -> dict[str, str]:
+def digest_model(source: str, weights: bool = True) -> dict[str, str]:
     """Return the SHA-256 of each file of a model folder, such as `{"config.json": "5d0a...", ...}`.
 
     A hub name has one entry, `commit`: the cached snapshot, whose files do not change. Any other
@@ -35,19 +35,19 @@ def model_digests(source: str, weights: bool = True) -> dict[str, str]:
     folder = Path(source)
     if folder.is_dir():
         return {
-            str(path.relative_to(folder)): file_digest(path)
+            str(path.relative_to(folder)): digest_file(path)
             for path in _list_files(folder, weights)
         }
-    commit = commit_of(source)
+    commit = find_commit(source)
     return {"name": source} if commit is None else {"commit": f"{source}@{commit}"}
 
 
-def fingerprint(source: str) -> str:
+def compute_fingerprint(source: str) -> str:
     """Return one SHA-256 over all of `model_digests`."""
-    return hashlib.sha256(json.dumps(model_digests(source)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(digest_model(source)).encode()).hexdigest()
 
 
-def commit_of(name: str) -> str | None:
+def find_commit(name: str) -> str | None:
     """Return the commit of a model in the hub's cache, or None if there is none."""
     try:
         # The folder of a snapshot in the hub's cache is named after its commit.
@@ -56,7 +56,7 @@ def commit_of(name: str) -> str | None:
         return None
 
 
-def file_digest(path: Path) -> str:
+def digest_file(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

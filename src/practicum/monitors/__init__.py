@@ -6,7 +6,7 @@ from practicum.monitors.readings import compute_evaluation_readings, compute_rea
 from practicum.monitors.rules import Thresholds
 from practicum.monitors.settings import MonitorSettings, MonitorsSection
 from practicum.monitors.table import MONITORS
-from practicum.monitors.watch import Alarm, Watch, find_worst_alarm, number_at
+from practicum.monitors.watch import Alarm, Watch, find_worst_alarm, read_number
 
 __all__ = [
     "MONITORS",
@@ -21,5 +21,5 @@ __all__ = [
     "compute_evaluation_readings",
     "compute_readings",
     "find_worst_alarm",
-    "number_at",
+    "read_number",
 ]

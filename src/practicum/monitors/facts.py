@@ -38,7 +38,7 @@ class RecipeFacts:
             max_new_tokens=recipe["rollout"]["max_new_tokens"],
             updates_per_step=recipe["train"]["updates_per_step"],
             refresh_period=next(periods, None),
-            needs_teacher=any(term.asks for term in terms),
+            needs_teacher=any(term.needs_signal for term in terms),
             has_token_weights=any(term.weights.name != "all" for term in terms),
             has_rewards=any(term.has_rewarded_advantage for term in terms),
         )

@@ -55,7 +55,7 @@ class History:
         """Return every value of an evaluation reading, oldest first, however many steps ago."""
         return [evaluation[name] for evaluation in self._evaluations if name in evaluation]
 
-    def rows(self, count: int) -> list[Mapping[str, float]]:
+    def get_rows(self, count: int) -> list[Mapping[str, float]]:
         """Return the newest rows, oldest first."""
         return list(self._rows)[-count:]
 

@@ -29,7 +29,7 @@ from practicum.statistics import (
     window_means,
 )
 from practicum.statistics.repetition import LONGEST_PERIOD
-from practicum.training.evaluation import Evaluation, gain, surer
+from practicum.training.evaluation import Evaluation, compare_accuracy, compare_overconfidence
 from practicum.training.loop import StepResult
 from practicum.types import Metrics, Rollout, TokenRecord
 
@@ -313,10 +313,10 @@ def compute_evaluation_readings(
             "heldout_overconfidence": current.calibration.overconfidence.mean,
             "heldout_calibration_error": current.calibration.error,
         }
-    growth = None if before is None else surer(before, current, seed)
+    growth = None if before is None else compare_overconfidence(before, current, seed)
     if growth is not None:
         readings |= {"heldout_surer": growth.mean, "heldout_surer_low": growth.low}
-    accuracy_gain = None if before is None else gain(before, current, seed)
+    accuracy_gain = None if before is None else compare_accuracy(before, current, seed)
     if accuracy_gain is not None:
         readings |= {"heldout_gain": accuracy_gain.mean, "heldout_gain_high": accuracy_gain.high}
     return _drop_unknown(readings)

@@ -36,7 +36,7 @@ class RuleResult:
 def judge_numbers(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Updates of the last 20 steps left out because a loss or a gradient was not finite."""
     count = sum(
-        float(bool(row.get("skipped") or row.get("nonfinite"))) for row in view.history.rows(20)
+        float(bool(row.get("skipped") or row.get("nonfinite"))) for row in view.history.get_rows(20)
     )
     return RuleResult("skipped", count, count / _require(limits.level))
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 from practicum.monitors.table import MONITORS
 
 Action = Literal["off", "log", "warn", "checkpoint", "finish", "pause", "stop"]
@@ -65,7 +65,7 @@ def _read_section(section: Any) -> Any:
         return section
     for name in section:
         if name not in MONITORS:
-            raise ValueError(f"no monitor {name!r}; {did_you_mean(str(name), list(MONITORS))}")
+            raise ValueError(f"no monitor {name!r}; {suggest_name(str(name), list(MONITORS))}")
     return {name: _read_settings(settings) for name, settings in section.items()}
 
 

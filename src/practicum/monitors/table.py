@@ -28,7 +28,7 @@ class Monitor:
     id: str
     name: str
     judge: Callable[[StepView, Thresholds], RuleResult | None]
-    says: str
+    rule_text: str
     patches: tuple[patches.Patch, ...]
     source: str
     grade: Grade = "proposed"
@@ -36,12 +36,12 @@ class Monitor:
     level: float | None = None
     change: float | None = None
     persistence: int = 2
-    worse: tuple[float, str] | None = None
+    escalation: tuple[float, str] | None = None
 
     @property
-    def stop_condition(self) -> bool:
+    def can_end_run(self) -> bool:
         """True if one of the monitor's actions ends a run."""
-        return not {self.action, *(self.worse or ())}.isdisjoint({"finish", "pause", "stop"})
+        return not {self.action, *(self.escalation or ())}.isdisjoint({"finish", "pause", "stop"})
 
 
 _MONITORS = (
@@ -93,7 +93,7 @@ _MONITORS = (
         "2604.08527",
         action="checkpoint",
         level=0.05,
-        worse=(4.0, "stop"),
+        escalation=(4.0, "stop"),
     ),
     Monitor(
         "M6",
@@ -105,7 +105,7 @@ _MONITORS = (
         "2604.08527",
         level=1.5,
         change=0.5,
-        worse=(1.5, "pause"),
+        escalation=(1.5, "pause"),
     ),
     Monitor(
         "M7",
@@ -260,7 +260,7 @@ _MONITORS = (
         action="checkpoint",
         level=0.0,
         persistence=2,
-        worse=(2.0, "stop"),
+        escalation=(2.0, "stop"),
     ),
     Monitor(
         "M22",

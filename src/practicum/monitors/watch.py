@@ -43,11 +43,11 @@ class Alarm:
     patch: list[str]
     set: dict[str, float] = field(default_factory=dict)
 
-    def row(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """Return the alarm as JSON data."""
         return asdict(self)
 
-    def line(self) -> str:
+    def describe(self) -> str:
         """Return the alarm as one line for people."""
         baseline = "" if self.baseline is None else f" (baseline {self.baseline:.3g})"
         changes = "".join(f"; {path} becomes {value:g}" for path, value in self.set.items())
@@ -137,7 +137,7 @@ class Watch:
         action = self._call(monitor, settings.action, persistence, result.score)
         if action is None:
             return None
-        rule = monitor.says.format(level=limits.level, change=limits.change)
+        rule = monitor.rule_text.format(level=limits.level, change=limits.change)
         unit = "evaluations" if result.reading.startswith(HELDOUT) else "steps"
         return Alarm(
             step=view.step,
@@ -161,7 +161,7 @@ class Watch:
         A `chosen` action replaces the monitor's own and its escalation.
         """
         state = self._states[monitor.id]
-        escalation = monitor.worse if chosen is None else None
+        escalation = monitor.escalation if chosen is None else None
         is_escalated = escalation is not None and score >= escalation[0]
         state.broken_steps = state.broken_steps + 1 if score >= 1.0 else 0
         state.escalated_steps = state.escalated_steps + 1 if is_escalated else 0
@@ -192,14 +192,14 @@ class Watch:
     def _change_numbers(self, changes: Mapping[str, float | str]) -> dict[str, float]:
         """Return the new values of numbers of the recipe; factors apply to the current values."""
         for path, change in changes.items():
-            current = self._numbers.get(path, number_at(self._recipe, path))
+            current = self._numbers.get(path, read_number(self._recipe, path))
             factor = parse_factor(change)
             number = float(change) if factor is None else current * factor
             self._numbers[path] = round_digits(number)
         return {path: self._numbers[path] for path in changes}
 
 
-def number_at(recipe: Mapping[str, Any], path: str) -> float:
+def read_number(recipe: Mapping[str, Any], path: str) -> float:
     """Return the number at a dotted path of a resolved recipe; KeyError if there is none."""
     node: Any = recipe
     for key in path.split("."):

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from practicum.core.calls import Call, bind, did_you_mean, format_call, parse_call
+from practicum.core.calls import Call, bind, suggest_name, format_call, parse_call
 from practicum.functional.advantages import ADVANTAGES
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
@@ -218,7 +218,7 @@ REFUSED = {
 """The names that are refused, each with its real effect and what to write instead."""
 
 
-def make_validator(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValidator:
+def build_validator(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValidator:
     """Return a validator that reads a name, a call or a mapping as a choice of one axis.
 
     It raises ValueError with the nearest known name.
@@ -237,7 +237,7 @@ def make_validator(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValida
 
 
 def _read_choice(kind: str) -> BeforeValidator:
-    return make_validator(kind, AXES[f"{kind}s"])
+    return build_validator(kind, AXES[f"{kind}s"])
 
 
 def _read_entry(kind: str, table: Mapping[str, Any]) -> BeforeValidator:
@@ -277,7 +277,7 @@ def _check_argument(where: str, key: str, argument: Any, defaults: Arguments) ->
     Raise ValueError if there is no such parameter or the type is wrong.
     """
     if key not in defaults:
-        raise ValueError(f"{where} has no parameter {key!r}; {did_you_mean(key, defaults)}")
+        raise ValueError(f"{where} has no parameter {key!r}; {suggest_name(key, defaults)}")
     kinds = {str: ("a text", str), int: ("a whole number", int), float: ("a number", int | float)}
     kind, fits = kinds[type(defaults[key])]
     # A bool is an int in Python, and NaN differs from itself: neither is a number here.
@@ -294,7 +294,7 @@ def _look_up(kind: str, name: str, table: Mapping[str, Any]) -> Any:
         return table[name]
     except KeyError:
         raise ValueError(
-            REFUSED.get(name, f"no {kind} named {name!r}; {did_you_mean(name, table)}")
+            REFUSED.get(name, f"no {kind} named {name!r}; {suggest_name(name, table)}")
         ) from None
 
 

@@ -79,7 +79,7 @@ def build_chunk(
     # A teacher without hidden states gave log-probabilities of the sampled tokens, or nothing:
     # the terms that need no more have a closed form too.
     readable = has_distribution or (teacher.pool is None and teacher.hidden is None)
-    if head.plain and readable and can_fuse(objective, has_distribution):
+    if head.has_closed_form_gradient and readable and can_fuse(objective, has_distribution):
         return Fused(head, hidden, teacher, batch, objective, tiles)
     return Autograd(head, hidden, signals, batch, objective)
 
@@ -104,13 +104,13 @@ class Autograd:
             student = head.logprobs(self._hidden)
             self._values = compute_term_values(student, teacher, batch, objective, reference)
         self._pair = student.detach(), teacher.full
-        self.values = [value.detached() for value in self._values]
+        self.values = [value.detach() for value in self._values]
 
     def backward(self, coefficients: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
         """Return the gradient in the hidden states; see `LossChunk.backward`."""
         with torch.enable_grad():
             losses = [
-                (coefficient.to(values.value) * values.value).sum()
+                (coefficient.to(values.loss_value) * values.loss_value).sum()
                 for coefficient, values in zip(coefficients, self._values, strict=True)
             ]
             torch.stack(losses).sum().backward()
@@ -164,7 +164,7 @@ class Fused:
         It overwrites the tiles, so a chunk can be differentiated once.
         """
         on_device = [coefficient.to(self._probs) for coefficient in coefficients]
-        return self._head.pull(self._hidden, self._compute_logit_gradient(on_device))
+        return self._head.backward(self._hidden, self._compute_logit_gradient(on_device))
 
     def get_distributions(self, positions: Int[Tensor, " t"]) -> Distributions | None:
         """Return both distributions at the positions; see `LossChunk.get_distributions`."""
@@ -196,7 +196,7 @@ class Fused:
 
     def _differentiate(self, number: int, term: Term) -> tuple[Tensor | None, Tensor | None]:
         """Return the divergence of a term and its slope in log S, or None twice."""
-        if self._pair is None or not (term.asks and isinstance(term.gradient, Pathwise)):
+        if self._pair is None or not (term.needs_signal and isinstance(term.gradient, Pathwise)):
             return None, None
         entry = DIVERGENCES[term.divergence.name]
         assert entry.slope is not None, "only terms with a closed form come here"
@@ -224,19 +224,21 @@ class Fused:
         values = []
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
             has_exact_kl = term.on_sampled_token and term.signal.whole
-            is_scored = not term.asks or teacher_logprobs is not None
+            is_scored = not term.needs_signal or teacher_logprobs is not None
             term_values = TermValues(
-                value=compute_token_value(term, logprobs) if divergence is None else divergence,
-                answered=torch.full_like(logprobs, is_scored, dtype=torch.bool),
+                loss_value=compute_token_value(term, logprobs)
+                if divergence is None
+                else divergence,
+                is_scored=torch.full_like(logprobs, is_scored, dtype=torch.bool),
                 logprobs=logprobs,
-                teacher_logprobs=teacher_logprobs if term.asks else None,
+                teacher_logprobs=teacher_logprobs if term.needs_signal else None,
                 divergence=reverse_kl if has_exact_kl else divergence,
                 student_entropy=student_entropy,
                 teacher_entropy=teacher_entropy,
                 reverse_kl=reverse_kl,
                 teacher_rank=compute_teacher_rank(term, pair and pair.teacher, tokens),
             )
-            values.append(term_values.detached())
+            values.append(term_values.detach())
         return values
 
     def _compute_entropy(self, probs: Tensor, logprobs: Tensor) -> Tensor:
@@ -301,7 +303,7 @@ def has_closed_form(term: Term, has_teacher_states: bool = True) -> bool:
     This holds for a divergence to the unmodified teacher and for a sampled token.
     `has_teacher_states` is True if the teacher's hidden states and head are in this process.
     """
-    if not term.asks:
+    if not term.needs_signal:
         return True
     if term.against != "teacher" or not term.targets_teacher or isinstance(term.clip, ClipEntries):
         return False

@@ -21,7 +21,7 @@ COLUMNS = tuple(field.name for field in fields(TokenRecord))
 """The numbers that are recorded at every token."""
 
 
-class Records:
+class UpdateStatistics:
     """The report of an update: sums over tokens, and the numbers of `TokenRecord` per token."""
 
     def __init__(self, tokens: int) -> None:
@@ -49,7 +49,7 @@ class Records:
         means = {name: self._sums[name] / count for name, count in counted.items()}
         return means | {f"teacher_share/{name}": value / total for name, value in shares.items()}
 
-    def share(
+    def add_loss_share(
         self, teacher: str, values: Sequence[TermValues], coefficients: Sequence[Tensor]
     ) -> None:
         """Add the absolute loss of some tokens to that of their teacher, if it has a name.
@@ -65,7 +65,9 @@ class Records:
             total += loss.double().abs().nansum().item()
         self._losses[teacher] = self._losses.get(teacher, 0.0) + total
 
-    def place(self, index: Tensor, values: TermValues, coefficients: Sequence[Tensor]) -> None:
+    def record_tokens(
+        self, index: Tensor, values: TermValues, coefficients: Sequence[Tensor]
+    ) -> None:
         """Record the numbers of some tokens by their `index` in the batch."""
         columns = {
             "logprobs": values.logprobs,
@@ -82,11 +84,13 @@ class Records:
         self._supervised[index] = torch.stack(list(coefficients)).ne(0).any(dim=0)
 
     @property
-    def nothing_supervised(self) -> bool:
+    def has_no_supervision(self) -> bool:
         """Return True if every token has coefficient 0, so that there is nothing to train on."""
         return not self._supervised.any()
 
-    def result(self, teacher_data: Sequence[Datum], rollout_data: Sequence[Datum]) -> ForwardResult:
+    def build_result(
+        self, teacher_data: Sequence[Datum], rollout_data: Sequence[Datum]
+    ) -> ForwardResult:
         """Return the report of the update by rollout; numbers are NaN at tokens without a loss.
 
         `teacher_data` are the `rollout_data` with each sum of teachers split into one datum a
@@ -118,7 +122,7 @@ class Records:
 
 
 @torch.no_grad()
-def compare(records: Records, chunk: LossChunk, part: Part, piece: slice) -> None:
+def compare(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slice) -> None:
     """Record the overlap of student and teacher at some tokens, and the teachers' conflict."""
     # Positions in the batch decide, so the choice does not depend on micro-batches and chunks.
     stride = max(min(records.tokens // COMPARED_TOKENS, COMPARED_SHARE), 1)
@@ -142,7 +146,7 @@ def compare(records: Records, chunk: LossChunk, part: Part, piece: slice) -> Non
 
 
 def measure(
-    records: Records, values: Sequence[TermValues], tokens: TokenBatch, teacher: str
+    records: UpdateStatistics, values: Sequence[TermValues], tokens: TokenBatch, teacher: str
 ) -> None:
     """Record what every step reports.
 
@@ -157,7 +161,7 @@ def measure(
             loss = F.k1(term_values.logprobs, term_values.teacher_logprobs)
         if loss is None and term_values.teacher_logprobs is None:
             loss = -term_values.logprobs
-        if loss is not None and bool(term_values.answered.all()):
+        if loss is not None and bool(term_values.is_scored.all()):
             records.add(name, loss)
     if first.reverse_kl is not None:
         records.add("reverse_kl", first.reverse_kl)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from practicum.costs.segments import how_many_fit
+from practicum.costs.segments import count_fitting_texts
 from practicum.objective.tokens import TokenBatch
 from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal, fetch_states
 
@@ -49,7 +49,7 @@ class Pass:
         """Return the rollouts that go through the student."""
         return [self.data[row].rollout for row in self.rows[0]]
 
-    def parts(self) -> Iterator[Part]:
+    def gather_parts(self) -> Iterator[Part]:
         """Yield the signals teacher by teacher, so that no head is in memory longer than needed."""
         for rows, keep in zip(self.rows, self.read_next, strict=True):
             part = _gather(self.data, rows, self.batch)
@@ -60,7 +60,7 @@ class Pass:
                 part.release(keep)
 
 
-def heads_of(datums: Sequence[Datum], rows: Sequence[int]) -> frozenset[tuple[int, ...]]:
+def collect_head_keys(datums: Sequence[Datum], rows: Sequence[int]) -> frozenset[tuple[int, ...]]:
     """Return the keys of the heads that some rows need; all rows of a part share their heads."""
     return frozenset(
         head.key
@@ -69,7 +69,7 @@ def heads_of(datums: Sequence[Datum], rows: Sequence[int]) -> frozenset[tuple[in
     )
 
 
-def one_teacher_each(datums: Sequence[Datum]) -> list[Datum]:
+def split_pools(datums: Sequence[Datum]) -> list[Datum]:
     """Return the data with each sum of teachers split: one datum a teacher, weighted by its share.
 
     The teachers are then processed one by one, so that two heads are never in memory at once.
@@ -122,7 +122,7 @@ def _pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout])
     )
 
 
-def rows_of_passes(
+def group_rows_into_passes(
     datums: Sequence[Datum], limit: int, packs_up_to: int
 ) -> Iterator[list[list[int]]]:
     """Yield rows by pass and, within a pass, by teacher.
@@ -139,21 +139,21 @@ def rows_of_passes(
     for rows in by_rollout.values():
         signals = (signal for row in rows for signal in (datums[row].signal, datums[row].reference))
         alike.setdefault(tuple(map(_read_kind, signals)), []).append(rows)
-    packs = longest(datums) <= packs_up_to
+    packs = find_longest_length(datums) <= packs_up_to
     for group in alike.values():
         first_rows = [rows[0] for rows in group]
-        requests = texts_of([datums[row].rollout for row in first_rows])
+        requests = build_score_requests([datums[row].rollout for row in first_rows])
         texts = dict(zip(first_rows, requests, strict=True))
         if not packs:
             # A padded batch costs its longest text times its rows.
-            group.sort(key=lambda rows: length_of(datums[rows[0]]))
+            group.sort(key=lambda rows: count_text_tokens(datums[rows[0]]))
         while group:
-            count = how_many_fit([texts[rows[0]] for rows in group], limit, packs_up_to)
+            count = count_fitting_texts([texts[rows[0]] for rows in group], limit, packs_up_to)
             yield [list(rows) for rows in zip(*group[:count], strict=True)]
             group = group[count:]
 
 
-def texts_of(rollouts: Sequence[Rollout]) -> list[ScoreRequest]:
+def build_score_requests(rollouts: Sequence[Rollout]) -> list[ScoreRequest]:
     """Return the text of each rollout as a request to a model."""
     return [
         ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
@@ -173,16 +173,16 @@ def _read_kind(signal: TeacherSignal) -> tuple[object, ...]:
     return signal.name, head, candidates, signal.hidden is None, signal.logprobs is None, members
 
 
-def length_of(datum: Datum) -> int:
+def count_text_tokens(datum: Datum) -> int:
     """Return the number of tokens of prompt and completion."""
     return len(datum.rollout.prompt_tokens) + len(datum.rollout.tokens)
 
 
 def count_tokens(datums: Sequence[Datum]) -> int:
     """Return the number of tokens of all texts, prompts and completions."""
-    return sum(map(length_of, datums))
+    return sum(map(count_text_tokens, datums))
 
 
-def longest(datums: Sequence[Datum]) -> int:
+def find_longest_length(datums: Sequence[Datum]) -> int:
     """Return the number of tokens of the longest text, prompt and completion; 0 without any."""
-    return max(map(length_of, datums), default=0)
+    return max(map(count_text_tokens, datums), default=0)

@@ -84,7 +84,7 @@ class SignalCall(Call):
         """
         return None
 
-    def refused_by(self, capabilities: Capabilities) -> str | None:
+    def explain_refusal(self, capabilities: Capabilities) -> str | None:
         """Return why the scorer cannot give this signal, and what it can give; None if it can."""
         if self.question is None or self.question.type in capabilities.signals:
             return None
@@ -165,10 +165,10 @@ class TopK(SignalCall):
         """Return the treatment of the mass outside the candidates: the student's, the teacher's."""
         return ("drop", "renorm") if self.tail == "renorm_teacher" else (self.tail, self.tail)
 
-    def refused_by(self, capabilities: Capabilities) -> str | None:
+    def explain_refusal(self, capabilities: Capabilities) -> str | None:
         """Refuse also an unsupported support and more candidates than the scorer returns."""
         largest_k = capabilities.largest_k
-        if problem := super().refused_by(capabilities):
+        if problem := super().explain_refusal(capabilities):
             return problem
         if self.support not in capabilities.supports:
             return (

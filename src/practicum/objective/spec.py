@@ -8,9 +8,9 @@ from torch import Tensor
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
-from practicum.functional.samples import OF_TOKENS, SAMPLE_WEIGHTS
+from practicum.functional.samples import TOKEN_STATISTICS, SAMPLE_WEIGHTS
 from practicum.functional.sequence import AGGREGATES
-from practicum.functional.weights import OF_TEACHER, WEIGHTS
+from practicum.functional.weights import TEACHER_STATISTICS, WEIGHTS
 from practicum.objective.choices import (
     Auto,
     Choice,
@@ -162,7 +162,7 @@ class Term(BaseModel):
                 "score_function"
             )
         if isinstance(self.clip, ClipLoss | ClipEntries) and not (
-            self.asks and isinstance(self.gradient, Pathwise)
+            self.needs_signal and isinstance(self.gradient, Pathwise)
         ):
             return (
                 f"clip {self.clip.type!r} is of a divergence that is differentiated; "
@@ -178,12 +178,12 @@ class Term(BaseModel):
     def _check_weights(self) -> str | None:
         if "teacher_rank" in self.weighs_by and not self.signal.whole:
             return f"weights {self.weights.name!r} ranks the whole vocabulary; write signal: full"
-        if not self.asks and self.weighs_by_teacher:
+        if not self.needs_signal and self.weighs_by_teacher:
             return (
                 f"weights {self.weights.name!r} needs a teacher, whom signal {self.signal.type!r} "
                 "does not ask"
             )
-        if not self.asks and self.samples_by_teacher:
+        if not self.needs_signal and self.samples_by_teacher:
             return (
                 f"samples {self.samples.name!r} needs a teacher, whom signal {self.signal.type!r} "
                 "does not ask"
@@ -210,14 +210,14 @@ class Term(BaseModel):
         return self.signal.usual
 
     @property
-    def asks(self) -> bool:
+    def needs_signal(self) -> bool:
         """Return True if the term needs the signal of a teacher or of the reference."""
         return self.signal.asks
 
     @property
-    def asks_teacher(self) -> bool:
+    def needs_teacher(self) -> bool:
         """Return True if the term needs the teacher's signal and not the reference's."""
-        return self.asks and self.against == "teacher"
+        return self.needs_signal and self.against == "teacher"
 
     @property
     def weighs_by(self) -> frozenset[str]:
@@ -227,7 +227,7 @@ class Term(BaseModel):
     @property
     def weighs_by_teacher(self) -> bool:
         """Return True if the token weights need the teacher's signal."""
-        return not self.weighs_by.isdisjoint(OF_TEACHER)
+        return not self.weighs_by.isdisjoint(TEACHER_STATISTICS)
 
     @property
     def samples_by(self) -> frozenset[str]:
@@ -260,7 +260,7 @@ class Term(BaseModel):
             isinstance(self.target, LogLinear) and self.target.reference != 0.0
         ):
             return True
-        return self.asks and self.against == "reference"
+        return self.needs_signal and self.against == "reference"
 
     @property
     def on_sampled_token(self) -> bool:
@@ -290,7 +290,7 @@ class Term(BaseModel):
             sequence
             or CORRECTIONS[self.correction.name].cumulative
             or not WEIGHTS[self.weights.name].pointwise
-            or not self.samples_by.isdisjoint(OF_TOKENS)
+            or not self.samples_by.isdisjoint(TOKEN_STATISTICS)
         )
 
 
@@ -347,7 +347,7 @@ class Objective(BaseModel):
     @property
     def signal(self) -> Full | Sampled | TopK | None:
         """Return the richest signal that any term asks of the teacher; None if no term asks it."""
-        return _pick_richest([term for term in self.losses if term.asks_teacher])
+        return _pick_richest([term for term in self.losses if term.needs_teacher])
 
     @property
     def reference_signal(self) -> Full | Sampled | TopK | None:

@@ -28,7 +28,7 @@ def compute_coefficients(term: Term, values: TermValues, batch: TokenBatch) -> F
     For a differentiated value it is weight times aggregate; for a sampled token it is also times
     minus the return. Terms with `needs_sequences` need whole sequences here.
     """
-    if not values.answered.any():
+    if not values.is_scored.any():
         return torch.zeros_like(values.logprobs)
     selected = _select_rows(term, batch)
     coefficient = (
@@ -45,7 +45,7 @@ def compute_coefficients(term: Term, values: TermValues, batch: TokenBatch) -> F
         factor = 1.0 if _is_cumulative(term) else _correct_tokens(term, log_ratio, returns)
         coefficient = -coefficient * factor * returns
     # Not a product with the mask: tokens without a signal hold NaN, and NaN times 0 is NaN.
-    return torch.where(values.answered & _mask_source_tokens(term, batch), coefficient, 0.0)
+    return torch.where(values.is_scored & _mask_source_tokens(term, batch), coefficient, 0.0)
 
 
 def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
@@ -88,12 +88,12 @@ def _compute_teacher_returns(
 ) -> Tensor:
     """Return the teacher's return of each token: advantages times ratios, minus a baseline."""
     gradient = term.gradient if isinstance(term.gradient, ScoreFunction) else ScoreFunction()
-    returns = torch.where(values.answered, ratio * _compute_advantage(term, values, batch), 0.0)
+    returns = torch.where(values.is_scored, ratio * _compute_advantage(term, values, batch), 0.0)
     if gradient.gamma > 0:
         returns = _apply_by_row(batch, returns, lambda row: _compute_returns_to_go(row, gradient))
     if gradient.baseline == "kl":
         assert values.divergence is not None, "the capability check asks for candidates"
-        return returns + torch.where(values.answered, ratio * values.divergence, 0.0)
+        return returns + torch.where(values.is_scored, ratio * values.divergence, 0.0)
     if gradient.baseline == "group_mean":
         # The baseline is subtracted from the return and not from each advantage. In a sum over
         # later tokens it would remove their mean, which is what a return says beyond this token.
@@ -131,7 +131,7 @@ def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: Toke
     """
     count = len(batch.groups)
     sums = returns.new_zeros(count).index_add_(0, batch.rows, returns)
-    sizes = returns.new_zeros(count).index_add_(0, batch.rows, values.answered.to(returns.dtype))
+    sizes = returns.new_zeros(count).index_add_(0, batch.rows, values.is_scored.to(returns.dtype))
     names = {name: index for index, name in enumerate(dict.fromkeys(batch.groups))}
     group = torch.tensor([names[name] for name in batch.groups])
     other_sums = returns.new_zeros(len(names)).index_add_(0, group, sums)[group] - sums
@@ -188,7 +188,7 @@ def _compute_prefix_ratio(term: Term, log_ratio: Tensor, batch: TokenBatch) -> T
 
 def _compute_token_weights(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
     statistics = TokenStatistics(
-        loss_mask=values.answered,
+        loss_mask=values.is_scored,
         student_entropy=values.student_entropy,
         teacher_entropy=values.teacher_entropy,
         divergence=values.reverse_kl if values.divergence is None else values.divergence,
@@ -246,7 +246,7 @@ def _compute_completion_weights(
     """Return the weight of each token's completion, 0 if it is not selected."""
     entry = SAMPLE_WEIGHTS[term.samples.name]
     by_row = [1.0] * len(selected)
-    scored_rows = set(batch.rows[values.answered].tolist())
+    scored_rows = set(batch.rows[values.is_scored].tolist())
     student = _compute_mean_nll(values.logprobs, batch) if "student_nll" in term.samples_by else ()
     teacher = (
         _compute_mean_nll(values.teacher_logprobs, batch)

@@ -91,8 +91,8 @@ class TermValues:
     measured for every divergence: it is the common measure of all objectives.
     """
 
-    value: Float[Tensor, " T"]
-    answered: Bool[Tensor, " T"]
+    loss_value: Float[Tensor, " T"]
+    is_scored: Bool[Tensor, " T"]
     logprobs: Float[Tensor, " T"]
     teacher_logprobs: Float[Tensor, " T"] | None
     divergence: Float[Tensor, " T"] | None
@@ -105,14 +105,14 @@ class TermValues:
         """Return the values at some of the tokens."""
         return TermValues(*_apply_each(self, lambda tensor: tensor[index]))
 
-    def detached(self) -> "TermValues":
+    def detach(self) -> "TermValues":
         """Return the values on the CPU and without a graph, for the token side."""
         return TermValues(*_apply_each(self, lambda tensor: tensor.detach().cpu()))
 
     @staticmethod
     def concatenate(parts: "Sequence[TermValues]") -> "TermValues":
         """Return chunks as one; a statistic that a chunk lacks is NaN at its tokens."""
-        lengths = [len(part.value) for part in parts]
+        lengths = [len(part.loss_value) for part in parts]
         columns = zip(*(_list_tensors(part) for part in parts), strict=True)
         return TermValues(*(_concatenate_column(column, lengths) for column in columns))
 

@@ -56,8 +56,8 @@ def compute_term_values(
             loss_value = _compute_loss_value(term, student, signals, batch, logprobs, divergence)
             teacher_logprobs = _gather_target_logprobs(term, student, signals, batch.tokens)
         term_values = TermValues(
-            value=loss_value,
-            answered=torch.full_like(logprobs, is_scored, dtype=torch.bool),
+            loss_value=loss_value,
+            is_scored=torch.full_like(logprobs, is_scored, dtype=torch.bool),
             logprobs=logprobs.detach(),
             teacher_logprobs=teacher_logprobs,
             divergence=None if divergence is None else divergence.detach(),
@@ -83,7 +83,7 @@ class _Signals:
 
     def can_answer(self, term: Term) -> bool:
         """Return True if the signals that the term needs are there."""
-        if term.asks and self.of(term).is_empty:
+        if term.needs_signal and self.of(term).is_empty:
             return False
         return not (term.needs_reference and self.reference.is_empty)
 
@@ -218,7 +218,7 @@ def _gather_target_logprobs(
 
     For `log_linear` it lacks a constant of the state.
     """
-    if not term.asks:
+    if not term.needs_signal:
         return None
     teacher, target = signals.of(term), term.target
     if teacher.full is not None and not (isinstance(target, LogLinear) and term.signal.sampled):

@@ -70,11 +70,11 @@ class DecodeBatch(Protocol):
     """Prompts from a queue that are decoded token by token over a KV cache, one row each."""
 
     @property
-    def refills(self) -> bool:
+    def supports_refill(self) -> bool:
         """True if rows can be admitted while others decode (continuous batching)."""
         ...
 
-    def admit(self, most: int) -> int:
+    def admit(self, max_rows: int) -> int:
         """Prefill at most `max_rows` queued prompts, append them as rows, and return their number.
 
         At least one prompt is admitted if no row is active and the queue is not empty.
@@ -103,7 +103,9 @@ class MixedRequest:
 class LockstepClient(Protocol):
     """A client that can decode in lockstep with another: both read each token as it is sampled."""
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
+    def open_decode_batch(
+        self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
+    ) -> DecodeBatch:
         """Decode at most `max_new_tokens` after each prompt, `max_rows` prompts at a time.
 
         Equal prompts are prefilled once.
@@ -114,7 +116,7 @@ class LockstepClient(Protocol):
         self,
         requests: Sequence[MixedRequest],
         teacher: "LockstepClient",
-        share: float,
+        teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:
         """Sample one completion per request from a mixture of both models' token distributions.
@@ -145,7 +147,7 @@ class TrainingClient(Protocol):
         """Return a client that samples from the current weights while they train."""
         ...
 
-    def refuses(self, objective: Objective) -> str | None:
+    def explain_unsupported(self, objective: Objective) -> str | None:
         """Explain why this backend cannot train the objective; return None if it can."""
         ...
 
@@ -215,7 +217,7 @@ class Teacher(StepFollower, Protocol):
         """Sample completions in the teacher's own context; return None if it cannot generate."""
         return None
 
-    def voice(self, prompt: Prompt) -> "PromptedClient | None":
+    def bind_prompt(self, prompt: Prompt) -> "PromptedClient | None":
         """Return the client that completes the prompt, or None if the teacher cannot generate."""
         return None
 
@@ -290,7 +292,7 @@ class TeacherContext:
     """Build a teacher inside this one."""
     base_dir: Path = Path()
     """The folder at which relative paths of the recipe start."""
-    scores: Path | None = None
+    scores_dir: Path | None = None
     """The folder for cached scores if the recipe names none; None: no cache."""
     after_training: list[Callable[[], None]] = field(default_factory=list)
     """Functions to call after a successful training, before the last evaluation."""
@@ -300,10 +302,10 @@ class TeacherContext:
     """Counts bytes to and from other processes."""
     load_renderer: Callable[[Any], Renderer] = _raise_no_renderer
     """Load a tokenizer without the weights."""
-    count: Callable[[SamplingClient], SamplingClient] = lambda client: client
+    count_client: Callable[[SamplingClient], SamplingClient] = lambda client: client
     """Wrap a client in one that counts its tokens and FLOPs."""
-    keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, _: (
-        client
+    wrap_client: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = (
+        lambda client, _: client
     )
     """Wrap a client as the enclosing teacher asks, for example with the score cache.
 
@@ -311,9 +313,9 @@ class TeacherContext:
     """
     task: "Task | None" = None
     """The source of the prompts, for teachers that ask the task itself."""
-    reads: Callable[[Path], None] = lambda path: None
+    register_file: Callable[[Path], None] = lambda path: None
     """Register a file besides models that changes the signals; a resumed run checks its digest."""
-    on_paper: bool = False
+    is_dry_run: bool = False
     """True if models are weightless, so that their scores are not cached."""
 
 
@@ -326,23 +328,23 @@ class Model:
     context_length: int
     source: str
     """The folder or name of its weights."""
-    shape: ModelDims | None = None
+    dims: ModelDims | None = None
     """Its dimensions; None: its tokens are counted and its FLOPs are not."""
-    unsampled: str = ""
+    no_sampling_reason: str = ""
     """The reason why this model cannot sample; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
+class Student:
     """The student, as a backend returns it."""
 
     trainer: TrainingClient
     renderer: Renderer
     context_length: int
     source: str
-    shape: ModelDims | None = None
+    dims: ModelDims | None = None
     """Its dimensions; None: its tokens are counted and its FLOPs are not."""
-    learning: TrainableDims | None = None
+    trainable_dims: TrainableDims | None = None
     """The dimensions of its trainable part."""
     weights: Mapping[str, Tensor] | None = None
     """The trainable tensors by name if they are in this process, otherwise None."""
@@ -354,34 +356,36 @@ class Learner:
 class Backend(Protocol):
     """The owner of models: this process, another process, a service, or a dry run."""
 
-    def student(self, config: StudentConfig) -> Learner:
+    def load_student(self, config: StudentConfig) -> Student:
         """Load the student. Raises ModelError if it cannot be loaded or cannot sample."""
         ...
 
-    def scorer(self, config: ScorerConfig, name: str) -> Model:
+    def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a frozen model; `name` is its role in the run, such as `teacher/math`."""
         ...
 
-    def sampler(self, student: Learner) -> SamplingClient:
+    def build_sampler(self, student: Student) -> SamplingClient:
         """Return a client that samples from the student's current weights at each call."""
         ...
 
-    def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> SelfTeacher:
+    def build_self_teacher(
+        self, student: Student, rule: WeightUpdateRule, name: str
+    ) -> SelfTeacher:
         """Return a scorer with the student's weights, updated by `rule`; `name` is its role."""
         ...
 
-    def save(self, student: Learner, folder: Path) -> None:
+    def save(self, student: Student, folder: Path) -> None:
         """Write weights and moments into an existing folder: `student.safetensors` and others."""
         ...
 
-    def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
+    def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore the files of `save`, with the optimizer's moments or without.
 
         Raises CheckpointError if the tensors belong to another model.
         """
         ...
 
-    def export(self, student: Learner, folder: Path) -> None:
+    def export(self, student: Student, folder: Path) -> None:
         """Write the student as a model folder for transformers, with adapters merged."""
         ...
 
@@ -392,7 +396,7 @@ class BackendContext:
 
     seed: int
     """The seed of new weights."""
-    models: Path
+    models_dir: Path
     """The folder in which from-scratch models are made."""
     task: "Callable[[], Task]"
     """Return the task, whose characters and answers make a from-scratch model."""
@@ -474,7 +478,7 @@ class Expert(Task, Protocol):
     If it is an environment too, its episodes may depend on the prompt and the turns only.
     """
 
-    def expert(self, prompt: Prompt, said: Sequence[str]) -> Mapping[str, float]:
+    def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
         """Return the probability of each full text of the next turn; the probabilities sum to 1."""
         ...
 

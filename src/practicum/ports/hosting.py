@@ -26,7 +26,7 @@ class GivenTokens:
     tokens: tuple[int, ...]
     targets: Int[Tensor, "N K"]
     loss: Loss
-    whole: bool = False
+    needs_all_positions: bool = False
     """True if the loss needs all positions at once, because one position's depends on others."""
 
 
@@ -132,7 +132,7 @@ class Adapters(Protocol):
         """Replace the accumulated gradients."""
         ...
 
-    def reader(self) -> Reader:
+    def build_reader(self) -> Reader:
         """Return the modules with these adapters as a reader."""
         ...
 
@@ -149,7 +149,7 @@ class Hosted(Protocol):
     size: int
     """The size of its weights in bytes."""
 
-    def reader(self) -> Reader:
+    def build_reader(self) -> Reader:
         """Return the model itself as a reader."""
         ...
 

@@ -57,7 +57,7 @@ class MeteredSampler:
         if not requests:
             return results
         texts = [(request.prompt_tokens, len(request.tokens)) for request in requests]
-        self._meter.scored(texts, heads=any(result.hidden is None for result in results))
+        self._meter.count_scored(texts, heads=any(result.hidden is None for result in results))
         name, count = self._meter.name, self._meter.count_head
         bare = {id(result.head): result.head for result in results if result.head is not None}
         heads = {key: MeteredHead(head, name, count) for key, head in bare.items()}
@@ -78,19 +78,21 @@ class MeteredLockstep(MeteredSampler):
 
     _client: LockstepClient  # type: ignore[assignment]
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
+    def open_decode_batch(
+        self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
+    ) -> DecodeBatch:
         """Open a batch of the client; `sample_mixed` counts the tokens."""
-        return self._client.read(prompts, rows, new_tokens)
+        return self._client.open_decode_batch(prompts, max_rows, max_new_tokens)
 
     def sample_mixed(
         self,
         requests: Sequence[MixedRequest],
         teacher: LockstepClient,
-        share: float,
+        teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:
         """Sample from the mixture and count the tokens of both models."""
-        samples = self._client.sample_mixed(requests, teacher, share, params)
+        samples = self._client.sample_mixed(requests, teacher, teacher_weight, params)
         self.count([request.prompt_tokens for request in requests], samples)
         if isinstance(teacher, MeteredSampler):
             teacher.count([request.teacher_prompt_tokens for request in requests], samples)
@@ -165,11 +167,13 @@ class MeteredTrainer:
         head_rows = sum(products_per_token[key] * count for key, count in supervised.items())
         flops = 0
         if self._shape is not None and self._learning is not None:
-            flops = self._learning.update(self._shape, read, head_rows, recompute=recompute)
+            flops = self._learning.count_update_flops(
+                self._shape, read, head_rows, recompute=recompute
+            )
             if objective.needs_sequences:
                 # Whole-sequence coefficients take one more forward pass, without a gradient.
-                flops += self._shape.hidden(read.tokens, read.contexts)
-                flops += self._shape.logits(head_rows)
+                flops += self._shape.count_hidden_flops(read.tokens, read.contexts)
+                flops += self._shape.count_head_flops(head_rows)
         return Usage(sum(supervised.values()), read.prompt_tokens, flops)
 
     def optim_step(self, params: AdamParams) -> Metrics:
@@ -180,6 +184,6 @@ class MeteredTrainer:
         """Return a counting client that samples from the current weights during training."""
         return wrap_client(self._trainer.snapshot(), self._meter)
 
-    def refuses(self, objective: Objective) -> str | None:
+    def explain_unsupported(self, objective: Objective) -> str | None:
         """Explain why the trainer cannot train the objective; return None if it can."""
-        return self._trainer.refuses(objective)
+        return self._trainer.explain_unsupported(objective)

@@ -16,10 +16,10 @@ class PaperModel:
 
     config: ScorerConfig | None
     """Its settings; None: the student's own weights."""
-    shape: ModelDims
+    dims: ModelDims
     body: Footprint
     """The activation memory of a pass through its layers."""
-    held: int = 0
+    num_copied_weights: int = 0
     """The number of weights that are copied because they follow the student's."""
 
 
@@ -27,26 +27,26 @@ class PaperModel:
 class PaperRecord:
     """The memory figures of a weightless backend, and the requests of one step by model name."""
 
-    shape: ModelDims
-    learning: TrainableDims
+    dims: ModelDims
+    trainable_dims: TrainableDims
     body: Callable[[bool], Footprint]
     """Return the memory of a pass through the student, with activation checkpointing or without."""
     cut: Callable[[Sequence[Datum]], GraphPlan]
     """Split the datums of an update into micro-batches."""
-    packs_up_to: int
+    max_packed_tokens: int
     """The longest text, in tokens, that the student runs packed."""
     scored_tokens: int
     """The tokens of a scoring pass."""
-    prepares_head_from: int
+    min_head_rows: int
     """The head is prepacked for products of so many rows or more."""
-    prepares_weights_from: int
+    min_prepack_tokens: int
     """All weights are prepacked for completions of so many tokens or more."""
     chunk_tokens: int
     sampling_batch: int
     scorers: dict[str, PaperModel] = field(default_factory=dict)
-    drawn: dict[str, list[SampleRequest]] = field(default_factory=dict)
-    scored: dict[str, list[ScoreRequest]] = field(default_factory=dict)
-    data: list[Datum] = field(default_factory=list)
+    sample_requests: dict[str, list[SampleRequest]] = field(default_factory=dict)
+    score_requests: dict[str, list[ScoreRequest]] = field(default_factory=dict)
+    datums: list[Datum] = field(default_factory=list)
 
 
 class PaperBackend(Backend, Protocol):

@@ -8,25 +8,25 @@ off, and `reading` validates the result.
 from practicum.recipe.controls import (
     SECTIONS,
     SWITCH,
-    control_words,
-    no_control,
-    teacher_off,
-    without_switch,
+    describe_control,
+    explain_no_control,
+    build_control,
+    remove_switch,
 )
 from practicum.recipe.files import (
     find_recipe,
-    merged,
-    packaged_recipes,
+    merge_recipes,
+    locate_packaged_recipes,
     read_recipe,
     read_yaml,
-    recipe_names,
+    list_recipe_names,
 )
-from practicum.recipe.mistakes import validated
+from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.older import bring_up
 from practicum.recipe.overrides import is_named, override, resolve_path
-from practicum.recipe.possible import capability_problems, clip_warning, staleness_warning
+from practicum.recipe.possible import find_capability_problems, explain_clip, explain_staleness
 from practicum.recipe.reading import load_recipe, parse_recipe
-from practicum.recipe.schema import WORDS, Recipe, resolved
+from practicum.recipe.schema import WORDS, Recipe, resolve_recipe
 from practicum.recipe.sections import Budget, Prices, TrainConfig
 
 __all__ = [
@@ -38,24 +38,24 @@ __all__ = [
     "Recipe",
     "TrainConfig",
     "bring_up",
-    "capability_problems",
-    "clip_warning",
-    "control_words",
+    "find_capability_problems",
+    "explain_clip",
+    "describe_control",
     "find_recipe",
     "is_named",
     "load_recipe",
-    "merged",
-    "no_control",
+    "merge_recipes",
+    "explain_no_control",
     "override",
-    "packaged_recipes",
+    "locate_packaged_recipes",
     "parse_recipe",
     "read_recipe",
     "read_yaml",
-    "recipe_names",
+    "list_recipe_names",
     "resolve_path",
-    "resolved",
-    "staleness_warning",
-    "teacher_off",
-    "validated",
-    "without_switch",
+    "resolve_recipe",
+    "explain_staleness",
+    "build_control",
+    "validate_fields",
+    "remove_switch",
 ]

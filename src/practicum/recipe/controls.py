@@ -10,12 +10,12 @@ from typing import Any
 
 from practicum.errors import RecipeError
 from practicum.functional.estimators import CORRECTIONS
-from practicum.monitors import number_at
+from practicum.monitors import read_number
 from practicum.objective import Term
 from practicum.objective.spec import OTHER_ANSWERS
-from practicum.recipe.mistakes import validated
-from practicum.recipe.schema import Recipe, resolved
-from practicum.rollouts import StudentSource, other_writer
+from practicum.recipe.mistakes import validate_fields
+from practicum.recipe.schema import Recipe, resolve_recipe
+from practicum.rollouts import StudentSource, find_other_writer
 
 SWITCH = "teacher=off"
 """The override that asks for the control; YAML reads its value as False."""
@@ -32,7 +32,7 @@ TAKEN_OVER = ("coefficient", "correction", "weights", "samples", "filter", "sour
 """Fields of a term about its answers and tokens, which do not depend on the teacher."""
 
 
-def teacher_off(recipe: Recipe) -> Recipe | None:
+def build_control(recipe: Recipe) -> Recipe | None:
     """Return the recipe with the reward alone.
 
     The control drops the terms that ask the teacher or imitate its answers; a reward that is added
@@ -41,9 +41,9 @@ def teacher_off(recipe: Recipe) -> Recipe | None:
     no teacher, or no reward without the teacher. Raises RecipeError if a schedule has no place in
     the control.
     """
-    writer = other_writer(recipe.rollout.source)
+    writer = find_other_writer(recipe.rollout.source)
     terms = recipe.objective.losses
-    if writer is None and not any(term.asks_teacher for term in terms):
+    if writer is None and not any(term.needs_teacher for term in terms):
         return None
     reward_terms = {
         index: reward_term
@@ -56,8 +56,8 @@ def teacher_off(recipe: Recipe) -> Recipe | None:
     }
     if not any(term.learns_from_reward for term in reward_terms.values()):
         return None
-    control = resolved(recipe)
-    control |= control_words(control)
+    control = resolve_recipe(recipe)
+    control |= describe_control(control)
     control["teacher"] = {"type": "none"}
     control["objective"]["losses"] = [
         term.model_dump(mode="json") for term in reward_terms.values()
@@ -69,10 +69,10 @@ def teacher_off(recipe: Recipe) -> Recipe | None:
     for settings in control["monitors"].values():
         changes = paths.translate_keys(settings["set"])
         settings["set"] = {path: changes[path] for path in changes if _has_number(control, path)}
-    return validated(Recipe, control, recipe.name)
+    return validate_fields(Recipe, control, recipe.name)
 
 
-def control_words(recipe_data: Mapping[str, Any]) -> dict[str, Any]:
+def describe_control(recipe_data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that describe a control; unlike its recipe, it reproduces no paper."""
     name = recipe_data["name"]
     about = f"control: the reward alone, the teacher off, of: {recipe_data.get('about') or name}"
@@ -80,7 +80,7 @@ def control_words(recipe_data: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "about": about, "paper": None, "claim": None, "differs": None}
 
 
-def no_control(source: str) -> RecipeError:
+def explain_no_control(source: str) -> RecipeError:
     """Return the error for a recipe without a control."""
     return RecipeError(
         f"{source}: {SWITCH} leaves the reward alone, and this recipe has no teacher, or without "
@@ -89,7 +89,7 @@ def no_control(source: str) -> RecipeError:
     )
 
 
-def without_switch(overrides: Sequence[str]) -> tuple[list[str], bool]:
+def remove_switch(overrides: Sequence[str]) -> tuple[list[str], bool]:
     """Return the overrides without `teacher=off`, and True if it was among them."""
     remaining = [text for text in overrides if text.replace(" ", "") != SWITCH]
     return remaining, len(remaining) < len(overrides)
@@ -105,7 +105,7 @@ def _remove_teacher(term: Term, writer: str | None) -> Term | None:
     """Return the term without the teacher: unchanged if it asks none, its reward, or None."""
     if writer is not None and _follows_writer(term, writer):
         return None
-    if not term.asks_teacher:
+    if not term.needs_teacher:
         return term
     if term.reward.by_itself is None:
         return None
@@ -185,7 +185,7 @@ class _ControlPaths:
 
 def _has_number(control: Mapping[str, Any], path: str) -> bool:
     try:
-        number_at(control, path)
+        read_number(control, path)
     except (KeyError, IndexError, TypeError, ValueError):
         return False
     return True

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 from practicum.errors import RecipeError
 
 LARGEST_RECIPE = 1 << 18
@@ -27,23 +27,23 @@ def find_recipe(source: str | Path) -> Path:
     if os.path.isfile(source):  # unlike Path.is_file, also False for names that no file can have
         return Path(source)
     name = str(source).removeprefix("recipes/").removesuffix(".yaml")
-    if name in recipe_names():
-        return packaged_recipes() / f"{name}.yaml"
+    if name in list_recipe_names():
+        return locate_packaged_recipes() / f"{name}.yaml"
     raise RecipeError(
         f"no recipe {str(source)[:100]!r}: not a file and not a packaged recipe; "
-        f"{did_you_mean(str(source), recipe_names())}"
+        f"{suggest_name(str(source), list_recipe_names())}"
     )
 
 
-def packaged_recipes() -> Path:
+def locate_packaged_recipes() -> Path:
     """Return the folder of the packaged recipes; in a checkout, the repository's `recipes`."""
     installed = Path(str(importlib.resources.files("practicum"))) / "packaged_recipes"
     return installed if installed.is_dir() else Path(__file__).resolve().parents[3] / "recipes"
 
 
-def recipe_names() -> list[str]:
+def list_recipe_names() -> list[str]:
     """Return the names of the packaged recipes that can run, without bases."""
-    folder = packaged_recipes()
+    folder = locate_packaged_recipes()
     names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
     return [name for name in names if not name.startswith("base/")]
 
@@ -69,12 +69,12 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
             )
         if file in above or len(above) > DEEPEST_EXTENDS:
             raise RecipeError(f"{path}: extends {str(parent)!r}, which extends this one again")
-        recipe_data = merged(read_recipe(file, (*above, path.resolve())), recipe_data)
+        recipe_data = merge_recipes(read_recipe(file, (*above, path.resolve())), recipe_data)
     recipe_data.setdefault("base_dir", str(folder))
     return recipe_data
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_recipes(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with the entries of `over`.
 
     Mappings merge. Anything else is replaced, also a mapping of another `type`.
@@ -83,7 +83,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, new in over.items():
         old = result.get(key)
         if isinstance(new, Mapping) and isinstance(old, Mapping) and _can_merge(old, new):
-            new = merged(old, new)
+            new = merge_recipes(old, new)
         result[key] = new
     return result
 

@@ -70,7 +70,7 @@ def _format_settings(settings: Mapping[str, object]) -> str:
 
 def _format_term(term: Term) -> str:
     words = [_format_choice(term.signal)]
-    words += [_format_choice(term.divergence)] if term.asks else []
+    words += [_format_choice(term.divergence)] if term.needs_signal else []
     words += [_format_choice(term.gradient)] if term.gradient != term.usual_gradient else []
     words += [f"against {term.against}"] if term.against != DEFAULT.against else []
     defaults = dict(DEFAULT)

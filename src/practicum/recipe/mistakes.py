@@ -7,15 +7,15 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from practicum.core.calls import did_you_mean
-from practicum.core.plugins import module_of
+from practicum.core.calls import suggest_name
+from practicum.core.plugins import load_plugin
 from practicum.errors import CapabilityError, RecipeError
 from practicum.recipe.older import MOVED
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validated(model: type[Model], fields: Mapping[str, Any], source: str) -> Model:
+def validate_fields(model: type[Model], fields: Mapping[str, Any], source: str) -> Model:
     """Validate the fields as a model.
 
     Raises RecipeError with one line per problem, or CapabilityError if all fields are valid and
@@ -40,7 +40,7 @@ def _format_problem(entry: Any, model: type[BaseModel], fields: Mapping[str, Any
         return f"{field}: no such key any more; write {MOVED[field]}"
     if entry["type"] == "extra_forbidden":
         names = _list_fields(model, entry["loc"][:-1], fields)
-        hint = f"; {did_you_mean(str(entry['loc'][-1]), names)}" if names else ""
+        hint = f"; {suggest_name(str(entry['loc'][-1]), names)}" if names else ""
         return f"{field}: no such key{hint}"
     if entry["type"] == "string_pattern_mismatch":
         return (
@@ -64,7 +64,7 @@ def _list_fields(root: type[BaseModel], loc: Sequence[int | str], section: Any) 
     for part in map(str, loc):
         section = section[part] if isinstance(section, Mapping) and part in section else section
         if isinstance(section, Mapping) and part in ("teacher", "task") and "type" in section:
-            models = [module_of(f"{part}s", str(section["type"])).Config]
+            models = [load_plugin(f"{part}s", str(section["type"])).Config]
         elif any(model.__name__ == part for model in models):
             models = [model for model in models if model.__name__ == part]
         else:

@@ -5,19 +5,19 @@ from collections.abc import Iterable
 from practicum.objective import ClipEntries, Objective
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
-from practicum.rollouts import asks_teacher, replays
+from practicum.rollouts import needs_teacher_samples, needs_replay
 
 STALENESS = "rollout.max_staleness"
 
 
-def capability_problems(
+def find_capability_problems(
     objective: Objective, capabilities: Capabilities, teacher: str, against: str = "teacher"
 ) -> list[str]:
     """Return a problem for each loss term whose signal the teacher cannot give."""
     problems = []
     for number, term in enumerate(objective.losses):
         where = f"objective.losses[{number}].signal"
-        if not term.asks or term.against != against:
+        if not term.needs_signal or term.against != against:
             continue
         if not capabilities.signals:
             problems.append(
@@ -25,7 +25,7 @@ def capability_problems(
                 "teacher: ..., or a signal that asks nobody: score for the verifier's reward, "
                 "text for the rollout's own tokens"
             )
-        elif problem := term.signal.refused_by(capabilities):
+        elif problem := term.signal.explain_refusal(capabilities):
             problems.append(f"{where}: {against} {teacher!r} {problem}")
     return problems
 
@@ -55,12 +55,12 @@ def find_staleness_problems(
     if not rollout.max_staleness:
         return []
     problems = []
-    if replays(rollout.source):
+    if needs_replay(rollout.source):
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and mix(other=replay) learns from "
             "completions of any age; write max_staleness: 0, or source: student"
         )
-    if asks_teacher(rollout.source) and teacher.capabilities().follows_student:
+    if needs_teacher_samples(rollout.source) and teacher.capabilities().follows_student:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and teacher {teacher.type!r} may follow the "
             "student, so it cannot write ahead of it; write max_staleness: 0, source: student, or "
@@ -75,7 +75,7 @@ def find_staleness_problems(
     return problems
 
 
-def staleness_warning(objective: Objective, rollout: RolloutConfig) -> str | None:
+def explain_staleness(objective: Objective, rollout: RolloutConfig) -> str | None:
     """Return a warning if tokens of an older policy are trained on as if they were on-policy."""
     uncorrected = _list_uncorrected_signals(objective)
     if not (rollout.max_staleness and uncorrected):
@@ -91,11 +91,13 @@ def _list_uncorrected_signals(objective: Objective, *, ask_teacher: bool = False
     return [
         term.signal.type
         for term in objective.losses
-        if term.signal.sampled and term.correction.name == "none" and (term.asks or not ask_teacher)
+        if term.signal.sampled
+        and term.correction.name == "none"
+        and (term.needs_signal or not ask_teacher)
     ]
 
 
-def clip_warning(objective: Objective) -> str | None:
+def explain_clip(objective: Objective) -> str | None:
     """Return a warning if a clip pushes down the candidates that the teacher wants most."""
     indices = [
         index for index, term in enumerate(objective.losses) if isinstance(term.clip, ClipEntries)

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from practicum.errors import RecipeError
-from practicum.monitors import number_at
-from practicum.recipe.controls import no_control, teacher_off, without_switch
+from practicum.monitors import read_number
+from practicum.recipe.controls import explain_no_control, build_control, remove_switch
 from practicum.recipe.files import find_recipe, read_recipe
-from practicum.recipe.mistakes import validated
+from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.overrides import is_named, override, resolve_path
 from practicum.recipe.schedule import SCHEDULED, Adaptive, compute_value, extract_schedules
-from practicum.recipe.schema import Recipe, resolved
+from practicum.recipe.schema import Recipe, resolve_recipe
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -20,7 +20,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     `teacher=off` returns the recipe's control (see `practicum.recipe.controls`) after all other
     overrides. Raises RecipeError with every problem.
     """
-    overrides, wants_control = without_switch(overrides)
+    overrides, wants_control = remove_switch(overrides)
     path = find_recipe(source)
     recipe_data = read_recipe(path)
     if "stages" in recipe_data:
@@ -34,9 +34,9 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe = parse_recipe(recipe_data, str(source))
     if not wants_control:
         return recipe
-    control = teacher_off(recipe)
+    control = build_control(recipe)
     if control is None:
-        raise no_control(str(source))
+        raise explain_no_control(str(source))
     return control.model_copy(update={"name": recipe.name}) if is_named(overrides) else control
 
 
@@ -48,7 +48,7 @@ def parse_recipe(recipe_data: Mapping[str, Any], source: str) -> Recipe:
         raise RecipeError(f"{source}: {error}") from None
     if schedules:
         plain["schedules"] = {**recipe_data.get("schedules", {}), **schedules}
-    recipe = validated(Recipe, plain, source)
+    recipe = validate_fields(Recipe, plain, source)
     # Schedules are monotonic, so the first and the last step have their extremes; validating all
     # steps would take too long.
     for step in (1, (1 + recipe.train.steps) // 2, recipe.train.steps):
@@ -63,7 +63,7 @@ def _check_schedules(recipe: Recipe, source: str, step: int) -> None:
         ends = [schedule.end] if isinstance(schedule, Adaptive) else []
         for number in [compute_value(schedule, step, recipe.train.steps), *ends]:
             try:
-                recipe.at({path: number})
+                recipe.replace_numbers({path: number})
             except (KeyError, IndexError, TypeError, AttributeError):
                 raise RecipeError(
                     f"{source}: schedules: there is no number at {path!r}; "
@@ -73,7 +73,7 @@ def _check_schedules(recipe: Recipe, source: str, step: int) -> None:
 
 def _check_changes(recipe: Recipe, source: str) -> None:
     """Raise RecipeError if a monitor changes a path without a number, or a scheduled number."""
-    recipe_data = resolved(recipe)
+    recipe_data = resolve_recipe(recipe)
     for name, settings in recipe.monitors.items():
         for path in settings.set:
             where = f"{source}: monitors.{name}.set: "
@@ -82,7 +82,7 @@ def _check_changes(recipe: Recipe, source: str) -> None:
             try:
                 if path.partition(".")[0] not in SCHEDULED:
                     raise KeyError(path)
-                recipe.at({path: number_at(recipe_data, path)})
+                recipe.replace_numbers({path: read_number(recipe_data, path)})
             except (KeyError, IndexError, TypeError, ValueError, AttributeError):
                 raise RecipeError(
                     f"{where}there is no number at {path!r}; write a place in "

@@ -100,7 +100,7 @@ def compute_value(schedule: AnySchedule, step: int, steps: int) -> float:
     return schedule.start * (1.0 - progress) + schedule.end * progress
 
 
-def depends_on_steps(schedule: AnySchedule) -> bool:
+def needs_run_length(schedule: AnySchedule) -> bool:
     """Return True if the schedule spans the whole run, so that its numbers need `train.steps`."""
     return isinstance(schedule, Linear | Cosine) and schedule.steps is None
 
@@ -118,7 +118,7 @@ class ScheduleState:
             if isinstance(schedule, Adaptive)
         }
 
-    def at(self, step: int) -> dict[str, float]:
+    def compute_numbers(self, step: int) -> dict[str, float]:
         """Return every scheduled number at a step, by path."""
         planned = {
             path: compute_value(schedule, step, self._steps)
@@ -131,7 +131,7 @@ class ScheduleState:
         """Override scheduled numbers from the next step on, by path."""
         self._changed.update(numbers)
 
-    def after_step(self, metrics: Mapping[str, float]) -> None:
+    def update(self, metrics: Mapping[str, float]) -> None:
         """Move the adaptive schedules by the metrics of a step.
 
         Raises NumericError if a schedule's metric is missing, unless the step was skipped.

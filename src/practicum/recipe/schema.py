@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from practicum.core.plugins import Plugin, module_of
+from practicum.core.plugins import Plugin, load_plugin
 from practicum.models.config import StudentConfig
 from practicum.monitors import MonitorsSection
 from practicum.objective import Objective
-from practicum.recipe.mistakes import validated
+from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.possible import (
     STALENESS,
-    capability_problems,
+    find_capability_problems,
     find_staleness_problems,
     find_truncation_problem,
 )
@@ -25,7 +25,7 @@ from practicum.recipe.sections import (
     RolloutConfig,
     TrainConfig,
 )
-from practicum.rollouts import source_problems
+from practicum.rollouts import list_source_problems
 
 WORDS = ("about", "paper", "claim", "differs", "formula", "reduced", "slot")
 """Fields that describe a recipe; they change no computation."""
@@ -69,11 +69,11 @@ class Recipe(BaseModel):
     )
     student: StudentConfig
     backend: Plugin("backends", "local") = Field(  # type: ignore[valid-type]
-        default_factory=lambda: module_of("backends", "local").Config(),
+        default_factory=lambda: load_plugin("backends", "local").Config(),
         description="place of the student, and its limits: see [backends](backends.md)",
     )
     teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
-        default_factory=lambda: module_of("teachers", "none").Config()
+        default_factory=lambda: load_plugin("teachers", "none").Config()
     )
     reference: Plugin("teachers") | None = Field(  # type: ignore[valid-type]
         default=None,
@@ -105,12 +105,12 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "Recipe":
-        problems = capability_problems(
+        problems = find_capability_problems(
             self.objective, self.teacher.capabilities(), self.teacher.type
         )
         if self.reference is not None:
             capabilities = self.reference.capabilities()
-            problems += capability_problems(
+            problems += find_capability_problems(
                 self.objective, capabilities, self.reference.type, "reference"
             )
         elif self.objective.reference_signal is not None:
@@ -118,7 +118,7 @@ class Recipe(BaseModel):
                 "objective: a term asks the reference and there is none; write reference: "
                 "{type: self, weights: frozen} for the student as it began, or another teacher"
             )
-        problems += source_problems(
+        problems += list_source_problems(
             self.rollout.source, self.teacher.capabilities(), self.teacher.type
         )
         moving = {
@@ -148,18 +148,18 @@ class Recipe(BaseModel):
             *map(round, lengths.get("rollout.max_new_tokens", [])),
         )
 
-    def at(self, numbers: Mapping[str, float]) -> "Recipe":
+    def replace_numbers(self, numbers: Mapping[str, float]) -> "Recipe":
         """Return the recipe with some numbers replaced, by path.
 
         Raises RecipeError if the numbers make the recipe impossible.
         """
         if not numbers:
             return self
-        recipe_data = resolved(self)
+        recipe_data = resolve_recipe(self)
         apply_values(recipe_data, numbers)
-        return validated(Recipe, recipe_data, self.name)
+        return validate_fields(Recipe, recipe_data, self.name)
 
 
-def resolved(recipe: Recipe) -> dict[str, Any]:
+def resolve_recipe(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe with all defaults, as JSON data from which the same recipe can be read."""
     return json.loads(recipe.model_dump_json())

@@ -45,7 +45,7 @@ class RolloutConfig(BaseModel):
             )
         return self
 
-    def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
+    def build_sampling_params(self, stop_ids: frozenset[int]) -> SamplingParams:
         """Return these settings with the student's stop tokens."""
         return SamplingParams(
             self.max_new_tokens, self.temperature, self.top_p, self.top_k, stop_ids
@@ -63,7 +63,7 @@ class OptimizerConfig(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
 
-    def adam(self, step: int, steps: int) -> AdamParams:
+    def build_adam_params(self, step: int, steps: int) -> AdamParams:
         """Return the settings of one step, counted from 1."""
         return AdamParams(
             learning_rate=self.learning_rate * self._compute_factor(step, steps),
@@ -93,7 +93,7 @@ class Budget(BaseModel):
         default=None, gt=0, description="seconds of the steps alone; the only limit by the clock"
     )
 
-    def exceeded(self, spending: Mapping[str, float], step: Mapping[str, float]) -> str | None:
+    def find_exceeded(self, spending: Mapping[str, float], step: Mapping[str, float]) -> str | None:
         """Return the first limit that another `step` after `spending` would exceed, or None."""
         for name, limit in self:
             if limit is not None and spending[name] + step[name] > limit:
@@ -118,7 +118,7 @@ class Prices(BaseModel):
         description="price of a million tokens that teachers score, prompts included",
     )
 
-    def money(self, cost: Mapping[str, Any], seconds: float) -> dict[str, float]:
+    def compute_money(self, cost: Mapping[str, Any], seconds: float) -> dict[str, float]:
         """Return the price of each item of a run: `cost` is that of `costs.cost_summary`."""
         sampled = cost["sample"]["teacher_tokens"] / 1e6
         scored = (cost["score"]["tokens"] + cost["score"]["prompt_tokens"]) / 1e6

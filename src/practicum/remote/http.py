@@ -35,7 +35,7 @@ from practicum.remote.address import (
     redact_url,
 )
 from practicum.text import excerpt
-from practicum.text.safe import SHOWN
+from practicum.text.safe import MAX_EXCERPT_CHARACTERS
 
 try:
     import httpx2
@@ -58,7 +58,7 @@ TRANSFER_BYTES_PER_SECOND = 1 << 20
 MAX_WAIT_SECONDS = 60.0
 """The most seconds between two attempts, whatever the server asks for."""
 
-DETAIL_BYTES = 8 * SHOWN
+DETAIL_BYTES = 8 * MAX_EXCERPT_CHARACTERS
 """The bytes of an answer in which its reason is searched."""
 
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
@@ -84,12 +84,12 @@ class JsonRequest:
     body: Mapping[str, Any] | None = None
     name: str = "the request"
     seconds: float = 15.0
-    largest: int = 1 << 20
+    max_answer_bytes: int = 1 << 20
 
     @property
     def deadline(self) -> float:
         """Return the seconds to the last byte: to the first one, and the largest transfer."""
-        return CONNECT_SECONDS + self.seconds + self.largest / TRANSFER_BYTES_PER_SECOND
+        return CONNECT_SECONDS + self.seconds + self.max_answer_bytes / TRANSFER_BYTES_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class JsonClient:
         self._tls = ssl.create_default_context() if self.address.startswith("https") else False
         self._num_asked = 0
 
-    def shown(self, text: str, most: int = SHOWN) -> str:
+    def quote(self, text: str, most: int = MAX_EXCERPT_CHARACTERS) -> str:
         """Return text of the server for a message, without the key."""
         return excerpt(text, self.server.key, most)
 
@@ -297,12 +297,12 @@ class JsonClient:
             if _is_untrusted(error):
                 raise TeacherError(
                     f"{self.address}: its certificate is not to be trusted "
-                    f"({self.shown(str(error))}); name the host as the certificate does, "
+                    f"({self.quote(str(error))}); name the host as the certificate does, "
                     "or let SSL_CERT_FILE name the authority"
                 ) from None
-            raise _RetryableError(f"no connection ({self.shown(str(error))})") from None
+            raise _RetryableError(f"no connection ({self.quote(str(error))})") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            why = self.shown(str(error) or type(error).__name__)
+            why = self.quote(str(error) or type(error).__name__)
             raise _RetryableError(f"the connection broke ({why})") from None
         return self._parse_answer(question, status, headers, body)
 
@@ -367,10 +367,10 @@ class JsonClient:
             async for chunk in response.aiter_raw():
                 received += chunk
                 self.wire_bytes += len(chunk)
-                if len(received) > question.largest:
+                if len(received) > question.max_answer_bytes:
                     raise TeacherError(
                         f"{self.address}{question.path}: the answer to {question.name} is longer "
-                        f"than {question.largest} bytes, which no answer to it needs to be; "
+                        f"than {question.max_answer_bytes} bytes, which no answer to it needs to be; "
                         "look at what the address is"
                     )
             return response.status_code, response.headers, bytes(received)
@@ -382,12 +382,12 @@ class JsonClient:
     ) -> Any:
         """Return the JSON of an answer; raise `_RetryableError` or TeacherError without one."""
         where = f"{self.address}{question.path}"
-        detail = self.shown(body[:DETAIL_BYTES].decode("utf-8", "replace"))
+        detail = self.quote(body[:DETAIL_BYTES].decode("utf-8", "replace"))
         if status in RETRIED_STATUSES:
             why = f"it answered {status}{f' ({detail})' if detail else ''}"
             raise _RetryableError(why, wait=_read_retry_after(headers))
         if 300 <= status < 400:
-            to = self.shown(redact_url(headers.get("Location", "nowhere")))
+            to = self.quote(redact_url(headers.get("Location", "nowhere")))
             raise TeacherError(
                 f"{where}: it answered {status} and points to {to}, which is not followed; "
                 "write the new address"
@@ -406,15 +406,15 @@ class JsonClient:
                 body, parse_constant=_reject_constant, object_pairs_hook=_reject_twins
             )
         except (ValueError, RecursionError) as error:
-            kind = self.shown(headers.get("Content-Type", "no type"))
-            why = f"({kind}, {len(body)} bytes: {self.shown(str(error), 80)})"
+            kind = self.quote(headers.get("Content-Type", "no type"))
+            why = f"({kind}, {len(body)} bytes: {self.quote(str(error), 80)})"
             raise _RetryableError(f"the answer is not JSON {why}", garbage=True) from None
 
 
 async def _wait_for_cancel() -> None:
     """Raise as soon as the work of this thread is cancelled; return if it cannot be."""
     # A `threading.Event` cannot be awaited, so it is polled.
-    while abandon.told() is not None:
+    while abandon.get_cancel_event() is not None:
         abandon.check()
         await asyncio.sleep(CANCEL_POLL_SECONDS)
 

@@ -13,7 +13,7 @@ from practicum.report.markup import (
     render_note,
     render_panels,
     render_table,
-    safe,
+    escape_text,
 )
 from practicum.report.reading import Row, RunData
 from practicum.report.verdict import count_tokens, format_signed
@@ -86,7 +86,7 @@ def _split_rows(run: RunData) -> list[Part]:
         ("used as training prompts", float(run.prompts["used"])),
         ("too long", float(run.prompts["too_long"])),
     ]
-    parts += [(f"rejected: {safe(reason)}", float(amount)) for reason, amount in common]
+    parts += [(f"rejected: {escape_text(reason)}", float(amount)) for reason, amount in common]
     return parts + ([("rejected for other reasons", float(uncommon))] if uncommon else [])
 
 
@@ -142,7 +142,7 @@ def build_alarms_section(run: RunData) -> Section | None:
     )
     names = Counter(str(alarm.get("name", alarm.get("id", ""))) for alarm in run.alarms)
     common = ", ".join(
-        f"{safe(name)} {format_count(times)}" for name, times in names.most_common(5)
+        f"{escape_text(name)} {format_count(times)}" for name, times in names.most_common(5)
     )
     steps = format_count(len(run.metrics))
     about = f"{format_count(len(run.alarms))} in {steps} steps: {common}"
@@ -153,12 +153,12 @@ def _render_alarm(alarm: Row) -> list[str]:
     """Render the cells of an alarm."""
     return [
         str(int(alarm["step"])),
-        safe(str(alarm.get("id", ""))),
-        safe(str(alarm.get("name", ""))),
+        escape_text(str(alarm.get("id", ""))),
+        escape_text(str(alarm.get("name", ""))),
         _render_value(alarm.get("value")),
         _render_value(alarm.get("baseline")),
-        safe(str(alarm.get("rule") or "")),
-        safe(str(alarm.get("action") or "")),
+        escape_text(str(alarm.get("rule") or "")),
+        escape_text(str(alarm.get("action") or "")),
         _render_patch(alarm),
     ]
 
@@ -166,7 +166,7 @@ def _render_alarm(alarm: Row) -> list[str]:
 def _render_value(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, int | float) else safe(str(value))
+    return f"{value:.4g}" if isinstance(value, int | float) else escape_text(str(value))
 
 
 def _render_patch(alarm: Row) -> str:
@@ -174,11 +174,11 @@ def _render_patch(alarm: Row) -> str:
     patch = alarm.get("patch")
     overrides = patch if isinstance(patch, list) else [patch] if patch else []
     lines = [
-        f"<code>{safe(text if isinstance(text, str) else json.dumps(text))}</code>"
+        f"<code>{escape_text(text if isinstance(text, str) else json.dumps(text))}</code>"
         for text in overrides
     ]
     lines += [
-        f"<code>{safe(str(key))}={_render_value(value)}</code> (set)"
+        f"<code>{escape_text(str(key))}={_render_value(value)}</code> (set)"
         for key, value in (alarm.get("set") or {}).items()
     ]
     return "<br>".join(lines)
@@ -192,7 +192,7 @@ def build_doctor_section(run: RunData) -> Section | None:
     word, meaning = str(verdict), ""
     if isinstance(verdict, dict):
         word = str(verdict.get("word", ""))
-        meaning = f" ({safe(str(verdict.get('meaning', '')))})"
+        meaning = f" ({escape_text(str(verdict.get('meaning', '')))})"
     checks = render_table(
         ["check", "status", "value", "", "anchor", "fix"],
         [_render_check(check) for check in run.doctor.get("checks", ())],
@@ -200,7 +200,7 @@ def build_doctor_section(run: RunData) -> Section | None:
         label="the doctor's checks",
     )
     forecast = (
-        f'<p class="foretold"><b>{safe(word)}</b> was foretold{meaning}. '
+        f'<p class="foretold"><b>{escape_text(word)}</b> was foretold{meaning}. '
         f"{_describe_outcome(word, run)}</p>"
     )
     about = "the doctor's verdict before the run"
@@ -214,12 +214,12 @@ def _render_check(check: Row) -> list[str]:
     fix = check.get("fix")
     fixes = fix if isinstance(fix, list) else [fix]
     return [
-        safe(str(check.get("name", check.get("id", "")))),
-        f'<span class="status {kind}">{safe(status)}</span>',
+        escape_text(str(check.get("name", check.get("id", "")))),
+        f'<span class="status {kind}">{escape_text(status)}</span>',
         _render_measurement(check),
-        safe(str(check.get("sentence") or "")),
-        safe(str(check.get("anchor") or "")),
-        "<br>".join(f"<code>{safe(str(override))}</code>" for override in fixes if override),
+        escape_text(str(check.get("sentence") or "")),
+        escape_text(str(check.get("anchor") or "")),
+        "<br>".join(f"<code>{escape_text(str(override))}</code>" for override in fixes if override),
     ]
 
 
@@ -267,8 +267,10 @@ def build_reproduce_section(run: RunData) -> Section:
         (f"changed from step {change['step']} on", _describe_change(change))
         for change in run.changes
     ]
-    rows = [[safe(str(name)), f"<code>{safe(str(fact))}</code>"] for name, fact in facts]
-    settings = safe(json.dumps(run.recipe, indent=2, ensure_ascii=False), lines=True)
+    rows = [
+        [escape_text(str(name)), f"<code>{escape_text(str(fact))}</code>"] for name, fact in facts
+    ]
+    settings = escape_text(json.dumps(run.recipe, indent=2, ensure_ascii=False), lines=True)
     recipe = render_details("every setting of the recipe", f'<pre tabindex="0">{settings}</pre>')
     table = render_table(["", ""], rows, label="reproducibility")
     body = table + _render_changed_versions(run) + recipe
@@ -293,5 +295,5 @@ def _render_changed_versions(run: RunData) -> str:
     if not changed:
         return ""
     return render_note(
-        f"Changed between the starts: {safe(', '.join(changed))}; bit-exactness is not promised."
+        f"Changed between the starts: {escape_text(', '.join(changed))}; bit-exactness is not promised."
     )

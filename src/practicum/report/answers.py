@@ -22,7 +22,7 @@ from practicum.report.markup import (
     render_note,
     render_panels,
     render_table,
-    safe,
+    escape_text,
 )
 from practicum.report.reading import Row, RunData
 from practicum.statistics import (
@@ -38,7 +38,7 @@ from practicum.statistics import (
     similarity,
     unique_share,
 )
-from practicum.training.evaluation import GradedCompletion, agreeing, confidences
+from practicum.training.evaluation import GradedCompletion, has_several_answers, compute_confidences
 
 BINS = 10
 
@@ -122,7 +122,7 @@ def _render_domains(columns: Sequence[Column]) -> str:
         return ""
     body = [
         [
-            safe(name),
+            escape_text(name),
             *(format_number(evaluation["by_domain"].get(name)) for _, _, evaluation in columns),
         ]
         for name in names
@@ -175,7 +175,7 @@ def _render_calibration(columns: Sequence[Column]) -> str:
     curves: list[tuple[str, str, list[Point]]] = []
     body = []
     for name, role, evaluation in columns:
-        pairs = list(confidences(_read_completions(evaluation)).values())
+        pairs = list(compute_confidences(_read_completions(evaluation)).values())
         if len(pairs) < 2:
             continue
         curves.append((name, role, _group_into_bins(pairs)))
@@ -196,7 +196,7 @@ def _render_calibration(columns: Sequence[Column]) -> str:
     head = ["", "confidence", "right", "over-confidence", "ECE"]
     first = columns[0][2]
     source = "the probability that the model which wrote the answer gave its whole text"
-    if agreeing(_read_completions(first)):
+    if has_several_answers(_read_completions(first)):
         source = (
             "the share of a prompt's answers that say the same as the commonest one, "
             "which is then right or wrong"
@@ -322,8 +322,8 @@ def build_answers_section(run: RunData) -> Section | None:
         return None
     rows = [
         [
-            safe(sample["prompt"]),
-            safe(sample["answer"] or ""),
+            escape_text(sample["prompt"]),
+            escape_text(sample["answer"] or ""),
             _render_completion(sample["before"], sample["reward_before"]),
             _render_completion(sample["after"], sample["reward_after"]),
         ]
@@ -358,4 +358,4 @@ def _describe_changes(samples: Sequence[Row]) -> str:
 
 def _render_completion(text: str, reward: float | None) -> str:
     kind = "" if reward is None else f' class="{"right" if reward >= 1.0 else "wrong"}"'
-    return f"<span{kind}>{safe(text)}</span>"
+    return f"<span{kind}>{escape_text(text)}</span>"

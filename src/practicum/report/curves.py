@@ -16,7 +16,7 @@ from practicum.report.charts import (
     render_legend,
     render_line_chart,
 )
-from practicum.report.markup import Section, render_details, render_note, safe
+from practicum.report.markup import Section, render_details, render_note, escape_text
 from practicum.report.reading import Row, RunData
 from practicum.text import make_printable
 
@@ -162,18 +162,18 @@ def _choose_charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
     used = {key for spec in specs.values() for key, _, _ in spec.readings}
     others = [key for key in keys if key not in used and key not in NOT_DRAWN]
     for index, key in enumerate(others):
-        reading = (key, safe(key), "student")
+        reading = (key, escape_text(key), "student")
         curve = _read_curve(run.metrics, *reading)
         # A reading that never moves has no curve to look at.
         is_constant = len({value for _, value in curve.points}) <= 1
         if not is_constant and len(charts) < len(CHARTS) + MAX_OTHERS:
-            charts[f"other-{index}"] = (ChartSpec(safe(key), "", (reading,)), [curve])
+            charts[f"other-{index}"] = (ChartSpec(escape_text(key), "", (reading,)), [curve])
     return charts
 
 
 def _assign_roles(keys: Sequence[str], prefix: str) -> tuple[tuple[str, str, str], ...]:
     return tuple(
-        (key, safe(key.removeprefix(prefix)), ROLES[index % len(ROLES)])
+        (key, escape_text(key.removeprefix(prefix)), ROLES[index % len(ROLES)])
         for index, key in enumerate(keys)
     )
 

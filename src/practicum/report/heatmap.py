@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.report.markup import Section, safe
+from practicum.report.markup import Section, escape_text
 from practicum.report.reading import Row, RunData
 from practicum.text import make_printable
 
@@ -169,7 +169,7 @@ def _build_trace_view(when: str, trace: Row) -> View:
         "logprob": trace["logprobs"],
         "teacher_logprob": trace["teacher_logprobs"],
     }
-    question = safe(trace["question"])
+    question = escape_text(trace["question"])
     return View(
         f"{when}: {make_printable(trace['question'])}",
         f'<span class="when {when}">{when}</span> {question}{_render_reward(trace["reward"])}',
@@ -214,11 +214,11 @@ def _build_rollout_view(row: Row, run: RunData) -> View:
         "logprob": row["policy_logprobs"],
         "teacher_logprob": row["teacher_logprobs"],
     }
-    source = "" if row["source"] == "student" else f" by the {safe(row['source'])}"
+    source = "" if row["source"] == "student" else f" by the {escape_text(row['source'])}"
     reward = _render_reward(row.get("reward"))
     return View(
         f"step {row['step']}: {make_printable(row['prompt'])}",
-        f'<span class="when">step {row["step"]}</span> {safe(row["prompt"])}{source}{reward}',
+        f'<span class="when">step {row["step"]}</span> {escape_text(row["prompt"])}{source}{reward}',
         [text for text, _ in tokens],
         [control for _, control in tokens],
         {name: column[:MAX_TOKENS] for name, column in numbers.items()},

@@ -49,7 +49,7 @@ class _RenderedPage:
     good_until: float
 
 
-class Live:
+class LivePage:
     """The page of a run's folder, or of the stage of a pipeline that began last.
 
     It is rendered again when a file changes.
@@ -60,7 +60,7 @@ class Live:
         self._lock = threading.Lock()
         self._page: _RenderedPage | None = None
 
-    def page(self) -> str:
+    def render(self) -> str:
         """Return the whole current page; PracticumError if the folder holds no run."""
         page = self._refresh()
         return render_page(page.parts, _join_version(page.digests))
@@ -92,7 +92,7 @@ class Live:
         """Render the page if its files changed and the last rendering is too old."""
         # Requests that arrive while a page is rendered wait for it: rendering twice gains nothing.
         with self._lock:
-            folder = stage_of(self._folder)
+            folder = find_current_stage(self._folder)
             has_ended = (folder / "summary.json").is_file()
             # The files are looked at before they are read: what is written in between looks like a
             # change at the next call, and is never missed.
@@ -110,7 +110,7 @@ class Live:
             return page
 
 
-def stage_of(folder: Path) -> Path:
+def find_current_stage(folder: Path) -> Path:
     """Return the folder itself, or for a pipeline the stage that began last."""
     stages = sorted(path.parent for path in (folder / "stages").glob("*/recipe.json"))
     return stages[-1] if stages else folder
@@ -147,7 +147,7 @@ def _describe_status(run: RunData) -> tuple[str, str]:
     stamps = [_read_stamp(run.folder / name) for name in FILES]
     last_written = max((stamp[1] for stamp in stamps if stamp is not None), default=0) / 1e9
     idle = max(time() - last_written, 0.0)
-    if writer(run.folder) == "gone":
+    if find_writer_state(run.folder) == "gone":
         return f"{step}; no process writes this run any more: go on with --resume", "late"
     if idle > max(MIN_IDLE_SECONDS, MIN_IDLE_STEPS * _find_longest_step(run)):
         return f"{step}; nothing was written for {format_duration(idle)}", "late"
@@ -163,7 +163,7 @@ def _find_longest_step(run: RunData) -> float:
     return max(durations, default=0.0)
 
 
-def writer(folder: Path) -> Literal["alive", "gone", "unknown"]:
+def find_writer_state(folder: Path) -> Literal["alive", "gone", "unknown"]:
     """Find out from the signature in run.lock whether a process still writes the run.
 
     The answer is unknown for a process of another machine.

@@ -19,7 +19,7 @@ class Section:
     body: str
 
 
-def safe(text: str, *, lines: bool = False) -> str:
+def escape_text(text: str, *, lines: bool = False) -> str:
     """Escape text of users and models: markup becomes plain, control characters become visible.
 
     Line breaks stay only with `lines`.
@@ -98,7 +98,7 @@ def render_panels(bodies: Mapping[str, str]) -> str:
     return f'<div class="panels">{panels}</div>'
 
 
-def document(title: str, style: str, body: str) -> str:
+def render_document(title: str, style: str, body: str) -> str:
     """Render a page that loads nothing; `title` and `body` are HTML."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'

@@ -21,7 +21,7 @@ from practicum.report.answers import (
 )
 from practicum.report.curves import build_curves_section
 from practicum.report.heatmap import build_heatmap_section
-from practicum.report.markup import Section, safe
+from practicum.report.markup import Section, escape_text
 from practicum.report.reading import RunData
 from practicum.report.tokens import build_tokens_section
 from practicum.report.verdict import render_verdict
@@ -75,14 +75,14 @@ def render_page(parts: PageParts, version: str | None = None) -> str:
     is_live = version is not None
     status = '<p class="live" role="status"></p>' if is_live else ""
     state = f' data-live="{version}"' if is_live else ""
-    title = safe(parts.title)
+    title = escape_text(parts.title)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"{_render_policy(is_live)}<title>{title}</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head>"
         f'<body{state}><a class="skip" href="#verdict">to the verdict</a>'
-        f'<header><h1>{title}</h1><p class="about">{safe(parts.about)}</p>{status}</header>'
+        f'<header><h1>{title}</h1><p class="about">{escape_text(parts.about)}</p>{status}</header>'
         f'<nav aria-label="sections">{render_navigation(parts)}</nav>'
         f"<main>{''.join(parts.html.values())}</main>"
         "<footer>written by practicum from the run folder alone</footer>"

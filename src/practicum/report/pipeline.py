@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.report import STYLE, document, safe
+from practicum.report import STYLE, render_document, escape_text
 from practicum.report.markup import format_number
 from practicum.report.tables import ALL_DONE
 from practicum.run_dir import read_json, shapes, write_text
@@ -37,20 +37,20 @@ def write_pipeline_report(folder: Path) -> Path:
 
 
 def _render_page(pipeline: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    title = safe(summary["name"])
+    title = escape_text(summary["name"])
     notes = "".join(
-        f"<dt>{key}</dt><dd>{safe(pipeline[key])}</dd>"
+        f"<dt>{key}</dt><dd>{escape_text(pipeline[key])}</dd>"
         for key in ("paper", "claim", "differs")
         if pipeline.get(key)
     )
-    settings = safe(json.dumps(pipeline, indent=2, ensure_ascii=False), lines=True)
+    settings = escape_text(json.dumps(pipeline, indent=2, ensure_ascii=False), lines=True)
     stages = _render_stages(pipeline["stages"], summary["stages"])
     body = (
-        f'<h1>{title}</h1><p class="about">{safe(pipeline.get("about") or "")}</p><dl>{notes}</dl>'
+        f'<h1>{title}</h1><p class="about">{escape_text(pipeline.get("about") or "")}</p><dl>{notes}</dl>'
         f"<h2>Stages</h2>{stages}{_render_accuracy(summary)}"
         f"<h2>Pipeline</h2><details><summary>every setting</summary><pre>{settings}</pre></details>"
     )
-    return document(title, STYLE + PIPELINE_STYLE, body)
+    return render_document(title, STYLE + PIPELINE_STYLE, body)
 
 
 def _render_stages(
@@ -62,16 +62,16 @@ def _render_stages(
     # A pipeline that is still going has fewer summaries than stages.
     for stage, summary in zip(stages, summaries, strict=False):
         link = f"{html.escape(summary['folder'])}/report.html"
-        slot = safe((stage.get("slot") or "").replace("_", " "))
+        slot = escape_text((stage.get("slot") or "").replace("_", " "))
         ended = summary.get("ended", ALL_DONE)
-        steps = f"{summary['steps']}" + ("" if ended == ALL_DONE else f", {safe(ended)}")
+        steps = f"{summary['steps']}" + ("" if ended == ALL_DONE else f", {escape_text(ended)}")
         before, after = (
             "" if summary[when] is None else format_number(summary[when]["accuracy"])
             for when in ("before", "after")
         )
         rows += (
-            f'<tr><td><a href="{link}">{safe(summary["name"])}</a></td>'
-            f"<td>{slot}</td><td>{safe(summary['start'])}</td><td>{safe(summary['method'])}</td>"
+            f'<tr><td><a href="{link}">{escape_text(summary["name"])}</a></td>'
+            f"<td>{slot}</td><td>{escape_text(summary['start'])}</td><td>{escape_text(summary['method'])}</td>"
             f"<td>{steps}</td><td>{before}</td><td>{after}</td></tr>"
         )
     return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
@@ -81,11 +81,11 @@ def _render_accuracy(summary: Mapping[str, Any]) -> str:
     """Render the accuracy after each stage on each domain, as lines and as numbers."""
     if not summary["accuracy"]:
         return ""
-    head = "".join(f"<th>{safe(name)}</th>" for name in (ALL_PROMPTS, *summary["domains"]))
+    head = "".join(f"<th>{escape_text(name)}</th>" for name in (ALL_PROMPTS, *summary["domains"]))
     rows = ""
     for row in summary["accuracy"]:
         cells = "".join(f"<td>{format_number(mean)}</td>" for mean in _list_values(row, summary))
-        rows += f"<tr><th>{safe(row['stage'])}</th>{cells}</tr>"
+        rows += f"<tr><th>{escape_text(row['stage'])}</th>{cells}</tr>"
     table = f'<div class="scroll"><table><tr><th>after</th>{head}</tr>{rows}</table></div>'
     return f"<h2>Held-out accuracy after each stage</h2>{_render_chart(summary)}{table}"
 
@@ -103,7 +103,7 @@ def _render_chart(summary: Mapping[str, Any]) -> str:
     xs = _place_stages(len(stages))
     ticks = "".join(
         f'<text text-anchor="end" transform="translate({x:.1f} {BOTTOM + 16}) rotate(-35)">'
-        f"{safe(stage)}</text>"
+        f"{escape_text(stage)}</text>"
         for x, stage in zip(xs, stages, strict=True)
     )
     names = [ALL_PROMPTS, *summary["domains"]]
@@ -116,7 +116,7 @@ def _render_chart(summary: Mapping[str, Any]) -> str:
         lines += _render_line(name, colour, [row[index] for row in values], stages)
         legend += (
             f'<span><svg viewBox="0 0 8 8"><rect width="8" height="8" fill="{colour}"/></svg>'
-            f"{safe(name)}</span>"
+            f"{escape_text(name)}</span>"
         )
     return (
         f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -141,7 +141,7 @@ def _render_line(
             continue
         y = BOTTOM - value["mean"] * (BOTTOM - 16)
         points.append(f"{x:.1f},{y:.1f}")
-        title = safe(f"{name} after {stage}: {value['mean']:.2f}")
+        title = escape_text(f"{name} after {stage}: {value['mean']:.2f}")
         dots += (
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{title}</title>'
             "</circle>"

@@ -12,14 +12,14 @@ from practicum.types import Metrics, Rollout
 ALL_DONE = "all steps done"
 """The value of `ended` in the summary of a run that did all of its `train.steps`."""
 
-SPENT, FINISHED = "budget spent", "finished by"
+BUDGET_SPENT, FINISHED_BY = "budget spent", "finished by"
 """The beginning of `ended` if the budget ended the run, or a monitor with the action `finish`."""
 
 MAX_PROMPTS, WIDTH = 6, 60
 """The number of held-out prompts in a table, and the number of characters of each text."""
 
 
-def comparison(
+def build_comparison(
     before: Evaluation, after: Evaluation, teacher: Evaluation | None
 ) -> list[list[str]]:
     """Return one row per number, with the student before and after and its teacher side by side."""
@@ -44,7 +44,7 @@ def comparison(
     ]
 
 
-def side_by_side(before: Evaluation | None, after: Evaluation | None) -> list[dict[str, Any]]:
+def pair_completions(before: Evaluation | None, after: Evaluation | None) -> list[dict[str, Any]]:
     """Return each held-out prompt with the completions before and after, and their rewards."""
     if before is None or after is None:
         return []
@@ -61,7 +61,9 @@ def side_by_side(before: Evaluation | None, after: Evaluation | None) -> list[di
     ]
 
 
-def answers(samples: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[str]]:
+def build_completion_rows(
+    samples: Sequence[dict[str, Any]], columns: Sequence[str]
+) -> list[list[str]]:
     """Return the first rows of `side_by_side`, safe to print and short enough for a terminal."""
     return [
         [_shorten(make_printable(str(sample[column]))) for column in columns]
@@ -69,7 +71,7 @@ def answers(samples: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[l
     ]
 
 
-def accuracy_by_stage(summary: Mapping[str, Any]) -> list[list[str]]:
+def build_stage_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     """Return a row per stage of a pipeline: name, accuracy on all and by domain, steps, end."""
     ends = {stage["name"]: [str(stage["steps"]), stage["ended"]] for stage in summary["stages"]}
 
@@ -87,7 +89,9 @@ def accuracy_by_stage(summary: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def cost_lines(summary: Mapping[str, Any], recipe: Recipe, budget: BudgetTracker) -> dict[str, str]:
+def describe_cost(
+    summary: Mapping[str, Any], recipe: Recipe, budget: BudgetTracker
+) -> dict[str, str]:
     """Describe a run's cost: operations, bytes to other processes, money, and the budget's end.
 
     `budget` knows the seconds and the bytes; the summary holds nothing that depends on the clock.
@@ -102,8 +106,10 @@ def cost_lines(summary: Mapping[str, Any], recipe: Recipe, budget: BudgetTracker
         else "operations of models at a service are not counted"
     }
     if budget.wire_bytes:
-        lines["wire"] = f"{shown_bytes(budget.wire_bytes)} to and from other processes"
-    items = {} if recipe.prices is None else recipe.prices.money(cost, budget.spent["seconds"])
+        lines["wire"] = f"{format_bytes(budget.wire_bytes)} to and from other processes"
+    items = (
+        {} if recipe.prices is None else recipe.prices.compute_money(cost, budget.totals["seconds"])
+    )
     if recipe.prices is not None and items:
         amounts = ", ".join(f"{name} {amount:.4g}" for name, amount in items.items())
         currency = make_printable(recipe.prices.currency)
@@ -115,7 +121,7 @@ def cost_lines(summary: Mapping[str, Any], recipe: Recipe, budget: BudgetTracker
     return lines
 
 
-def shown_bytes(size: float | int) -> str:
+def format_bytes(size: float | int) -> str:
     """Format a number of bytes, for example `4.1 MiB`."""
     for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(size) >= unit:

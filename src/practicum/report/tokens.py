@@ -24,7 +24,7 @@ from practicum.report.markup import (
     render_note,
     render_panels,
     render_table,
-    safe,
+    escape_text,
 )
 from practicum.report.reading import Row, RunData
 from practicum.statistics import (
@@ -277,7 +277,7 @@ def _render_token(token: int, run: RunData) -> str:
     """Render a token with visible spaces, or its id if the vocabulary lacks it."""
     if token not in run.vocabulary:
         return f"&lt;{token}&gt;"
-    return safe(run.vocabulary[token][0]).replace(" ", "␣")
+    return escape_text(run.vocabulary[token][0]).replace(" ", "␣")
 
 
 def _render_correctness(tokens: TokenTable, run: RunData) -> str:

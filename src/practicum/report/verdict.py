@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from practicum.costs import PHASES, cost_summary
+from practicum.costs import PHASES, summarize_costs
 from practicum.recipe import Prices
 from practicum.report.charts import render_interval_rows
 from practicum.report.markup import (
@@ -10,7 +10,7 @@ from practicum.report.markup import (
     format_duration,
     format_number,
     format_percent,
-    safe,
+    escape_text,
 )
 from practicum.report.reading import Row, RunData
 from practicum.report.tables import ALL_DONE
@@ -149,7 +149,7 @@ def _render_end(run: RunData) -> str:
     if run.summary is None or run.summary.get("ended", ALL_DONE) == ALL_DONE:
         return ""
     step = f"step {run.summary['steps']} of {run.num_steps}"
-    return _render_figure("ended at", step, safe(run.summary["ended"]))
+    return _render_figure("ended at", step, escape_text(run.summary["ended"]))
 
 
 def _render_recovery(run: RunData) -> str:
@@ -204,7 +204,7 @@ def _render_tokens(run: RunData) -> str:
 
 def _render_operations(run: RunData) -> str:
     """Render the floating-point operations of the steps so far, and the share of each phase."""
-    cost = cost_summary(run.metrics)
+    cost = summarize_costs(run.metrics)
     if not cost["flops"]:
         return ""
     shares = ", ".join(
@@ -218,9 +218,11 @@ def _render_money(run: RunData) -> str:
     if run.recipe.get("prices") is None:
         return ""
     prices = Prices.model_validate(run.recipe["prices"])
-    items = prices.money(cost_summary(run.metrics), sum(_sum_phases(run).values()))
-    about = ", ".join(f"{safe(name)} {amount:.3g}" for name, amount in items.items())
-    return _render_figure("cost", f"{sum(items.values()):.3g} {safe(prices.currency)}", about)
+    items = prices.compute_money(summarize_costs(run.metrics), sum(_sum_phases(run).values()))
+    about = ", ".join(f"{escape_text(name)} {amount:.3g}" for name, amount in items.items())
+    return _render_figure(
+        "cost", f"{sum(items.values()):.3g} {escape_text(prices.currency)}", about
+    )
 
 
 def _sum_phases(run: RunData) -> dict[str, float]:

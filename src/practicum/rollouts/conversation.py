@@ -202,7 +202,7 @@ class _OpenConversation:
         tokens = self.tokens[self.turn_start :]
         turn = Turn("assistant", len(tokens), renderer.decode(tokens))
         self.turns.append(turn)
-        if not params.stops(tokens):
+        if not params.should_stop(tokens):
             self.stop_reason = "length"
             return
         self.has_asked = True

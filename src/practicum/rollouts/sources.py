@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from practicum.core.calls import Call
-from practicum.objective.choices import index_by_type, make_validator
+from practicum.objective.choices import index_by_type, build_validator
 from practicum.ports import Capabilities
 
 
@@ -93,17 +93,17 @@ SOURCES = index_by_type(
 """The sources by name."""
 
 Source = StudentSource | DatasetSource | TeacherSource | Mix | Join | TokenMix | Prefix | Cache
-SourceChoice = Annotated[Source, Field(discriminator="type"), make_validator("source", SOURCES)]
+SourceChoice = Annotated[Source, Field(discriminator="type"), build_validator("source", SOURCES)]
 
 
-def replays(source: Source) -> bool:
+def needs_replay(source: Source) -> bool:
     """Return True if completions of earlier steps are trained on again."""
     return isinstance(source, Mix) and source.other == "replay"
 
 
-def source_problems(source: Source, capabilities: Capabilities, teacher: str) -> list[str]:
+def list_source_problems(source: Source, capabilities: Capabilities, teacher: str) -> list[str]:
     """List why a teacher cannot serve a source: one line if it is to generate and cannot."""
-    if capabilities.writes or not asks_teacher(source):
+    if capabilities.writes or not needs_teacher_samples(source):
         return []
     return [explain_no_generation(source, f"teacher {teacher!r}")]
 
@@ -129,7 +129,7 @@ def explain_no_generation(source: Source, who: str) -> str:
     )
 
 
-def other_writer(source: Source) -> Literal["teacher", "dataset"] | None:
+def find_other_writer(source: Source) -> Literal["teacher", "dataset"] | None:
     """Return the writer beside or instead of the student; None if only the student ever writes."""
     match source:
         case (
@@ -150,6 +150,6 @@ def other_writer(source: Source) -> Literal["teacher", "dataset"] | None:
     return None
 
 
-def asks_teacher(source: Source) -> bool:
+def needs_teacher_samples(source: Source) -> bool:
     """Return True if the teacher writes tokens."""
-    return other_writer(source) == "teacher"
+    return find_other_writer(source) == "teacher"

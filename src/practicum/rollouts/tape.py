@@ -107,7 +107,7 @@ class RolloutRow(BaseModel):
         """Return the row as JSON data; authors, turns and notes only if there are any."""
         return self.model_dump(exclude_defaults=True)
 
-    def rollout(self, prompt: Prompt) -> Rollout:
+    def to_rollout(self, prompt: Prompt) -> Rollout:
         """Return the rollout of the row, without its reward."""
         rollout = Rollout(
             prompt=prompt,
@@ -232,7 +232,7 @@ def _restore_rollout(row: Mapping[str, Any], prompts: Mapping[str, Prompt], numb
         raise _build_error(f"row {number} is not a recorded rollout") from None
     if recorded.prompt not in prompts:
         raise _build_error(f"row {number}: no prompt of the run is called {recorded.prompt[:40]!a}")
-    return recorded.rollout(prompts[recorded.prompt])
+    return recorded.to_rollout(prompts[recorded.prompt])
 
 
 def _build_error(why: str) -> CheckpointError:
@@ -258,7 +258,7 @@ def load_recorded_rollouts(
     for number, line in enumerate(lines, start=1):
         row = _parse_row(line, f"{path}: row {number}")
         if row.prompt in by_id:
-            rollout = row.rollout(by_id[row.prompt])
+            rollout = row.to_rollout(by_id[row.prompt])
             _check_rollout(rollout, renderer, max_tokens, f"{path}: row {number}")
             recorded.setdefault(row.prompt, []).append(rollout)
     return recorded

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from practicum.core.randomness import seeds_of
+from practicum.core.randomness import compute_seeds
 from practicum.errors import CapabilityError, DataError
 from practicum.ports import (
     Environment,
@@ -73,7 +73,7 @@ def collect_rollouts(
     if writers.environment is not None and (problems := list_conversation_problems(source)):
         raise CapabilityError(problems)
     plan = _assign_writers(batch, source, writers.archive)
-    sampler = _Sampler(batch, writers.renderer, params, writers.environment)
+    sampler = _RolloutSampler(batch, writers.renderer, params, writers.environment)
     batch_writer = _BatchWriter(sampler, source, writers)
     rollouts: dict[int, Rollout] = {}
     # Each writer fills all of its keys in one call, so that sampling is batched. Every key has a
@@ -97,7 +97,7 @@ def sample_rollouts(
     environment: Environment | None = None,
 ) -> list[Rollout]:
     """Return the student's completions of a batch, or its conversations with an environment."""
-    sampler = _Sampler(batch, renderer, params, environment)
+    sampler = _RolloutSampler(batch, renderer, params, environment)
     return sampler.sample_student(list_all_keys(batch), client)
 
 
@@ -109,7 +109,7 @@ def sample_teacher_rollouts(
     environment: Environment | None = None,
 ) -> list[Rollout] | None:
     """Return the teacher's completions or conversations, or None if it cannot generate."""
-    sampler = _Sampler(batch, renderer, params, environment)
+    sampler = _RolloutSampler(batch, renderer, params, environment)
     return sampler.sample_teacher(list_all_keys(batch), teacher)
 
 
@@ -152,7 +152,7 @@ def _choose_writer(
 
 
 @dataclass(frozen=True, slots=True)
-class _Sampler:
+class _RolloutSampler:
     """Sampling for the keys of one batch, from the student or from the teacher."""
 
     batch: RolloutBatch
@@ -179,7 +179,7 @@ class _Sampler:
             if samples is None:
                 return None
             return self.build_rollouts(keys, prompts, samples, "teacher")
-        bound = [teacher.voice(key.prompt) for key in keys]
+        bound = [teacher.bind_prompt(key.prompt) for key in keys]
         clients = [client for client in bound if client is not None]
         if len(clients) < len(keys):
             return None
@@ -258,7 +258,7 @@ class _Sampler:
 class _BatchWriter:
     """The writers of one batch: each `_write_*` method returns the rollouts of its keys."""
 
-    sampler: _Sampler
+    sampler: _RolloutSampler
     source: Source
     writers: RolloutWriters
 
@@ -416,7 +416,7 @@ class _BatchWriter:
         )
 
     def _bind_teacher(self, prompt: Prompt) -> PromptedClient:
-        client = self.writers.teacher.voice(prompt)
+        client = self.writers.teacher.bind_prompt(prompt)
         if client is None:
             raise self._build_refusal()
         return client
@@ -436,7 +436,9 @@ def _concatenate(beginning: Sample, end: Sample) -> Sample:
 
 def _compute_seeds(batch: RolloutBatch, stream: str, keys: Sequence[RolloutKey]) -> list[int]:
     """Return the seed of each key in a stream."""
-    return seeds_of([(batch.seed, stream, batch.step, key.prompt.id, key.number) for key in keys])
+    return compute_seeds(
+        [(batch.seed, stream, batch.step, key.prompt.id, key.number) for key in keys]
+    )
 
 
 def _compute_seed(batch: RolloutBatch, stream: str, key: RolloutKey) -> int:

@@ -13,27 +13,27 @@ Everything on disk is JSON or safetensors: a pickle could run code when it is re
 """
 
 from practicum.run_dir import shapes
-from practicum.run_dir.changes import FLAG, proposal, split_changes
+from practicum.run_dir.changes import FLAG, propose_flags, split_changes
 from practicum.run_dir.checkpoints import Checkpoint, find_checkpoint
 from practicum.run_dir.differences import (
     Difference,
-    changed_fields,
-    changed_parts,
+    list_changed_fields,
+    list_changed_parts,
     compare_versions,
-    current_versions,
+    collect_versions,
 )
 from practicum.run_dir.files import (
     RESTORE,
     is_alive,
-    json_number,
-    near,
+    to_json_number,
+    shorten_path,
     read_json,
     write_json,
     write_text,
 )
 from practicum.run_dir.folder import RunDir
 from practicum.run_dir.journal import Journal, parse_row, read_rows
-from practicum.run_dir.saving import Writer, check_space, save_checkpoint
+from practicum.run_dir.saving import CheckpointWriter, check_space, save_checkpoint
 
 __all__ = [
     "FLAG",
@@ -42,18 +42,18 @@ __all__ = [
     "Difference",
     "Journal",
     "RunDir",
-    "Writer",
-    "changed_fields",
-    "changed_parts",
+    "CheckpointWriter",
+    "list_changed_fields",
+    "list_changed_parts",
     "check_space",
     "compare_versions",
-    "current_versions",
+    "collect_versions",
     "find_checkpoint",
     "is_alive",
-    "json_number",
-    "near",
+    "to_json_number",
+    "shorten_path",
     "parse_row",
-    "proposal",
+    "propose_flags",
     "read_json",
     "read_rows",
     "save_checkpoint",

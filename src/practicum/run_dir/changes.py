@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 from practicum.errors import RecipeError
 from practicum.run_dir.differences import Difference, find_changes, is_below
 
@@ -85,7 +85,7 @@ def split_changes(
     return accepted, refused
 
 
-def proposal(
+def propose_flags(
     refused: Sequence[Difference], saved: Mapping[str, Any], prefix: str = ""
 ) -> list[str]:
     """Return a line with the flags that allow those of the changes that may be allowed, if any.
@@ -126,7 +126,7 @@ def _find_problem(key: str, saved: Mapping[str, Any], current: Mapping[str, Any]
     places = {*_list_places("", saved), *_list_places("", current)}
     changeable = {place for place in places if _explain_refusal(place, saved) is None}
     if key not in places:
-        return f"{FLAG} {key}: the recipe has no such place; {did_you_mean(key, changeable)}"
+        return f"{FLAG} {key}: the recipe has no such place; {suggest_name(key, changeable)}"
     if any(is_below(key, place) for place in changeable):
         return None
     return f"{FLAG} {key}: {_explain_refusal(key, saved)}"

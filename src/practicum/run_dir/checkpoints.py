@@ -35,7 +35,7 @@ class Checkpoint:
     state: dict[str, Any]
     versions: dict[str, Any]
 
-    def tensors(self, stem: str) -> dict[str, Tensor]:
+    def read_tensors(self, stem: str) -> dict[str, Tensor]:
         """Read the tensors of one file, onto the CPU."""
         return read_tensors(self.path / f"{stem}.safetensors")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from practicum.core.plugins import module_of
+from practicum.core.plugins import load_plugin
 
 OPERATIONAL = re.compile(
     r"(teacher|reference)\.(\S+\.)?"
@@ -34,7 +34,7 @@ computed. A backend names its own."""
 _ABSENT = object()
 
 
-def current_versions(packages: Sequence[str] = ()) -> dict[str, str | int]:
+def collect_versions(packages: Sequence[str] = ()) -> dict[str, str | int]:
     """Return the versions and settings that a bit-exact resume depends on besides the recipe.
 
     For example `{"torch": "2.13.0", "threads": 2, ...}`. `packages` are further packages of this
@@ -81,7 +81,7 @@ class Difference:
     def __str__(self) -> str:
         return self.line
 
-    def at(self, step: int) -> Change:
+    def to_change(self, step: int) -> Change:
         """Return the difference as a change from a step on."""
         return Change(step, self.field, self.before, self.after)
 
@@ -114,7 +114,7 @@ def find_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[D
     ]
 
 
-def changed_fields(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+def list_changed_fields(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return one line for each of `find_changes`."""
     return [str(difference) for difference in find_changes(saved, current)]
 
@@ -124,7 +124,7 @@ def is_below(place: str, field: str) -> bool:
     return field == place or field.startswith((f"{place}.", f"{place}["))
 
 
-def changed_parts(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+def list_changed_parts(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """Return a line for each file or input besides the recipe that differs from the saved digest.
 
     For example `teacher/config.json changed`.
@@ -154,7 +154,7 @@ def _list_free_places(recipe: Mapping[str, Any]) -> list[str]:
     """Return the places that a backend lets change, such as its number of processes."""
     if "backend" not in recipe:
         return []
-    config = module_of("backends", recipe["backend"]["type"]).Config
+    config = load_plugin("backends", recipe["backend"]["type"]).Config
     return [f"backend.{name}" for name in sorted(config.not_compared)]
 
 

@@ -33,7 +33,7 @@ MAX_DIGITS = 40
 """The digits of a whole number in a file of a run, at most: seeds have up to 19."""
 
 
-def json_number(number: float) -> float | None:
+def to_json_number(number: float) -> float | None:
     """Return a number that strict JSON can hold: NaN and the infinities become None.
 
     Journals refuse numbers that are not finite, because other programs cannot read them. A caller
@@ -162,7 +162,7 @@ def discard(path: Path) -> None:
     remove(trash)
 
 
-def near(path: Path) -> str:
+def shorten_path(path: Path) -> str:
     """Return the path relative to the current folder if it lies inside it, otherwise unchanged."""
     folder = Path.cwd()
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

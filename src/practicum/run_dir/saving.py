@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from practicum.core.faults import fault
+from practicum.core.faults import inject_fault
 from practicum.errors import ResourceError
 from practicum.models.tensors import HEADER_BYTES, write_tensors
 from practicum.run_dir.checkpoints import (
@@ -26,7 +26,7 @@ from practicum.run_dir.checkpoints import (
     compute_sha256,
     step_folders,
 )
-from practicum.run_dir.differences import current_versions
+from practicum.run_dir.differences import collect_versions
 from practicum.run_dir.files import (
     build_resource_error,
     discard,
@@ -46,7 +46,7 @@ _SPARE_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class CheckpointWriter:
     """A function that writes its own files into a checkpoint's folder, and their size in bytes."""
 
     write: Callable[[Path], None]
@@ -59,7 +59,7 @@ def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, object],
     *,
-    writer: Writer | None = None,
+    writer: CheckpointWriter | None = None,
     keep: int = 2,
     tag: str | None = None,
     packages: Sequence[str] = (),
@@ -75,7 +75,7 @@ def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
     assert state.get("step", step) == step, f"step is {step}, the state says {state.get('step')}"
     texts = {
         "state.json": encode_json({**state, "step": step}) + "\n",
-        "versions.json": encode_json(current_versions(packages), indent=2) + "\n",
+        "versions.json": encode_json(collect_versions(packages), indent=2) + "\n",
         **({} if tag is None else {TAG: tag + "\n"}),
     }
     folder = run_dir.checkpoints
@@ -90,7 +90,7 @@ def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
         if shutil.disk_usage(folder).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _write(temporary, step, tensors, texts, writer)
-        fault("save.before_rename")
+        inject_fault("save.before_rename")
         _put_in_place(temporary, final)
         _prune(folder, final, step, keep)
     except ResourceError:
@@ -118,7 +118,7 @@ def _write(
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
     texts: Mapping[str, str],
-    writer: Writer | None,
+    writer: CheckpointWriter | None,
 ) -> None:
     """Write every file of a checkpoint into a new folder, the manifest last."""
     folder.mkdir()
@@ -133,7 +133,7 @@ def _write(
     for name in names:
         (folder / name).chmod(mode)
         sync(folder / name)
-    fault("save.after_tensors")
+    inject_fault("save.after_tensors")
     for name, text in texts.items():
         write_synced(folder / name, text)
     files = {
@@ -154,7 +154,7 @@ def _put_in_place(temporary: Path, final: Path) -> None:
         aside = next(name for name in names if not os.path.lexists(name))
         os.rename(final, aside)
     os.rename(temporary, final)
-    fault("save.after_rename")
+    inject_fault("save.after_rename")
     sync(final.parent)
     if aside is not None:
         discard(aside)

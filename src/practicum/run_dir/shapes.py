@@ -18,18 +18,18 @@ Step = Annotated[int, Field(ge=0, lt=2**53)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
-class _Open(BaseModel):
+class _OpenShape(BaseModel):
     """An object that may hold more."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class _Train(_Open):
+class _Train(_OpenShape):
     steps: Step
     threads: int | None = None
 
 
-class _Recipe(_Open):
+class _RecipeShape(_OpenShape):
     name: str = ""
     about: str | None = None
     seed: int = 0
@@ -38,22 +38,22 @@ class _Recipe(_Open):
     prices: dict[str, Any] | None = None
 
 
-class _Prompts(_Open):
+class _Prompts(_OpenShape):
     used: Count
     too_long: Count
 
 
-class _Set(_Open):
+class _Set(_OpenShape):
     set: dict[str, Any] = {}
 
 
-class _Resolved(_Open):
+class _Resolved(_OpenShape):
     """A recipe or a pipeline of a comparison, with the fields that a report on changes reads."""
 
     monitors: dict[str, _Set] = {}
 
 
-class SavedRun(_Open):
+class SavedRun(_OpenShape):
     """recipe.json: the resolved recipe, a digest of each input of the run, and allowed changes."""
 
     recipe: dict[str, Any]
@@ -65,21 +65,21 @@ class SavedRun(_Open):
 class _Shown(SavedRun):
     """recipe.json with the fields of the recipe that a page shows."""
 
-    recipe: _Recipe  # type: ignore[assignment]
+    recipe: _RecipeShape  # type: ignore[assignment]
 
 
-class _Stepped(_Open):
+class _Stepped(_OpenShape):
     step: Step = 0
 
 
-class _Timings(_Open):
+class _Timings(_OpenShape):
     """A row of seconds and bytes by name."""
 
     __pydantic_extra__: dict[str, Number]  # pyright: ignore[reportIncompatibleVariableOverride]
     step: Step
 
 
-class _Metrics(_Open):
+class _Metrics(_OpenShape):
     """A row of numbers by name, null where one is not finite."""
 
     __pydantic_extra__: dict[  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -98,7 +98,7 @@ class _Metrics(_Open):
         return self
 
 
-class _Rollout(RolloutRow):
+class _RolloutShape(RolloutRow):
     """A row of rollouts.jsonl; every column has a number or null for each token."""
 
     reward: Number | None
@@ -109,7 +109,7 @@ class _Rollout(RolloutRow):
     weight: list[Number | None] | None = None
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> "_Rollout":
+    def _check_lengths(self) -> "_RolloutShape":
         columns = (
             self.teacher_logprobs,
             self.divergence,
@@ -122,7 +122,7 @@ class _Rollout(RolloutRow):
         return self
 
 
-class _Alarm(_Open):
+class _AlarmShape(_OpenShape):
     step: Step
     id: str
     name: str = ""
@@ -131,13 +131,13 @@ class _Alarm(_Open):
     set: dict[str, Number] = {}
 
 
-class _Token(_Open):
+class _Token(_OpenShape):
     id: int
     text: str
     control: bool
 
 
-class _Start(_Open):
+class _Start(_OpenShape):
     first: Step
     versions: dict[str, str | int]
 
@@ -167,17 +167,17 @@ def _check_counts(evaluation: Evaluation) -> Evaluation:
 Measured = Annotated[Evaluation, AfterValidator(_check_counts)]
 
 
-class _Before(_Open):
+class _Before(_OpenShape):
     student: Measured | None
     teacher: Measured | None
     cost: dict[str, Number] = {}
 
 
-class _After(_Open):
+class _After(_OpenShape):
     student: Measured | None
 
 
-class _Measured(_Open):
+class _Measured(_OpenShape):
     """An evaluation without its answers."""
 
     accuracy: Interval | None
@@ -186,7 +186,7 @@ class _Measured(_Open):
     length: Number
 
 
-class _Sample(_Open):
+class _SampleShape(_OpenShape):
     prompt: str
     answer: str | None
     before: str
@@ -195,7 +195,7 @@ class _Sample(_Open):
     reward_after: Number | None
 
 
-class _Summary(_Open):
+class _Summary(_OpenShape):
     name: str
     steps: Step
     ended: str = ""
@@ -204,10 +204,10 @@ class _Summary(_Open):
     teacher: _Measured | None
     after: _Measured | None
     gain: Interval | None
-    samples: list[_Sample]
+    samples: list[_SampleShape]
 
 
-class _Scaling(_Open):
+class _Scaling(_OpenShape):
     N_student: Number | None
     N_teacher: dict[str, Number] | Number | None
     D: Number | None
@@ -216,22 +216,22 @@ class _Scaling(_Open):
     result: dict[str, Number | None]
 
 
-class _Scaled(_Open):
+class _Scaled(_OpenShape):
     """A summary.json with the quantities of a scaling law, which a pipeline's does not have."""
 
     scaling: _Scaling | None = None
 
 
-class _Stage(_Open):
+class _StageShape(_OpenShape):
     name: str
     slot: str | None = None
 
 
-class _Pipeline(_Open):
-    stages: list[_Stage]
+class _PipelineShape(_OpenShape):
+    stages: list[_StageShape]
 
 
-class _StageSummary(_Open):
+class _StageSummary(_OpenShape):
     name: str
     start: str
     method: str
@@ -242,25 +242,25 @@ class _StageSummary(_Open):
     after: _Measured | None
 
 
-class _Accuracy(_Open):
+class _Accuracy(_OpenShape):
     stage: str
     all: Interval | None
     by_domain: dict[str, Interval]
 
 
-class _PipelineSummary(_Open):
+class _PipelineSummary(_OpenShape):
     name: str
     stages: list[_StageSummary]
     domains: list[str]
     accuracy: list[_Accuracy]
 
 
-class _Tracking(_Open):
+class _Tracking(_OpenShape):
     type: str
     id: str
 
 
-class _Doctor(_Open):
+class _Doctor(_OpenShape):
     checks: list[dict[str, Any]] = []
 
 
@@ -274,14 +274,14 @@ RESOLVED = TypeAdapter(_Resolved)
 SCALED = TypeAdapter(_Scaled)
 DOCTOR = TypeAdapter(_Doctor)
 TRACKING = TypeAdapter(_Tracking)
-PIPELINE = TypeAdapter(_Pipeline)
+PIPELINE = TypeAdapter(_PipelineShape)
 PIPELINE_SUMMARY = TypeAdapter(_PipelineSummary)
 
 STEPPED = TypeAdapter(_Stepped)
 METRICS = TypeAdapter(_Metrics)
 TIMINGS = TypeAdapter(_Timings)
-ROLLOUT = TypeAdapter(_Rollout)
-ALARM = TypeAdapter(_Alarm)
+ROLLOUT = TypeAdapter(_RolloutShape)
+ALARM = TypeAdapter(_AlarmShape)
 VOCABULARY = TypeAdapter(_Token)
 START = TypeAdapter(_Start)
 REJECTED = TypeAdapter(dict[str, Any])

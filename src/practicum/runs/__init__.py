@@ -4,11 +4,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from practicum.runs.launch import check_resumes, distill, open_student, restored, run
+    from practicum.runs.launch import check_resumes, distill, open_student, restore_components, run
     from practicum.runs.resuming import open_run
     from practicum.runs.session import RunResult
 
-__all__ = ["RunResult", "check_resumes", "distill", "open_run", "open_student", "restored", "run"]
+__all__ = [
+    "RunResult",
+    "check_resumes",
+    "distill",
+    "open_run",
+    "open_student",
+    "restore_components",
+    "run",
+]
 
 _MODULES = {"open_run": "practicum.runs.resuming", "RunResult": "practicum.runs.session"}
 

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from practicum.core.plugins import module_of
+from practicum.core.plugins import load_plugin
 from practicum.core.randomness import seed_of
 from practicum.costs import Ledger, ModelDims
 from practicum.errors import CapabilityError, DataError, ModelError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
-from practicum.models.files import file_digest, model_digests
+from practicum.models.files import digest_file, digest_model
 from practicum.ports import (
     Backend,
     BackendContext,
     Environment,
     HoldsTeachers,
-    Learner,
+    Student,
     Model,
     SelfTeacher,
     Task,
@@ -37,16 +37,16 @@ from practicum.ports import (
 from practicum.ports.hosting import Hosted
 from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.ports.paper import PaperBackend
-from practicum.recipe import Recipe, capability_problems, clip_warning, staleness_warning
+from practicum.recipe import Recipe, find_capability_problems, explain_clip, explain_staleness
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
     Cache,
     RolloutArchive,
-    asks_teacher,
+    needs_teacher_samples,
     list_conversation_problems,
     load_recorded_rollouts,
-    replays,
-    source_problems,
+    needs_replay,
+    list_source_problems,
 )
 from practicum.tasks import TaskContext
 from practicum.text import Renderer, compare_renderers
@@ -75,63 +75,63 @@ class RunComponents:
     settings: StepSettings
     evaluation: EvaluationSettings | None
     backend: Backend
-    learner: Learner
+    student: Student
     schedule_state: ScheduleState
     identify: Callable[[], dict[str, str]]
     """Read the digests of the run's inputs by name, such as `student/config.json` or `heldout`."""
-    too_long: list[Prompt]
+    skipped_prompts: list[Prompt]
     packages: list[str]
     """The optional packages whose versions decide prompts and rewards."""
     scorers: list[ScorerInfo]
     """The scoring models other than the student: `teacher`, `teacher/math`, `reference`."""
     after_training: Sequence[Callable[[], None]]
     """The functions to call in order after training."""
-    at_end: ExitStack
+    exit_stack: ExitStack
     """The clean-up of all clients, to be closed however the run ends."""
 
     def close(self) -> None:
         """Close all clients, which ends sessions at services."""
-        self.at_end.close()
+        self.exit_stack.close()
 
     @property
     def trainer(self) -> TrainingClient:
         """Return the student's trainer without metering."""
-        return self.learner.trainer
+        return self.student.trainer
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the trainable weights by name; raises RecipeError if they are elsewhere."""
-        if self.learner.weights is None:
+        if self.student.weights is None:
             raise RecipeError(
                 "this looks into the student's weights, which are in another process or at a "
                 "service; leave backend out for it"
             )
-        return self.learner.weights
+        return self.student.weights
 
-    def teachers(self) -> dict[str, Teacher]:
+    def get_teachers(self) -> dict[str, Teacher]:
         """Return the teacher, and the reference if there is one, by role."""
         return dict(zip(("teacher", "reference"), self.parts.teachers, strict=False))
 
 
 def open_backend(recipe: Recipe, context: BackendContext) -> Backend:
     """Open the backend that the recipe names."""
-    return module_of("backends", recipe.backend.type).build(recipe.backend, context)
+    return load_plugin("backends", recipe.backend.type).build(recipe.backend, context)
 
 
 def open_local(context: BackendContext) -> Backend:
     """Open the local backend with its default settings."""
-    module = module_of("backends", "local")
+    module = load_plugin("backends", "local")
     return module.build(module.Config(), context)
 
 
 def host_model(config: ModelConfig) -> Hosted:
     """Load a model for a service."""
-    return module_of("backends", "local").host(config)
+    return load_plugin("backends", "local").host(config)
 
 
-def make_scratch(folder: Path, config: ScratchConfig, task: Task) -> Path:
+def create_scratch_model(folder: Path, config: ScratchConfig, task: Task) -> Path:
     """Return the folder of a from-scratch model for a task; create it on first use."""
-    return module_of("backends", "local").make_scratch(folder, config, task)
+    return load_plugin("backends", "local").make_scratch(folder, config, task)
 
 
 def assemble_run(
@@ -139,7 +139,7 @@ def assemble_run(
     models: Path,
     rejected: Path | None = None,
     scores: Path | None = None,
-    at_end: ExitStack | None = None,
+    exit_stack: ExitStack | None = None,
 ) -> RunComponents:
     """Assemble a run.
 
@@ -147,10 +147,10 @@ def assemble_run(
     `scores` is the folder of `cached` teachers that name none; with None they do not store scores.
     `at_end`, or without it `RunComponents.close`, closes what was opened, also after an error.
     """
-    warnings = staleness_warning(recipe.objective, recipe.rollout), clip_warning(recipe.objective)
+    warnings = explain_staleness(recipe.objective, recipe.rollout), explain_clip(recipe.objective)
     for warning in filter(None, warnings):
         log.warning(warning)
-    return _Assembly(recipe, models, rejected, scores, at_end).build()
+    return _Assembly(recipe, models, rejected, scores, exit_stack).build()
 
 
 def load_model(config: ScorerConfig) -> Model:
@@ -160,15 +160,15 @@ def load_model(config: ScorerConfig) -> Model:
         raise AssertionError("a model that is named needs no task")
 
     context = BackendContext(0, Path(), refuse_task, lambda: open_local(context))
-    return open_local(context).scorer(config, "model")
+    return open_local(context).load_scorer(config, "model")
 
 
-def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Learner]:
+def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Student]:
     """Load only the student of a recipe; `models` is the folder of from-scratch models."""
     seed = seed_of(recipe.seed, "student")
     context = BackendContext(seed, models, lambda: build_task(recipe), lambda: open_local(context))
     backend = open_backend(recipe, context)
-    return backend, backend.student(recipe.student)
+    return backend, backend.load_student(recipe.student)
 
 
 def assemble_on_paper(
@@ -179,7 +179,7 @@ def assemble_on_paper(
     Also returns its backend, which records the requests.
     """
     # Backends of other packages need not have this function.
-    build = vars(module_of("backends", recipe.backend.type)).get("build_on_paper")
+    build = vars(load_plugin("backends", recipe.backend.type)).get("build_on_paper")
     if build is None:
         raise CapabilityError(
             f"plan: backend {recipe.backend.type!r} has no build_on_paper, so what it costs is not "
@@ -192,12 +192,14 @@ def assemble_on_paper(
 
 def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | None) -> None:
     """Raise CapabilityError if a teacher cannot give what its settings promised."""
-    problems = capability_problems(recipe.objective, teacher.capabilities, recipe.teacher.type)
+    problems = find_capability_problems(recipe.objective, teacher.capabilities, recipe.teacher.type)
     if reference is not None and recipe.reference is not None:
-        problems += capability_problems(
+        problems += find_capability_problems(
             recipe.objective, reference.capabilities, recipe.reference.type, against="reference"
         )
-    problems += source_problems(recipe.rollout.source, teacher.capabilities, recipe.teacher.type)
+    problems += list_source_problems(
+        recipe.rollout.source, teacher.capabilities, recipe.teacher.type
+    )
     if problems:
         raise CapabilityError(problems)
 
@@ -207,9 +209,9 @@ def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> Step
     return StepPlan(
         objective=recipe.objective,
         n=recipe.rollout.n,
-        sampling=recipe.rollout.sampling(stop_ids),
+        sampling=recipe.rollout.build_sampling_params(stop_ids),
         source=recipe.rollout.source,
-        adam=recipe.optimizer.adam(step, recipe.train.steps),
+        adam=recipe.optimizer.build_adam_params(step, recipe.train.steps),
     )
 
 
@@ -222,11 +224,11 @@ def build_task(
     """
     packages = [] if packages is None else packages
     context = TaskContext(recipe.seed, Path(recipe.base_dir), rejected, packages)
-    return module_of("tasks", recipe.task.type).build(recipe.task, context)
+    return load_plugin("tasks", recipe.task.type).build(recipe.task, context)
 
 
-def evaluation_settings(
-    recipe: Recipe, task: Task, student: Learner | Model
+def build_evaluation_settings(
+    recipe: Recipe, task: Task, student: Student | Model
 ) -> EvaluationSettings | None:
     """Return the held-out prompts and their sampling settings, or None if there are no prompts."""
     config = recipe.evaluation
@@ -244,7 +246,7 @@ def evaluation_settings(
 
 
 def split_by_length(
-    prompts: Sequence[Prompt], student: Learner | Model, recipe: Recipe
+    prompts: Sequence[Prompt], student: Student | Model, recipe: Recipe
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Return the prompts that leave room for a completion, and the prompts that are too long."""
     limit = min(recipe.prompt_tokens, student.context_length - recipe.longest_answer)
@@ -255,19 +257,19 @@ def split_by_length(
     return fit, too_long
 
 
-def _digest_student(student: Learner, *, is_local: bool) -> dict[str, str]:
+def _digest_student(student: Student, *, is_local: bool) -> dict[str, str]:
     """Return the digests of the student's files.
 
     A student at a service has its name and the digests of its tokenizer instead.
     """
     if is_local:
-        return _add_prefix("student", model_digests(student.source))
+        return _add_prefix("student", digest_model(student.source))
     return {"student/name": student.source, **_digest_tokenizer("student", student.renderer)}
 
 
 def _digest_tokenizer(part: str, renderer: Renderer) -> dict[str, str]:
     source = str(renderer.tokenizer.name_or_path)
-    return _add_prefix(f"{part}/tokenizer", model_digests(source, weights=False))
+    return _add_prefix(f"{part}/tokenizer", digest_model(source, weights=False))
 
 
 def _add_prefix(part: str, digests: Mapping[str, str]) -> dict[str, str]:
@@ -280,12 +282,12 @@ def load_archive(
 ) -> tuple[RolloutArchive, dict[str, str]]:
     """Return the archive of earlier rollouts, and the digest of the recipe's tape, if any."""
     source = recipe.rollout.source
-    newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if replays(source) else 0)
+    newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if needs_replay(source) else 0)
     if not isinstance(source, Cache):
         return RolloutArchive(newest), {}
     path = Path(recipe.base_dir) / source.path
     tape = load_recorded_rollouts(path, prompts, renderer, recipe.longest_answer)
-    return RolloutArchive(newest, tape), {"tape": file_digest(path)}
+    return RolloutArchive(newest, tape), {"tape": digest_file(path)}
 
 
 class _Assembly:
@@ -317,7 +319,7 @@ class _Assembly:
         self.identities: list[Callable[[], Mapping[str, str]]] = []
         self.backend_context = BackendContext(
             seed=seed_of(recipe.seed, "student"),
-            models=models,
+            models_dir=models,
             task=lambda: self.task,
             local=lambda: open_local(self.backend_context),
             at_end=self.at_end,
@@ -332,12 +334,12 @@ class _Assembly:
         recipe, task, ledger = self.recipe, self.task, self.ledger
         self.backend = backend or open_backend(recipe, self.backend_context)
         self.on_paper = on_paper
-        self.student = student = self.backend.student(recipe.student)
+        self.student = student = self.backend.load_student(recipe.student)
         is_local = recipe.backend.checkpoints_here
         self.identities.append(lambda: _digest_student(student, is_local=is_local))
         meter = ledger.meter("student")
-        if student.shape is not None:
-            ledger.shapes["student"] = student.shape
+        if student.dims is not None:
+            ledger.dims["student"] = student.dims
         teacher = self.build_teacher("teacher", recipe.teacher)
         reference = (
             None if recipe.reference is None else self.build_teacher("reference", recipe.reference)
@@ -352,7 +354,7 @@ class _Assembly:
             )
         archive, tape = load_archive(recipe, prompts, student.renderer)
         schedule_state = ScheduleState(recipe.schedules, recipe.train.steps)
-        evaluation = evaluation_settings(recipe, task, student)
+        evaluation = build_evaluation_settings(recipe, task, student)
         heldout = evaluation.prompts if evaluation else ()
         self.identities.append(
             lambda: {"prompts": _digest(prompts), "heldout": _digest(heldout), **tape}
@@ -361,14 +363,16 @@ class _Assembly:
             seed=recipe.seed,
             prompts_per_step=recipe.train.prompts_per_step,
             plan=lambda step: build_step_plan(
-                recipe.at(schedule_state.at(step)), student.renderer.stop_ids, step
+                recipe.replace_numbers(schedule_state.compute_numbers(step)),
+                student.renderer.stop_ids,
+                step,
             ),
             updates=recipe.train.updates_per_step,
             epochs=recipe.train.epochs,
         )
         parts = StepComponents(
-            student=MeteredTrainer(student.trainer, student.shape, student.learning, meter),
-            sampler=wrap_client(self.backend.sampler(student), meter),
+            student=MeteredTrainer(student.trainer, student.dims, student.trainable_dims, meter),
+            sampler=wrap_client(self.backend.build_sampler(student), meter),
             teacher=teacher,
             task=task,
             renderer=student.renderer,
@@ -382,16 +386,16 @@ class _Assembly:
             settings=settings,
             evaluation=evaluation,
             backend=self.backend,
-            learner=student,
+            student=student,
             schedule_state=schedule_state,
             identify=lambda: {
                 name: digest for read in self.identities for name, digest in read().items()
             },
-            too_long=too_long,
+            skipped_prompts=too_long,
             packages=self.packages,
             scorers=self.scorers,
             after_training=self.after_training,
-            at_end=self.at_end,
+            exit_stack=self.at_end,
         )
 
     def build_teacher(self, role: str, config: Any) -> Teacher:
@@ -401,14 +405,14 @@ class _Assembly:
                 "the teacher is the student with the student's own prompt, so there is little to "
                 "learn; write {type: privileged, teacher: {type: self}, ...} to let it see more"
             )
-        names = scorer_names(role, config)
+        names = name_scorers(role, config)
 
         def build(context: TeacherContext, config: Any) -> Teacher:
             # A wrapper such as `cached` builds its inner teacher through this function, with the
             # very settings object of the recipe, so its identity tells which model it names.
             if (name := names.get(id(config))) is not None:
                 context = self._narrow_context(context, name)
-            return module_of("teachers", config.type).build(config, context)
+            return load_plugin("teachers", config.type).build(config, context)
 
         context = TeacherContext(
             renderer=self.student.renderer,
@@ -416,11 +420,11 @@ class _Assembly:
             load_model=lambda config: self.load_model(config, role),
             build=build,
             base_dir=Path(self.recipe.base_dir),
-            scores=self.scores,
+            scores_dir=self.scores,
             after_training=self.after_training,
             at_end=self.at_end,
             task=self.task,
-            on_paper=self.on_paper,
+            is_dry_run=self.on_paper,
         )
         return build(context, config)
 
@@ -435,30 +439,34 @@ class _Assembly:
             load_model=lambda config: self.load_model(config, name),
             load_renderer=lambda config: self.load_renderer(config, name),
             reads=lambda path: self.identities.append(
-                lambda: {f"{name}/{path.name}": file_digest(path)}
+                lambda: {f"{name}/{path.name}": digest_file(path)}
             ),
         )
 
     def load_self(self, rule: WeightUpdateRule, name: str) -> SelfTeacher:
         """Return the student's weights as a scorer."""
         # A self-teacher has the student's dimensions, but its FLOPs are counted under its own name.
-        if "student" in self.ledger.shapes:
-            self.ledger.shapes[name] = self.ledger.shapes["student"]
+        if "student" in self.ledger.dims:
+            self.ledger.dims[name] = self.ledger.dims["student"]
         updates = self.recipe.train.updates_per_step * self.recipe.train.epochs
-        return self.backend.self_teacher(self.student, replace(rule, updates=updates), name)
+        return self.backend.build_self_teacher(self.student, replace(rule, updates=updates), name)
 
     def load_model(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model; raises a PracticumError if it does not fit the student."""
-        model = self.backend.scorer(config, name)
-        if model.unsampled and not name.startswith("reference") and self._needs_teacher_samples():
+        model = self.backend.load_scorer(config, name)
+        if (
+            model.no_sampling_reason
+            and not name.startswith("reference")
+            and self._needs_teacher_samples()
+        ):
             raise ModelError(
-                f"{model.unsampled}; as a teacher it can score alone: write evaluation.teacher: "
+                f"{model.no_sampling_reason}; as a teacher it can score alone: write evaluation.teacher: "
                 "false and rollout.source: student"
             )
-        self.identities.append(lambda: _add_prefix(name, model_digests(model.source)))
-        if model.shape is not None:
-            self.ledger.shapes[name] = model.shape
-        self.scorers.append(ScorerInfo(name, model.renderer, model.shape))
+        self.identities.append(lambda: _add_prefix(name, digest_model(model.source)))
+        if model.dims is not None:
+            self.ledger.dims[name] = model.dims
+        self.scorers.append(ScorerInfo(name, model.renderer, model.dims))
         # Render once, so that a missing chat template is an error before the first step.
         model.renderer.render(self.task.train_prompts()[0].messages)
         compare_renderers(self.student.renderer, model.renderer)
@@ -473,12 +481,12 @@ class _Assembly:
     def _needs_teacher_samples(self) -> bool:
         """Return True if the teacher must sample, for training or for its evaluation."""
         evaluation = self.recipe.evaluation
-        return asks_teacher(self.recipe.rollout.source) or (
+        return needs_teacher_samples(self.recipe.rollout.source) or (
             evaluation.teacher and evaluation.prompts > 0
         )
 
 
-def scorer_names(role: str, config: TeacherConfig) -> dict[int, str]:
+def name_scorers(role: str, config: TeacherConfig) -> dict[int, str]:
     """Return the names of a teacher's models, such as `teacher/math`, by `id` of the settings."""
     return {
         id(inside): "/".join([role, *(key.partition(".")[2] for key in keys if "." in key)])

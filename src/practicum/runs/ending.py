@@ -3,7 +3,7 @@
 from practicum.costs import BudgetTracker
 from practicum.monitors import Alarm
 from practicum.recipe import TrainConfig
-from practicum.report.tables import FINISHED, SPENT
+from practicum.report.tables import FINISHED_BY, BUDGET_SPENT
 from practicum.run_dir import RunDir, read_rows, shapes
 from practicum.runs.records import locate_timings
 
@@ -41,11 +41,11 @@ class Ending:
         The next step is assumed to cost as much as the most expensive of the last ones.
         """
         if self._finish is not None:
-            return f"{FINISHED} {self._finish.id} {self._finish.name}"
+            return f"{FINISHED_BY} {self._finish.id} {self._finish.name}"
         if self._budget is None:
             return None
-        exceeded = self._budget.exceeded(self.spending.spent, self.spending.next_step)
-        return None if exceeded is None else f"{SPENT}: no further step fits its {exceeded}"
+        exceeded = self._budget.find_exceeded(self.spending.totals, self.spending.next_step)
+        return None if exceeded is None else f"{BUDGET_SPENT}: no further step fits its {exceeded}"
 
     def is_last(self, step: int) -> bool:
         """Return True if the run is complete after this step. A signal only interrupts it."""

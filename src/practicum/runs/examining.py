@@ -80,7 +80,7 @@ class RunEvaluator:
             return None
         log.info("evaluating the teacher in its own context")
         return evaluate_teacher(
-            parts.teacher, self._components.learner.renderer, parts.task, settings
+            parts.teacher, self._components.student.renderer, parts.task, settings
         )
 
     def _read_back(self) -> None:

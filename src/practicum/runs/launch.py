@@ -14,7 +14,7 @@ from practicum.core.notes import hide_notes, show_notes
 from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.errors import CheckpointError, RecipeError
 from practicum.objective import Objective
-from practicum.ports import Backend, Learner
+from practicum.ports import Backend, Student
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import RunDir
 from practicum.runs.assembly import RunComponents, assemble_run, load_student
@@ -31,7 +31,7 @@ __all__ = [
     "distill",
     "open_run",
     "open_student",
-    "restored",
+    "restore_components",
     "run",
 ]
 
@@ -126,12 +126,12 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     return run(recipe, out=out, resume=resume, allow_changed=allow_changed, console=console)
 
 
-def open_student(path: str | Path) -> tuple[Backend, Learner]:
+def open_student(path: str | Path) -> tuple[Backend, Student]:
     """Load a run's student with the weights of its newest intact checkpoint, and its backend."""
     run_dir, recipe = open_run(path)
     checkpoint = require_newest(run_dir)
     if not recipe.backend.checkpoints_here:
-        where = ", ".join(checkpoint.tensors("student"))
+        where = ", ".join(checkpoint.read_tensors("student"))
         raise CheckpointError(
             f"{path}: the student is at a service, {where}, and its weights are not here; "
             "ask the service"
@@ -141,11 +141,11 @@ def open_student(path: str | Path) -> tuple[Backend, Learner]:
     return backend, student
 
 
-def restored(run_dir: RunDir, recipe: Recipe) -> RunComponents:
+def restore_components(run_dir: RunDir, recipe: Recipe) -> RunComponents:
     """Assemble a run with the weights of its newest intact checkpoint."""
     with hide_notes():
         components = assemble_run(recipe, run_dir.models)
     checkpoint = require_newest(run_dir)
-    components.backend.load(components.learner, checkpoint.path, moments=False)
+    components.backend.load(components.student, checkpoint.path, moments=False)
     components.parts.teacher.load_state(load_teacher_tensors(checkpoint))
     return components

@@ -92,7 +92,7 @@ class MoveSchedules:
 
     def on_step(self, step: FinishedStep) -> None:
         """Update the schedules; raises NumericError if their metric is missing."""
-        self.schedule_state.after_step(step.metrics)
+        self.schedule_state.update(step.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class SoundAlarms:
         for alarm in step.alarms:
             self.schedule_state.change(alarm.set)
             if alarm.action != "log":
-                log.info(f"alarm: {alarm.line()}")
+                log.info(f"alarm: {alarm.describe()}")
             if self.ending.finish_by(alarm):
                 log.info(
                     f"finished after step {alarm.step} of {self.ending.steps}, as {alarm.id} asks"
@@ -131,7 +131,7 @@ class SoundAlarms:
         worst = find_worst_alarm(step.alarms)
         if worst is not None and worst.action == "stop":
             raise AlarmError(
-                f"stopped by {worst.line()}; this step's weights are not kept, the newest "
+                f"stopped by {worst.describe()}; this step's weights are not kept, the newest "
                 "checkpoint is from before: go on from it with --resume "
                 f"monitors.{worst.id}=warn, or start again with the change"
             )
@@ -195,7 +195,7 @@ class LeaveRun:
         worst = find_worst_alarm(step.alarms)
         if worst is not None and worst.action == "pause" and worst.step < self.ending.steps:
             raise AlarmError(
-                f"paused by {worst.line()}; the state is saved: look, then go on with --resume, "
+                f"paused by {worst.describe()}; the state is saved: look, then go on with --resume, "
                 "or start again with the change"
             )
         number = self.ending.signal
@@ -209,5 +209,7 @@ class LeaveRun:
 
 def build_tag(alarms: Sequence[Alarm]) -> str | None:
     """Return the text that protects a step's checkpoint from pruning, or None."""
-    lines = [alarm.line() for alarm in alarms if alarm.action in ("checkpoint", "finish", "pause")]
+    lines = [
+        alarm.describe() for alarm in alarms if alarm.action in ("checkpoint", "finish", "pause")
+    ]
     return "\n".join(lines) if lines else None

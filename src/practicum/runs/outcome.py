@@ -5,13 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from practicum.costs import ModelDims, cost_summary
+from practicum.costs import ModelDims, summarize_costs
 from practicum.recipe import Recipe
-from practicum.report.tables import ALL_DONE, answers, comparison, side_by_side
+from practicum.report.tables import (
+    ALL_DONE,
+    build_completion_rows,
+    build_comparison,
+    pair_completions,
+)
 from practicum.run_dir import RunDir, read_rows, shapes
 from practicum.runs.console import Console
 from practicum.statistics import Interval
-from practicum.training.evaluation import Evaluation, gain
+from practicum.training.evaluation import Evaluation, compare_accuracy
 from practicum.types import Metrics
 
 
@@ -28,7 +33,7 @@ class RunEvaluations:
         """Return the gain in accuracy, paired by prompt, or None without both evaluations."""
         if self.before is None or self.after is None:
             return None
-        return gain(self.before, self.after, seed)
+        return compare_accuracy(self.before, self.after, seed)
 
 
 def build_summary(
@@ -42,7 +47,7 @@ def build_summary(
     rows = list(read_rows(run_dir.metrics_jsonl, shapes.METRICS))
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
     accuracy_gain = evaluations.compare_accuracy(recipe.seed)
-    evaluation_costs = {when: cost_summary([cost]) for when, cost in evaluations.costs.items()}
+    evaluation_costs = {when: summarize_costs([cost]) for when, cost in evaluations.costs.items()}
     return {
         "name": recipe.name,
         "seed": recipe.seed,
@@ -56,18 +61,18 @@ def build_summary(
         "empty_updates": int(
             sum(row.get("empty_updates", 0.0) for row in rows if not row.get("nonfinite"))
         ),
-        "before": None if before is None else before.summary(),
-        "teacher": None if teacher is None else teacher.summary(),
-        "after": None if after is None else after.summary(),
+        "before": None if before is None else before.summarize(),
+        "teacher": None if teacher is None else teacher.summarize(),
+        "after": None if after is None else after.summarize(),
         "gain": None if accuracy_gain is None else asdict(accuracy_gain),
         "alarms": dict(
             sorted(
                 Counter(row["id"] for row in read_rows(run_dir.alarms_jsonl, shapes.ALARM)).items()
             )
         ),
-        "cost": {**cost_summary(rows), "evaluation": evaluation_costs},
+        "cost": {**summarize_costs(rows), "evaluation": evaluation_costs},
         "scaling": build_scaling_record(model_shapes, rows, after),
-        "samples": side_by_side(before, after),
+        "samples": pair_completions(before, after),
     }
 
 
@@ -107,10 +112,12 @@ def print_outcome(
     if summary["samples"]:
         columns = ["prompt", "before", "after"]
         console.table(
-            "held-out prompts, before and after", columns, answers(summary["samples"], columns)
+            "held-out prompts, before and after",
+            columns,
+            build_completion_rows(summary["samples"], columns),
         )
     if evaluations.before is not None and evaluations.after is not None:
-        cells = comparison(evaluations.before, evaluations.after, evaluations.teacher)
+        cells = build_comparison(evaluations.before, evaluations.after, evaluations.teacher)
         console.table("held-out evaluation", ["", "before", "after", "teacher"], cells)
     accuracy_gain = summary["gain"]
     rows = {}

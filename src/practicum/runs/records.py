@@ -7,7 +7,7 @@ from typing import Any
 from practicum.costs import WIRE_BYTES
 from practicum.monitors import Alarm
 from practicum.rollouts import RolloutRow, to_exact_floats
-from practicum.run_dir import Journal, RunDir, json_number, read_rows, shapes
+from practicum.run_dir import Journal, RunDir, to_json_number, read_rows, shapes
 from practicum.text import Renderer
 from practicum.training.loop import StepResult
 from practicum.types import Rollout, TokenRecord
@@ -64,7 +64,7 @@ class RunJournals:
             if _is_nondeterministic(name):
                 timings[name] = number
             else:
-                metrics[name] = json_number(number)
+                metrics[name] = to_json_number(number)
         self._metrics.append({"step": result.step, **metrics})
         self._timings.append({"step": result.step, **timings})
         self._write_tokens(result)
@@ -87,7 +87,7 @@ class RunJournals:
     def write_alarms(self, alarms: Sequence[Alarm]) -> None:
         """Append a row for each alarm."""
         for alarm in alarms:
-            self._alarms.append(alarm.row())
+            self._alarms.append(alarm.to_row())
 
     def sync(self) -> None:
         """Wait until the rows are on the disk, so that no checkpoint is newer than its rows."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from practicum import run_dir as folders
 from practicum.errors import CheckpointError, RecipeError
-from practicum.recipe import Recipe, bring_up, parse_recipe, resolved
-from practicum.recipe.schedule import depends_on_steps
+from practicum.recipe import Recipe, bring_up, parse_recipe, resolve_recipe
+from practicum.recipe.schedule import needs_run_length
 from practicum.run_dir import Difference, RunDir
 from practicum.runs.assembly import RunComponents
 
@@ -31,13 +31,13 @@ def check_changes(
     run_dir: RunDir, recipe: Recipe, allow_changed: Sequence[str]
 ) -> list[Difference]:
     """Return the permitted changes of the recipe; raises RecipeError with each other change."""
-    saved = resolved(open_run(run_dir.path)[1])
-    changes, refused = folders.split_changes(saved, resolved(recipe), allow_changed)
+    saved = resolve_recipe(open_run(run_dir.path)[1])
+    changes, refused = folders.split_changes(saved, resolve_recipe(recipe), allow_changed)
     if refused:
         heading = (
             f"{run_dir.path}: the recipe changed since the run began; start a new run, or undo:"
         )
-        raise RecipeError([heading, *map(str, refused), *folders.proposal(refused, saved)])
+        raise RecipeError([heading, *map(str, refused), *folders.propose_flags(refused, saved)])
     return changes
 
 
@@ -71,13 +71,13 @@ def write_recipe(
     folders.write_json(
         run_dir.recipe_json,
         {
-            "recipe": resolved(recipe),
+            "recipe": resolve_recipe(recipe),
             "identity": identity,
             "prompts": {
                 "used": len(components.parts.prompts),
-                "too_long": len(components.too_long),
+                "too_long": len(components.skipped_prompts),
             },
-            "changes": earlier + [asdict(change.at(first)) for change in changes],
+            "changes": earlier + [asdict(change.to_change(first)) for change in changes],
         },
     )
 
@@ -92,7 +92,7 @@ def _compare_identity(
             "and prompts are taken to be the same; from now on they are compared"
         )
         return
-    changed = folders.changed_parts(saved, current)
+    changed = folders.list_changed_parts(saved, current)
     if changed:
         raise RecipeError(
             f"{run_dir.path}: since the run began, {', '.join(changed)}; a run only resumes on the "
@@ -102,7 +102,7 @@ def _compare_identity(
 
 def _log_new_length(recipe: Recipe, changes: Sequence[Difference]) -> None:
     """Log the schedules that depend on a changed `train.steps`."""
-    names = [name for name, schedule in recipe.schedules.items() if depends_on_steps(schedule)]
+    names = [name for name, schedule in recipe.schedules.items() if needs_run_length(schedule)]
     if recipe.optimizer.schedule != "constant":
         names.append("optimizer.schedule")
     if names and any(change.field == "train.steps" for change in changes):

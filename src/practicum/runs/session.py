@@ -16,8 +16,8 @@ from practicum.errors import Interrupted
 from practicum.monitors import PhaseSpeedMonitor
 from practicum.recipe import Recipe
 from practicum.report import write_report
-from practicum.report.tables import cost_lines
-from practicum.rollouts import replays
+from practicum.report.tables import describe_cost
+from practicum.rollouts import needs_replay
 from practicum.run_dir import Journal, RunDir
 from practicum.runs import state
 from practicum.runs.assembly import RunComponents, assemble_run
@@ -113,10 +113,10 @@ class Session:
 
     def _log_skipped_prompts(self, components: RunComponents) -> None:
         """Log the number of training prompts that are left out."""
-        if components.too_long:
+        if components.skipped_prompts:
             count, total = (
-                len(components.too_long),
-                len(components.too_long) + len(components.parts.prompts),
+                len(components.skipped_prompts),
+                len(components.skipped_prompts) + len(components.parts.prompts),
             )
             log.info(
                 f"{count} of {total} prompts left out: longer than prompt_tokens "
@@ -127,7 +127,7 @@ class Session:
         """Record the step at which the run started or resumed, and the package versions."""
         with closing(Journal(self.run_dir.path / "starts.jsonl", essential=False)) as starts:
             starts.append(
-                {"first": first, "versions": folders.current_versions(components.packages)}
+                {"first": first, "versions": folders.collect_versions(components.packages)}
             )
 
     def _raise_if_interrupted(self, step: int) -> None:
@@ -154,7 +154,7 @@ class Session:
         if ending.reason is not None:
             return
         steps, lag = self.recipe.train.steps, self.recipe.rollout.max_staleness
-        rollouts_required = replays(self.recipe.rollout.source)
+        rollouts_required = needs_replay(self.recipe.rollout.source)
         roles = self._find_synchronous_roles()
         self.console.begin(steps, first)
         with (
@@ -206,13 +206,16 @@ class Session:
     ) -> RunResult:
         """Write the summary and the report, and show the outcome of the run."""
         summary = build_summary(
-            self.run_dir, self.recipe, evaluations, components.parts.ledger.shapes, ending.reason
+            self.run_dir, self.recipe, evaluations, components.parts.ledger.dims, ending.reason
         )
         folders.write_json(self.run_dir.summary_json, summary)
         self.tracker.finish(summary)
         write_report(self.run_dir.path)
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
-        cost = cost_lines(summary, self.recipe, ending.spending)
-        where = {"run folder": folders.near(self.run_dir.path), "report": "report.html in it"}
+        cost = describe_cost(summary, self.recipe, ending.spending)
+        where = {
+            "run folder": folders.shorten_path(self.run_dir.path),
+            "report": "report.html in it",
+        }
         print_outcome(self.console, evaluations, summary, {"time": seconds, **cost, **where})
         return RunResult(self.run_dir.path, summary)

@@ -8,7 +8,7 @@ from torch import Tensor
 from practicum import run_dir as folders
 from practicum.errors import CheckpointError, RecipeError
 from practicum.recipe import Recipe
-from practicum.rollouts import replays
+from practicum.rollouts import needs_replay
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.runs.assembly import RunComponents
 from practicum.runs.records import RunJournals
@@ -51,14 +51,14 @@ def restore(
     if checkpoint is None:
         return
     for line in folders.compare_versions(
-        checkpoint.versions, folders.current_versions(components.packages)
+        checkpoint.versions, folders.collect_versions(components.packages)
     ):
         log.warning(f"{line}; bit-exact resume is not promised")
-    components.backend.load(components.learner, checkpoint.path)
-    for role, teacher in components.teachers().items():
+    components.backend.load(components.student, checkpoint.path)
+    for role, teacher in components.get_teachers().items():
         teacher.load_state(load_teacher_tensors(checkpoint, role))
     components.schedule_state.load_state(checkpoint.state.get("schedules", {}))
-    if replays(recipe.rollout.source):
+    if needs_replay(recipe.rollout.source):
         rows = folders.read_rows(run_dir.rollouts_jsonl, folders.shapes.ROLLOUT)
         components.parts.archive.restore(rows, components.parts.prompts, step)
     log.info(f"resumed after step {step}")
@@ -83,9 +83,9 @@ def save(
         step,
         tensors,
         state,
-        writer=folders.Writer(
-            lambda folder: components.backend.save(components.learner, folder),
-            components.learner.state_bytes,
+        writer=folders.CheckpointWriter(
+            lambda folder: components.backend.save(components.student, folder),
+            components.student.state_bytes,
         ),
         keep=recipe.train.keep_checkpoints,
         tag=tag,
@@ -97,7 +97,7 @@ def check_space(run_dir: RunDir, components: RunComponents) -> None:
     """Raise ResourceError if the disk has no room for a checkpoint."""
     states = collect_teacher_states(components, lambda role: None)
     size = sum(tensor.nbytes for named in states.values() for tensor in named.values())
-    folders.check_space(run_dir, components.learner.state_bytes + size)
+    folders.check_space(run_dir, components.student.state_bytes + size)
 
 
 def collect_teacher_states(
@@ -108,7 +108,7 @@ def collect_teacher_states(
     `newest(role)` is the state after the newest step of a teacher that is asked ahead, else None.
     """
     states: dict[str, dict[str, Tensor]] = {}
-    for role, teacher in components.teachers().items():
+    for role, teacher in components.get_teachers().items():
         # The state of a teacher that is asked ahead has moved on with the steps in flight.
         state = newest(role)
         tensors = teacher.save_state() if state is None else dict(state)
@@ -119,4 +119,6 @@ def collect_teacher_states(
 
 def load_teacher_tensors(checkpoint: Checkpoint, role: str = "teacher") -> dict[str, Tensor]:
     """Return the saved tensors of the teacher or of the reference, empty if it has none."""
-    return checkpoint.tensors(role) if (checkpoint.path / f"{role}.safetensors").is_file() else {}
+    return (
+        checkpoint.read_tensors(role) if (checkpoint.path / f"{role}.safetensors").is_file() else {}
+    )

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from practicum.core.plugins import module_of
+from practicum.core.plugins import load_plugin
 from practicum.errors import ResourceError
-from practicum.recipe import Recipe, resolved
+from practicum.recipe import Recipe, resolve_recipe
 from practicum.run_dir import RunDir, read_json, read_rows, shapes, write_json
 from practicum.trackers import Tracker, TrackerContext
 
@@ -42,10 +42,10 @@ class RunTracker:
             recipe.name,
             _load_run_id(run_dir, kind),
             run_dir.path,
-            dict(flatten_settings(resolved(recipe))),
+            dict(flatten_settings(resolve_recipe(recipe))),
         )
         return cls(
-            module_of("trackers", kind).build(recipe.tracking, context), run_dir.metrics_jsonl
+            load_plugin("trackers", kind).build(recipe.tracking, context), run_dir.metrics_jsonl
         )
 
     def __enter__(self) -> "RunTracker":

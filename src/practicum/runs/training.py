@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from practicum.errors import RecipeError, TeacherError, VerifierError
 from practicum.monitors import Watch
-from practicum.recipe import Recipe, override, parse_recipe, resolved
+from practicum.recipe import Recipe, override, parse_recipe, resolve_recipe
 from practicum.recipe.schedule import ScheduleState
 from practicum.run_dir import RunDir, read_rows, shapes
 from practicum.runs.ending import Ending
@@ -72,15 +72,15 @@ def open_watch(
     run_dir: RunDir, recipe: Recipe, schedule_state: ScheduleState, ending: Ending
 ) -> Watch:
     """Return the monitors as after the newest checkpoint, and repeat their recipe changes."""
-    settings = resolved(recipe)
+    settings = resolve_recipe(recipe)
 
     def accepts(overrides: Sequence[str]) -> bool:
         """Return True if the overrides change the recipe and it stays valid."""
-        changed = resolved(recipe)
+        changed = resolve_recipe(recipe)
         try:
             for text in overrides:
                 override(changed, text)
-            return resolved(parse_recipe(changed, "patch")) != settings
+            return resolve_recipe(parse_recipe(changed, "patch")) != settings
         except RecipeError:
             return False
 

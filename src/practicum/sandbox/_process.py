@@ -39,7 +39,7 @@ class NoLine(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """The limits of a process, which is always a single one and writes no file."""
 
     memory: int = 4 << 30
@@ -52,7 +52,7 @@ class Limits:
 class Sandbox:
     """The settings of sandboxed processes, which may read and execute beneath `readable`."""
 
-    limits: Limits = Limits()
+    limits: ProcessLimits = ProcessLimits()
     required: bool = True
     """Refuse to start if a wall cannot stand; otherwise start within those that can."""
     readable: Sequence[str] | None = None

@@ -90,7 +90,7 @@ def _read_hostname(header: str) -> str | None:
         return None
 
 
-def make_app(
+def build_app(
     service: Service, *, token: str | None = None, hosts: frozenset[str] | None = None
 ) -> ASGIApp:
     """Return the ASGI application; it answers under the names `hosts` (None: any)."""

@@ -11,7 +11,7 @@ from practicum.server.refusals import HttpRefusal
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ResponseBody:
     """The body of a finished request, protobuf or JSON."""
 
     body: bytes
@@ -33,8 +33,8 @@ class Futures:
     def __init__(
         self, max_open: int = 4096, max_bytes: int = 2**28, max_answers: int = 2**14
     ) -> None:
-        self._open: dict[str, Future[Answer]] = {}
-        self._answers: OrderedDict[str, Answer | None] = OrderedDict()
+        self._open: dict[str, Future[ResponseBody]] = {}
+        self._answers: OrderedDict[str, ResponseBody | None] = OrderedDict()
         self._expired: OrderedDict[str, None] = OrderedDict()
         self._answer_bytes = 0
         self._lock = threading.Lock()
@@ -42,7 +42,7 @@ class Futures:
         self._max_bytes = max_bytes
         self._max_answers = max_answers
 
-    def open(self, request_id: str, begin: Callable[[], "Future[Answer]"]) -> None:
+    def open(self, request_id: str, begin: Callable[[], "Future[ResponseBody]"]) -> None:
         """Begin a request unless its id has begun, so that a request sent twice is done once."""
         if request_id in self:
             return
@@ -58,7 +58,7 @@ class Futures:
         # Added after the entry, because the callback of a finished future runs here and now.
         future.add_done_callback(partial(self._keep_answer, request_id))
 
-    def get(self, request_id: str) -> "Future[Answer]":
+    def get(self, request_id: str) -> "Future[ResponseBody]":
         """Return the future of a request.
 
         Raise `HttpRefusal` with 410 if its answer has been dropped and with 404 if there was no
@@ -88,7 +88,7 @@ class Futures:
         with self._lock:
             return request_id in self._open or request_id in self._answers
 
-    def _keep_answer(self, request_id: str, future: "Future[Answer]") -> None:
+    def _keep_answer(self, request_id: str, future: "Future[ResponseBody]") -> None:
         """Keep an answer, or None for a cancelled request; runs on the thread that finished it."""
         answer = None if future.cancelled() else future.result()
         with self._lock:
@@ -108,9 +108,9 @@ class Futures:
                 self._expired.popitem(last=False)
 
 
-def _build_future(answer: Answer | None) -> "Future[Answer]":
+def _build_future(answer: ResponseBody | None) -> "Future[ResponseBody]":
     """Return a future with this answer, or a cancelled one for None."""
-    future: Future[Answer] = Future()
+    future: Future[ResponseBody] = Future()
     if answer is None:
         future.cancel()
         future.set_running_or_notify_cancel()
@@ -119,5 +119,5 @@ def _build_future(answer: Answer | None) -> "Future[Answer]":
     return future
 
 
-def _count_bytes(answer: Answer | None) -> int:
+def _count_bytes(answer: ResponseBody | None) -> int:
     return 0 if answer is None else len(answer.body)

@@ -57,7 +57,7 @@ class OfSession(Body):
     session_id: Name
 
 
-class Adapters(Body):
+class AdapterSettings(Body):
     """The size and place of the adapters.
 
     Adapters of the unembedding are not supported, whatever `train_unembed` is.
@@ -83,7 +83,7 @@ class CreateModel(Body):
     model_seq_id: Count
     base_model: Name
     user_metadata: dict[str, Any] | None = None
-    lora_config: Adapters | None = None
+    lora_config: AdapterSettings | None = None
     optimizer_config: Optimizer = Optimizer()
 
 

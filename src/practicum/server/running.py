@@ -17,7 +17,7 @@ from torch import Tensor
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError, PracticumError
 from practicum.ports.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
-from practicum.server.futures import Answer
+from practicum.server.futures import ResponseBody
 from practicum.server.refusals import HttpRefusal
 from practicum.server.requests import SampleBody, TensorData
 from practicum.server.shelf import ModelCache
@@ -154,7 +154,7 @@ class SamplingExecutor:
         loaded = self._shelf.get(sampler.base)
         model, overlay = self._resolve_weights(sampler, loaded)
         requests: list[_SamplePlan] = []
-        answers: dict[int, Answer] = {}
+        answers: dict[int, ResponseBody] = {}
         for number, item in enumerate(items):
             try:
                 requests.append(_plan(item, number, loaded, self._most_tokens))
@@ -165,7 +165,7 @@ class SamplingExecutor:
         yield from _score_drawn(model, overlay, requests)
         for request in requests:
             body = encode_samples(_assemble(request), greedy=request.params.temperature == 0)
-            answers[request.number] = Answer(body, PROTOBUF)
+            answers[request.number] = ResponseBody(body, PROTOBUF)
         _report(sampler.base, requests, time.monotonic() - start)
         return [answers[number] for number in range(len(items))]
 
@@ -173,11 +173,11 @@ class SamplingExecutor:
         """Return the modules and the weights that replace theirs."""
         spec = sampler.spec
         if spec is None:
-            return loaded.reader(), None
+            return loaded.build_reader(), None
         # All adapters of one shape share a tree of modules; their weights are swapped in per batch.
         shape = spec.base, spec.rank, spec.parts
         if shape not in self._trees:
-            self._trees[shape] = spec.build(loaded).reader()
+            self._trees[shape] = spec.build(loaded).build_reader()
         if sampler.published is not None:
             return self._trees[shape], sampler.published.weights
         return self._trees[shape], self._load_overlay(sampler, loaded)
@@ -185,8 +185,8 @@ class SamplingExecutor:
     def _load_overlay(self, sampler: Sampler, loaded: Hosted) -> Mapping[str, Tensor]:
         assert sampler.path is not None
         if sampler.path not in self._overlays:
-            tensors = self._store.load(sampler.path).tensors("student")
-            self._overlays[sampler.path] = loaded.reader().bring(tensors)
+            tensors = self._store.load(sampler.path).read_tensors("student")
+            self._overlays[sampler.path] = loaded.build_reader().bring(tensors)
             while len(self._overlays) > MAX_OVERLAYS:
                 self._overlays.popitem(last=False)
         self._overlays.move_to_end(sampler.path)
@@ -267,12 +267,12 @@ def _score_in_turns(
     return scores
 
 
-def encode_failure(error: PracticumError | HttpRefusal) -> Answer:
+def encode_failure(error: PracticumError | HttpRefusal) -> ResponseBody:
     """Return the answer to a request that cannot be executed as it is."""
     return encode_json({"error": " ".join(str(error).split()), "category": "user"})
 
 
-def encode_error(error: Exception) -> Answer:
+def encode_error(error: Exception) -> ResponseBody:
     """Return the answer to a request that raised an error, and log it."""
     if isinstance(error, PracticumError | HttpRefusal):
         log.info(f"refused: {error}")
@@ -284,9 +284,9 @@ def encode_error(error: Exception) -> Answer:
     return encode_json({"error": text, "category": "server"})
 
 
-def encode_json(reply: Mapping[str, object]) -> Answer:
+def encode_json(reply: Mapping[str, object]) -> ResponseBody:
     """Return a finished answer in JSON."""
-    return Answer(json.dumps(reply, allow_nan=False).encode(), "application/json")
+    return ResponseBody(json.dumps(reply, allow_nan=False).encode(), "application/json")
 
 
 def _plan(requested: SampleItem, number: int, loaded: Hosted, most_tokens: int) -> _SamplePlan:

@@ -46,8 +46,8 @@ class ModelSaver:
             raise CheckpointError(
                 f"{path} has rank {spec.rank} around {' and '.join(spec.parts)}, the model another"
             )
-        optimizer = checkpoint.tensors("optimizer") if with_optimizer else {}
-        model.load(base, {"student": checkpoint.tensors("student"), "optimizer": optimizer})
+        optimizer = checkpoint.read_tensors("optimizer") if with_optimizer else {}
+        model.load(base, {"student": checkpoint.read_tensors("student"), "optimizer": optimizer})
         model.steps = model.saved_steps = int(state["steps"]) if with_optimizer else 0
         log.info(f"{model.spec.base}: loaded {path}")
 

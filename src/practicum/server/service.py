@@ -24,7 +24,7 @@ from practicum.core.randomness import seed_of
 from practicum.ports import AdamParams
 from practicum.server import requests as bodies
 from practicum.server.catalogue import Catalogue
-from practicum.server.futures import Answer, Futures
+from practicum.server.futures import ResponseBody, Futures
 from practicum.server.limits import RequestLimits
 from practicum.server.refusals import HttpRefusal
 from practicum.server.running import (
@@ -37,7 +37,7 @@ from practicum.server.running import (
     encode_json,
 )
 from practicum.server.saving import ModelSaver
-from practicum.server.sessions import Session, search, sort_by_age
+from practicum.server.sessions import ClientSession, search, sort_by_age
 from practicum.server.shelf import ModelCache
 from practicum.server.store import CheckpointAddress, Store
 from practicum.server.training import (
@@ -85,7 +85,7 @@ class Service:
         # uvicorn may run a request in an empty context (`reset_contextvars`), without log handlers.
         self._context = copy_context()
         self._worker = Worker(encode_error, shelf.fits)
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, ClientSession] = {}
         self._models: dict[str, TrainingModel] = {}
         self.catalogue = Catalogue(shelf, store, students, self._models)
         self._samplers: dict[str, Sampler] = {}
@@ -107,7 +107,7 @@ class Service:
             raise HttpRefusal(429, f"{MAX_SESSIONS} sessions are open; close some", retry_after=30)
         session_id = str(uuid.uuid4())
         metadata = {key: str(value) for key, value in (body.user_metadata or {}).items()}
-        session = Session(session_id, time.monotonic(), body.display_name, metadata)
+        session = ClientSession(session_id, time.monotonic(), body.display_name, metadata)
         self._sessions[session_id] = session
         return {"type": "create_session", "session_id": session_id}
 
@@ -152,7 +152,7 @@ class Service:
         ]
         return {"sessions": summaries, "next_cursor": cursor}
 
-    def _touch_session(self, session_id: str) -> Session:
+    def _touch_session(self, session_id: str) -> ClientSession:
         """Return a session, which is alive; refuse with 410 if it has ended or is unknown."""
         if session_id not in self._sessions:
             raise HttpRefusal(
@@ -180,7 +180,7 @@ class Service:
         model_id = f"{session.id}:train:{body.model_seq_id}"
         model = self._add_model(session, model_id, spec, body.user_metadata)
 
-        def create() -> Answer:
+        def create() -> ResponseBody:
             model.attach(self._shelf.get(spec.base))
             log.info(f"{spec.base}: a new model to train, rank {spec.rank}")
             return encode_json({"type": "create_model", "model_id": model.id})
@@ -207,7 +207,7 @@ class Service:
             model_id = f"{session.id}:train:{body.model_seq_id}"
             model = self._add_model(session, model_id, spec, metadata)
 
-        def load() -> Answer:
+        def load() -> ResponseBody:
             self._saver.load(model, body.path, with_optimizer=body.optimizer)
             return encode_json({"type": "load_weights", "path": body.path, "model_id": model.id})
 
@@ -237,7 +237,7 @@ class Service:
         """Add the gradient of a loss to the accumulated one, or compute only the loss."""
         model = self._get_model(request.model_id)
 
-        def run() -> Answer:
+        def run() -> ResponseBody:
             start = time.monotonic()
             result = forward_backward(model, self._shelf.get(model.spec.base), request)
             tokens = sum(len(datum.tokens) for datum in request.data)
@@ -251,7 +251,7 @@ class Service:
                 logprobs.view(datum.inputs["target_tokens"].shape)
                 for logprobs, datum in zip(result.logprobs, request.data, strict=True)
             ]
-            return Answer(encode_training(shaped, {"loss:sum": sum(result.losses)}), PROTOBUF)
+            return ResponseBody(encode_training(shaped, {"loss:sum": sum(result.losses)}), PROTOBUF)
 
         return self._queue_training(model, run, request.seq_id)
 
@@ -267,7 +267,7 @@ class Service:
             resolve_max_grad_norm(adam.grad_clip_norm),
         )
 
-        def step() -> Answer:
+        def step() -> ResponseBody:
             metrics = dict(step_optimizer(model, self._shelf.get(model.spec.base), params))
             if metrics.get("empty_updates"):
                 log.info(
@@ -302,7 +302,7 @@ class Service:
         session = model.id.split(":")[0]
         sampler_id = f"{session}:sample:{body.sampling_session_seq_id}"
 
-        def publish() -> Answer:
+        def publish() -> ResponseBody:
             weights = model.attach(self._shelf.get(model.spec.base)).save_state()["student"]
             copies = {name: tensor.clone() for name, tensor in weights.items()}
             published = PublishedWeights(sampler_id, copies)
@@ -327,7 +327,7 @@ class Service:
         """Queue a save on disk; raise DataError if the name cannot be part of an address."""
         address = CheckpointAddress.read(f"tinker://{model.id}/{name}")
 
-        def save() -> Answer:
+        def save() -> ResponseBody:
             self._saver.save(
                 model,
                 address,
@@ -400,7 +400,11 @@ class Service:
     # Inside
 
     def _add_model(
-        self, session: Session, model_id: str, spec: AdapterSpec, metadata: Mapping[str, Any] | None
+        self,
+        session: ClientSession,
+        model_id: str,
+        spec: AdapterSpec,
+        metadata: Mapping[str, Any] | None,
     ) -> TrainingModel:
         if model_id in self._models:
             return self._models[model_id]
@@ -419,7 +423,7 @@ class Service:
         if model is None:
             return
 
-        def release() -> Answer:
+        def release() -> ResponseBody:
             for kind in MAX_UNNAMED:
                 for sampler in self._unnamed.pop((model_id, kind), ()):
                     self._samplers.pop(sampler, None)
@@ -433,14 +437,14 @@ class Service:
     def _queue_training(
         self,
         model: TrainingModel,
-        work: Callable[[], Answer],
+        work: Callable[[], ResponseBody],
         number: int | str | None,
         *,
         is_new: bool = False,
     ) -> Reply:
         """Queue the work of a training request; a model whose creation fails is forgotten."""
 
-        def run(items: object) -> list[Answer]:
+        def run(items: object) -> list[ResponseBody]:
             try:
                 return [work()]
             except BaseException:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from practicum.errors import RecipeError, ResourceError
 from practicum.models.config import ModelConfig
-from practicum.models.sources import conversion_pending, locate
+from practicum.models.sources import needs_conversion, locate
 
 TOKEN_VARIABLE = "PRACTICUM_SERVER_TOKEN"
 PREFIX = "tml-"
@@ -65,19 +65,19 @@ def serve(options: ServerOptions) -> None:
         raise RecipeError(
             "serve needs starlette and uvicorn: pip install 'practicum[server]'"
         ) from error
-    from practicum.server.app import make_app
+    from practicum.server.app import build_app
     from practicum.server.limits import RequestLimits
     from practicum.server.protocol import build_protocol
     from practicum.server.service import Service
     from practicum.server.shelf import ModelCache
     from practicum.server.store import Store
-    from practicum.server.wire import messages
+    from practicum.server.wire import load_messages
 
-    messages()
+    load_messages()
     bound_memory()
     served, students = parse_models(options)
     for name, config in served.items():
-        if conversion_pending(str(config.model)):
+        if needs_conversion(str(config.model)):
             log.info(f"converting {name} to safetensors, once: about 20 s")
         locate(config)
     token = read_token(options.token_file)
@@ -94,7 +94,7 @@ def serve(options: ServerOptions) -> None:
     service = Service(ModelCache(served, memory), Store(options.out), students, limits=limits)
     hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host}) if local else None
     config = uvicorn.Config(
-        make_app(service, token=token, hosts=hosts),
+        build_app(service, token=token, hosts=hosts),
         log_config=None,
         log_level="error",
         access_log=False,

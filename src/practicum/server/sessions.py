@@ -9,7 +9,7 @@ from practicum.server.requests import SearchSessions
 
 
 @dataclass(slots=True)
-class Session:
+class ClientSession:
     """A client's session: its name, its models and samplers.
 
     `last_seen` is in seconds of the monotonic clock.
@@ -46,12 +46,12 @@ class Session:
         }
 
 
-def sort_by_age(sessions: Iterable[Session]) -> list[Session]:
+def sort_by_age(sessions: Iterable[ClientSession]) -> list[ClientSession]:
     """Return the sessions newest first, the order of every listing."""
     return sorted(sessions, key=lambda session: (session.created, session.id), reverse=True)
 
 
-def search(sessions: Iterable[Session], query: SearchSessions) -> list[Session]:
+def search(sessions: Iterable[ClientSession], query: SearchSessions) -> list[ClientSession]:
     """Return all sessions that match from the query's cursor on, newest first."""
     if query.statuses is not None and all(
         status.get("type") != "active" for status in query.statuses
@@ -64,7 +64,7 @@ def search(sessions: Iterable[Session], query: SearchSessions) -> list[Session]:
     return [session for session in matches if (session.created, session.id) < last]
 
 
-def _matches(session: Session, query: SearchSessions) -> bool:
+def _matches(session: ClientSession, query: SearchSessions) -> bool:
     if any(session.metadata.get(key) != value for key, value in query.user_metadata.items()):
         return False
     if query.session_id is None and query.display_name is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from practicum.errors import ResourceError
 from practicum.models.config import ModelConfig
-from practicum.models.files import fingerprint
+from practicum.models.files import compute_fingerprint
 from practicum.models.sources import locate
 from practicum.ports.hosting import Hosted
 from practicum.runs.assembly import host_model
@@ -83,7 +83,7 @@ class ModelCache:
     def compute_fingerprint(self, name: str) -> str:
         """Return the SHA-256 of the model's files, computed once."""
         if name not in self._fingerprints:
-            self._fingerprints[name] = fingerprint(self.get(name).source)
+            self._fingerprints[name] = compute_fingerprint(self.get(name).source)
         return self._fingerprints[name]
 
     def _evict(self, size: int, keep: str | None = None) -> None:

@@ -123,7 +123,7 @@ class Store:
         """
         checkpoint = self.load(str(source))
         stems = ("student", "optimizer") if source.kind == "weights" else ("student",)
-        tensors = {stem: checkpoint.tensors(stem) for stem in stems}
+        tensors = {stem: checkpoint.read_tensors(stem) for stem in stems}
         self.save(target, tensors, checkpoint.state, overwrite=True, lifetime=lifetime)
 
     def load(self, text: str) -> Checkpoint:

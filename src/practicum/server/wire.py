@@ -32,7 +32,7 @@ EMPTY = -99999.0
 
 
 @cache
-def messages() -> ModuleType:
+def load_messages() -> ModuleType:
     """Return the message classes; raise RecipeError if the tinker package is missing."""
     package = importlib.util.find_spec("tinker")
     if package is None or not package.submodule_search_locations:
@@ -72,7 +72,7 @@ def read_train_request(body: bytes) -> TrainRequest:
     """Parse a forward_backward request; raise `HttpRefusal` with 400 for other bytes."""
     from google.protobuf.message import DecodeError
 
-    message = messages().ForwardBackwardRequest()
+    message = load_messages().ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
     except DecodeError as error:
@@ -109,7 +109,7 @@ def _read_datum(message: Any, number: int) -> TrainDatum:
 
 
 def _read_tensor(message: Any, where: str) -> Tensor:
-    names = messages()
+    names = load_messages()
     dtypes = {names.DTYPE_FLOAT32: "<f4", names.DTYPE_INT64: "<i8", names.DTYPE_INT32: "<i4"}
     dtype = dtypes.get(message.dtype)
     if dtype is None:
@@ -207,7 +207,7 @@ def encode_samples(answer: SampleAnswer, *, greedy: bool) -> bytes:
     Log-probabilities are those under the sampling distribution; for greedy samples, the model's
     own.
     """
-    message = messages().SampleResponse()
+    message = load_messages().SampleResponse()
     for number, sample in enumerate(answer.samples):
         sequence = message.sequences.add()
         sequence.stop_reason = int(sample.stop_reason == "length")
@@ -233,7 +233,7 @@ def encode_training(logprobs: Sequence[Tensor], metrics: Mapping[str, float]) ->
 
     Neighbours with the same K share a record.
     """
-    message = messages().ForwardBackwardOutput()
+    message = load_messages().ForwardBackwardOutput()
     message.loss_fn_output_type = "ArrayRecord"
     for trailing, run in groupby(logprobs, key=lambda tensor: tuple(tensor.shape[1:])):
         tensors = list(run)
@@ -241,7 +241,7 @@ def encode_training(logprobs: Sequence[Tensor], metrics: Mapping[str, float]) ->
         record.type_tag = "ArrayRecord"
         record.num_datums = len(tensors)
         batched = record.fields["logprobs"]
-        batched.dtype = messages().DTYPE_FLOAT32
+        batched.dtype = load_messages().DTYPE_FLOAT32
         batched.trailing_shape.extend(trailing)
         batched.data = b"".join(_encode(tensor, torch.float32) for tensor in tensors)
         offsets = np.cumsum([0, *(4 * tensor.numel() for tensor in tensors)])
@@ -261,7 +261,9 @@ def _write_topk(message: Any, table: TopKTable) -> None:
 def _write_tensor(
     message: Any, tensor: Tensor, dtype: torch.dtype, sparse: SparseLayout | None = None
 ) -> None:
-    message.dtype = messages().DTYPE_FLOAT32 if dtype == torch.float32 else messages().DTYPE_INT32
+    message.dtype = (
+        load_messages().DTYPE_FLOAT32 if dtype == torch.float32 else load_messages().DTYPE_INT32
+    )
     message.shape.extend(tensor.shape if sparse is None else sparse.shape)
     if sparse is None:
         message.dense = _encode(tensor, dtype)

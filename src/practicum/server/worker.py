@@ -17,7 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
-from practicum.server.futures import Answer
+from practicum.server.futures import ResponseBody
 
 MAX_BATCH = 512
 LINGER, MAX_LINGER = 0.01, 0.1
@@ -25,7 +25,7 @@ LINGER, MAX_LINGER = 0.01, 0.1
 
 TURN_SECONDS = 0.2
 
-Steps = Generator[None, None, Sequence[Answer]]
+Steps = Generator[None, None, Sequence[ResponseBody]]
 """Work that yields where other work may run, and returns its answers."""
 
 
@@ -38,11 +38,11 @@ class ModelJob:
     """
 
     item: Any
-    run: Callable[[Sequence[Any]], Sequence[Answer] | Steps]
+    run: Callable[[Sequence[Any]], Sequence[ResponseBody] | Steps]
     key: Hashable | None = None
     lane: int | None = None
     base: str | None = None
-    future: "Future[Answer]" = field(default_factory=Future)
+    future: "Future[ResponseBody]" = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class Worker:
 
     def __init__(
         self,
-        encode_error: Callable[[Exception], Answer],
+        encode_error: Callable[[Exception], ResponseBody],
         fits: Callable[[str], bool] = lambda base: True,
     ) -> None:
         self._encode_error = encode_error
@@ -82,7 +82,7 @@ class Worker:
         )
         self._thread.start()
 
-    def submit(self, job: ModelJob) -> "Future[Answer]":
+    def submit(self, job: ModelJob) -> "Future[ResponseBody]":
         """Queue a job; cancel its future if the worker has closed."""
         with self._changed:
             if self._closing:
@@ -210,7 +210,7 @@ def _is_same_batch(job: ModelJob, first: ModelJob) -> bool:
     return job.key == first.key and job.lane == first.lane
 
 
-def _resolve(jobs: Sequence[ModelJob], answers: Sequence[Answer]) -> None:
+def _resolve(jobs: Sequence[ModelJob], answers: Sequence[ResponseBody]) -> None:
     """Give each job its answer, unless it has been cancelled meanwhile."""
     for job, answer in zip(jobs, answers, strict=True):
         if job.future.running() or job.future.set_running_or_notify_cancel():

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from practicum.recipe import Recipe, override, parse_recipe, resolve_path, resolved
+from practicum.recipe import Recipe, override, parse_recipe, resolve_path, resolve_recipe
 
 
 def apply_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -10,7 +10,7 @@ def apply_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 
     RecipeError if it does not accept them.
     """
-    values = resolved(recipe)
+    values = resolve_recipe(recipe)
     for text in overrides:
         override(values, resolve_path(text, values))
     return parse_recipe(values, recipe.name)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 from practicum.errors import DataError
 from practicum.types import Message, Prompt
 
@@ -93,7 +93,7 @@ def read_prompt(line: bytes, name: str, largest: int) -> Prompt:
     row = _parse_row(line)
     for field in row:
         if field not in FIELDS:
-            raise Rejected(f"unknown field {field!r}; {did_you_mean(field, FIELDS)}")
+            raise Rejected(f"unknown field {field!r}; {suggest_name(field, FIELDS)}")
     identity = _get_text(row, "id")
     if identity is not None and not identity.strip():
         raise Rejected("id is empty; leave it out or give it a text")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.ports import Task
@@ -68,7 +68,7 @@ class ReasoningGym:
         if config.generator not in generators:
             raise DataError(
                 f"task.generator: no generator named {config.generator!r}; "
-                f"{did_you_mean(config.generator, generators)}"
+                f"{suggest_name(config.generator, generators)}"
             )
         self._heldout = self._generate("heldout", config.heldout_size, frozenset())
         excluded = frozenset(prompt.messages for prompt in self._heldout)

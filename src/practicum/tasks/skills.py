@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import PromptSet, TaskContext
@@ -84,7 +84,7 @@ class Config(BaseModel):
 def _check_names(field: str, names: Sequence[str], skills: Collection[str]) -> None:
     for name in names:
         if name not in skills:
-            raise ValueError(f"{field}: no skill named {name!r}; {did_you_mean(name, skills)}")
+            raise ValueError(f"{field}: no skill named {name!r}; {suggest_name(name, skills)}")
         if names.count(name) > 1:
             raise ValueError(f"{field}: {name!r} stands twice; write each skill once")
 

@@ -51,7 +51,7 @@ class Config(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class WalkerTurn:
     """The two digits of a turn that push the walker, and the first digit that the student sees."""
 
     cue: int
@@ -69,7 +69,7 @@ class Walk:
     """A start position and the turns that follow."""
 
     start: int
-    turns: tuple[Turn, ...]
+    turns: tuple[WalkerTurn, ...]
 
     def find_position(self, actions: Sequence[str]) -> int:
         """Return the position after these actions; a text that is no action counts as 0."""
@@ -163,11 +163,11 @@ def _draw_walk(config: Config, seed: int) -> Walk:
     return Walk(start, tuple(_draw_turn(config, draw) for _ in range(config.turns)))
 
 
-def _draw_turn(config: Config, draw: random.Random) -> Turn:
+def _draw_turn(config: Config, draw: random.Random) -> WalkerTurn:
     # All four numbers are drawn whatever the noise, so that the noise changes only what is visible.
     cue, digit, false_cue = (draw.randrange(10) for _ in range(3))
     is_wrong = draw.random() < config.noise
-    return Turn(cue, digit, false_cue if is_wrong else cue)
+    return WalkerTurn(cue, digit, false_cue if is_wrong else cue)
 
 
 def build(config: Config, context: TaskContext) -> Task:

@@ -150,6 +150,6 @@ def check_texts(
         token, (server_text, student_text) = min(unequal.items())
         raise VocabularyError(
             f"{client.address}: the server's tokens are not the student's: {len(unequal)} of "
-            f"{len(pairs)} texts differ, id {token} is {client.shown(server_text, 40)!a} there and "
+            f"{len(pairs)} texts differ, id {token} is {client.quote(server_text, 40)!a} there and "
             f"{student_text[:40]!a} here; take a teacher of the student's family, or a text signal"
         )

@@ -91,6 +91,6 @@ class ClientTeacher(FollowerTeacher):
         ]
         return self._client.sample(samples, params)
 
-    def voice(self, prompt: Prompt) -> PromptedClient:
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient:
         """Return the client with the tokens of the prompt in its own rendering."""
         return PromptedClient(self._client, self._renderer.render(prompt.messages))

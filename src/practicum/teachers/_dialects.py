@@ -121,7 +121,7 @@ class Vllm:
             "prompt_logprobs": k,
             **_build_neutral_sampling(temperature),
         }
-        return JsonRequest("/v1/completions", body, largest=_limit_bytes(len(ids), k))
+        return JsonRequest("/v1/completions", body, max_answer_bytes=_limit_bytes(len(ids), k))
 
     def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Parse positions that map ids to candidates; the scored token is always one of them."""
@@ -159,7 +159,9 @@ class Vllm:
             "stop_token_ids": sorted(params.stop_ids),
             **_build_sampling(params),
         }
-        return JsonRequest("/v1/completions", body, largest=_limit_bytes(params.max_new_tokens, 2))
+        return JsonRequest(
+            "/v1/completions", body, max_answer_bytes=_limit_bytes(params.max_new_tokens, 2)
+        )
 
     def parse_completion(self, answer: Any) -> ServerCompletion:
         """Parse token ids; `stop_reason` is the token that ended them, if the request named it."""
@@ -194,7 +196,7 @@ class Sglang:
             "top_logprobs_num": k,
             "return_text_in_logprobs": True,
         }
-        return JsonRequest("/generate", body, largest=_limit_bytes(len(ids), k))
+        return JsonRequest("/generate", body, max_answer_bytes=_limit_bytes(len(ids), k))
 
     def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Parse a position as `[logprob, id, text]`, and its candidates as a list of them."""
@@ -224,7 +226,9 @@ class Sglang:
             },
             "return_logprob": True,
         }
-        return JsonRequest("/generate", body, largest=_limit_bytes(params.max_new_tokens, 2))
+        return JsonRequest(
+            "/generate", body, max_answer_bytes=_limit_bytes(params.max_new_tokens, 2)
+        )
 
     def parse_completion(self, answer: Any) -> ServerCompletion:
         """Parse token ids; `finish_reason` names the stop token that matched."""
@@ -264,7 +268,7 @@ class Echo:
             "temperature": temperature,
             "top_p": 1.0,
         }
-        return JsonRequest("/v1/completions", body, largest=_limit_bytes(len(ids), k))
+        return JsonRequest("/v1/completions", body, max_answer_bytes=_limit_bytes(len(ids), k))
 
     def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Parse four parallel lists: the prompt first, then the generated tokens."""
@@ -320,7 +324,7 @@ def _build_openai_request(
         "temperature": params.temperature,
         "top_p": params.top_p,
     }
-    return JsonRequest(path, body, largest=_limit_bytes(params.max_new_tokens, 2))
+    return JsonRequest(path, body, max_answer_bytes=_limit_bytes(params.max_new_tokens, 2))
 
 
 def parse_chat_completion(answer: Any) -> ServerCompletion:

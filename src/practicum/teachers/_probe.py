@@ -23,7 +23,7 @@ from practicum.teachers._dialects import (
     read_model_name,
 )
 from practicum.text import make_printable
-from practicum.text.safe import SHOWN
+from practicum.text.safe import MAX_EXCERPT_CHARACTERS
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 USUAL_VOCABULARY = 2048
@@ -79,7 +79,7 @@ class Probe:
     parity: float | None = None
 
     @property
-    def mark(self) -> float | None:
+    def canary_sum(self) -> float | None:
         """The sum of the canary's log-probabilities, which a recipe can pin as `canary`."""
         return None if self.canary is None else float(self.canary.double().sum())
 
@@ -102,11 +102,11 @@ class Probe:
         topk = f", topk(k={self.largest_k}, support=teacher) or less" if self.largest_k else ""
         return f"sampled{topk}"
 
-    def lines(self) -> list[str]:
+    def render_lines(self) -> list[str]:
         """Return the result for a terminal, line by line."""
         alias = others = ""
         if self.answered_by not in (None, self.model):
-            alias = f" (its answers say {make_printable(str(self.answered_by))[:SHOWN]})"
+            alias = f" (its answers say {make_printable(str(self.answered_by))[:MAX_EXCERPT_CHARACTERS]})"
         if len(self.models) > 1:
             others = f" of {len(self.models)}: {', '.join(self.models[:SHOWN_MODELS])}"
         lines = [f"model: {self.model}{alias}{others}", f"signals: {self.signals}"]
@@ -135,11 +135,11 @@ class Probe:
             f"scores: {tempered}",
             f"repeated: differ by {alone:.1e} alone and {company:.1e} in company{noisy}",
             f"time: {self.seconds:.2f} s for {tokens} tokens",
-            f"canary: {self.mark:.4f}",
+            f"canary: {self.canary_sum:.4f}",
         ]
 
 
-def canary_of(vocabulary: int | None) -> ScoreRequest:
+def build_canary(vocabulary: int | None) -> ScoreRequest:
     """Return a fixed sequence of tokens of the vocabulary.
 
     It is no text, so that the scores of two models differ.
@@ -161,11 +161,11 @@ def probe(
     Errors: TeacherError if it cannot be reached or answers nonsense, CapabilityError if it can
     neither score nor sample.
     """
-    models, context = served(client)
+    models, context = list_models(client)
     chosen = choose_model(client, models, model)
     failures: list[str] = []
     for candidate in DIALECTS if dialect == "auto" else [d for d in DIALECTS if d.name == dialect]:
-        scorer = _CanaryScorer(client, candidate, chosen, vocabulary, canary_of(vocabulary))
+        scorer = _CanaryScorer(client, candidate, chosen, vocabulary, build_canary(vocabulary))
         try:
             scorer.score(0)
         except (RequestRefused, _UnexpectedFormat) as error:
@@ -182,7 +182,7 @@ def probe(
             return Probe(chosen, models, None, context=context, seconds=monotonic() - start)
         except (RequestRefused, LookupError, TypeError, ValueError) as error:
             _raise_if_unauthorized(error)
-            failures.append(f"chat: {client.shown(str(error))}")
+            failures.append(f"chat: {client.quote(str(error))}")
     raise CapabilityError(
         f"{client.address}: no way of asking for log-probabilities or answers works "
         f"({'; '.join(failures)})"
@@ -200,7 +200,7 @@ class _UnexpectedFormat(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _ProbeAnswer:
     """A server's scores of a sequence: validated, as they came, and the model that it names."""
 
     signal: TeacherSignal
@@ -218,7 +218,7 @@ class _CanaryScorer:
     vocabulary: int | None
     canary: ScoreRequest
 
-    def score(self, k: int, temperature: float = 1.0, company: int = 0) -> _Answer:
+    def score(self, k: int, temperature: float = 1.0, company: int = 0) -> _ProbeAnswer:
         """Return the canary's scores, alone or with `company` other sequences in the batch."""
         k = min(k, self.vocabulary or k)
         prompt, tokens = self.canary.prompt_tokens, self.canary.tokens
@@ -234,7 +234,7 @@ class _CanaryScorer:
         try:
             scores = self.dialect.parse_scores(answer, self.canary, k)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            reason = self.client.shown(f"{type(error).__name__}: {error}", 120)
+            reason = self.client.quote(f"{type(error).__name__}: {error}", 120)
             raise _UnexpectedFormat(f"the answer has another form ({reason})") from None
         try:
             returned_k = min(k, len(scores.top[0])) if k else 0
@@ -243,7 +243,7 @@ class _CanaryScorer:
             raise TeacherError(
                 f"{self.client.address}: the answer to the canary is wrong: {error}"
             ) from None
-        return _Answer(signal, scores, read_model_name(answer))
+        return _ProbeAnswer(signal, scores, read_model_name(answer))
 
 
 def _probe_scores(
@@ -369,7 +369,7 @@ def _compare(greedy: Sequence[int], best: Sequence[int]) -> float:
     return sum(first == second for first, second in pairs) / len(pairs)
 
 
-def served(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
+def list_models(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
     """Return the ids of the models that a server offers, and the context of the first, if told."""
     try:
         answer = client.ask(JsonRequest("/v1/models", name="the list of models"))
@@ -379,7 +379,7 @@ def served(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
         return (), None
     try:
         entries: Sequence[Any] = answer["data"]
-        names = tuple(client.shown(str(entry["id"]), LONGEST_ID) for entry in entries)
+        names = tuple(client.quote(str(entry["id"]), LONGEST_ID) for entry in entries)
         length = entries[0].get("max_model_len") if entries else None
     except (LookupError, TypeError, AttributeError):
         raise TeacherError(

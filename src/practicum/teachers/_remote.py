@@ -26,7 +26,7 @@ from practicum.teachers._dialects import (
     parse_chat_completion,
     read_model_name,
 )
-from practicum.teachers._probe import Probe, match_canaries, measure_difference, served
+from practicum.teachers._probe import Probe, match_canaries, measure_difference, list_models
 from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import (
     Message,
@@ -82,9 +82,9 @@ class ServerGenerator:
             yield
         finally:
             if self.meter is not None:
-                self.meter.sent(phase, self.http.wire_bytes - before)
+                self.meter.count_bytes(phase, self.http.wire_bytes - before)
 
-    def asked(
+    def request_samples(
         self,
         requests: Sequence[JsonRequest],
         parse: Callable[[Any], ServerCompletion],
@@ -236,8 +236,8 @@ class RemoteClient(StepFollower):
         if name != first_name:
             raise TeacherError(
                 f"{self._http.address}: the server's model changed since the start: "
-                f"{json_request.name} was answered by {self._http.shown(str(name))} and not "
-                f"{self._http.shown(str(first_name))}; serve the model that the run began with and "
+                f"{json_request.name} was answered by {self._http.quote(str(name))} and not "
+                f"{self._http.quote(str(first_name))}; serve the model that the run began with and "
                 "resume, or start a new run"
             )
         scores = _parse(
@@ -283,7 +283,7 @@ class RemoteClient(StepFollower):
 
     def check_same_model(self) -> None:
         """Raise TeacherError if the server's model changed since the start, by id or by canary."""
-        names, _ = served(self._http)
+        names, _ = list_models(self._http)
         if names and self._probe.model not in names:
             raise TeacherError(
                 f"{self._http.address}: the server's model changed: it has "
@@ -317,7 +317,9 @@ class RemoteClient(StepFollower):
             self._dialect.build_sample_request(self._probe.model, request, params)
             for request in requests
         ]
-        samples = self._generator.asked(json_requests, self._dialect.parse_completion, params)
+        samples = self._generator.request_samples(
+            json_requests, self._dialect.parse_completion, params
+        )
         largest = max((int(sample.tokens.max()) for sample in samples), default=0)
         if largest >= self._vocabulary:
             raise TeacherError(
@@ -370,7 +372,7 @@ class TextTeacher(Teacher):
             )
             for request in requests
         ]
-        return self._generator.asked(json_requests, parse_chat_completion, params)
+        return self._generator.request_samples(json_requests, parse_chat_completion, params)
 
     def _build_messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
         turns = [{"role": message.role, "content": message.content} for message in messages]
@@ -378,7 +380,7 @@ class TextTeacher(Teacher):
             return turns
         return [{"role": "system", "content": self._system}, *turns]
 
-    def voice(self, prompt: Prompt) -> PromptedClient:
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient:
         """Return the server as a client of this prompt alone."""
         return PromptedClient(
             _ChatClient(self, prompt),
@@ -447,7 +449,7 @@ def _parse(http: JsonClient, request: JsonRequest, parse: Callable[[Any], T], an
     try:
         return parse(answer)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        reason = http.shown(f"{type(error).__name__}: {error}", 120)
+        reason = http.quote(f"{type(error).__name__}: {error}", 120)
         raise TeacherError(
             f"{http.address}{request.path}: the answer about {request.name} has not the form of "
             f"the probe's ({reason}); look at the server's log, and resume"

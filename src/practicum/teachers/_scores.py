@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from practicum.core.faults import fault
+from practicum.core.faults import inject_fault
 from practicum.errors import ResourceError, TeacherError
 
 Entry = dict[str, Tensor]
@@ -183,7 +183,7 @@ class ScoreStore:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        fault("scores.before_rename")
+        inject_fault("scores.before_rename")
         os.replace(temporary, path)
         # The new name is on the disk only once the folder is.
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)

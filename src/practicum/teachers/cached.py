@@ -119,8 +119,8 @@ def _explain_self(config: SelfConfig) -> str:
 class CacheStats:
     """The counts of a teacher: completions `asked` for, `found` and, without room, `left_out`."""
 
-    asked: int = 0
-    found: int = 0
+    requests: int = 0
+    hits: int = 0
     left_out: int = 0
 
 
@@ -157,7 +157,7 @@ class CachingClient:
     def describe(self) -> str:
         """Return one line on the hits and the bytes a token."""
         counts, scores = self.counts, self.scores
-        hits = f"{counts.found} of {counts.asked} completions were scored before"
+        hits = f"{counts.hits} of {counts.requests} completions were scored before"
         if scores is None or not scores.tokens:
             return hits
         left_out = f", {counts.left_out} did not fit" if counts.left_out else ""
@@ -189,8 +189,8 @@ class CachingClient:
         # Equal completions of one call are scored once, and count as one stored answer.
         unique = dict(zip(keys, requests, strict=True))
         entries = {key: entry for key in unique if (entry := self._look_up(key)) is not None}
-        self.counts.asked += len(keys)
-        self.counts.found += sum(key in entries for key in keys)
+        self.counts.requests += len(keys)
+        self.counts.hits += sum(key in entries for key in keys)
         missing = {key: request for key, request in unique.items() if key not in entries}
         if missing:
             entries |= self._score_missing(missing, signal)
@@ -249,7 +249,7 @@ class CachingClient:
         ids = entry.get("topk_ids")
         hidden = entry.get("hidden")
         if hidden is not None and "exponents" in entry:
-            hidden = unscaled(hidden, entry["exponents"])
+            hidden = restore_states(hidden, entry["exponents"])
         return TeacherSignal(
             logprobs=entry.get("logprobs"),
             topk_ids=None if ids is None else ids.long(),
@@ -264,19 +264,21 @@ class CachingLockstepClient(CachingClient):
 
     bare: LockstepClient  # type: ignore[assignment]
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
+    def open_decode_batch(
+        self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
+    ) -> DecodeBatch:
         """Open a decode batch of the model."""
-        return self.bare.read(prompts, rows, new_tokens)
+        return self.bare.open_decode_batch(prompts, max_rows, max_new_tokens)
 
     def sample_mixed(
         self,
         requests: Sequence[MixedRequest],
         teacher: LockstepClient,
-        share: float,
+        teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:
         """Sample from the mixture of the model and a teacher."""
-        return self.bare.sample_mixed(requests, teacher, share, params)
+        return self.bare.sample_mixed(requests, teacher, teacher_weight, params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +300,7 @@ class ModelScores:
         return digest.digest()
 
 
-def scaled(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], Int8[Tensor, " T"]]:
+def scale_states(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], Int8[Tensor, " T"]]:
     """Return hidden states in float16, each token's multiplied by a power of 2, and the exponents.
 
     The largest entry of a token comes to lie below 2^15, so none overflows, and the relative error
@@ -312,7 +314,9 @@ def scaled(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], Int8[Ten
     return (hidden.float() * _compute_power(exponents)).half(), exponents.to(torch.int8)
 
 
-def unscaled(hidden: Float[Tensor, "T D"], exponents: Int8[Tensor, " T"]) -> Float[Tensor, "T D"]:
+def restore_states(
+    hidden: Float[Tensor, "T D"], exponents: Int8[Tensor, " T"]
+) -> Float[Tensor, "T D"]:
     """Return the float32 hidden states from the result of `scaled`; powers of 2 lose nothing."""
     return hidden.float() * _compute_power(-exponents.int())
 
@@ -339,7 +343,7 @@ def _build_entry(answer: TeacherSignal) -> Entry:
     if states is not None and states.dtype in (torch.bfloat16, torch.float16):
         entry["hidden"] = states
     elif states is not None:
-        entry["hidden"], entry["exponents"] = scaled(states)
+        entry["hidden"], entry["exponents"] = scale_states(states)
     return {name: tensor.cpu() for name, tensor in entry.items()}
 
 
@@ -371,10 +375,10 @@ def _list_forms(signal: Signal) -> tuple[str, ...]:
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Build the inner teacher with a caching client; without a folder it only rounds."""
-    folder = context.scores
+    folder = context.scores_dir
     if config.folder is not None:
         folder = context.base_dir / config.folder.expanduser()
-    if context.on_paper:
+    if context.is_dry_run:
         folder = None
     clients: list[CachingClient] = []
 

@@ -148,7 +148,7 @@ class ExpertTeacher(Teacher):
         """
         if self._meter is not None and rollouts:
             texts = [(rollout.prompt_tokens, len(rollout.tokens)) for rollout in rollouts]
-            self._meter.scored(texts, heads=False)
+            self._meter.count_scored(texts, heads=False)
         row_numbers: dict[Next, int] = {}
         hidden = []
         for rollout in rollouts:
@@ -216,7 +216,7 @@ class ExpertTeacher(Teacher):
             samples += client.sample([SampleRequest(tokens, request.seed)], params)
         return samples
 
-    def voice(self, prompt: Prompt) -> PromptedClient:
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient:
         """Return the expert as a client of this prompt."""
         prompt_tokens = self.renderer.render(prompt.messages)
         client = _ExpertClient(self, prompt, prompt_tokens)
@@ -354,7 +354,7 @@ class _ExpertClient:
         tokens: list[int] = []
         sampling: list[float] = []
         policy: list[float] = []
-        while len(tokens) < params.max_new_tokens and not (tokens and params.stops(tokens)):
+        while len(tokens) < params.max_new_tokens and not (tokens and params.should_stop(tokens)):
             row = self.teacher.compute_row(walk.predict())
             tempered = sampling_logprobs(row[None], params)[0]
             token = int(torch.multinomial(tempered.double().exp(), 1, generator=generator))
@@ -367,7 +367,7 @@ class _ExpertClient:
             torch.tensor(tokens, dtype=torch.long),
             torch.tensor(sampling, dtype=torch.float32),
             torch.tensor(policy, dtype=torch.float32),
-            "stop" if tokens and params.stops(tokens) else "length",
+            "stop" if tokens and params.should_stop(tokens) else "length",
         )
 
 
@@ -382,5 +382,5 @@ def build(config: Config, context: TeacherContext) -> Teacher:
             ]
         )
     return ExpertTeacher(
-        context.task, context.renderer, config.softness, context.meter, context.count
+        context.task, context.renderer, config.softness, context.meter, context.count_client
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
-from practicum.models.files import commit_of
+from practicum.models.files import find_commit
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
 
@@ -24,8 +24,8 @@ class Config(ScorerConfig):
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Load the model and check that its vocabulary is the student's."""
     model = context.load_model(config)
-    client = context.keep(model.client, lambda folder: compute_fingerprint(config))
-    return ClientTeacher(context.count(client), model.renderer)
+    client = context.wrap_client(model.client, lambda folder: compute_fingerprint(config))
+    return ClientTeacher(context.count_client(client), model.renderer)
 
 
 def compute_fingerprint(config: ModelConfig) -> str:
@@ -43,7 +43,7 @@ def _identify(config: ModelConfig) -> object:
         return config.model.model_dump()
     folder = Path(config.model).expanduser()
     if not folder.is_dir():
-        return [config.model, (commit_of(config.model) or "") if "/" in config.model else ""]
+        return [config.model, (find_commit(config.model) or "") if "/" in config.model else ""]
     sums = []
     for path in sorted(
         [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.py")]

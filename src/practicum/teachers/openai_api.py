@@ -76,7 +76,7 @@ class Config(ReadingConfig, AddressConfig):
         return Capabilities(signals, frozenset({"teacher"}), self.largest_k, follows_student=False)
 
 
-def client_of(config: Config) -> JsonClient:
+def build_client(config: Config) -> JsonClient:
     """Return a server's HTTP client with its key; RecipeError if the key's variable is empty."""
     key = None
     if config.api_key_env is not None:
@@ -99,11 +99,11 @@ def client_of(config: Config) -> JsonClient:
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Probe the server, compare the vocabularies, and compare the model with the pinned canary."""
-    http = client_of(config)
+    http = build_client(config)
     renderer = config.build_renderer(http.address, context)
     vocabulary = renderer.vocab_size
     answers = probe(http, config.dialect, config.model, config.largest_k, vocabulary)
-    log.info(f"{http.address}: {'; '.join(answers.lines())}")
+    log.info(f"{http.address}: {'; '.join(answers.render_lines())}")
     _check_pin(config, answers, http)
     limits = ServerLimits(
         config.timeout,
@@ -121,15 +121,15 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     signals = best.signals if answers.largest_k else best.signals & {"sampled"}
     capabilities = replace(best, signals=signals, largest_k=answers.largest_k)
     client = RemoteClient(generator, answers, answers.dialect, capabilities, vocabulary)
-    scorer = context.count(context.keep(client, client.find_folder))
+    scorer = context.count_client(context.wrap_client(client, client.find_folder))
     return ClientTeacher(scorer, renderer, follower=client)
 
 
 def _check_pin(config: Config, answers: Probe, http: JsonClient) -> None:
     if config.canary is None:
         return
-    if answers.mark is None or abs(answers.mark - config.canary) > PINNED:
-        canary = "none" if answers.mark is None else f"{answers.mark:.4f}"
+    if answers.canary_sum is None or abs(answers.canary_sum - config.canary) > PINNED:
+        canary = "none" if answers.canary_sum is None else f"{answers.canary_sum:.4f}"
         raise TeacherError(
             f"{http.address}: the canary is {canary} and the recipe pins {config.canary:.4f}, so "
             "this is another model, or its scores are at another temperature; serve the one that "

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 from practicum.objective import Full, Signal
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, walk
 from practicum.teachers._members import (
@@ -48,7 +48,7 @@ class Config(BaseModel):
         for name, weight in self.weights.items():
             if name not in self.teachers:
                 raise ValueError(
-                    f"weights: no member is named {name!r}; {did_you_mean(name, self.teachers)}"
+                    f"weights: no member is named {name!r}; {suggest_name(name, self.teachers)}"
                 )
             if not 0 < weight < math.inf:
                 raise ValueError(f"weights: {name} must be a positive number, got {weight:g}")
@@ -131,7 +131,7 @@ class PoolTeacher(TeacherOfMembers):
         weighted = [
             (weight, answer)
             for weight, answer in zip(self._weights, answers, strict=True)
-            if not answer.silent
+            if not answer.is_empty
         ]
         if not weighted:
             return TeacherSignal()

@@ -145,11 +145,11 @@ class PrivilegedTeacher(FollowerTeacher):
         ]
         return self._inner.sample(enriched, params)
 
-    def voice(self, prompt: Prompt) -> PromptedClient | None:
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
         """Return the inner teacher's client of the richer prompt; None without a context."""
         if not self._has_context(prompt):
             return None
-        return self._inner.voice(add_context(prompt, self._config))
+        return self._inner.bind_prompt(add_context(prompt, self._config))
 
     def _has_context(self, prompt: Prompt) -> bool:
         """Return True if the prompt has a context before any completion of it."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 from practicum.errors import DataError
 from practicum.objective import Signal
 from practicum.ports import (
@@ -52,13 +52,13 @@ class Config(BaseModel):
         if self.default is not None and self.default not in self.teachers:
             raise ValueError(
                 f"default: no member is named {self.default!r}; "
-                f"{did_you_mean(self.default, self.teachers)}"
+                f"{suggest_name(self.default, self.teachers)}"
             )
         outcomes = typing.get_args(Outcome)
         if self.by == "outcome":
             for name in self.teachers.keys() - {*outcomes, self.default}:
                 raise ValueError(
-                    f"by outcome nothing leads to {name!r}; {did_you_mean(name, outcomes)}"
+                    f"by outcome nothing leads to {name!r}; {suggest_name(name, outcomes)}"
                 )
         return self
 
@@ -115,11 +115,11 @@ class RouteTeacher(TeacherOfMembers):
             samples.update(zip(indices, answers, strict=True))
         return [samples[index] for index in range(len(requests))]
 
-    def voice(self, prompt: Prompt) -> PromptedClient | None:
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
         """Return the client of the prompt's member; None by outcome."""
         if self._config.by == "outcome":
             return None
-        return self._members[self._choose_member(prompt)].voice(prompt)
+        return self._members[self._choose_member(prompt)].bind_prompt(prompt)
 
     def _choose_member(self, prompt: Prompt, outcome: Outcome | None = None) -> str:
         """Return the member that the prompt's field selects; DataError if it selects none."""

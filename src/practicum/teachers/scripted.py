@@ -81,7 +81,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         raise DataError(
             f"{tape}: row {row} is not UTF-8; give the rollouts.jsonl of a run as it was written"
         ) from error
-    context.reads(tape)
+    context.register_file(tape)
     return ScriptedTeacher(
         dict(_parse_row(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)),
         tape,

@@ -38,4 +38,4 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     client = context.self_teacher(
         WeightUpdateRule(weights=config.weights, rate=config.rate, period=config.period)
     )
-    return ClientTeacher(context.count(client), context.renderer, follower=client)
+    return ClientTeacher(context.count_client(client), context.renderer, follower=client)

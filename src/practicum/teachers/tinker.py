@@ -16,9 +16,9 @@ from practicum.errors import TeacherError
 from practicum.objective import Sampled, Signal
 from practicum.ports import Capabilities, SamplingClient, StepFollower, Teacher, TeacherContext
 from practicum.remote.tinker import Connection, ServiceConfig, ServiceSampler
-from practicum.remote.tinker.sampling import service_capabilities
+from practicum.remote.tinker.sampling import build_capabilities
 from practicum.teachers._client import ClientTeacher
-from practicum.teachers._probe import canary_of, match_canaries
+from practicum.teachers._probe import build_canary, match_canaries
 from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import find_canary_folder
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -54,7 +54,7 @@ class Config(ReadingConfig, ServiceConfig):
 
     def capabilities(self) -> Capabilities:
         """Return the sampled token, and candidates of the student or the teacher."""
-        return service_capabilities(self.largest_k)
+        return build_capabilities(self.largest_k)
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
@@ -74,7 +74,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     )
     client = KnownModel(sampler, connection, config.model_path or config.model or "", vocabulary)
     log.info(f"{connection.address}: {config.model_path or config.model} scores and writes")
-    scorer = context.count(context.keep(client, client.find_folder))
+    scorer = context.count_client(context.wrap_client(client, client.find_folder))
     return ClientTeacher(scorer, renderer, follower=client)
 
 
@@ -92,7 +92,7 @@ class KnownModel(StepFollower):
         self._sampler = sampler
         self._connection = connection
         self._name = name
-        self._request: ScoreRequest = canary_of(vocabulary)
+        self._request: ScoreRequest = build_canary(vocabulary)
         self._canary = self._score_canary()
         self._sessions = connection.reopened
 

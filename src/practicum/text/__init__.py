@@ -1,7 +1,7 @@
 """Between text and tokens: chat templates, stop tokens, vocabularies, and text safe to show."""
 
-from practicum.text.from_scratch import character_tokenizer
-from practicum.text.renderer import Renderer, stop_ids
+from practicum.text.from_scratch import build_character_tokenizer
+from practicum.text.renderer import Renderer, collect_stop_ids
 from practicum.text.safe import excerpt, make_printable
 from practicum.text.stop_texts import Check, refuse_stop_texts, stop_check
 from practicum.text.vocabulary import (
@@ -13,7 +13,7 @@ from practicum.text.vocabulary import (
 __all__ = [
     "Check",
     "Renderer",
-    "character_tokenizer",
+    "build_character_tokenizer",
     "check_same_vocabulary",
     "compare_renderers",
     "describe_stop_mismatch",
@@ -21,5 +21,5 @@ __all__ = [
     "make_printable",
     "refuse_stop_texts",
     "stop_check",
-    "stop_ids",
+    "collect_stop_ids",
 ]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 _NONCHARACTER = "\ufdd0"
 
 
-def control_pattern(tokenizer: "PreTrainedTokenizerBase", template: str) -> re.Pattern[str]:
+def compile_control_pattern(tokenizer: "PreTrainedTokenizerBase", template: str) -> re.Pattern[str]:
     """Return a pattern for control tokens: special tokens, and added ones that the template uses.
 
     Other added tokens, such as the runs of spaces of some vocabularies, are ordinary text. A token

@@ -16,7 +16,7 @@ TEMPLATE = (
 )
 
 
-def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
+def build_character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
     """Return a tokenizer with seven control tokens, then one token for each character.
 
     `</s>` ends an answer.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from practicum.errors import DataError, ModelError
-from practicum.text.control import control_pattern, find_unused_marker, split_control_tokens
+from practicum.text.control import compile_control_pattern, find_unused_marker, split_control_tokens
 from practicum.text.safe import excerpt
 from practicum.text.templates import TooMuch, render_template
 from practicum.types import Message
@@ -236,11 +236,11 @@ class Renderer:
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
-        return control_pattern(self.tokenizer, self._template)
+        return compile_control_pattern(self.tokenizer, self._template)
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        return control_pattern(self.tokenizer, "")
+        return compile_control_pattern(self.tokenizer, "")
 
     @cached_property
     def _final_stop_token(self) -> int:
@@ -311,7 +311,7 @@ def _read_byte_alphabet() -> dict[str, int]:
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
-def stop_ids(
+def collect_stop_ids(
     tokenizer: "PreTrainedTokenizerBase", generation_eos: int | list[int] | None
 ) -> frozenset[int]:
     """Return every token that ends an answer: the tokenizer's and the generation settings'.

@@ -12,7 +12,7 @@ _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
-SHOWN = 200
+MAX_EXCERPT_CHARACTERS = 200
 """The most characters of foreign text in a message."""
 
 SECRET_RUN = 8
@@ -37,7 +37,7 @@ def make_printable(text: str) -> str:
     return "".join(map(_escape, text))
 
 
-def excerpt(text: str, secret: str | None = None, most: int = SHOWN) -> str:
+def excerpt(text: str, secret: str | None = None, most: int = MAX_EXCERPT_CHARACTERS) -> str:
     """Return the first `most` characters of foreign text, on one line, printable, without a secret.
 
     No run of `SECRET_RUN` letters of the secret remains, and no shorter secret as a whole, in upper

@@ -77,7 +77,7 @@ class TooMuch(jinja2.TemplateError):
 
 
 @dataclass(slots=True)
-class _Budget:
+class _RenderingBudget:
     """The remaining work of a rendering, and its deadline on the monotonic clock."""
 
     deadline: float
@@ -94,7 +94,7 @@ class _Budget:
             raise TooMuch(f"it takes longer than {SECONDS:g} s")
 
 
-_BUDGET: ContextVar[_Budget] = ContextVar("_BUDGET")
+_BUDGET: ContextVar[_RenderingBudget] = ContextVar("_BUDGET")
 
 
 def render_template(
@@ -105,7 +105,7 @@ def render_template(
     `variables` are the switches and special tokens that the template sees. Raises TooMuch if the
     template exceeds a limit, and any exception that the template itself raises.
     """
-    token = _BUDGET.set(_Budget(monotonic() + SECONDS))
+    token = _BUDGET.set(_RenderingBudget(monotonic() + SECONDS))
     try:
         return _compile(template).render(
             messages=list(map(dict, turns)), tools=None, documents=None, **variables
@@ -120,10 +120,10 @@ def _compile(template: str) -> jinja2.Template:
         raise TooMuch(f"it is longer than {MAX_TEMPLATE_CHARACTERS:,} characters")
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    return _Environment(_compile_jinja_template("").environment).from_string(template)
+    return _CountingEnvironment(_compile_jinja_template("").environment).from_string(template)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _CountingEnvironment(ImmutableSandboxedEnvironment):
     """The environment of transformers, which counts every value that a template makes."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig
-from practicum.models.sources import PACKAGED, packaged_model
-from practicum.text.renderer import Renderer, stop_ids
+from practicum.models.sources import PACKAGED, locate_packaged
+from practicum.text.renderer import Renderer, collect_stop_ids
 
 UNREADABLE = (
     OSError,
@@ -30,13 +30,13 @@ def load_renderer(config: ModelConfig) -> Renderer:
     """Return a model's tokenizer, chat template and stop tokens; its weights need not exist."""
     assert isinstance(config.model, str), "a model from scratch has no tokenizer of its own"
     source = (
-        str(packaged_model(config.model))
+        str(locate_packaged(config.model))
         if config.model in PACKAGED
         else str(Path(config.model).expanduser())
     )
     tokenizer = load_tokenizer(source, config)
-    stops = stop_ids(
-        tokenizer, [*(named_eos(source) or []), *named_tokens(tokenizer, config.stop, source)]
+    stops = collect_stop_ids(
+        tokenizer, [*(load_eos_ids(source) or []), *find_stop_ids(tokenizer, config.stop, source)]
     )
     return Renderer(tokenizer, config.system, config.template, config.thinking, stops)
 
@@ -47,12 +47,12 @@ def load_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
         raise ModelError(
-            f"{source}: no tokenizer could be loaded ({one_line(error)}); copy tokenizer.json and "
+            f"{source}: no tokenizer could be loaded ({shorten_error(error)}); copy tokenizer.json and "
             "tokenizer_config.json"
         ) from error
 
 
-def named_eos(source: str) -> list[int] | None:
+def load_eos_ids(source: str) -> list[int] | None:
     """Return the stop tokens in generation_config.json, or None if file or entry is missing."""
     try:
         eos = GenerationConfig.from_pretrained(source).eos_token_id
@@ -61,7 +61,7 @@ def named_eos(source: str) -> list[int] | None:
     return [eos] if isinstance(eos, int) else eos
 
 
-def named_tokens(
+def find_stop_ids(
     tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], source: str
 ) -> frozenset[int]:
     """Return the ids of a recipe's stop tokens; raises ModelError if the vocabulary lacks one."""
@@ -74,7 +74,7 @@ def named_tokens(
     return frozenset(vocabulary[name] for name in names)
 
 
-def one_line(error: BaseException) -> str:
+def shorten_error(error: BaseException) -> str:
     """Return an error's text on one line, cut after 300 characters; its type if it has no text."""
     text = " ".join(str(error).split())
     return f"{text[:300]}..." if len(text) > 300 else text or type(error).__name__

@@ -72,7 +72,7 @@ def translate_failures(
         raise ResourceError(f"{message} ({type(error).__name__}){advice}") from None
 
 
-def client(name: str, package: str = "") -> Any:
+def import_client(name: str, package: str = "") -> Any:
     """Import the module of a tracking client; RecipeError with the pip command if it is missing."""
     try:
         return importlib.import_module(name)

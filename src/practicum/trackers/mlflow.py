@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from practicum.trackers import Tracker, TrackerContext, client, translate_failures
+from practicum.trackers import Tracker, TrackerContext, import_client, translate_failures
 
 TAG = "practicum.id"
 """The tag by which a resumed run finds its MLflow run."""
@@ -124,4 +124,4 @@ class MLflow:
 def build(config: Config, context: TrackerContext) -> Tracker:
     """Import MLflow without its telemetry, and build the tracker."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    return MLflow(config, context, client("mlflow"))
+    return MLflow(config, context, import_client("mlflow"))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from practicum.errors import ResourceError
-from practicum.trackers import Tracker, TrackerContext, client
+from practicum.trackers import Tracker, TrackerContext, import_client
 
 
 class Config(BaseModel):
@@ -64,5 +64,5 @@ class TensorBoard:
 
 def build(config: Config, context: TrackerContext) -> Tracker:
     """Import TensorBoard and its writer in torch, and build the tracker."""
-    client("tensorboard")
-    return TensorBoard(config, context, client("torch.utils.tensorboard", "tensorboard"))
+    import_client("tensorboard")
+    return TensorBoard(config, context, import_client("torch.utils.tensorboard", "tensorboard"))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from practicum.errors import ResourceError
 from practicum.text import excerpt
-from practicum.trackers import Tracker, TrackerContext, client
+from practicum.trackers import Tracker, TrackerContext, import_client
 
 
 class Config(BaseModel):
@@ -75,4 +75,4 @@ class Trackio:
 
 def build(config: Config, context: TrackerContext) -> Tracker:
     """Import trackio and build the tracker."""
-    return Trackio(config, context, client("trackio"))
+    return Trackio(config, context, import_client("trackio"))

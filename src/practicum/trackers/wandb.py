@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from practicum.trackers import Tracker, TrackerContext, client, translate_failures
+from practicum.trackers import Tracker, TrackerContext, import_client, translate_failures
 
 HOST = "api.wandb.ai"
 
@@ -93,7 +93,7 @@ class Wandb:
 def build(config: Config, context: TrackerContext) -> Tracker:
     """Import wandb without its error reports, and build the tracker."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    return Wandb(config, context, client("wandb"))
+    return Wandb(config, context, import_client("wandb"))
 
 
 def _choose_mode(config: Config) -> str:

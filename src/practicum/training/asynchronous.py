@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from practicum.core.abandon import cancel_scope
-from practicum.costs import Lap, Usage
+from practicum.costs import UsageByPhase, Usage
 from practicum.ports import SamplingClient
-from practicum.rollouts import RolloutRow, asks_teacher
+from practicum.rollouts import RolloutRow, needs_teacher_samples
 from practicum.training.loop import (
     PhaseTimer,
     StepComponents,
@@ -52,7 +52,7 @@ class SampledStep:
 
     step: int
     rollouts: list[Rollout]
-    work: Lap
+    work: UsageByPhase
 
     def to_json(self) -> dict[str, Any]:
         """Return the step as JSON data; every number keeps all of its digits."""
@@ -82,7 +82,7 @@ def _read_rollout(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Ro
     fields = {name: saved[name] for name in RolloutRow.model_fields if name in saved}
     candidates = saved["candidates"]
     return replace(
-        RolloutRow.model_validate(fields).rollout(prompts[saved["prompt"]]),
+        RolloutRow.model_validate(fields).to_rollout(prompts[saved["prompt"]]),
         reward=saved["reward"],
         candidates=None if candidates is None else torch.tensor(candidates, dtype=torch.long),
     )
@@ -96,7 +96,7 @@ class ScoredStep:
     """
 
     signals: dict[str, list[TeacherSignal]]
-    work: Lap
+    work: UsageByPhase
     states: dict[str, State]
 
 
@@ -200,7 +200,7 @@ class OverlappedSteps:
         # The threads count their work apart, and it enters the ledger with the step that uses it: a
         # step's costs do not depend on which thread was faster.
         for lap in (sampled.work, scored.work):
-            parts.ledger.put(lap)
+            parts.ledger.merge(lap)
         self._states = scored.states
         return update_student(step, datums, plan, parts, settings, timer)
 
@@ -256,7 +256,7 @@ class OverlappedSteps:
     def _sample_step(self, step: int, plan: StepPlan, client: SamplingClient) -> SampledStep:
         """Sample and reward the rollouts of a step."""
         version = max(step - 1 - self._lag, 0)
-        lock = self._teacher_lock if asks_teacher(plan.source) else nullcontext()
+        lock = self._teacher_lock if needs_teacher_samples(plan.source) else nullcontext()
         with lock, self._parts.ledger.record_separately() as work:
             rollouts = generate_rollouts(step, plan, self._parts, self._settings, client, version)
         return SampledStep(step, rollouts, work)

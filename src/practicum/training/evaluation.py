@@ -99,7 +99,7 @@ class Evaluation:
     traces: list[TokenTrace] = field(default_factory=list)
     calibration: Calibration | None = None
 
-    def summary(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """Return the numbers for `summary.json`, without answers, scores and traces."""
         numbers = asdict(self)
         del numbers["answers"], numbers["scores"], numbers["traces"]
@@ -158,7 +158,7 @@ def evaluate_teacher(
     return _build_evaluation(add_rewards(rollouts, task), _TeacherComparison(), settings.seed)
 
 
-def gain(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
+def compare_accuracy(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
     """Return the paired gain in accuracy, with a bootstrap interval over prompts.
 
     Returns None if the task gives no rewards.
@@ -168,7 +168,7 @@ def gain(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
     return difference(after.scores, before.scores, seed)
 
 
-def confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[float, float]]:
+def compute_confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[float, float]]:
     """Return for each prompt the confidence in [0, 1], and 1.0 if the answer is right, else 0.0.
 
     Prompts without a reward are left out. With several answers to every prompt, the confidence is
@@ -180,7 +180,7 @@ def confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[float, f
     for answer in answers:
         if answer.reward is not None:
             groups.setdefault(answer.prompt, []).append(answer)
-    has_several = agreeing(answers)
+    has_several = has_several_answers(answers)
     pairs: dict[str, tuple[float, float]] = {}
     for prompt, group in groups.items():
         first, is_right = group[0], [(answer.reward or 0.0) >= 1.0 for answer in group]
@@ -193,13 +193,13 @@ def confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[float, f
     return pairs
 
 
-def agreeing(answers: Sequence[GradedCompletion]) -> bool:
+def has_several_answers(answers: Sequence[GradedCompletion]) -> bool:
     """Return True if every prompt with rewards has several answers."""
     counts = Counter(answer.prompt for answer in answers if answer.reward is not None)
     return min(counts.values(), default=0) > 1
 
 
-def surer(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
+def compare_overconfidence(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
     """Return the growth of overconfidence, with a bootstrap interval over prompts.
 
     Returns None if no prompt has a confidence in both evaluations.
@@ -207,7 +207,7 @@ def surer(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
     old, new = (
         {
             prompt: confidence - is_right
-            for prompt, (confidence, is_right) in confidences(evaluation.answers).items()
+            for prompt, (confidence, is_right) in compute_confidences(evaluation.answers).items()
         }
         for evaluation in (before, after)
     )
@@ -261,7 +261,7 @@ def _build_evaluation(
 
 
 def _measure_calibration(answers: Sequence[GradedCompletion], seed: int) -> Calibration | None:
-    pairs = list(confidences(answers).values())
+    pairs = list(compute_confidences(answers).values())
     if not pairs:
         return None
     confidence, is_right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

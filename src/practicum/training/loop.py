@@ -6,7 +6,7 @@ from time import monotonic
 
 import torch
 
-from practicum.core.faults import fault
+from practicum.core.faults import inject_fault
 from practicum.core.randomness import seed_of
 from practicum.costs import Ledger
 from practicum.errors import NumericError, TeacherError
@@ -144,7 +144,7 @@ def generate_rollouts(
     rollouts = add_rewards(rollouts, parts.task)
     queries = build_teacher_queries(plan.objective, parts).values()
     rollouts = attach_candidates(client, queries, rollouts)
-    fault("rollout")
+    inject_fault("rollout")
     return rollouts
 
 
@@ -163,7 +163,7 @@ def score_rollouts(
         if role not in signals:
             signals[role] = score_with(teacher, rollouts, signal)
     datums = assemble(rollouts, signals["teacher"], signals["reference"])
-    fault("score")
+    inject_fault("score")
     return datums
 
 
@@ -190,7 +190,7 @@ def update_student(
     for teacher in parts.teachers:
         teacher.after_step(step, datums)
     timer.end_phase("update")
-    fault("update")
+    inject_fault("update")
     rollouts = [datum.rollout for datum in datums]
     metrics = {
         **measure_rollouts(rollouts, result.supervised, step),

@@ -18,7 +18,7 @@ from practicum.ports import (
     AdamParams,
     BackendContext,
     Capabilities,
-    Learner,
+    Student,
     Model,
     WeightUpdateRule,
 )
@@ -51,7 +51,7 @@ class ChildBackend:
         start.set_forkserver_preload(PRELOAD)
         self._connection, theirs = start.Pipe()
         self.process = start.Process(
-            target=answer, args=(theirs, context.seed, context.models), daemon=True
+            target=answer, args=(theirs, context.seed, context.models_dir), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -88,26 +88,28 @@ class ChildBackend:
         self._connection.close()
         self.process.join(10)
 
-    def student(self, config: Any) -> Learner:
-        return Learner(trainer=ChildTrainer(self), **self.ask("load_student", config))
+    def load_student(self, config: Any) -> Student:
+        return Student(trainer=ChildTrainer(self), **self.ask("load_student", config))
 
-    def scorer(self, config: Any, name: str) -> Model:
+    def load_scorer(self, config: Any, name: str) -> Model:
         return Model(client=ChildClient(self, name), **self.ask("load_scorer", config, name))
 
-    def sampler(self, student: Learner) -> "ChildClient":
+    def build_sampler(self, student: Student) -> "ChildClient":
         return ChildClient(self, "sampler")
 
-    def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> "ChildClient":
+    def build_self_teacher(
+        self, student: Student, rule: WeightUpdateRule, name: str
+    ) -> "ChildClient":
         self.ask("load_self", rule, name)
         return ChildClient(self, name)
 
-    def save(self, student: Learner, folder: Path) -> None:
+    def save(self, student: Student, folder: Path) -> None:
         self.ask("save", folder)
 
-    def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
+    def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         self.ask("load", folder, moments)
 
-    def export(self, student: Learner, folder: Path) -> None:
+    def export(self, student: Student, folder: Path) -> None:
         self.ask("export", folder)
 
 
@@ -164,5 +166,5 @@ class ChildTrainer:
     def snapshot(self) -> ChildClient:
         return ChildClient(self._backend, self._backend.ask("snapshot"))
 
-    def refuses(self, objective: Objective) -> str | None:
+    def explain_unsupported(self, objective: Objective) -> str | None:
         return self._backend.ask("refuses", objective)

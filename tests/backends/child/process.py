@@ -55,17 +55,17 @@ class Child:
         self.made = 0
 
     def load_student(self, config: Any) -> dict[str, Any]:
-        self.student = self.backend.student(config)
-        self.clients["sampler"] = self.backend.sampler(self.student)
+        self.student = self.backend.load_student(config)
+        self.clients["sampler"] = self.backend.build_sampler(self.student)
         return {name: getattr(self.student, name) for name in LEARNER}
 
     def load_scorer(self, config: Any, name: str) -> dict[str, Any]:
-        model = self.backend.scorer(config, name)
+        model = self.backend.load_scorer(config, name)
         self.clients[name] = model.client
         return {field: getattr(model, field) for field in MODEL}
 
     def load_self(self, rule: Any, name: str) -> None:
-        self.clients[name] = self.backend.self_teacher(self.student, rule, name)
+        self.clients[name] = self.backend.build_self_teacher(self.student, rule, name)
 
     def capabilities(self, name: str) -> Any:
         return self.clients[name].capabilities
@@ -92,7 +92,7 @@ class Child:
     def optim_step(self, params: Any) -> Any:
         return self.student.trainer.optim_step(params)
 
-    def refuses(self, objective: Any) -> str | None:
+    def explain_unsupported(self, objective: Any) -> str | None:
         return self.student.trainer.refuses(objective)
 
     def save(self, folder: Path) -> None:

@@ -15,7 +15,7 @@ from toy import command, environment, forked, make_model, rows, write_recipe
 from practicum.errors import DataError, RecipeError
 from practicum.run_dir import write_json
 from practicum.runs import run
-from practicum.studies.compare import ComparisonBudget, Settings, compare
+from practicum.studies.compare import ComparisonBudget, ComparisonSettings, compare
 from practicum.studies.compare.arms import (
     STOPPING_MONITORS,
     Arm,
@@ -52,13 +52,13 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recipe(folder, folder / "able.yaml", CHANGES)
 
 
-def done(words: Sequence[str], settings: Settings) -> None:
+def done(words: Sequence[str], settings: ComparisonSettings) -> None:
     """The runs of a comparison in this process, as its own processes would leave them."""
     found = read_design(words, settings)
     for job in plan_jobs(found, settings.out, resume=False):
-        job.file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(job.file, dict(job.data))
-        run(job.file, out=job.file.parent)
+        job.recipe_path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(job.recipe_path, dict(job.resolved_recipe))
+        run(job.recipe_path, out=job.recipe_path.parent)
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path)
         f"same={recipe},optimizer.learning_rate=0.0000001",
     ]
     words.append(f"spoilt={recipe},optimizer.learning_rate=0.3")
-    settings = Settings(seeds=3, out=tmp_path / "out")
+    settings = ComparisonSettings(seeds=3, out=tmp_path / "out")
     done(words, settings)
     found = compare(words, replace(settings, resume=True))
     pairs = {(pair.one, pair.other): pair for pair in found.pairs}
@@ -92,7 +92,7 @@ def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path)
 @pytest.mark.long
 def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
     words = [f"one={recipe}", f"two={recipe},rollout.n=2"]
-    settings = Settings(
+    settings = ComparisonSettings(
         1, ComparisonBudget("flops", 4e8), out=tmp_path / "out", common=("train.steps=100",)
     )
     done(words, settings)
@@ -112,7 +112,7 @@ def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
 def test_evaluations_on_the_way_change_nothing_else(recipe, tmp_path):
     found = read_design(
         [f"often={recipe},evaluation.every=1", f"never={recipe},evaluation.every=9"],
-        Settings(seeds=1),
+        ComparisonSettings(seeds=1),
     )
     folders = [
         run(found.recipes[name][0], out=tmp_path / name).folder for name in ("often", "never")
@@ -336,14 +336,16 @@ def test_an_arm_is_a_recipe_with_a_name_and_changes():
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(words, message):
     with pytest.raises(RecipeError, match=message) as caught:
-        read_design(words, Settings(seeds=1))
+        read_design(words, ComparisonSettings(seeds=1))
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_arms_own_changes_win_over_those_of_all():
     found = read_design(
         ["a=papers/gkd,optimizer.learning_rate=0.5", "b=papers/gkd"],
-        Settings(1, ComparisonBudget("steps", 7.0), common=("optimizer.learning_rate=0.1",)),
+        ComparisonSettings(
+            1, ComparisonBudget("steps", 7.0), common=("optimizer.learning_rate=0.1",)
+        ),
     )
     assert [found.recipes[name][0].optimizer.learning_rate for name in "ab"] == [0.5, 0.1]
     assert found.recipes["a"][0].train.steps == 7
@@ -354,7 +356,7 @@ def test_an_arms_own_changes_win_over_those_of_all():
     ("own", "action"), [((), "warn"), (("monitors.M4=pause",), "pause"), (("monitors=off",), "off")]
 )
 def test_no_monitor_ends_a_run_unless_its_recipe_says_so(own, action):
-    found = build_recipe(Arm("one", "smoke/toy", own), 0, Settings())
+    found = build_recipe(Arm("one", "smoke/toy", own), 0, ComparisonSettings())
     assert found.monitors["M4"].action == action
     assert all(found.monitors[name].action in ("warn", action) for name in STOPPING_MONITORS)
 
@@ -380,17 +382,19 @@ def test_budgets_become_recipe_keys():
 @pytest.mark.long
 def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_change(recipe, tmp_path):
     words = [f"a={recipe}", f"b={recipe}"]
-    (job, _) = plan_jobs(read_design(words, Settings(seeds=1)), tmp_path, resume=False)
+    (job, _) = plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
     with pytest.raises(RecipeError, match="holds no comparison to go on with; leave --resume out"):
-        plan_jobs(read_design(words, Settings(seeds=1)), tmp_path, resume=True)
-    job.file.parent.mkdir()
-    write_json(job.file, dict(job.data))
+        plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=True)
+    job.recipe_path.parent.mkdir()
+    write_json(job.recipe_path, dict(job.resolved_recipe))
     with pytest.raises(RecipeError, match="already holds a comparison; write --resume"):
-        plan_jobs(read_design(words, Settings(seeds=1)), tmp_path, resume=False)
+        plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
     assert (
         len(
             plan_jobs(
-                read_design([*words, f"c={recipe}"], Settings(seeds=2)), tmp_path, resume=True
+                read_design([*words, f"c={recipe}"], ComparisonSettings(seeds=2)),
+                tmp_path,
+                resume=True,
             )
         )
         == 6
@@ -400,7 +404,9 @@ def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_chang
         match=r"arm 'a' changed; undo this, or name a new arm or --out:\ntrain[.]steps: 2 in the run, 9 now",
     ):
         plan_jobs(
-            read_design(words, Settings(1, ComparisonBudget("steps", 9.0))), tmp_path, resume=True
+            read_design(words, ComparisonSettings(1, ComparisonBudget("steps", 9.0))),
+            tmp_path,
+            resume=True,
         )
 
 
@@ -497,4 +503,4 @@ def test_a_run_of_a_comparison_is_this_package_and_no_file_that_stands_around(
     monkeypatch.chdir(tmp_path)
     job = RunJob("one", 0, {"no": "recipe"}, tmp_path / "home")
     assert start_run(job).wait() == RecipeError.exit_code
-    assert "a file of the working directory" not in job.log.read_text()
+    assert "a file of the working directory" not in job.log_path.read_text()

@@ -41,8 +41,8 @@ def test_a_law_without_noise_is_found_again():
     found = fit(law())
     student, data = found.exponents
     assert (student.quantity, data.quantity) == ("N_student", "D")
-    assert student.value == pytest.approx(STUDENT[1], rel=0.05)
-    assert data.value == pytest.approx(DATA[1], rel=0.05)
+    assert student.exponent == pytest.approx(STUDENT[1], rel=0.05)
+    assert data.exponent == pytest.approx(DATA[1], rel=0.05)
     assert found.floor == pytest.approx(FLOOR, rel=0.1)
     assert found.typical_miss < 0.01
     assert found.predict({"N_student": 3e7, "D": 3e7}) == pytest.approx(error_of(3e7, 3e7), rel=0.1)
@@ -53,7 +53,7 @@ def test_the_intervals_hold_the_law_under_noise():
     found = fit(law(noise=0.05, repeats=2))
     for exponent, (_, value) in zip(found.exponents, (STUDENT, DATA), strict=True):
         assert exponent.interval.low < value < exponent.interval.high
-        assert exponent.resolved
+        assert exponent.is_resolved
     assert found.floor_interval.low < FLOOR < found.floor_interval.high
 
 
@@ -78,7 +78,7 @@ def test_an_exponent_of_nothing_but_noise_is_not_resolved():
         for _ in range(4)
     ]
     (exponent,) = fit(runs).exponents
-    assert not exponent.resolved
+    assert not exponent.is_resolved
 
 
 def test_too_few_runs_are_refused_with_the_number_that_is_needed():

@@ -118,7 +118,7 @@ def diagnosed(
 
 def finding(found: Diagnosis, check: str) -> CheckOutcome:
     """What one check found."""
-    return next(result.finding for result in found.results if result.check.id == check)
+    return next(result.outcome for result in found.results if result.check.id == check)
 
 
 class FaultySampler:
@@ -167,8 +167,8 @@ class Changed:
     ) -> list[Sample] | None:
         return self.inner.sample(requests, params)
 
-    def voice(self, prompt: Prompt) -> PromptedClient | None:
-        return self.inner.voice(prompt)
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
+        return self.inner.bind_prompt(prompt)
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
         self.inner.after_step(step, data)

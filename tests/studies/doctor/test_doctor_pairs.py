@@ -59,7 +59,7 @@ def test_a_healthy_pair_may_go(healthy: Diagnosis) -> None:
 
 def test_every_number_has_its_interval_around_it(healthy: Diagnosis) -> None:
     values = [
-        result.finding.value for result in healthy.results if result.finding.value is not None
+        result.outcome.value for result in healthy.results if result.outcome.value is not None
     ]
     assert len(values) > 10 and all(value.low <= value.mean <= value.high for value in values)
 
@@ -80,7 +80,7 @@ def test_a_permuted_vocabulary_is_a_broken_setup(folder: Path) -> None:
     recipe = pair(folder, teacher="permuted")
     found = doctor(recipe)
     assert found.verdict.word == "BROKEN-SETUP" and "permuted" in finding(found, "P1").sentence
-    assert all(result.finding.status == "not applicable" for result in found.results[1:])
+    assert all(result.outcome.status == "not applicable" for result in found.results[1:])
     assert {result.check.id for result in found.results} == ALL
     assert apply_overrides(recipe, finding(found, "P1").fix).teacher.type == "none"
 
@@ -389,8 +389,12 @@ def test_too_few_answers_are_inconclusive_and_say_how_many_it_takes(folder: Path
     derived(folder / "student", folder / "hardly surer", surer(1.1))
     found = diagnosed(pair(folder, teacher="hardly surer"), folder)
     gap = finding(found, "P10")
-    assert gap.status == "inconclusive" and gap.needs is not None and gap.needs > 100
-    assert found.verdict.word == "INCONCLUSIVE" and str(gap.needs) in found.verdict.advice
+    assert (
+        gap.status == "inconclusive"
+        and gap.rollouts_needed is not None
+        and gap.rollouts_needed > 100
+    )
+    assert found.verdict.word == "INCONCLUSIVE" and str(gap.rollouts_needed) in found.verdict.advice
 
 
 def test_equal_answers_on_a_few_prompts_are_no_certainty(folder: Path) -> None:
@@ -431,6 +435,6 @@ def test_a_fix_is_an_override_of_the_recipes_file(folder: Path, tmp_path: Path) 
     )
     found = doctor(path, prompts=8)
     for result in found.results:
-        if result.finding.fix:
-            assert load_recipe(path, result.finding.fix) != load_recipe(path)
+        if result.outcome.fix:
+            assert load_recipe(path, result.outcome.fix) != load_recipe(path)
     load_recipe(path, found.changes)

@@ -17,15 +17,15 @@ from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
-from practicum.models.sources import conversion_pending
+from practicum.models.sources import needs_conversion
 from practicum.models.tensors import read_tensors, write_tensors
-from practicum.ports import BackendContext, Learner, Model, WeightUpdateRule
+from practicum.ports import BackendContext, Student, Model, WeightUpdateRule
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalLearner(Learner):
+class LocalStudent(Student):
     """A student whose modules are in this process."""
 
     trainer: LocalTrainer
@@ -41,7 +41,7 @@ class LocalBackend:
             config.micro_batch_tokens, config.chunk_tokens, config.sampling_batch, config.graph_mib
         )
 
-    def student(self, config: StudentConfig) -> LocalLearner:
+    def load_student(self, config: StudentConfig) -> LocalStudent:
         """Load the student and make the weights trainable that the recipe names."""
         folder = self._prepare_folder(config, "student")
         loaded = load_student(config, self._context.seed, folder)
@@ -54,19 +54,19 @@ class LocalBackend:
         trainer = LocalTrainer(
             model, self._limits, loaded.renderer.special_ids, dropout=config.dropout
         )
-        return LocalLearner(
+        return LocalStudent(
             trainer=trainer,
             renderer=loaded.renderer,
             context_length=loaded.context_length,
             source=loaded.source,
-            shape=measure_dims(model),
-            learning=measure_trainable(model),
+            dims=measure_dims(model),
+            trainable_dims=measure_trainable(model),
             weights=model.trainable_parameters(),
             state_bytes=trainer.state_bytes,
             loaded=loaded,
         )
 
-    def scorer(self, config: ScorerConfig, name: str) -> Model:
+    def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a model that only scores and samples; `config.residency` places its weights."""
         loaded = load(config, self._prepare_folder(config, name))
         model = loaded.language_model
@@ -82,27 +82,29 @@ class LocalBackend:
             model.no_sampling_reason,
         )
 
-    def sampler(self, student: Learner) -> LocalSampler:
+    def build_sampler(self, student: Student) -> LocalSampler:
         """Return a client that samples from the live weights."""
-        return _require_local(student).trainer.sampling_client()
+        return _require_local(student).trainer.build_sampling_client()
 
-    def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> LocalSelfTeacher:
+    def build_self_teacher(
+        self, student: Student, rule: WeightUpdateRule, name: str
+    ) -> LocalSelfTeacher:
         """Return a scorer whose weights start as the student's and follow them by `rule`."""
-        return _require_local(student).trainer.self_teacher(rule)
+        return _require_local(student).trainer.build_self_teacher(rule)
 
-    def save(self, student: Learner, folder: Path) -> None:
+    def save(self, student: Student, folder: Path) -> None:
         """Write the trainable weights and AdamW's moments."""
         for stem, tensors in _require_local(student).trainer.save_state().items():
             write_tensors(folder / f"{stem}.safetensors", tensors)
 
-    def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
+    def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore what `save` wrote, without the moments if `moments` is False."""
         optimizer = read_tensors(folder / "optimizer.safetensors") if moments else {}
         _require_local(student).trainer.load_state(
             {"student": read_tensors(folder / "student.safetensors"), "optimizer": optimizer}
         )
 
-    def export(self, student: Learner, folder: Path) -> None:
+    def export(self, student: Student, folder: Path) -> None:
         """Write a model folder with the adapters merged."""
         export(_require_local(student).loaded, folder)
 
@@ -111,16 +113,16 @@ class LocalBackend:
         context = self._context
         if isinstance(config.model, ScratchConfig):
             log.info(f"{name}: made from scratch")
-            folder = context.models / name.replace("/", "-")
+            folder = context.models_dir / name.replace("/", "-")
             return prepare_scratch_folder(folder, config.model, context.task())
-        is_pending = conversion_pending(config.model)
+        is_pending = needs_conversion(config.model)
         note = " (converting it to safetensors, once: about 20 s)" if is_pending else ""
         log.info(f"{name}: {config.model}{note}")
         return None
 
 
-def _require_local(student: Learner) -> LocalLearner:
-    assert isinstance(student, LocalLearner), "a backend is given the students that it made"
+def _require_local(student: Student) -> LocalStudent:
+    assert isinstance(student, LocalStudent), "a backend is given the students that it made"
     return student
 
 

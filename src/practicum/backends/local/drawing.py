@@ -36,7 +36,7 @@ def draw_exponentials(streams: Sequence[torch.Generator], vocabulary: int) -> Fl
     return noise
 
 
-def draw(
+def sample_tokens(
     logits: Float[Tensor, "B V"], params: SamplingParams, noise: Float[Tensor, "B N"]
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Sample one token a row.
@@ -74,7 +74,7 @@ def sample_mixed_tokens(
     Returns the same as `draw`.
     """
     if share == 0:
-        return draw(logits, params, noise)
+        return sample_tokens(logits, params, noise)
     policy = torch.log_softmax(logits, dim=-1)
     teacher = sampling_logprobs(torch.log_softmax(teacher_logits, dim=-1), params)
     mixed = F.mixture([(share, teacher), (1.0 - share, sampling_logprobs(policy, params))])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from practicum.backends.local.graph import activation_checkpointing
-from practicum.backends.local.packing import hidden_states, split_by_tokens
+from practicum.backends.local.packing import compute_hidden_states, split_by_tokens
 from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs import GraphPlan
@@ -59,7 +59,7 @@ def _run_micro_batches(
     texts_logprobs, losses, supervises = [], [], False
     requests = [_build_request(datum) for datum in datums]
     for micro_batch in split_by_tokens(requests, plan.tokens, model.max_packed_tokens):
-        hidden = hidden_states(model, requests[micro_batch])
+        hidden = compute_hidden_states(model, requests[micro_batch])
         gradient = torch.zeros_like(hidden)
         start = 0
         for datum in datums[micro_batch]:
@@ -94,7 +94,7 @@ def _compute_loss(
 
     With `train`, writes the gradient with respect to `hidden` into `gradient`.
     """
-    if datum.whole:
+    if datum.needs_all_positions:
         datum = _separate_loss(head, hidden, datum, chunk_tokens)
     logprobs, total = [], 0.0
     for piece in chunks(len(datum.tokens), chunk_tokens):

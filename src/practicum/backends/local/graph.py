@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from practicum.backends.local.language_model import LanguageModel, find_layers, patch_forwards
-from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.packing import compute_hidden_states
 from practicum.costs import GraphPlan
 from practicum.types import ScoreRequest
 
@@ -80,6 +80,6 @@ def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
     text = ScoreRequest((0,), (0,) * tokens)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         # Storages are told apart by address, so none may be freed and reused meanwhile.
-        states = hidden_states(language_model, [text])
+        states = compute_hidden_states(language_model, [text])
     del states
     return sum(saved.values())

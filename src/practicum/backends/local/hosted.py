@@ -80,7 +80,7 @@ class LocalAdapters:
         for name, weight in self.trainer.language_model.trainable_parameters().items():
             weight.grad = gradients.get(name)
 
-    def reader(self) -> LocalReader:
+    def build_reader(self) -> LocalReader:
         """Return a reader of the model with these adapters."""
         return LocalReader(self.trainer.language_model)
 
@@ -99,7 +99,7 @@ class LocalHosted:
         storages = [weight.untyped_storage() for weight in self._model.model.parameters()]
         self.size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
-    def reader(self) -> LocalReader:
+    def build_reader(self) -> LocalReader:
         """Return a reader of the base model."""
         return LocalReader(self._model)
 

@@ -19,8 +19,14 @@ from practicum.backends.local.trial import explain_no_sampling
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import locate
-from practicum.text import Renderer, stop_ids
-from practicum.text.tokenizers import UNREADABLE, load_tokenizer, named_eos, named_tokens, one_line
+from practicum.text import Renderer, collect_stop_ids
+from practicum.text.tokenizers import (
+    UNREADABLE,
+    load_tokenizer,
+    load_eos_ids,
+    find_stop_ids,
+    shorten_error,
+)
 
 transformers_logging.disable_progress_bar()
 
@@ -62,8 +68,8 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
     language_model = replace(
         language_model, no_sampling_reason=explain_no_sampling(language_model), tokenizer=tokenizer
     )
-    extra_stops = named_tokens(tokenizer, config.stop, source)
-    stops = stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])
+    extra_stops = find_stop_ids(tokenizer, config.stop, source)
+    stops = collect_stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])
     renderer = Renderer(
         tokenizer,
         system=config.system,
@@ -137,7 +143,7 @@ def check_config(source: str, config: ModelConfig) -> None:
         AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
         raise ModelError(
-            f"{source}: config.json is missing or cannot be used ({one_line(error)})"
+            f"{source}: config.json is missing or cannot be used ({shorten_error(error)})"
         ) from error
 
 
@@ -158,10 +164,10 @@ def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:
     except UNREADABLE as error:
         if "DefaultCPUAllocator" in str(error) or isinstance(error, MemoryError):
             raise ResourceError(
-                f"{source}: the weights do not fit in memory ({one_line(error)})"
+                f"{source}: the weights do not fit in memory ({shorten_error(error)})"
             ) from error
         raise ModelError(
-            f"{source}: the weights could not be loaded ({one_line(error)})"
+            f"{source}: the weights could not be loaded ({shorten_error(error)})"
         ) from error
     finally:
         transformers_logging.set_verbosity(verbosity)
@@ -196,7 +202,7 @@ def _should_use_cuda(config: ModelConfig) -> bool:
 
 
 def _find_eos(source: str, model: PreTrainedModel) -> list[int]:
-    eos = named_eos(source)
+    eos = load_eos_ids(source)
     if eos is None:
         eos = model.config.get_text_config().eos_token_id
     return [eos] if isinstance(eos, int) else list(eos or [])

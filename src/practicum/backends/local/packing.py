@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from practicum.backends.local.attention import NAME, attend
 from practicum.backends.local.language_model import LanguageModel
 from practicum.core import abandon
-from practicum.costs.segments import Segment, how_many_fit, segments_of
+from practicum.costs.segments import Segment, count_fitting_texts, split_into_segments
 from practicum.types import ScoreRequest
 
 MAX_PADDING_RATIO = 1.25
@@ -27,7 +27,7 @@ MAX_MASK_ENTRIES = 2**23
 """The most entries of the attention mask of one group of segments."""
 
 
-def hidden_states(
+def compute_hidden_states(
     language_model: LanguageModel, texts: Sequence[ScoreRequest]
 ) -> Float[Tensor, "T D"]:
     """Return the hidden states that predict each text's `tokens`, concatenated."""
@@ -43,7 +43,7 @@ def split_by_tokens(
     """Yield slices of `texts`, in order, that cost at most `limit` tokens each or hold one text."""
     start = 0
     while start < len(texts):
-        stop = start + how_many_fit(texts[start:], limit, max_packed_tokens)
+        stop = start + count_fitting_texts(texts[start:], limit, max_packed_tokens)
         yield slice(start, stop)
         start = stop
 
@@ -57,7 +57,7 @@ def iterate_hidden_states(
     """
     for part in split_by_tokens(texts, limit, language_model.max_packed_tokens):
         abandon.check()
-        states = hidden_states(language_model, texts[part])
+        states = compute_hidden_states(language_model, texts[part])
         yield from states.split([len(text.tokens) for text in texts[part]])
 
 
@@ -128,7 +128,7 @@ class PackedBatch:
     def __init__(
         self, texts: Sequence[ScoreRequest], device: torch.device, *, keep_kv: bool = False
     ) -> None:
-        self._segments, self._last_segments = segments_of(texts)
+        self._segments, self._last_segments = split_into_segments(texts)
         # Neighbours in this order need the same attention call (with or without ancestors) and
         # almost the same padding, so `_group_segments` can batch them: one call per segment would
         # cost more than the padding it saves. The order decides only where a token sits in the row;

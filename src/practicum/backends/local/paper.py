@@ -19,12 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from practicum.backends.local.graph import activation_checkpointing
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, check_config, set_trainable
-from practicum.backends.local.packing import enable_packing, hidden_states
+from practicum.backends.local.packing import enable_packing, compute_hidden_states
 from practicum.costs import Footprint, Line
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import locate
-from practicum.text import Renderer, stop_ids
+from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import load_tokenizer
 from practicum.types import ScoreRequest
 
@@ -55,7 +55,7 @@ def _load_weightless(config: ModelConfig, source: str) -> LoadedModel:
     check_config(source, config)
     tokenizer = load_tokenizer(source, config)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
-    stops = stop_ids(tokenizer, None)
+    stops = collect_stop_ids(tokenizer, None)
     renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
     return LoadedModel(_build_weightless(config, source, vocabulary), renderer, source)
 
@@ -152,14 +152,14 @@ def _measure_passes(
     text = [ScoreRequest((0,), (0,) * tokens)]
 
     def run_update() -> int:
-        states = hidden_states(language_model, text)
+        states = compute_hidden_states(language_model, text)
         graph_bytes = live.total
         states.backward(torch.zeros_like(states))
         return graph_bytes
 
     with _find_fake_mode(model), _LiveBytes(model.parameters()) as live:
         with torch.no_grad():
-            hidden_states(language_model, text)
+            compute_hidden_states(language_model, text)
         forward, graph, update = live.peak, 0, live.peak
         if language_model.trainable_parameters():
             model.train(dropout)

@@ -25,13 +25,13 @@ from practicum.models.config import (
     StudentConfig,
 )
 from practicum.objective import Objective, Signal
-from practicum.objective.passes import longest
+from practicum.objective.passes import find_longest_length
 from practicum.ports import (
     AdamParams,
     BackendContext,
     Capabilities,
     DecodeBatch,
-    Learner,
+    Student,
     MixedRequest,
     Model,
     SelfTeacher,
@@ -61,41 +61,41 @@ class LocalPaper:
         self._context = context
         self._answer_tokens = answer_tokens
 
-    def student(self, config: StudentConfig) -> Learner:
+    def load_student(self, config: StudentConfig) -> Student:
         """Load the student without weights, and start the record with its sizes."""
         loaded = self._load(config, "student")
         model = loaded.language_model
         learning = measure_trainable(model)
-        graph = measure_footprint(config, loaded.source, learning.layers).kept
+        graph = measure_footprint(config, loaded.source, learning.layers).graph
 
         def plan_graph(datums: Sequence[Datum]) -> GraphPlan:
             if self._config.micro_batch_tokens is not None:
                 return GraphPlan(self._config.micro_batch_tokens, recompute=False)
             budget = self._config.graph_mib * 2**20
-            return plan_micro_batch(model, max(graph.each, 1), longest(datums), budget)
+            return plan_micro_batch(model, max(graph.each, 1), find_longest_length(datums), budget)
 
         self.record = PaperRecord(
-            shape=measure_dims(model),
-            learning=learning,
+            dims=measure_dims(model),
+            trainable_dims=learning,
             body=partial(measure_footprint, config, loaded.source, learning.layers),
             cut=plan_graph,
-            packs_up_to=model.max_packed_tokens,
+            max_packed_tokens=model.max_packed_tokens,
             scored_tokens=SCORED_TOKENS,
-            prepares_head_from=MIN_HEAD_ROWS,
-            prepares_weights_from=MIN_DECODE_STEPS,
+            min_head_rows=MIN_HEAD_ROWS,
+            min_prepack_tokens=MIN_DECODE_STEPS,
             chunk_tokens=self._config.chunk_tokens,
             sampling_batch=self._config.sampling_batch,
         )
-        return Learner(
+        return Student(
             trainer=PaperTrainer(self.record, lambda: self._open_client("student")),
             renderer=loaded.renderer,
             context_length=loaded.context_length,
             source=loaded.source,
-            shape=self.record.shape,
-            learning=learning,
+            dims=self.record.dims,
+            trainable_dims=learning,
         )
 
-    def scorer(self, config: ScorerConfig, name: str) -> Model:
+    def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model without weights, and record its sizes."""
         loaded = self._load(config, name)
         shape = measure_dims(loaded.language_model)
@@ -106,36 +106,42 @@ class LocalPaper:
             self._open_client(name), loaded.renderer, loaded.context_length, loaded.source, shape
         )
 
-    def sampler(self, student: Learner) -> "PaperClient":
+    def build_sampler(self, student: Student) -> "PaperClient":
         """Return the weightless student."""
         return self._open_client("student")
 
-    def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> "PaperClient":
+    def build_self_teacher(
+        self, student: Student, rule: WeightUpdateRule, name: str
+    ) -> "PaperClient":
         """Return the student as a scorer, and record the weights that it copies: none if live."""
         record = self.record
-        copied = 0 if rule.hold_within_step().weights == "live" else record.learning.parameters
-        record.scorers[name] = PaperModel(None, record.shape, record.body(False), copied)
+        copied = (
+            0 if rule.hold_within_step().weights == "live" else record.trainable_dims.parameters
+        )
+        record.scorers[name] = PaperModel(None, record.dims, record.body(False), copied)
         return self._open_client(name)
 
-    def save(self, student: Learner, folder: Path) -> None:
+    def save(self, student: Student, folder: Path) -> None:
         """Save nothing: there are no weights."""
 
-    def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
+    def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore nothing: there are no weights."""
 
-    def export(self, student: Learner, folder: Path) -> None:
+    def export(self, student: Student, folder: Path) -> None:
         """Refuse to export: there are no weights."""
         raise AssertionError("a model on paper has no weights to export")
 
     def _open_client(self, name: str) -> "PaperClient":
-        sampled = self.record.drawn.setdefault(name, [])
-        return PaperClient(self._answer_tokens, sampled, self.record.scored.setdefault(name, []))
+        sampled = self.record.sample_requests.setdefault(name, [])
+        return PaperClient(
+            self._answer_tokens, sampled, self.record.score_requests.setdefault(name, [])
+        )
 
     def _load(self, config: ModelConfig, name: str) -> LoadedModel:
         if not isinstance(config.model, ScratchConfig):
             return load_weightless(config)
         untrained = config.model.model_copy(update={"pretrain": PretrainConfig(steps=0)})
-        folder = self._context.models / name.replace("/", "-")
+        folder = self._context.models_dir / name.replace("/", "-")
         folder = prepare_scratch_folder(folder, untrained, self._context.task())
         return load_weightless(config, folder)
 
@@ -179,7 +185,7 @@ class PaperClient(SelfTeacher):
         self,
         requests: Sequence[MixedRequest],
         teacher: object,
-        share: float,
+        teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:
         """Return completions of the assumed length."""
@@ -187,7 +193,9 @@ class PaperClient(SelfTeacher):
             [SampleRequest(request.prompt_tokens, request.seed) for request in requests], params
         )
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
+    def open_decode_batch(
+        self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
+    ) -> DecodeBatch:
         """Refuse to decode token by token: `sample_mixed` counts both sides of a mixture."""
         raise AssertionError("paper is not read token by token")
 
@@ -203,7 +211,7 @@ class PaperTrainer:
         self, data: Sequence[Datum], objective: Objective, seed: int
     ) -> ForwardResult:
         """Record the data, and apply the teachers' heads as often as a trainer does."""
-        self._record.data.extend(data)
+        self._record.datums.extend(data)
         for datum in data:
             for head in (*datum.signal.heads, *datum.reference.heads):
                 for _ in range(1 + objective.needs_sequences):
@@ -224,6 +232,6 @@ class PaperTrainer:
         """Return the weightless student."""
         return self._snapshot()
 
-    def refuses(self, objective: Objective) -> str | None:
+    def explain_unsupported(self, objective: Objective) -> str | None:
         """Return None: every objective can be planned."""
         return None

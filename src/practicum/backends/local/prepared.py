@@ -39,7 +39,7 @@ class PrepackedModel:
         # carry no gradient and expire with the next optimizer step: they serve sampling and, for
         # the head, the closed-form loss.
         body = find_body(language_model.model)
-        head = language_model.head().pinned()
+        head = language_model.head().detached()
         should_prepack = (
             steps >= MIN_DECODE_STEPS and not language_model.autocast and _can_prepack(head.weight)
         )

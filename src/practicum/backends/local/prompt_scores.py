@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from practicum.backends.local.drawing import (
-    draw,
+    sample_tokens,
     draw_exponentials,
     open_random_stream,
     sample_by_exponential_race,
@@ -41,7 +41,7 @@ def score_prompts(
     language_model.model.eval()
     scores: list[PromptScores] = []
     with language_model.weights(overlay or {}):
-        head = language_model.head().pinned()
+        head = language_model.head().detached()
         if sum(question.rows + 1 for question in questions) >= MIN_HEAD_ROWS:
             head = prepack_head(head)
         requests = [_build_request(question) for question in questions]
@@ -130,7 +130,9 @@ def _sample_following(
     logits = head.logits(hidden).expand(len(question.following), -1)
     streams = [open_random_stream(seed) for seed in question.following]
     noise = draw_exponentials(streams, logits.shape[-1]).to(hidden.device)
-    tokens, sampled, untempered = (column.cpu() for column in draw(logits, question.params, noise))
+    tokens, sampled, untempered = (
+        column.cpu() for column in sample_tokens(logits, question.params, noise)
+    )
     return [
         Sample(
             tokens=tokens[row : row + 1],

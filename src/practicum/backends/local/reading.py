@@ -21,7 +21,7 @@ from practicum.backends.local.attention import attend
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import PackedBatch, pad_sequences
 from practicum.backends.local.prepared import PrepackedModel
-from practicum.costs.segments import common_beginning
+from practicum.costs.segments import count_shared_prefix
 from practicum.errors import ModelError
 from practicum.ports import DecodeBatch
 from practicum.types import ScoreRequest
@@ -115,7 +115,7 @@ class SlotDecodeBatch:
     `practicum.backends.local.attention.AttentionLayout` of its own decode steps.
     """
 
-    refills = True
+    supports_refill = True
 
     def __init__(self, job: DecodeJob) -> None:
         self._job = job
@@ -129,10 +129,10 @@ class SlotDecodeBatch:
         self._step: _DecodeStep | None = None
 
     @torch.no_grad()
-    def admit(self, most: int) -> int:
+    def admit(self, max_rows: int) -> int:
         """Put up to `most` waiting prompts into free slots, prefilling them if needed."""
         free_rows = self._job.rows - len(self._lengths)
-        admitted = min(most, free_rows, len(self._job.prompts) - self._next)
+        admitted = min(max_rows, free_rows, len(self._job.prompts) - self._next)
         states = [] if self._hidden is None else [self._hidden]
         for _ in range(admitted):
             prompt = self._job.prompts[self._next]
@@ -258,7 +258,7 @@ class SlotDecodeBatch:
 class PaddedDecodeBatch:
     """Decodes texts that start together, padded on the left; see `practicum.ports.DecodeBatch`."""
 
-    refills = False
+    supports_refill = False
 
     def __init__(self, job: DecodeJob) -> None:
         self._job = job
@@ -266,9 +266,9 @@ class PaddedDecodeBatch:
         self._state: _PaddedState | None = None
 
     @torch.no_grad()
-    def admit(self, most: int) -> int:
+    def admit(self, max_rows: int) -> int:
         """Prefill up to `most` waiting prompts, equal ones once; no row may be active."""
-        prompts = self._job.prompts[self._next : self._next + min(most, self._job.rows)]
+        prompts = self._job.prompts[self._next : self._next + min(max_rows, self._job.rows)]
         if not prompts:
             return 0
         different = list(dict.fromkeys(prompts))
@@ -318,7 +318,7 @@ class _PaddedState:
 def _run_prefill(language_model: LanguageModel, prompts: Sequence[PromptTokens]) -> _PaddedState:
     """Prefill the prompts; compute a long shared prefix once if every layer caches all tokens."""
     caches_all_tokens = language_model.window is None and not language_model.is_recurrent
-    shared = common_beginning(prompts) if caches_all_tokens else 0
+    shared = count_shared_prefix(prompts) if caches_all_tokens else 0
     ids, mask = pad_sequences(
         [prompt[shared:] for prompt in prompts], side="left", device=language_model.device
     )

@@ -115,15 +115,21 @@ class OffloadedSampler:
         self,
         requests: Sequence[MixedRequest],
         teacher: LockstepClient,
-        share: float,
+        teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:
         """Sample one completion a request from a mixture of this model and the teacher."""
-        return self._fetch().sample_mixed(requests, teacher, share, params) if requests else []
+        return (
+            self._fetch().sample_mixed(requests, teacher, teacher_weight, params)
+            if requests
+            else []
+        )
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
+    def open_decode_batch(
+        self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
+    ) -> DecodeBatch:
         """Start decoding the prompts; the model stays loaded as long as the decode batch lives."""
-        return self._fetch().read(prompts, rows, new_tokens)
+        return self._fetch().open_decode_batch(prompts, max_rows, max_new_tokens)
 
 
 def clone_to(device: torch.device, language_model: LanguageModel) -> LanguageModel:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.backends.local.drawing import (
-    draw,
+    sample_tokens,
     draw_exponentials,
     open_random_stream,
     sample_mixed_tokens,
@@ -69,7 +69,7 @@ class LocalSampler:
             return []
         prompts = [request.prompt_tokens for request in requests]
         loop = _DecodeLoop(
-            self.read(prompts, self.batch_size, params.max_new_tokens),
+            self.open_decode_batch(prompts, self.batch_size, params.max_new_tokens),
             [request.seed for request in requests],
             params,
             stop_check(params, self.language_model.tokenizer),
@@ -80,7 +80,7 @@ class LocalSampler:
         self,
         requests: Sequence[MixedRequest],
         teacher: LockstepClient,
-        share: float,
+        teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:
         """Sample each token from `share * T + (1 - share) * S` (MiniLLM, arXiv 2306.08543).
@@ -93,18 +93,22 @@ class LocalSampler:
         rows, length = self.batch_size, params.max_new_tokens
         teacher_prompts = [request.teacher_prompt_tokens for request in requests]
         loop = _DecodeLoop(
-            self.read([request.prompt_tokens for request in requests], rows, length),
+            self.open_decode_batch([request.prompt_tokens for request in requests], rows, length),
             [request.seed for request in requests],
             params,
             stop_check(params, self.language_model.tokenizer),
-            teacher.read(teacher_prompts, rows, length),
-            share,
+            teacher.open_decode_batch(teacher_prompts, rows, length),
+            teacher_weight,
         )
         return _run_to_end(loop.run(rows))
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
+    def open_decode_batch(
+        self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
+    ) -> DecodeBatch:
         """Start decoding the prompts, `rows` at a time, up to `new_tokens` new tokens each."""
-        return open_decode_batch(self.language_model, self.overlay, prompts, rows, new_tokens)
+        return open_decode_batch(
+            self.language_model, self.overlay, prompts, max_rows, max_new_tokens
+        )
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
@@ -113,7 +117,7 @@ class LocalSampler:
         signals: list[TeacherSignal] = []
         with self.language_model.weights(self.overlay):
             # Over the overlay's storage, so that the head outlives the block.
-            head = self.language_model.head().pinned()
+            head = self.language_model.head().detached()
             states = iterate_hidden_states(self.language_model, requests, SCORED_TOKENS)
             for request, hidden in zip(requests, states, strict=True):
                 if signal.sampled:
@@ -173,7 +177,7 @@ class _DecodeLoop:
             for batch in self.batches:
                 batch.advance(next_tokens, keep)
             active = [active[row] for row in keep]
-            if not active or all(batch.refills for batch in self.batches):
+            if not active or all(batch.supports_refill for batch in self.batches):
                 active += self._admit(rows - len(active))
             yield
         return [self._build_sample(text) for text in range(len(self.tokens))]
@@ -201,7 +205,7 @@ class _DecodeLoop:
         streams = [self.streams[text] for text in active]
         noise = draw_exponentials(streams, logits.shape[-1]).to(logits.device)
         if self.teacher is None:
-            next_tokens, sampling, policy = draw(logits, self.params, noise)
+            next_tokens, sampling, policy = sample_tokens(logits, self.params, noise)
         else:
             teacher_logits = self.teacher.logits().to(logits.device)
             next_tokens, sampling, policy = sample_mixed_tokens(

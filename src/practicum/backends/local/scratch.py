@@ -13,7 +13,7 @@ from practicum.backends.local.packing import pad_sequences
 from practicum.errors import DataError
 from practicum.models.config import PretrainConfig, ScratchConfig
 from practicum.ports import HasAlphabet, Task
-from practicum.text import Renderer, character_tokenizer, stop_ids
+from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import Prompt
 
 MAX_POSITIONS = 512
@@ -27,7 +27,7 @@ def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> P
     if not (folder / "config.json").is_file():
         # Renamed when complete, so that an interrupted call leaves no half-made model.
         temporary = folder.with_name(f"{folder.name}.tmp")
-        make_scratch_model(temporary, config, collect_alphabet(task), task.train_prompts())
+        build_scratch_model(temporary, config, collect_alphabet(task), task.train_prompts())
         temporary.rename(folder)
     return folder
 
@@ -41,12 +41,12 @@ def collect_alphabet(task: Task) -> str:
     return "".join(sorted(characters))
 
 
-def make_scratch_model(
+def build_scratch_model(
     folder: Path, config: ScratchConfig, alphabet: str, prompts: Sequence[Prompt]
 ) -> None:
     """Write a model folder: seeded weights, pretrained if configured, and a tokenizer."""
-    tokenizer = character_tokenizer(alphabet)
-    renderer = Renderer(tokenizer, stop_ids=stop_ids(tokenizer, None))
+    tokenizer = build_character_tokenizer(alphabet)
+    renderer = Renderer(tokenizer, stop_ids=collect_stop_ids(tokenizer, None))
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         model = AutoModelForCausalLM.from_config(

@@ -21,7 +21,7 @@ from practicum.backends.local.graph import (
     plan_micro_batch,
 )
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
 from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
@@ -42,19 +42,19 @@ from practicum.objective import (
     can_fuse,
     compute_coefficients,
 )
-from practicum.objective.measures import Records, compare, measure
+from practicum.objective.measures import UpdateStatistics, compare, measure
 from practicum.objective.passes import (
     Part,
     Pass,
     count_tokens,
-    heads_of,
-    longest,
-    one_teacher_each,
-    rows_of_passes,
-    texts_of,
+    collect_head_keys,
+    find_longest_length,
+    split_pools,
+    group_rows_into_passes,
+    build_score_requests,
 )
 from practicum.ports import AdamParams, WeightUpdateRule
-from practicum.text.tokenizers import one_line
+from practicum.text.tokenizers import shorten_error
 from practicum.types import Datum, ForwardResult, Metrics
 
 
@@ -98,11 +98,11 @@ class LocalTrainer:
         self._snapshot_model: LanguageModel | None = None
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, fused=True)
 
-    def refuses(self, objective: Objective) -> str | None:
+    def explain_unsupported(self, objective: Objective) -> str | None:
         """Return None: this backend trains every objective."""
         return None
 
-    def sampling_client(self) -> LocalSampler:
+    def build_sampling_client(self) -> LocalSampler:
         """Return a client that samples from the live weights."""
         return LocalSampler(
             self.language_model, {}, self.limits.sampling_batch, self.limits.chunk_tokens
@@ -118,7 +118,7 @@ class LocalTrainer:
             self._snapshot_model, weights, self.limits.sampling_batch, self.limits.chunk_tokens
         )
 
-    def self_teacher(self, rule: WeightUpdateRule) -> LocalSelfTeacher:
+    def build_self_teacher(self, rule: WeightUpdateRule) -> LocalSelfTeacher:
         """Return the student's weights as a teacher, starting from the current ones."""
         return LocalSelfTeacher.of(
             self.language_model, rule, self.limits.sampling_batch, self.limits.chunk_tokens
@@ -133,7 +133,7 @@ class LocalTrainer:
         not fit.
         """
         with self.add_gradients():
-            plan = self.plan_micro_batch(longest(data))
+            plan = self.plan_micro_batch(find_longest_length(data))
             return self._retry_with_less_memory(data, objective, seed, plan)
 
     @contextlib.contextmanager
@@ -263,15 +263,15 @@ class LocalTrainer:
                 if not _is_out_of_memory(error):
                     raise
                 self._halve(datums, plan.tokens, error)
-                plan = self.plan_micro_batch(longest(datums))
+                plan = self.plan_micro_batch(find_longest_length(datums))
                 halvings += 1
 
     def _forward_backward(
         self, datums: Sequence[Datum], objective: Objective, seed: int, micro_batch_tokens: int
     ) -> ForwardResult:
-        split_datums = one_teacher_each(datums)
+        split_datums = split_pools(datums)
         batch = build_token_batch(split_datums, objective, seed, self._special_ids)
-        records = Records(len(batch.tokens))
+        records = UpdateStatistics(len(batch.tokens))
         micro_batches = self._build_micro_batches(split_datums, batch, micro_batch_tokens)
         head = self.language_model.head()
         # The closed form needs no autograd through the head, so a prepacked copy can serve it.
@@ -288,21 +288,25 @@ class LocalTrainer:
             first = micro_batch.rollouts[0]
             torch.manual_seed(seed_of(seed, "dropout", first.prompt.id, first.sample))
             self._backward_micro_batch(micro_batch, head, objective, coefficients, records)
-        if records.broken or records.nothing_supervised:
+        if records.broken or records.has_no_supervision:
             # A gradient of zeros would still move the weights, by AdamW's momentum and weight
             # decay.
             self._optimizer.zero_grad(set_to_none=True)
-        return records.result(split_datums, datums)
+        return records.build_result(split_datums, datums)
 
     def _build_micro_batches(
         self, datums: Sequence[Datum], batch: TokenBatch, limit: int
     ) -> list[Pass]:
         """Cut the datums into micro-batches of at most `limit` tokens."""
-        rows_by_batch = list(rows_of_passes(datums, limit, self.language_model.max_packed_tokens))
+        rows_by_batch = list(
+            group_rows_into_passes(datums, limit, self.language_model.max_packed_tokens)
+        )
         # A teacher's head stays loaded if the very next rows need it too, also across
         # micro-batches.
         rows_in_order = [rows for teacher_rows in rows_by_batch for rows in teacher_rows]
-        heads_needed_next = iter([heads_of(datums, rows) for rows in [*rows_in_order[1:], []]])
+        heads_needed_next = iter(
+            [collect_head_keys(datums, rows) for rows in [*rows_in_order[1:], []]]
+        )
         return [
             Pass(datums, batch, teacher_rows, list(islice(heads_needed_next, len(teacher_rows))))
             for teacher_rows in rows_by_batch
@@ -314,12 +318,12 @@ class LocalTrainer:
         head: Head,
         objective: Objective,
         batch_coefficients: list[Tensor] | None,
-        records: Records,
+        records: UpdateStatistics,
     ) -> None:
         """Add one micro-batch's gradient; teachers of the same tokens share the student's body."""
         hidden = self._compute_hidden(micro_batch)
         gradient = torch.zeros_like(hidden)
-        for part in micro_batch.parts():
+        for part in micro_batch.gather_parts():
             for piece in chunks(len(part.index), self.limits.chunk_tokens):
                 tokens = part.tokens[piece]
                 chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
@@ -331,11 +335,11 @@ class LocalTrainer:
                 else:
                     coefficients = [column[part.index[piece]] for column in batch_coefficients]
                 loss = sum(
-                    (coefficient * term_values.value).sum()
+                    (coefficient * term_values.loss_value).sum()
                     for coefficient, term_values in zip(coefficients, chunk.values, strict=True)
                 )
                 if not torch.isfinite(torch.as_tensor(loss)):
-                    broken = ~torch.isfinite(chunk.values[0].value)
+                    broken = ~torch.isfinite(chunk.values[0].loss_value)
                     records.broken += tokens.rows[broken].tolist() or tokens.rows.tolist()
                     return
                 compare(records, chunk, part, piece)
@@ -343,8 +347,8 @@ class LocalTrainer:
                 gradient[piece] += chunk.backward(coefficients)
                 measure(records, chunk.values, tokens, part.signal.name)
                 records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))
-                records.place(part.index[piece], chunk.values[0], coefficients)
-                records.share(part.signal.name, chunk.values, coefficients)
+                records.record_tokens(part.index[piece], chunk.values[0], coefficients)
+                records.add_loss_share(part.signal.name, chunk.values, coefficients)
         if hidden.requires_grad:
             hidden.backward(gradient)
 
@@ -361,7 +365,7 @@ class LocalTrainer:
         token_indices = []
         for micro_batch in micro_batches:
             hidden = self._compute_hidden(micro_batch)
-            for part in micro_batch.parts():
+            for part in micro_batch.gather_parts():
                 token_indices.append(part.index)
                 for piece in chunks(len(part.index), self.limits.chunk_tokens):
                     chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
@@ -389,16 +393,18 @@ class LocalTrainer:
     def _compute_hidden(self, micro_batch: Pass) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict the supervised tokens, concatenated."""
         is_supervised = torch.cat([rollout.loss_mask for rollout in micro_batch.rollouts])
-        hidden = hidden_states(self.language_model, texts_of(micro_batch.rollouts))
+        hidden = compute_hidden_states(
+            self.language_model, build_score_requests(micro_batch.rollouts)
+        )
         return hidden if bool(is_supervised.all()) else hidden[is_supervised.to(hidden.device)]
 
     def _halve(self, datums: Sequence[Datum], micro_batch_tokens: int, error: RuntimeError) -> None:
         """Halve the limits after memory ran out; raise ResourceError at their minimum."""
         self._optimizer.zero_grad(set_to_none=True)
-        most = longest(datums)
+        most = find_longest_length(datums)
         if micro_batch_tokens <= most and self.limits.chunk_tokens <= 1:
             raise ResourceError(
-                f"one sequence of {most} tokens does not fit in memory ({one_line(error)}); "
+                f"one sequence of {most} tokens does not fit in memory ({shorten_error(error)}); "
                 "shorten rollout.max_new_tokens, train fewer layers or use lora"
             ) from error
         # The plan may allow more tokens than there are; halving that would change nothing.

@@ -16,7 +16,7 @@ from practicum.backends.local.packing import pad_sequences
 from practicum.backends.local.prepared import PrepackedModel
 from practicum.backends.local.reading import DecodeJob, PaddedDecodeBatch, SlotDecodeBatch
 from practicum.ports import DecodeBatch
-from practicum.text.tokenizers import one_line
+from practicum.text.tokenizers import shorten_error
 
 PROMPTS = ((3, 1, 4, 1, 5), (2, 7, 1))
 """Prompts of different lengths, so that the second one is padded if the batch pads."""
@@ -40,7 +40,7 @@ def explain_no_sampling(language_model: LanguageModel) -> str:
     except Exception as error:
         # An architecture's own code may raise anything if it does not know this use of its cache.
         return (
-            f"{who} cannot be read token by token ({type(error).__name__}: {one_line(error)}), so "
+            f"{who} cannot be read token by token ({type(error).__name__}: {shorten_error(error)}), so "
             "it cannot be sampled from"
         )
     # `not <=` and not `>`: a difference that is not a number is refused too.
@@ -88,7 +88,7 @@ def _measure_difference(language_model: LanguageModel, batch: DecodeBatch) -> fl
     compare((0, 0), (1, 0))
     batch.advance(tokens[[0, 0]], [1])
     compare((1, 1))
-    if batch.refills:
+    if batch.supports_refill:
         batch.admit(1)
         batch.advance(tokens[[1, 0]], [0, 1])
         compare((1, 2), (0, 1))

@@ -11,7 +11,7 @@ from practicum.errors import CapabilityError, CheckpointError, ModelError, Recip
 from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
 from practicum.models.tensors import read_tensors, write_tensors
 from practicum.objective import Objective, Term
-from practicum.ports import Backend, BackendContext, Learner, Model, WeightUpdateRule
+from practicum.ports import Backend, BackendContext, Student, Model, WeightUpdateRule
 from practicum.ports.paper import PaperBackend
 from practicum.remote.tinker import Connection, ServiceConfig
 from practicum.text import Renderer
@@ -139,7 +139,7 @@ class TinkerBackend:
         self._config = config
         self._context = context
 
-    def student(self, config: StudentConfig) -> Learner:
+    def load_student(self, config: StudentConfig) -> Student:
         """Create adapters at the service; a local student of this seed starts equal."""
         base, lora = config.model, config.lora
         assert isinstance(base, str) and lora is not None, (
@@ -159,22 +159,24 @@ class TinkerBackend:
         renderer = _load_renderer(self._config.tokenizer or trainer.get_tokenizer(), config)
         trainer.vocabulary = renderer.vocab_size
         trainer.special_ids = renderer.special_ids
-        return Learner(
+        return Student(
             trainer=trainer,
             renderer=renderer,
             context_length=trainer.get_context_length() or UNKNOWN_CONTEXT,
             source=f"{base} (rank {lora.rank})",
         )
 
-    def scorer(self, config: ScorerConfig, name: str) -> Model:
+    def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model into this process."""
-        return self._context.local().scorer(config, name)
+        return self._context.local().load_scorer(config, name)
 
-    def sampler(self, student: Learner) -> StudentClient:
+    def build_sampler(self, student: Student) -> StudentClient:
         """Return a client of the student's weights, which are published once a step."""
-        return StudentClient(_require_service(student).sampling_client)
+        return StudentClient(_require_service(student).build_sampling_client)
 
-    def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> StudentClient:
+    def build_self_teacher(
+        self, student: Student, rule: WeightUpdateRule, name: str
+    ) -> StudentClient:
         """Return a scorer with the student's live weights or its initial ones, the base model's.
 
         Raises CapabilityError for other rules.
@@ -185,23 +187,23 @@ class TinkerBackend:
                 "backend 'tinker' does not hold; write weights: frozen or live"
             )
         if rule.weights == "live":
-            return self.sampler(student)
+            return self.build_sampler(student)
         base = _require_service(student).open_base_client()
         return StudentClient(lambda: base)
 
-    def save(self, student: Learner, folder: Path) -> None:
+    def save(self, student: Student, folder: Path) -> None:
         """Save a checkpoint at the service, and write its address into the folder."""
         for stem, tensors in _require_service(student).save_state().items():
             write_tensors(folder / f"{stem}.safetensors", tensors)
 
-    def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
+    def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore a checkpoint at the service; it always includes the optimizer's moments."""
         optimizer = read_tensors(folder / "optimizer.safetensors") if moments else {}
         _require_service(student).load_state(
             {"student": read_tensors(folder / "student.safetensors"), "optimizer": optimizer}
         )
 
-    def export(self, student: Learner, folder: Path) -> None:
+    def export(self, student: Student, folder: Path) -> None:
         """Refuse to export: the weights are at the service."""
         raise CheckpointError(
             f"the student is at a service, {student.source}, and its weights are not here; ask the "
@@ -209,7 +211,7 @@ class TinkerBackend:
         )
 
 
-def _require_service(student: Learner) -> ServiceTrainer:
+def _require_service(student: Student) -> ServiceTrainer:
     assert isinstance(student.trainer, ServiceTrainer), (
         "a backend is given the students that it made"
     )

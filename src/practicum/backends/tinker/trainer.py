@@ -28,11 +28,11 @@ from practicum.objective import (
     compute_coefficients,
     compute_term_values,
 )
-from practicum.objective.measures import Records, measure
-from practicum.objective.passes import Part, Pass, one_teacher_each, rows_of_passes
+from practicum.objective.measures import UpdateStatistics, measure
+from practicum.objective.passes import Part, Pass, split_pools, group_rows_into_passes
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
 from practicum.remote.tinker import Connection, ServiceSampler, SessionLost
-from practicum.remote.tinker.sampling import HIGHEST, service_capabilities
+from practicum.remote.tinker.sampling import MAX_LOGPROB, build_capabilities
 from practicum.training.candidates import compute_candidates
 from practicum.types import (
     Datum,
@@ -80,24 +80,24 @@ class ServiceTrainer:
         self._steps = 0
         self._sampler: ServiceSampler | None = None
         self._accumulated = self._broken = False
-        self._client: Any = connection.answer(
+        self._client: Any = connection.request(
             lambda: create(connection.service), f"a student over {base}"
         )
 
     def get_tokenizer(self) -> str:
         """Return the folder or hub name of the base model's tokenizer that the service reports."""
         description = self._connection.call(self._client.get_info, "what the student is")
-        return self._connection.shown(description.model_data.tokenizer_id or self._base)
+        return self._connection.quote(description.model_data.tokenizer_id or self._base)
 
     def get_context_length(self) -> int | None:
         """Return the base model's context length in tokens, or None if unknown."""
-        return self._connection.contexts().get(self._base)
+        return self._connection.read_context_lengths().get(self._base)
 
-    def refuses(self, objective: Objective) -> str | None:
+    def explain_unsupported(self, objective: Objective) -> str | None:
         """Explain why a service cannot train the objective; return None if it can."""
         return next(filter(None, map(self._explain_unsupported, objective.losses)), None)
 
-    def sampling_client(self) -> ServiceSampler:
+    def build_sampling_client(self) -> ServiceSampler:
         """Return a client of the current weights, which are published once a step."""
         if self._sampler is None:
             client = self._client
@@ -112,7 +112,7 @@ class ServiceTrainer:
 
     def snapshot(self) -> ServiceSampler:
         """Return a client of the current weights, which the service keeps while it trains on."""
-        client = self.sampling_client()
+        client = self.build_sampling_client()
         # Publish now: opened at its first request, the client would get later weights.
         client.open()
         return client
@@ -130,13 +130,13 @@ class ServiceTrainer:
         self, data: Sequence[Datum], objective: Objective, seed: int
     ) -> ForwardResult:
         """Accumulate the objective's gradient over all datums, in two passes at the service."""
-        datums = self._restrict_datums(one_teacher_each(data), objective)
+        datums = self._restrict_datums(split_pools(data), objective)
         batch = build_token_batch(datums, objective, seed, self.special_ids)
-        records = Records(len(batch.tokens))
+        records = UpdateStatistics(len(batch.tokens))
         rollouts = [datum.rollout for datum in datums]
         parts = [build_columns(part, rollouts) for part in _gather_parts(datums, batch)]
         if not parts:
-            return records.result(datums, data)
+            return records.build_result(datums, data)
         logprobs = [answer.requires_grad_() for answer in self._request_logprobs(parts)]
         values = [
             _estimate_entropies(
@@ -151,22 +151,25 @@ class ServiceTrainer:
         for columns, term_values, factors in zip(parts, values, coefficients, strict=True):
             part = columns.part
             losses = torch.stack(
-                [factor * term.value for factor, term in zip(factors, term_values, strict=True)]
+                [
+                    factor * term.loss_value
+                    for factor, term in zip(factors, term_values, strict=True)
+                ]
             )
             broken = ~torch.isfinite(losses.sum(dim=0).detach())
             records.broken += part.tokens.rows[broken].tolist()
             loss = loss + losses.sum()
-            detached = [term.detached() for term in term_values]
+            detached = [term.detach() for term in term_values]
             measure(records, detached, part.tokens, part.signal.name)
-            records.place(part.index, detached[0], factors)
-            records.share(part.signal.name, detached, factors)
+            records.record_tokens(part.index, detached[0], factors)
+            records.add_loss_share(part.signal.name, detached, factors)
         # Zero weights would still make the service's optimizer move: send nothing.
-        if not records.broken and not records.nothing_supervised:
+        if not records.broken and not records.has_no_supervision:
             gradients = torch.autograd.grad(
                 loss, logprobs, allow_unused=True, materialize_grads=True
             )
             self._send_gradients(parts, gradients)
-        return records.result(datums, data)
+        return records.build_result(datums, data)
 
     def optim_step(self, params: AdamParams) -> Metrics:
         """Take one step of AdamW at the service; without a gradient there is no step."""
@@ -212,7 +215,7 @@ class ServiceTrainer:
         saved = self._request_training(
             lambda: self._client.save_state(name, overwrite=True), "saving"
         )
-        path = self._connection.shown(str(saved.path))
+        path = self._connection.quote(str(saved.path))
         if path != saved.path or not path.startswith(CHECKPOINT_SCHEME):
             raise TeacherError(
                 f"{self._connection.address}: saving: {path!r} is no address of a checkpoint; look "
@@ -231,9 +234,9 @@ class ServiceTrainer:
             )
         service = self._connection.service
         try:
-            self._client = self._connection.answer(
+            self._client = self._connection.request(
                 lambda: service.create_training_client_from_state_with_optimizer(addresses[0]),
-                self._connection.shown(addresses[0]),
+                self._connection.quote(addresses[0]),
             )
         except SessionLost as error:
             raise CheckpointError(
@@ -254,7 +257,7 @@ class ServiceTrainer:
         # now.
         rollouts = {id(datum.rollout): datum.rollout for datum in datums if _has_full(datum)}
         if max_k and rollouts:
-            ids = compute_candidates(self.sampling_client(), list(rollouts.values()), max_k)
+            ids = compute_candidates(self.build_sampling_client(), list(rollouts.values()), max_k)
             candidates = dict(zip(rollouts, ids, strict=True))
 
         def restrict(datum: Datum, answer: TeacherSignal, signal: Signal | None) -> TeacherSignal:
@@ -302,7 +305,7 @@ class ServiceTrainer:
                 f"came back, not {list(shape)}; look at the service"
             )
         logprobs = answer.float().reshape(len(text.tokens), width)[text.indices]
-        if (logprobs > HIGHEST).any():
+        if (logprobs > MAX_LOGPROB).any():
             raise TeacherError(
                 f"{self._connection.address}: the student's log-probabilities reach "
                 f"{logprobs.max().item():.3g}, above 0; look at the service"
@@ -326,7 +329,7 @@ class ServiceTrainer:
     def _request_training(self, request: Callable[[], Any], what: str) -> Any:
         """Return the answer to a training request; after a failure the weights count as unknown."""
         try:
-            return self._connection.answer(request, what)
+            return self._connection.request(request, what)
         except TeacherError as error:
             self._broken = True
             if isinstance(error, SessionLost):
@@ -341,7 +344,7 @@ class ServiceTrainer:
         if self._meter is not None:
             sent = NUMBER_BYTES * sum(text.numbers for text in texts)
             answer_count = sum(len(text.tokens) * text.ids.shape[1] for text in texts)
-            self._meter.sent("update", sent + answer_bytes * answer_count)
+            self._meter.count_bytes("update", sent + answer_bytes * answer_count)
 
 
 class StudentClient(SelfTeacher):
@@ -356,7 +359,7 @@ class StudentClient(SelfTeacher):
     @property
     def capabilities(self) -> Capabilities:
         """The service's signals; the weights follow the student's."""
-        return replace(service_capabilities(None), follows_student=True)
+        return replace(build_capabilities(None), follows_student=True)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample from the current weights."""
@@ -375,8 +378,8 @@ def _has_full(datum: Datum) -> bool:
 
 def _gather_parts(datums: Sequence[Datum], batch: TokenBatch) -> Iterator[Part]:
     """Yield the batch by teachers that answer alike; the service cuts it into micro-batches."""
-    for rows in rows_of_passes(datums, UNLIMITED_TOKENS, UNLIMITED_TOKENS):
-        yield from Pass(datums, batch, rows, [frozenset() for _ in rows]).parts()
+    for rows in group_rows_into_passes(datums, UNLIMITED_TOKENS, UNLIMITED_TOKENS):
+        yield from Pass(datums, batch, rows, [frozenset() for _ in rows]).gather_parts()
 
 
 def _estimate_entropies(values: Sequence[TermValues]) -> list[TermValues]:
@@ -397,7 +400,7 @@ def _compute_coefficients(
 
     They come from the full batch if a token's coefficient depends on other tokens.
     """
-    detached = [[term.detached() for term in part_values] for part_values in values]
+    detached = [[term.detach() for term in part_values] for part_values in values]
     if not objective.needs_sequences:
         return [
             [

@@ -129,15 +129,15 @@ class Connection:
         """Return the result of a blocking call of the package."""
         return self.wait([_run_in_thread(work)], what)[0]
 
-    def answer(self, send: Callable[[], Any], what: str) -> Any:
+    def request(self, send: Callable[[], Any], what: str) -> Any:
         """Return the result of one request; some of the package's fail when they are made."""
         return self.wait([self.call(send, what)], what)[0]
 
-    def shown(self, text: str) -> str:
+    def quote(self, text: str) -> str:
         """Return text of the service for a message, without the key."""
         return excerpt(text, self._key, SHOWN)
 
-    def contexts(self) -> dict[str, int]:
+    def read_context_lengths(self) -> dict[str, int]:
         """Return the context length in tokens of each model for which the service reports one."""
 
         def ask() -> Any:
@@ -173,7 +173,7 @@ class Connection:
 
     def _translate(self, error: BaseException, what: str) -> TeacherError:
         """Return an error of the package as a TeacherError."""
-        text = self.shown(str(error) or type(error).__name__)
+        text = self.quote(str(error) or type(error).__name__)
         status = _find_status(error)
         if status in (401, 403):
             return TeacherError(

@@ -17,7 +17,7 @@ from practicum.statistics.signal import constant
 from practicum.text import refuse_stop_texts
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
-HIGHEST = 1e-3
+MAX_LOGPROB = 1e-3
 """A log-probability above this, or a mass above 1 + this, is more than rounding."""
 
 ID_BYTES, LOGPROB_BYTES = 4, 4
@@ -47,7 +47,7 @@ class ServiceSampler:
         self._connection = connection
         self._begin = begin
         self._vocabulary = vocabulary
-        self.capabilities = service_capabilities(largest_k)
+        self.capabilities = build_capabilities(largest_k)
         """The sampled token, the service's own candidates, and those of a request."""
         self._lasting = lasting
         self._meter = meter
@@ -143,7 +143,7 @@ class ServiceSampler:
         """Return the package's client in the newest session."""
         # A client of the package belongs to one session and fails after a restart of the service.
         if self._session != self._connection.reopened:
-            self._client = self._connection.answer(
+            self._client = self._connection.request(
                 lambda: self._begin(self._connection.service), "a sampling client"
             )
             self._session = self._connection.reopened
@@ -151,7 +151,7 @@ class ServiceSampler:
 
     def _count(self, phase: Phase, wire_bytes: int) -> None:
         if self._meter is not None:
-            self._meter.sent(phase, wire_bytes)
+            self._meter.count_bytes(phase, wire_bytes)
 
     def _read_sample(self, answer: Any, params: SamplingParams, number: int) -> Sample:
         """Return a completion after checking it.
@@ -219,7 +219,7 @@ class ServiceSampler:
         self._check_ids(ids, where)
         values = _check_logprobs(values, ids.shape, where)
         mass = values.exp().sum(dim=-1).max().item()
-        if mass > 1 + HIGHEST:
+        if mass > 1 + MAX_LOGPROB:
             raise TeacherError(
                 f"{where}: the candidates weigh {mass:.4g} together; look at the service"
             )
@@ -235,7 +235,7 @@ class ServiceSampler:
             )
 
 
-def service_capabilities(largest_k: int | None) -> Capabilities:
+def build_capabilities(largest_k: int | None) -> Capabilities:
     """Return what a service can score: sampled tokens and candidates, no full distributions."""
     return Capabilities(
         signals=frozenset({"sampled", "topk"}),
@@ -273,7 +273,7 @@ def _check_logprobs(
         raise TeacherError(
             f"{where}: {list(logprobs.shape)} log-probabilities, and {list(shape)} were asked for"
         )
-    if torch.isnan(logprobs).any() or (logprobs > HIGHEST).any():
+    if torch.isnan(logprobs).any() or (logprobs > MAX_LOGPROB).any():
         raise TeacherError(
             f"{where} hold NaN or numbers above 0, which are no log-probabilities; "
             "look at the service"

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum.core.calls import did_you_mean
+from practicum.core.calls import suggest_name
 from practicum.errors import RecipeError
 from practicum.recipe import (
     SECTIONS,
     WORDS,
     Recipe,
-    control_words,
+    describe_control,
     find_recipe,
     is_named,
     load_recipe,
-    merged,
-    no_control,
+    merge_recipes,
+    explain_no_control,
     override,
     parse_recipe,
     read_recipe,
     resolve_path,
-    resolved,
-    teacher_off,
-    without_switch,
+    resolve_recipe,
+    build_control,
+    remove_switch,
 )
 
 BASE = "base"
@@ -70,7 +70,7 @@ class Stage:
 
     def resolve(self) -> dict[str, Any]:
         """Return the stage with all defaults, as JSON data that may stand in a pipeline."""
-        recipe = resolved(self.build_recipe(_insert_placeholder))
+        recipe = resolve_recipe(self.build_recipe(_insert_placeholder))
         del recipe["base_dir"], recipe["student"]["model"]
         models = {key: _restore_references(recipe[key]) for key in MODELS if key in recipe}
         return {"name": self.name, "start": self.start, **drop_keys(recipe, "name"), **models}
@@ -84,16 +84,18 @@ class Pipeline:
     stages: tuple[Stage, ...]
     shares_task: bool
 
-    def recipes(self) -> dict[str, Recipe]:
+    def build_recipes(self) -> dict[str, Recipe]:
         """Return each stage's recipe by name, with placeholders for the models of other stages."""
         return {stage.name: stage.build_recipe(_insert_placeholder) for stage in self.stages}
 
-    def resolved(self) -> dict[str, Any]:
+    def resolve(self) -> dict[str, Any]:
         """Return the pipeline with all defaults as JSON data, which reads back to the same."""
         shared = {*PIPELINE_KEYS, "seed", "base_dir", "student"}
         if self.shares_task:
             shared.add("task")
-        sections = {key: section for key, section in resolved(self.recipe).items() if key in shared}
+        sections = {
+            key: section for key, section in resolve_recipe(self.recipe).items() if key in shared
+        }
         return {**sections, "stages": [stage.resolve() for stage in self.stages]}
 
 
@@ -116,7 +118,7 @@ def parse_pipeline(
     content: Mapping[str, Any], source: str, overrides: Sequence[str] = ()
 ) -> Pipeline:
     """Validate a pipeline; raises RecipeError with a line per problem, naming stage and field."""
-    overrides, is_teacher_off = without_switch(overrides)
+    overrides, is_teacher_off = remove_switch(overrides)
     entries = content["stages"]
     if (
         not isinstance(entries, list)
@@ -161,18 +163,20 @@ def parse_pipeline(
 
 def _turn_teacher_off(pipeline: Pipeline, source: str, *, has_name: bool) -> Pipeline:
     """Replace each stage that has a control by it; raises RecipeError if none has one."""
-    controls = {name: teacher_off(recipe) for name, recipe in pipeline.recipes().items()}
-    changed = {name: resolved(control) for name, control in controls.items() if control is not None}
+    controls = {name: build_control(recipe) for name, recipe in pipeline.build_recipes().items()}
+    changed = {
+        name: resolve_recipe(control) for name, control in controls.items() if control is not None
+    }
     if not changed:
-        raise no_control(source)
-    content = pipeline.resolved()
+        raise explain_no_control(source)
+    content = pipeline.resolve()
     stages = []
     for stage in content["stages"]:
         control = changed.get(stage["name"])
         if control is not None:
             stage = {**stage, **{key: control[key] for key in ("about", *SECTIONS)}}
         stages.append(stage)
-    words = control_words(content)
+    words = describe_control(content)
     if has_name:
         words = drop_keys(words, "name")
     return parse_pipeline({**content, **words, "stages": stages}, source)
@@ -190,7 +194,7 @@ def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
             )
         if first == "stages" and name not in names:
             raise RecipeError(
-                f"override {text!r}: no stage named {name!r}; {did_you_mean(name, names)}"
+                f"override {text!r}: no stage named {name!r}; {suggest_name(name, names)}"
             )
 
 
@@ -214,7 +218,7 @@ def _build_stage(
     ]
     special = [text.removeprefix(prefix) for text in overrides if text.startswith(prefix)]
     inherited = drop_keys(pipeline, "stages", *PIPELINE_KEYS)
-    stage = _apply_overrides(merged(inherited, pipeline["stages"][index]), general + special)
+    stage = _apply_overrides(merge_recipes(inherited, pipeline["stages"][index]), general + special)
     start = str(stage.pop("start", None) or (names[index - 1] if index else BASE))
     base, student = pipeline.get("student"), stage.get("student")
     # A stage that inherits the pipeline's student starts from the student of an earlier stage; one
@@ -272,7 +276,7 @@ def _check_reference(field: str, name: str, stage: Stage, names: Sequence[str]) 
         which = "this stage itself" if name == stage.name else "a later stage"
         yield f"{field}: {name!r} is {which}; name an earlier one: {', '.join(earlier)}"
     else:
-        yield f"{field}: no stage named {name!r}; {did_you_mean(name, earlier)}"
+        yield f"{field}: no stage named {name!r}; {suggest_name(name, earlier)}"
 
 
 def _is_shared(section: str, stage: Stage, shared: Mapping[str, Any]) -> bool:

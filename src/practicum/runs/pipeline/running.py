@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from practicum import runs
-from practicum.core.calls import did_you_mean
-from practicum.core.faults import fault
+from practicum.core.calls import suggest_name
+from practicum.core.faults import inject_fault
 from practicum.core.notes import show_notes
 from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.errors import Interrupted, RecipeError
@@ -21,20 +21,20 @@ from practicum.models.config import ScratchConfig
 from practicum.recipe import Recipe, bring_up
 from practicum.recipe.methods import describe_method
 from practicum.report.pipeline import write_pipeline_report
-from practicum.report.tables import accuracy_by_stage
+from practicum.report.tables import build_stage_rows
 from practicum.run_dir import (
     FLAG,
     RunDir,
-    changed_fields,
-    near,
-    proposal,
+    list_changed_fields,
+    shorten_path,
+    propose_flags,
     read_json,
     shapes,
     split_changes,
     write_json,
 )
 from practicum.runs import RunResult, open_student
-from practicum.runs.assembly import build_task, make_scratch
+from practicum.runs.assembly import build_task, create_scratch_model
 from practicum.runs.console import Console, SilentConsole
 from practicum.runs.pipeline.reading import (
     BASE,
@@ -85,7 +85,7 @@ def _check_stages(allow_changed: Sequence[str], names: Sequence[str]) -> None:
         first, _, path = key.partition(".")
         name = path.partition(".")[0]
         if first == "stages" and name not in names:
-            raise RecipeError(f"{FLAG} {key}: no stage named {name!r}; {did_you_mean(name, names)}")
+            raise RecipeError(f"{FLAG} {key}: no stage named {name!r}; {suggest_name(name, names)}")
 
 
 class _PipelineRun:
@@ -111,7 +111,7 @@ class _PipelineRun:
             return RunResult(
                 self.run_dir.path, read_json(self.run_dir.summary_json, shapes.PIPELINE_SUMMARY)
             )
-        write_json(self.run_dir.pipeline_json, self.pipeline.resolved())
+        write_json(self.run_dir.pipeline_json, self.pipeline.resolve())
         try:
             with catch_stop_signals() as stop:
                 for stage in self.pipeline.stages:
@@ -133,7 +133,7 @@ class _PipelineRun:
             return False
         saved = read_json(self.run_dir.pipeline_json, shapes.PIPELINE)
         saved = {**saved, "stages": [bring_up(stage) for stage in saved["stages"]]}
-        current = self.pipeline.resolved()
+        current = self.pipeline.resolve()
         refused, proposed, outdated = [], [], []
         for index, saved_stage in enumerate(saved["stages"]):
             name = saved_stage["name"]
@@ -148,12 +148,12 @@ class _PipelineRun:
                 _, differences = split_changes(old, new, allowed)
                 refused += [f"stages[{index}] ({name}).{line}" for line in differences]
                 if not is_finished:
-                    proposed += proposal(differences, old, f"stages.{name}.")
-            elif changed_fields(old, new) and folder.is_dir():
+                    proposed += propose_flags(differences, old, f"stages.{name}.")
+            elif list_changed_fields(old, new) and folder.is_dir():
                 outdated.append(folder)
         if any(self.run_dir.stages.glob("*/checkpoints/step-*")):
             keys = ("stages", *PIPELINE_KEYS)
-            refused += changed_fields(drop_keys(saved, *keys), drop_keys(current, *keys))
+            refused += list_changed_fields(drop_keys(saved, *keys), drop_keys(current, *keys))
         if refused:
             heading = (
                 f"{self.run_dir.path}: the recipe changed since it began; start a new run, or undo:"
@@ -193,9 +193,9 @@ class _PipelineRun:
             )
         # A stage may have been killed between its report and its export, so the export is tried
         # each time.
-        fault("stage.done")
+        inject_fault("stage.done")
         _export_student(folder)
-        fault("stage.exported")
+        inject_fault("stage.exported")
         number = stop()
         if number is not None and stage.number < count:
             name = signal.Signals(number).name
@@ -220,12 +220,12 @@ class _PipelineRun:
             if recipe.train.threads is not None:
                 torch.set_num_threads(recipe.train.threads)
             self.console.event(f"making a model from scratch: {name}")
-            make_scratch(folder, config, build_task(recipe))
+            create_scratch_model(folder, config, build_task(recipe))
         return str(folder)
 
     def _build_summary(self) -> dict[str, Any]:
         """Return each stage's summary, and the accuracy after each stage on each domain."""
-        recipes = self.pipeline.recipes()
+        recipes = self.pipeline.build_recipes()
         summaries = []
         for stage in self.pipeline.stages:
             path = self.run_dir.stages / stage.folder / "summary.json"
@@ -258,10 +258,14 @@ class _PipelineRun:
         """Show the end of a pipeline: accuracy by stage, time and folder."""
         if summary["accuracy"]:
             columns = ["after", "accuracy", *summary["domains"], "steps", "ended"]
-            self.console.table("held-out accuracy by stage", columns, accuracy_by_stage(summary))
+            self.console.table("held-out accuracy by stage", columns, build_stage_rows(summary))
         seconds = f"{monotonic() - self.started:.0f} s for {len(summary['stages'])} stages"
         self.console.finish(
-            {"time": seconds, "run folder": near(self.run_dir.path), "report": "report.html in it"}
+            {
+                "time": seconds,
+                "run folder": shorten_path(self.run_dir.path),
+                "report": "report.html in it",
+            }
         )
 
 

@@ -4,11 +4,11 @@
 `running` runs them, `outcomes` tests the differences.
 """
 
-from practicum.studies.compare.arms import ComparisonBudget, Settings
+from practicum.studies.compare.arms import ComparisonBudget, ComparisonSettings
 from practicum.studies.compare.comparing import FinishedRuns, compare, run_arms
 from practicum.studies.compare.outcomes import FailedRun, Outcome, Point, read_outcome
-from practicum.studies.compare.page import mean_curve
-from practicum.studies.compare.running import RunJob, run_all
+from practicum.studies.compare.page import build_mean_curve
+from practicum.studies.compare.running import RunJob, run_jobs
 
 __all__ = [
     "ComparisonBudget",
@@ -17,10 +17,10 @@ __all__ = [
     "Outcome",
     "Point",
     "RunJob",
-    "Settings",
+    "ComparisonSettings",
     "compare",
-    "mean_curve",
+    "build_mean_curve",
     "read_outcome",
-    "run_all",
+    "run_jobs",
     "run_arms",
 ]

@@ -34,7 +34,7 @@ EVALUATIONS = 8
 CHECKPOINTS = 4
 """Checkpoints during a run, unless its recipe sets them."""
 
-STOPPING_MONITORS = tuple(name for name, monitor in MONITORS.items() if monitor.stop_condition)
+STOPPING_MONITORS = tuple(name for name, monitor in MONITORS.items() if monitor.can_end_run)
 """The monitors that may stop a run."""
 
 
@@ -83,7 +83,7 @@ class ComparisonBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ComparisonSettings:
     """The settings of a comparison.
 
     `seeds` seeds count from `first`; `at_once` runs go on side by side; `out` is the folder;
@@ -92,11 +92,11 @@ class Settings:
 
     seeds: int = 3
     budget: ComparisonBudget = field(default_factory=ComparisonBudget)
-    at_once: int = 2
+    max_parallel_runs: int = 2
     out: Path = Path("runs/compare")
     resume: bool = False
     common: tuple[str, ...] = ()
-    first: int = 0
+    first_seed: int = 0
     may_differ: frozenset[str] = frozenset()
 
 
@@ -156,7 +156,7 @@ class Design:
     recipes: Mapping[str, Mapping[int, Recipe]]
 
 
-def read_design(words: Sequence[str], settings: Settings) -> Design:
+def read_design(words: Sequence[str], settings: ComparisonSettings) -> Design:
     """Read the arms; RecipeError if they cannot be compared."""
     arms = tuple(Arm.parse(word) for word in words)
     if len(arms) < 2:
@@ -173,7 +173,7 @@ def read_design(words: Sequence[str], settings: Settings) -> Design:
             f"--seeds {settings.seeds}: at least one is needed, "
             "and three to say how much seeds differ"
         )
-    seeds = tuple(range(settings.first, settings.first + settings.seeds))
+    seeds = tuple(range(settings.first_seed, settings.first_seed + settings.seeds))
     recipes = {
         arm.name: {seed: build_recipe(arm, seed, settings) for seed in seeds} for arm in arms
     }
@@ -182,7 +182,7 @@ def read_design(words: Sequence[str], settings: Settings) -> Design:
     return design
 
 
-def build_recipe(arm: Arm, seed: int, settings: Settings) -> Recipe:
+def build_recipe(arm: Arm, seed: int, settings: ComparisonSettings) -> Recipe:
     """Return an arm's recipe for a seed, saved and evaluated during the run, on one torch thread.
 
     No monitor stops a run unless the recipe asks for it.

@@ -9,9 +9,9 @@ from typing import Any
 from practicum.core.stopping import catch_stop_signals
 from practicum.errors import PracticumError
 from practicum.recipe.methods import describe_method
-from practicum.run_dir import RunDir, near, write_json
+from practicum.run_dir import RunDir, shorten_path, write_json
 from practicum.runs.console import Console, SilentConsole
-from practicum.studies.compare.arms import Design, Settings, read_design
+from practicum.studies.compare.arms import Design, ComparisonSettings, read_design
 from practicum.studies.compare.outcomes import (
     ComparisonResult,
     FailedRun,
@@ -20,7 +20,7 @@ from practicum.studies.compare.outcomes import (
     read_outcome,
 )
 from practicum.studies.compare.page import write_page
-from practicum.studies.compare.running import plan_jobs, run_all
+from practicum.studies.compare.running import plan_jobs, run_jobs
 from practicum.studies.compare.tables import build_arm_table, build_pair_table
 
 
@@ -35,7 +35,7 @@ class FinishedRuns:
 
 
 def compare(
-    words: Sequence[str], settings: Settings, console: Console | None = None
+    words: Sequence[str], settings: ComparisonSettings, console: Console | None = None
 ) -> ComparisonResult:
     """Run every arm with every seed, write `compare.json` and `compare.html`, and return the
     result.
@@ -64,7 +64,7 @@ def compare(
     return result
 
 
-def run_arms(words: Sequence[str], settings: Settings, console: Console) -> FinishedRuns:
+def run_arms(words: Sequence[str], settings: ComparisonSettings, console: Console) -> FinishedRuns:
     """Run every arm with every seed and read the results; raises the errors of `compare`."""
     design = read_design(words, settings)
     folder = settings.out.absolute()
@@ -72,7 +72,7 @@ def run_arms(words: Sequence[str], settings: Settings, console: Console) -> Fini
     folder.mkdir(parents=True, exist_ok=True)
     # The lock keeps a second comparison out of the folder while this one runs.
     with RunDir(folder).lock(), catch_stop_signals() as stop:
-        failed = run_all(jobs, settings.at_once, console, stop)
+        failed = run_jobs(jobs, settings.max_parallel_runs, console, stop)
     outcomes = [
         read_outcome(job.arm, job.seed, job.folder, folder) for job in jobs if job not in failed
     ]
@@ -95,7 +95,7 @@ def _show(content: Mapping[str, Any], folder: Path, console: Console) -> None:
     console.finish(
         {
             "verdict": first,
-            "table": near(folder / "compare.json"),
-            "page": near(folder / "compare.html"),
+            "table": shorten_path(folder / "compare.json"),
+            "page": shorten_path(folder / "compare.html"),
         }
     )

@@ -84,11 +84,11 @@ class Exponent:
     """
 
     quantity: str
-    middle: float
-    part: float
-    value: float
+    geometric_mean: float
+    coefficient: float
+    exponent: float
     interval: Interval
-    resolved: bool
+    is_resolved: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ class Law:
     def predict(self, quantities: Mapping[str, float]) -> float:
         """Return the error at other quantities; the further from the data, the less it means."""
         return self.floor + sum(
-            exponent.part * (quantities[exponent.quantity] / exponent.middle) ** -exponent.value
+            exponent.coefficient
+            * (quantities[exponent.quantity] / exponent.geometric_mean) ** -exponent.exponent
             for exponent in self.exponents
         )
 

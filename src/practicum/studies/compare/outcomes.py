@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.errors import DataError
-from practicum.report.tables import SPENT
+from practicum.report.tables import BUDGET_SPENT
 from practicum.run_dir import read_json, read_rows, shapes
 from practicum.statistics import (
     Interval,
@@ -168,7 +168,7 @@ def read_outcome(arm: str, seed: int, folder: Path, parent: Path) -> Outcome:
         spent=spending,
         scores=scores,
         curve=curve,
-        by_budget=summary["ended"].startswith(SPENT),
+        by_budget=summary["ended"].startswith(BUDGET_SPENT),
     )
 
 

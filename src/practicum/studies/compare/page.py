@@ -7,7 +7,7 @@ from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
-from practicum.report import STYLE, document, safe
+from practicum.report import STYLE, render_document, escape_text
 from practicum.run_dir import write_text
 from practicum.studies.compare.tables import Table, build_arm_table, build_pair_table
 
@@ -52,13 +52,13 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
     first, *others = content["verdict"]
     title = "Comparison of " + ", ".join(names)
     legend = "".join(
-        f'<span><i style="background:{colour}"></i>{safe(name)}</span>'
+        f'<span><i style="background:{colour}"></i>{escape_text(name)}</span>'
         for name, colour in colours.items()
     )
     body = (
-        f'<h1>{safe(title)}</h1><p class="about">{safe(about)}</p>'
-        f'<p class="verdict">{safe(first)}</p>'
-        f'<ul class="more">{"".join(f"<li>{safe(line)}</li>" for line in others)}</ul>'
+        f'<h1>{escape_text(title)}</h1><p class="about">{escape_text(about)}</p>'
+        f'<p class="verdict">{escape_text(first)}</p>'
+        f'<ul class="more">{"".join(f"<li>{escape_text(line)}</li>" for line in others)}</ul>'
         f"<h2>Arms</h2>{_render_methods(content, colours)}"
         f"{_render_arm_chart(content, colours)}{_render_table(build_arm_table(content))}"
         f"<h2>Held-out accuracy against what was spent</h2>"
@@ -66,7 +66,7 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
         f'<div class="charts">{_render_curve_charts(content, colours)}</div>'
         f"{_render_pairs(content)}<h2>Runs</h2>{_render_runs(content)}"
     )
-    write_text(path, document(safe(title), STYLE + PAGE_STYLE, body))
+    write_text(path, render_document(escape_text(title), STYLE + PAGE_STYLE, body))
 
 
 def _render_table(table: Table) -> str:
@@ -81,14 +81,14 @@ def _render_table(table: Table) -> str:
 
 def _render_cell(tag: str, column: int, text: str) -> str:
     style = ' class="number"' if column else ""
-    return f"<{tag}{style}>{safe(text)}</{tag}>"
+    return f"<{tag}{style}>{escape_text(text)}</{tag}>"
 
 
 def _render_methods(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
     """Render the description of each arm's method."""
     rows = "".join(
-        f'<p><i style="background:{colours[arm["arm"]]}"></i><b>{safe(arm["arm"])}</b>: '
-        f"{safe(arm['method'])}</p>"
+        f'<p><i style="background:{colours[arm["arm"]]}"></i><b>{escape_text(arm["arm"])}</b>: '
+        f"{escape_text(arm['method'])}</p>"
         for arm in content["arms"]
     )
     return f'<div class="legend">{rows}</div>'
@@ -188,8 +188,8 @@ def _render_interval_row(index: int, row: Row, place: Callable[[float], str]) ->
     )
     label = name if len(name) <= 26 else name[:25] + "…"
     return (
-        f'<g><title>{safe(text)}</title><text class="name" x="{NAMES - 10}" y="{y + 4}" '
-        f'text-anchor="end">{safe(label)}</text>{bar}{seeds}'
+        f'<g><title>{escape_text(text)}</title><text class="name" x="{NAMES - 10}" y="{y + 4}" '
+        f'text-anchor="end">{escape_text(label)}</text>{bar}{seeds}'
         f'<circle cx="{place(mean)}" cy="{y}" r="5" fill="{colour}"/></g>'
     )
 
@@ -235,11 +235,13 @@ def _render_curve_chart(content: Mapping[str, Any], colours: Mapping[str, str], 
         path = " ".join(",".join(place(*point)) for point in curve)
         return (
             f'<polyline class="{style}" stroke="{colours[name]}" points="{path}">'
-            f"<title>{safe(name)}</title></polyline>"
+            f"<title>{escape_text(name)}</title></polyline>"
         )
 
     thin = "".join(render_line(curve, "one", arm) for arm, curve in curves)
-    means = {name: mean_curve([curve for arm, curve in curves if arm == name]) for name in colours}
+    means = {
+        name: build_mean_curve([curve for arm, curve in curves if arm == name]) for name in colours
+    }
     thick = "".join(render_line(curve, "mean", name) for name, curve in means.items())
     axes = _render_axes(xticks, yticks, right, place)
     return (
@@ -279,7 +281,7 @@ def _format_tick(number: float) -> str:
     return f"{number / 1e3:g}k" if size >= 1e4 else f"{number:g}"
 
 
-def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+def build_mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """Return the mean over runs of their first, second ... point, as far as all runs have one."""
     return [
         (sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points))
@@ -294,13 +296,13 @@ def _render_runs(content: Mapping[str, Any]) -> str:
         metric = outcome["accuracy"] if outcome["accuracy"] is not None else outcome["reverse_kl"]
         report = f"{html.escape(outcome['folder'])}/report.html"
         rows += (
-            f"<tr><td>{safe(outcome['arm'])}</td><td>{outcome['seed']}</td><td>{metric:.3f}</td>"
+            f"<tr><td>{escape_text(outcome['arm'])}</td><td>{outcome['seed']}</td><td>{metric:.3f}</td>"
             f'<td><a href="{report}">report</a></td></tr>'
         )
     for failure in content["failures"]:
         rows += (
-            f"<tr><td>{safe(failure['arm'])}</td><td>{failure['seed']}</td>"
-            f'<td class="wrong" colspan="2">{safe(failure["reason"])}</td></tr>'
+            f"<tr><td>{escape_text(failure['arm'])}</td><td>{failure['seed']}</td>"
+            f'<td class="wrong" colspan="2">{escape_text(failure["reason"])}</td></tr>'
         )
-    head = f"<tr><th>arm</th><th>seed</th><th>{safe(content['metric'])}</th><th></th></tr>"
+    head = f"<tr><th>arm</th><th>seed</th><th>{escape_text(content['metric'])}</th><th></th></tr>"
     return f'<div class="scroll"><table>{head}{rows}</table></div>'

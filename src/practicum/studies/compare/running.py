@@ -23,11 +23,11 @@ from typing import Any
 
 import psutil
 
-from practicum.core.faults import fault
+from practicum.core.faults import inject_fault
 from practicum.core.stopping import Stop
 from practicum.errors import Interrupted, RecipeError
-from practicum.recipe import resolved
-from practicum.run_dir import changed_fields, near, read_json, shapes, write_json
+from practicum.recipe import resolve_recipe
+from practicum.run_dir import list_changed_fields, shorten_path, read_json, shapes, write_json
 from practicum.runs.console import Console
 from practicum.studies.compare.arms import Design
 from practicum.text import make_printable
@@ -53,26 +53,26 @@ class RunJob:
 
     arm: str
     seed: int
-    data: Mapping[str, Any]
-    home: Path
+    resolved_recipe: Mapping[str, Any]
+    parent_dir: Path
 
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return self.home / self.arm / f"seed-{self.seed}"
+        return self.parent_dir / self.arm / f"seed-{self.seed}"
 
     @property
-    def file(self) -> Path:
+    def recipe_path(self) -> Path:
         """The recipe of the run."""
         return self.folder.with_suffix(".json")
 
     @property
-    def log(self) -> Path:
+    def log_path(self) -> Path:
         """The output of the run."""
         return self.folder.with_suffix(".log")
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """True if the run wrote its summary and its report, which comes last."""
         return (self.folder / "report.html").is_file() and (self.folder / "summary.json").is_file()
 
@@ -93,7 +93,7 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
     """
     # Seed by seed, so that an early look at the folder compares all arms.
     jobs = [
-        RunJob(arm.name, seed, resolved(design.recipes[arm.name][seed]), folder)
+        RunJob(arm.name, seed, resolve_recipe(design.recipes[arm.name][seed]), folder)
         for seed in design.seeds
         for arm in design.arms
     ]
@@ -108,13 +108,15 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
             f"{folder} holds no comparison to go on with; leave --resume out to start it"
         )
     for job in jobs:
-        if not job.file.is_file():
+        if not job.recipe_path.is_file():
             continue
-        differences = changed_fields(read_json(job.file, shapes.RESOLVED), job.data)
+        differences = list_changed_fields(
+            read_json(job.recipe_path, shapes.RESOLVED), job.resolved_recipe
+        )
         if differences:
             raise RecipeError(
                 [
-                    f"{near(job.file)}: arm {job.arm!r} changed; "
+                    f"{shorten_path(job.recipe_path)}: arm {job.arm!r} changed; "
                     "undo this, or name a new arm or --out:",
                     *differences,
                 ]
@@ -122,7 +124,7 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
     return jobs
 
 
-def run_all(
+def run_jobs(
     jobs: Sequence[RunJob], at_once: int, console: Console, stop: Stop
 ) -> dict[RunJob, str]:
     """Run what is not finished, at most `at_once` at a time; returns the failed runs with their
@@ -130,7 +132,7 @@ def run_all(
 
     Raises Interrupted after a signal, once every process has saved its state.
     """
-    pool = _JobPool([job for job in jobs if not job.finished])
+    pool = _JobPool([job for job in jobs if not job.is_finished])
     num_skipped = len(jobs) - len(pool.waiting)
     if num_skipped:
         console.event(f"{num_skipped} of {len(jobs)} runs are finished already")
@@ -140,7 +142,7 @@ def run_all(
             number = stop()
             if number is not None:
                 pool.stop()
-                num_open = sum(not job.finished for job in jobs)
+                num_open = sum(not job.is_finished for job in jobs)
                 raise Interrupted(
                     number,
                     f"stopped by {signal.Signals(number).name} with {num_open} of {len(jobs)} runs "
@@ -151,7 +153,7 @@ def run_all(
             for job, reason in pool.collect_ended():
                 console.event(f"{job}: {reason or _describe_result(job)}")
                 console.step(len(jobs) - len(pool.waiting) - len(pool.running), {}, None)
-                fault("compare.run_ended")
+                inject_fault("compare.run_ended")
     finally:
         # After an error no run may go on unseen; the newest checkpoints stay for --resume.
         pool.kill()
@@ -194,7 +196,7 @@ class _JobPool:
             if code is None:
                 continue
             del self.running[job]
-            reason = None if code == 0 and job.finished else _find_reason(job, code)
+            reason = None if code == 0 and job.is_finished else _find_reason(job, code)
             if reason is not None:
                 self.failed[job] = reason
             yield job, reason
@@ -241,16 +243,16 @@ def _measure_memory(pid: int) -> int:
 
 def start_run(job: RunJob) -> subprocess.Popen[bytes]:
     """Start or resume a run in its own process, which ends when this process dies."""
-    job.file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(job.file, dict(job.data))
-    words = [sys.executable, "-P", "-m", "practicum", "run", str(job.file)]
-    words += ["--out", str(job.file.parent), "--json"]
+    job.recipe_path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(job.recipe_path, dict(job.resolved_recipe))
+    words = [sys.executable, "-P", "-m", "practicum", "run", str(job.recipe_path)]
+    words += ["--out", str(job.recipe_path.parent), "--json"]
     if any((job.folder / name).is_file() for name in ("recipe.json", "pipeline.json")):
         words.append("--resume")
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     # -P: a file of the current folder must not stand in for a package. A session of its own: Ctrl-C
     # of the terminal reaches this process alone, which then stops the runs in order.
-    with job.log.open("wb") as log:
+    with job.log_path.open("wb") as log:
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
@@ -276,7 +278,7 @@ def _find_reason(job: RunJob, code: int) -> str:
         if code == -signal.SIGKILL:
             text += "; there may have been no memory for it, so write --jobs 1"
         return text
-    lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = job.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [index for index, line in enumerate(lines) if line.startswith("error: ")]
     if errors:
         error = " ".join(line.strip() for line in lines[errors[-1] :])

@@ -74,7 +74,7 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
     else:
         status, needs = "inconclusive", _estimate_answers_needed(teacher_accuracy, student_accuracy)
         text += f": {len(evidence.rollouts)} answers of each cannot tell them apart"
-    return CheckOutcome(status, text, gap, "of answers", needs=needs, details=details)
+    return CheckOutcome(status, text, gap, "of answers", rollouts_needed=needs, details=details)
 
 
 def estimate_accuracy_gap(teacher: list[float], student: list[float], seed: int) -> Interval:
@@ -112,7 +112,9 @@ def check_informativeness(evidence: Evidence) -> CheckOutcome:
             f"{right} right and {wrong} wrong answers; {MIN_OF_EACH} of each are needed "
             "to compare what the teacher says of them"
         )
-        return CheckOutcome("inconclusive", text, needs=_estimate_rollouts_needed(right, wrong))
+        return CheckOutcome(
+            "inconclusive", text, rollouts_needed=_estimate_rollouts_needed(right, wrong)
+        )
     # Hanley and McNeil's interval takes rollouts as independent, the bootstrap over prompts is
     # unsure with few prompts: the wider bound of the two holds on either side.
     hanley = auroc(advantages, is_right)
@@ -137,7 +139,7 @@ def check_informativeness(evidence: Evidence) -> CheckOutcome:
         # An interval's width falls with the square root of the number of answers.
         ratio = (area.high - area.low) / 2 / max(abs(area.mean - 0.5), 1e-9)
         needs = max(min(math.ceil(len(rows) * ratio**2), MAX_ROLLOUTS), len(rows) + 1)
-    return CheckOutcome(status, text, area, "AUROC", needs=needs, details=details)
+    return CheckOutcome(status, text, area, "AUROC", rollouts_needed=needs, details=details)
 
 
 def check_pass_rates(evidence: Evidence) -> CheckOutcome:

@@ -122,7 +122,7 @@ def compute_capacity_ratio(evidence: Evidence) -> float | None:
     None for a self-teacher.
     """
     sizes = [scorer.shape.parameters for scorer in evidence.scorers if scorer.shape is not None]
-    student = evidence.components.learner.shape
+    student = evidence.components.student.dims
     return max(sizes) / student.parameters if sizes and student is not None else None
 
 

@@ -6,7 +6,7 @@ from practicum.statistics import wilson
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import CheckOutcome
 from practicum.text import make_printable
-from practicum.text.control import control_pattern
+from practicum.text.control import compile_control_pattern
 from practicum.types import Prompt
 
 MAX_FAULTY = 0.05
@@ -24,7 +24,7 @@ def check_data(evidence: Evidence) -> CheckOutcome:
         "are also held out, but for case and punctuation": [
             prompt for prompt in prompts if _normalize_question(prompt) in heldout
         ],
-        "are too long": components.too_long,
+        "are too long": components.skipped_prompts,
         "have the name of a control token in their text, which is read as plain text": (
             _find_control_tokens(evidence, prompts)
         ),
@@ -42,7 +42,11 @@ def check_data(evidence: Evidence) -> CheckOutcome:
         if faulty_prompts
     ]
     text = f"of {len(prompts)} training prompts {'; '.join(texts)}"
-    fix = (f"prompt_tokens={2 * evidence.recipe.prompt_tokens}",) if components.too_long else ()
+    fix = (
+        (f"prompt_tokens={2 * evidence.recipe.prompt_tokens}",)
+        if components.skipped_prompts
+        else ()
+    )
     status = "fail" if share.mean > MAX_FAULTY else "warn"
     return CheckOutcome(status, text, share, "of prompts", fix, details=details)
 
@@ -57,7 +61,7 @@ def _normalize_question(prompt: Prompt) -> str:
 def _find_control_tokens(evidence: Evidence, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Return the prompts in whose text the name of a control token stands."""
     renderer = evidence.renderer
-    pattern = control_pattern(
+    pattern = compile_control_pattern(
         renderer.tokenizer, str(renderer.template or renderer.tokenizer.chat_template or "")
     )
     if pattern is None:

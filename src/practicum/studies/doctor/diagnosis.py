@@ -11,7 +11,7 @@ from typing import Any
 from practicum.core.notes import copy_notes
 from practicum.errors import RecipeError, VocabularyError
 from practicum.recipe import Recipe, load_recipe
-from practicum.run_dir import json_number, write_text
+from practicum.run_dir import to_json_number, write_text
 from practicum.runs.assembly import assemble_run
 from practicum.studies.doctor.behaviour import compute_capacity_ratio
 from practicum.studies.doctor.checks import CHECKS
@@ -43,7 +43,7 @@ class Diagnosis:
         Of two for one key the first stays.
         """
         checks = [result for result in self.results if result.needs_change]
-        changes = [change for result in checks for change in result.finding.fix]
+        changes = [change for result in checks for change in result.outcome.fix]
         by_key = {change.partition("=")[0]: change for change in reversed(changes)}
         return list(reversed(by_key.values()))
 
@@ -93,7 +93,7 @@ def doctor(
     with tempfile.TemporaryDirectory(prefix="practicum-doctor-") as folder, ExitStack() as at_end:
         try:
             with copy_notes(remarks.append):
-                components = assemble_run(recipe, Path(folder), at_end=at_end)
+                components = assemble_run(recipe, Path(folder), exit_stack=at_end)
         except VocabularyError as error:
             diagnosis = _build_refusal(recipe, str(error), remarks)
         else:
@@ -136,19 +136,19 @@ def _build_refusal(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagn
 
 def _convert_result(result: CheckResult) -> dict[str, Any]:
     """Return the row of a check in doctor.json."""
-    check, finding = result.check, result.finding
+    check, finding = result.check, result.outcome
     interval = {} if finding.value is None else asdict(finding.value)
     return {
         "id": check.id,
         "name": check.name,
         "status": finding.status,
         "sentence": finding.sentence,
-        "value": {name: json_number(bound) for name, bound in interval.items()} or None,
+        "value": {name: to_json_number(bound) for name, bound in interval.items()} or None,
         "unit": finding.unit,
         "fix": list(finding.fix),
-        "needs": finding.needs,
+        "needs": finding.rollouts_needed,
         "details": {
-            name: None if number is None else json_number(number)
+            name: None if number is None else to_json_number(number)
             for name, number in finding.details.items()
         },
         "limits": check.limits,

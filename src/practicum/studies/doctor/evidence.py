@@ -81,7 +81,7 @@ class Evidence:
     @property
     def renderer(self) -> Renderer:
         """The student's renderer."""
-        return self.components.learner.renderer
+        return self.components.student.renderer
 
     @property
     def teacher(self) -> Teacher:
@@ -323,7 +323,7 @@ def _score_with_student_template(evidence: Evidence) -> list[Tensor] | None:
     if evidence.recipe.teacher.type != "model":
         return None
     rollouts = evidence.rollouts
-    clients = [evidence.teacher.voice(rollout.prompt) for rollout in rollouts]
+    clients = [evidence.teacher.bind_prompt(rollout.prompt) for rollout in rollouts]
     is_same = all(
         client is None or client.prompt_tokens == rollout.prompt_tokens
         for client, rollout in zip(clients, rollouts, strict=True)

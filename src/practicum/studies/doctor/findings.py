@@ -28,7 +28,7 @@ class CheckOutcome:
     value: Interval | None = None
     unit: str = ""
     fix: tuple[str, ...] = ()
-    needs: int | None = None
+    rollouts_needed: int | None = None
     details: Mapping[str, float | None] = field(default_factory=dict)
 
 
@@ -70,7 +70,9 @@ def override_terms(recipe: Recipe, change: str) -> tuple[str, ...]:
     if len(terms) == 1:
         return (change,)
     return tuple(
-        f"objective.losses.{index}.{change}" for index, term in enumerate(terms) if term.asks
+        f"objective.losses.{index}.{change}"
+        for index, term in enumerate(terms)
+        if term.needs_signal
     )
 
 

@@ -162,8 +162,7 @@ class _RolloutMeter:
             name: (total.norm() / self._gradient_norms[name]).item()
             for name, total in self._gradient_sums.items()
         }
-        measures = {**columns, **coherences}
-        return RolloutMeasurement(self._rollout, **measures)  # pyright: ignore[reportArgumentType]
+        return RolloutMeasurement(self._rollout, **columns, **coherences)  # pyright: ignore[reportArgumentType]
 
     def _add(self, **columns: Tensor) -> None:
         for name, values in columns.items():

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from practicum.report import document, safe
+from practicum.report import render_document, escape_text
 from practicum.statistics import Interval
 from practicum.studies.doctor.findings import format_interval, format_number
 
@@ -26,25 +26,27 @@ code { font-size: .9em; overflow-wrap: anywhere; } .pass { color: var(--pass); }
 
 def render_page(diagnosis: dict[str, Any]) -> str:
     """Render the HTML page of a diagnosis from the content of its doctor.json."""
-    verdict, name = diagnosis["verdict"], safe(diagnosis["name"])
-    because = "".join(f"<li>{safe(line)}</li>" for line in verdict["because"])
-    changes = "".join(f"<li><code>{safe(change)}</code></li>" for change in diagnosis["changes"])
-    remarks = "".join(f"<li>{safe(remark)}</li>" for remark in diagnosis["remarks"])
+    verdict, name = diagnosis["verdict"], escape_text(diagnosis["name"])
+    because = "".join(f"<li>{escape_text(line)}</li>" for line in verdict["because"])
+    changes = "".join(
+        f"<li><code>{escape_text(change)}</code></li>" for change in diagnosis["changes"]
+    )
+    remarks = "".join(f"<li>{escape_text(remark)}</li>" for remark in diagnosis["remarks"])
     sampled = (
         f"{diagnosis['prompts']} prompts, {diagnosis['samples']} answers each, "
         f"seed {diagnosis['seed']}"
     )
     body = (
         f'<h1>{name}</h1><p class="soft">before training: {sampled}</p>'
-        f'<p class="verdict">{verdict["word"]}: {safe(verdict["meaning"])}</p><ul>{because}</ul>'
-        f"<h2>SFT, OPD or RL?</h2><p>{safe(verdict['advice'])}</p>"
+        f'<p class="verdict">{verdict["word"]}: {escape_text(verdict["meaning"])}</p><ul>{because}</ul>'
+        f"<h2>SFT, OPD or RL?</h2><p>{escape_text(verdict['advice'])}</p>"
         f"{f'<h2>Changes</h2><ul>{changes}</ul>' if changes else ''}"
         f"<h2>Checks</h2>{_render_checks(diagnosis['checks'])}"
         f"{f'<h2>Said while loading</h2><ul>{remarks}</ul>' if remarks else ''}"
         "<p class=soft>Intervals are 95 %, by bootstrap over prompts. "
         "Limits that are proposed here have no published support.</p>"
     )
-    return document(f"{name}: {verdict['word']}", STYLE, body)
+    return render_document(f"{name}: {verdict['word']}", STYLE, body)
 
 
 def _render_checks(checks: list[dict[str, Any]]) -> str:
@@ -53,21 +55,21 @@ def _render_checks(checks: list[dict[str, Any]]) -> str:
 
 
 def _render_row(check: dict[str, Any]) -> str:
-    fix = "".join(f"<br><code>{safe(change)}</code>" for change in check["fix"])
+    fix = "".join(f"<br><code>{escape_text(change)}</code>" for change in check["fix"])
     needs = f"<br>needs about {check['needs']} answers" if check["needs"] else ""
     details = "; ".join(
-        f"{safe(name)} {format_number(number)}"
+        f"{escape_text(name)} {format_number(number)}"
         for name, number in check["details"].items()
         if number is not None
     )
     return (
-        f"<tr><td>{check['id']}</td><td>{safe(check['name'])}</td>"
+        f"<tr><td>{check['id']}</td><td>{escape_text(check['name'])}</td>"
         f'<td class="{check["status"].split()[0]}">{check["status"]}</td>'
         f"<td>{_format_value(check)}</td>"
-        f"<td>{safe(check['sentence'])}{needs}{fix}"
+        f"<td>{escape_text(check['sentence'])}{needs}{fix}"
         f'<div class="soft">{f"{details}<br>" if details else ""}'
-        f"pass / warn / fail: {safe(check['limits'])} "
-        f"({safe(check['limits_from'])})<br>{safe(check['anchor'])}</div></td></tr>"
+        f"pass / warn / fail: {escape_text(check['limits'])} "
+        f"({escape_text(check['limits_from'])})<br>{escape_text(check['anchor'])}</div></td></tr>"
     )
 
 
@@ -76,4 +78,4 @@ def _format_value(check: dict[str, Any]) -> str:
     interval = check["value"]
     if interval is None or None in interval.values():
         return ""
-    return safe(format_interval(Interval(**interval), check["unit"]))
+    return escape_text(format_interval(Interval(**interval), check["unit"]))

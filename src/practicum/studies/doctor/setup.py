@@ -82,7 +82,7 @@ def check_stop_event(evidence: Evidence) -> CheckOutcome:
             "so nothing is known of how the teacher likes its end"
         )
         if student & teacher:
-            return CheckOutcome("inconclusive", text, needs=4 * total)
+            return CheckOutcome("inconclusive", text, rollouts_needed=4 * total)
         return CheckOutcome("warn", f"{text}; {tokens}", fix=fix)
     if any(row.teacher_stop is None for row in ended):
         # Only the sampled token is scored, so the teacher's other stop tokens cannot be counted.
@@ -137,7 +137,7 @@ def _judge_stops(
         status, text = "pass", "the teacher stops where the student does"
     else:
         status, text = "warn", "the teacher would often go on where the student stops"
-    return CheckOutcome(status, text, gap, "nats", needs=needs, details=details)
+    return CheckOutcome(status, text, gap, "nats", rollouts_needed=needs, details=details)
 
 
 def check_template(evidence: Evidence) -> CheckOutcome:

@@ -205,7 +205,7 @@ def suggest_cold_start(evidence: Evidence) -> tuple[str, ...]:
 
 def suggest_bounded_divergence(evidence: Evidence) -> tuple[str, ...]:
     """Return overrides for a divergence that no token can make infinite (GKD, arXiv 2306.13649)."""
-    terms = [term for term in evidence.recipe.objective.losses if term.asks]
+    terms = [term for term in evidence.recipe.objective.losses if term.needs_signal]
     if all(term.divergence.name == "reverse_kl" for term in terms):
         return override_terms(evidence.recipe, "divergence=jsd(0.5)")
     return ()

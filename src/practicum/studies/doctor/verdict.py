@@ -22,23 +22,23 @@ class CheckResult:
     """A check with its outcome."""
 
     check: Check
-    finding: CheckOutcome
+    outcome: CheckOutcome
 
     @property
     def has_failed(self) -> bool:
         """True if the check failed."""
-        return self.finding.status == "fail"
+        return self.outcome.status == "fail"
 
     @property
     def needs_change(self) -> bool:
         """True if the fix should be made: the check warns or fails, and is more than a note."""
-        return self.check.role != "note" and self.finding.status in ("warn", "fail")
+        return self.check.role != "note" and self.outcome.status in ("warn", "fail")
 
     def render_line(self) -> str:
         """Return the sentence of the check with its number, on one line."""
-        number = format_interval(self.finding.value, self.finding.unit)
+        number = format_interval(self.outcome.value, self.outcome.unit)
         suffix = f" ({number})" if number else ""
-        return f"{self.check.id} {self.check.name}: {self.finding.sentence}{suffix}"
+        return f"{self.check.id} {self.check.name}: {self.outcome.sentence}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def _is_misleading(result: CheckResult) -> bool:
 
 
 def _is_below_student(result: CheckResult) -> bool:
-    gap = result.finding.value
+    gap = result.outcome.value
     return result.check.id == "P10" and gap is not None and gap.high < 0
 
 
@@ -74,11 +74,11 @@ def _is_far_apart(result: CheckResult) -> bool:
 
 
 def _has_fix(result: CheckResult) -> bool:
-    return bool(result.finding.fix) and result.needs_change
+    return bool(result.outcome.fix) and result.needs_change
 
 
 def _is_undecided(result: CheckResult) -> bool:
-    return result.check.id == "P10" and result.finding.status == "inconclusive"
+    return result.check.id == "P10" and result.outcome.status == "inconclusive"
 
 
 # The order is the verdict: a broken setup makes every number below it meaningless, a teacher
@@ -153,7 +153,7 @@ def decide(results: list[CheckResult], capacity: float | None) -> Verdict:
     causes = [
         result
         for result in results
-        if result.check.role in ("teacher", "start") and result.finding.status == "pass"
+        if result.check.role in ("teacher", "start") and result.outcome.status == "pass"
     ]
     for candidate in RULES:
         matches = [result for result in results if candidate.holds(result)]
@@ -167,7 +167,7 @@ def decide(results: list[CheckResult], capacity: float | None) -> Verdict:
 
 def suggest_method(word: Word, results: list[CheckResult], capacity: float | None) -> str:
     """Advise supervised (SFT), on-policy (OPD) or reinforcement learning (RL)."""
-    findings = {result.check.id: result.finding for result in results}
+    findings = {result.check.id: result.outcome for result in results}
     status = {name: finding.status for name, finding in findings.items()}
     can_use_rl = status.get("P12") in ("pass", "warn")
     if word == "BROKEN-SETUP":
@@ -207,7 +207,7 @@ def suggest_method(word: Word, results: list[CheckResult], capacity: float | Non
     if status.get("P10") == "inconclusive":
         text += (
             " It is not shown that the teacher is better; "
-            f"that needs about {findings['P10'].needs} answers per model."
+            f"that needs about {findings['P10'].rollouts_needed} answers per model."
         )
     elif status.get("P10") == "not applicable":
         text += " Whether the teacher is better was not measured."

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from practicum.costs.segments import how_many_fit, packed_tokens
+from practicum.costs.segments import count_fitting_texts, count_packed_tokens
 from practicum.errors import ResourceError
 from practicum.objective import Objective, can_fuse
-from practicum.objective.passes import rows_of_passes, texts_of
+from practicum.objective.passes import group_rows_into_passes, build_score_requests
 from practicum.ports.paper import PaperRecord
 from practicum.studies.plan.paper import DryRun
 from practicum.types import ScoreRequest
@@ -84,9 +84,9 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     """
     recipe, record = run.recipe, run.record
     # Trained weights are held in float32, whatever the student's dtype.
-    trained = FLOAT_BYTES * record.learning.parameters
-    frozen = record.shape.parameters - record.learning.parameters
-    vocabulary_row = FLOAT_BYTES * record.shape.vocabulary
+    trained = FLOAT_BYTES * record.trainable_dims.parameters
+    frozen = record.dims.parameters - record.trainable_dims.parameters
+    vocabulary_row = FLOAT_BYTES * record.dims.vocabulary
     resident, visiting = [0], [0]
     for name in record.scorers:
         (visiting if _is_on_disk(run, name) else resident).append(_count_weight_bytes(run, name))
@@ -95,7 +95,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         "student": _get_item_bytes(recipe.student.dtype) * frozen + trained,
         "teachers": sum(resident),
         "self-teachers' copies": FLOAT_BYTES
-        * sum(scorer.held for scorer in record.scorers.values()),
+        * sum(scorer.num_copied_weights for scorer in record.scorers.values()),
         "moments of AdamW": 2 * trained,
         "logit side": count_tiles(recipe.objective) * record.chunk_tokens * vocabulary_row,
     }
@@ -104,7 +104,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     if lag:
         always["copies of what learns, for rollouts ahead"] = (lag + 1) * trained
         always["hidden states of steps ahead"] = lag * hidden
-    completions = len(record.drawn.get("student", ()))
+    completions = len(record.sample_requests.get("student", ()))
     sample = _estimate_sampling(run, completions, recipe.rollout.max_new_tokens)
     # At most one teacher on disk is loaded at a time, so the largest one counts.
     score = {
@@ -149,15 +149,22 @@ def count_tiles(objective: Objective) -> int:
 
 def estimate_fragmentation(run: DryRun) -> int:
     """Return the factor by which an update takes more memory than its graph holds."""
-    return ADAPTER_FRAGMENTATION if run.record.learning.adapters else 1
+    return ADAPTER_FRAGMENTATION if run.record.trainable_dims.adapters else 1
 
 
 def count_update_tokens(run: DryRun) -> int:
     """Count the tokens of the largest micro-batch of the update."""
-    data = run.record.data
-    passes = [rows[0] for rows in rows_of_passes(data, run.graph.tokens, run.record.packs_up_to)]
+    data = run.record.datums
+    passes = [
+        rows[0]
+        for rows in group_rows_into_passes(data, run.graph.tokens, run.record.max_packed_tokens)
+    ]
     return max(
-        (packed_tokens(texts_of([data[row].rollout for row in rows])) for rows in passes), default=0
+        (
+            count_packed_tokens(build_score_requests([data[row].rollout for row in rows]))
+            for rows in passes
+        ),
+        default=0,
     )
 
 
@@ -206,7 +213,7 @@ def _count_weight_bytes(run: DryRun, name: str) -> int:
     scorer = run.record.scorers[name]
     if scorer.config is None:
         return 0
-    return scorer.shape.parameters * _get_item_bytes(scorer.config.dtype)
+    return scorer.dims.parameters * _get_item_bytes(scorer.config.dtype)
 
 
 def _is_on_disk(run: DryRun, name: str) -> bool:
@@ -219,17 +226,17 @@ def _count_hidden_bytes(run: DryRun) -> int:
     objective, record = run.recipe.objective, run.record
     signals = {"teacher": objective.signal, "reference": objective.reference_signal}
     size = 0
-    for name, requests in record.scored.items():
+    for name, requests in record.score_requests.items():
         signal = signals.get(name.partition("/")[0])
         if name in record.scorers and signal is not None and signal.type != "sampled":
             tokens = sum(len(request.tokens) for request in requests)
-            size += FLOAT_BYTES * record.scorers[name].shape.width * tokens
+            size += FLOAT_BYTES * record.scorers[name].dims.width * tokens
     return size
 
 
 def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[str, int]:
     """Return the bytes of decoding: prepacked weights, the KV cache, and the logits of a step."""
-    record, dims = run.record, run.record.shape
+    record, dims = run.record, run.record.dims
     rows = min(record.sampling_batch, completions)
     max_tokens = max(map(len, run.prompts), default=0) + new_tokens
     # Weights are prepacked by oneDNN, in float32 on x86 only, if enough tokens repay the copy.
@@ -237,14 +244,14 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
         run.recipe.student.dtype == "float32"
         and platform.machine().lower() in ("x86_64", "amd64")
         and rows > 0
-        and new_tokens >= record.prepares_weights_from
+        and new_tokens >= record.min_prepack_tokens
         and torch.backends.mkldnn.is_available()
     )
     return {
         "weights laid out for decoding": FLOAT_BYTES * (dims.body + dims.head)
         if is_prepacked
         else 0,
-        "keys and values": dims.kv_bytes(rows * max_tokens, FLOAT_BYTES),
+        "keys and values": dims.count_kv_bytes(rows * max_tokens, FLOAT_BYTES),
         "logits": rows * dims.vocabulary * FLOAT_BYTES * SAMPLING_TILES,
     }
 
@@ -253,8 +260,10 @@ def _estimate_scoring(run: DryRun) -> int:
     """Return the bytes of the largest forward pass of any scorer."""
     return max(
         (
-            run.record.scorers[name].body.forward.at(_find_largest_pass(requests, run.record))
-            for name, requests in run.record.scored.items()
+            run.record.scorers[name].body.forward.compute_bytes(
+                _find_largest_pass(requests, run.record)
+            )
+            for name, requests in run.record.score_requests.items()
             if name in run.record.scorers and requests
         ),
         default=0,
@@ -265,8 +274,8 @@ def _find_largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) ->
     """Return the tokens of the largest forward pass in which the requests are scored."""
     largest = 0
     while requests:
-        count = how_many_fit(requests, record.scored_tokens, record.packs_up_to)
-        largest = max(largest, packed_tokens(requests[:count]))
+        count = count_fitting_texts(requests, record.scored_tokens, record.max_packed_tokens)
+        largest = max(largest, count_packed_tokens(requests[:count]))
         requests = requests[count:]
     return largest
 
@@ -274,11 +283,11 @@ def _find_largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) ->
 def _estimate_update(run: DryRun) -> dict[str, int]:
     """Return the bytes of an update: the graph of its largest pass, and the prepacked head."""
     record = run.record
-    graph = estimate_fragmentation(run) * run.body.update.at(count_update_tokens(run))
-    head = FLOAT_BYTES * record.shape.head
-    supervised = sum(int(datum.rollout.loss_mask.sum()) for datum in record.data)
+    graph = estimate_fragmentation(run) * run.body.update.compute_bytes(count_update_tokens(run))
+    head = FLOAT_BYTES * record.dims.head
+    supervised = sum(int(datum.rollout.loss_mask.sum()) for datum in record.datums)
     return {
         # The embedding's second gradient comes after the graph is freed, so the larger one counts.
-        "graph and its gradients": max(graph, head if record.learning.head else 0),
-        "head laid out for products": head if supervised >= record.prepares_head_from else 0,
+        "graph and its gradients": max(graph, head if record.trainable_dims.head else 0),
+        "head laid out for products": head if supervised >= record.min_head_rows else 0,
     }

@@ -92,8 +92,12 @@ def _count_generation(texts: Texts, shape: ModelDims) -> int:
 
 
 def _count_forward(read: ReadTokens, texts: Texts, shape: ModelDims) -> int:
-    return shape.hidden(read.tokens, read.contexts) + shape.logits(sum(count for _, count in texts))
+    return shape.count_hidden_flops(read.tokens, read.contexts) + shape.count_head_flops(
+        sum(count for _, count in texts)
+    )
 
 
 def _count_update(texts: Texts, shape: ModelDims, learning: TrainableDims) -> int:
-    return learning.update(shape, count_read_tokens(texts), sum(count for _, count in texts))
+    return learning.count_update_flops(
+        shape, count_read_tokens(texts), sum(count for _, count in texts)
+    )

@@ -42,7 +42,7 @@ def simulate_step(recipe: Recipe, answer_tokens: int | None) -> DryRun:
         with closing(components):
             result = train_step(1, components.parts, components.settings)
     record = paper.record
-    graph = record.cut(record.data)
+    graph = record.cut(record.datums)
     prompts = list(dict.fromkeys(rollout.prompt_tokens for rollout in result.rollouts))
     return DryRun(
         recipe, record, result.metrics, prompts, graph, record.body(graph.recompute), tokens

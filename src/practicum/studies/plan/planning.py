@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.core.notes import hide_notes
-from practicum.costs import PHASES, ModelDims, cost_summary
+from practicum.costs import PHASES, ModelDims, summarize_costs
 from practicum.errors import PracticumError
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_run
@@ -137,14 +137,14 @@ def time_step(recipe: Recipe) -> StepTiming:
     )
 
 
-def plan_data(plan: CostPlan) -> dict[str, Any]:
+def describe_plan(plan: CostPlan) -> dict[str, Any]:
     """Return the plan as JSON data: a step, the run, memory, methods, and bytes on a wire.
 
     `seconds` and what depends on them are None without a calibration.
     """
     run, recipe, record, step = plan.run, plan.run.recipe, plan.run.record, plan.run.metrics
     steps = recipe.train.steps
-    step_cost, run_cost = cost_summary([step]), cost_summary([step] * steps)
+    step_cost, run_cost = summarize_costs([step]), summarize_costs([step] * steps)
     seconds = run_seconds = money = None
     if plan.calibration is not None:
         seconds = plan.calibration.predict({phase: step_cost[phase]["flops"] for phase in PHASES})
@@ -153,17 +153,22 @@ def plan_data(plan: CostPlan) -> dict[str, Any]:
     if prices is not None:
         if seconds is None:
             prices = prices.model_copy(update={"machine_hour": None})
-        money = prices.money(run_cost, run_seconds or 0.0)
-    teacher = next((scorer.shape for scorer in record.scorers.values()), None)
+        money = prices.compute_money(run_cost, run_seconds or 0.0)
+    teacher = next((scorer.dims for scorer in record.scorers.values()), None)
     rows = compare_methods(
-        run.prompts, run.answer_tokens, recipe.rollout.n, record.shape, record.learning, teacher
+        run.prompts,
+        run.answer_tokens,
+        recipe.rollout.n,
+        record.dims,
+        record.trainable_dims,
+        teacher,
     )
     return {
         "recipe": recipe.name,
         "answer_tokens": run.answer_tokens,
         "models": {
-            "student": _describe_dims(record.shape) | {"learns": record.learning.parameters},
-            **{name: _describe_dims(scorer.shape) for name, scorer in record.scorers.items()},
+            "student": _describe_dims(record.dims) | {"learns": record.trainable_dims.parameters},
+            **{name: _describe_dims(scorer.dims) for name, scorer in record.scorers.items()},
         },
         "step": {"cost": step_cost, "seconds": seconds},
         "run": {"steps": steps, "cost": run_cost, "seconds": run_seconds, "money": money},
@@ -182,12 +187,12 @@ def plan_data(plan: CostPlan) -> dict[str, Any]:
         "break_even": find_break_even(rows),
         "wire_bytes": {
             name: count_wire_bytes(
-                sum(len(request.tokens) for request in record.scored[name]),
-                sum(len(request.prompt_tokens) for request in record.scored[name]),
-                scorer.shape,
+                sum(len(request.tokens) for request in record.score_requests[name]),
+                sum(len(request.prompt_tokens) for request in record.score_requests[name]),
+                scorer.dims,
             )
             for name, scorer in record.scorers.items()
-            if record.scored.get(name)
+            if record.score_requests.get(name)
         },
     }
 
