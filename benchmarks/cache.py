@@ -31,7 +31,7 @@ from practicum.functional.chunked import chunks
 from practicum.objective import Full, Sampled, Signal
 from practicum.ports import SamplingClient
 from practicum.teachers._scores import ScoreStore
-from practicum.teachers.cached import CachingClient, ModelScores, scale_states, restore_states
+from practicum.teachers.cached import CachingClient, ModelScores, restore_states, scale_states
 from practicum.types import ScoreRequest, TeacherSignal
 
 SLOTS, CHUNK, ROOM = 8, 256, 1 << 32

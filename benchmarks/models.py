@@ -125,7 +125,7 @@ class Meter:
 def metered() -> Iterator[Meter]:
     """Within the block every drawing of this library's sampler is counted, and its preparations are."""
     from practicum.backends.local import sampler as engine
-    from practicum.backends.local.reading import SlotDecodeBatch
+    from practicum.backends.local.decode_batch import SlotDecodeBatch
 
     meter, draw, opened, admit = (
         Meter(),

@@ -24,10 +24,10 @@ from practicum.recipe import (
     SWITCH,
     WORDS,
     Recipe,
-    load_recipe,
-    list_recipe_names,
-    resolve_recipe,
     build_control,
+    list_recipe_names,
+    load_recipe,
+    resolve_recipe,
 )
 
 ROOT = Path(__file__).resolve().parents[1]

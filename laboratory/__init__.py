@@ -6,14 +6,14 @@ measurements, `judging` computes the verdict on each claim, and `page` and `plot
 
 from laboratory.page import render_evidence_page
 from laboratory.results import Results, read_results
-from laboratory.running import reproduce
-from laboratory.study import load_reproduction, list_reproductions
+from laboratory.runner import reproduce
+from laboratory.study import list_reproductions, load_reproduction
 
 __all__ = [
     "Results",
-    "render_evidence_page",
+    "list_reproductions",
     "load_reproduction",
     "read_results",
+    "render_evidence_page",
     "reproduce",
-    "list_reproductions",
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from laboratory import load_reproduction, reproduce, list_reproductions
+from laboratory import list_reproductions, load_reproduction, reproduce
 from practicum.errors import PracticumError
 from practicum.runs.console import Console, open_console
 

@@ -7,11 +7,11 @@ from typing import Any
 from benchmarks.papers import fingerprint, lines
 from practicum.recipe import (
     Recipe,
+    build_control,
     find_recipe,
+    list_recipe_names,
     load_recipe,
     read_recipe,
-    list_recipe_names,
-    build_control,
 )
 from practicum.recipe.methods import describe_axes
 from practicum.statistics import contains_zero, t_interval

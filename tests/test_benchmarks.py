@@ -20,7 +20,7 @@ from benchmarks import (
     peers,
     rollout,
 )
-from practicum.recipe import load_recipe, build_control
+from practicum.recipe import build_control, load_recipe
 
 READING = {"median": 1.2, "least": 1.1, "greatest": 1.3, "spread": 0.1, "count": 5}
 

@@ -26,10 +26,10 @@ from pydantic_core import PydanticUndefined
 
 from laboratory import (
     Results,
-    render_evidence_page,
+    list_reproductions,
     load_reproduction,
     read_results,
-    list_reproductions,
+    render_evidence_page,
 )
 from laboratory.plot import plot
 from practicum import errors, recipe, rollouts

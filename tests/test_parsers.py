@@ -25,7 +25,7 @@ from practicum.rollouts.tape import RolloutArchive, RolloutRow, load_recorded_ro
 from practicum.tasks import TaskContext
 from practicum.tasks.jsonl import Config, build
 from practicum.teachers import _dialects
-from practicum.teachers._probe import Probe, build_canary, probe, list_models
+from practicum.teachers._probe import Probe, build_canary, list_models, probe
 from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.teachers._scores import ScoreStore
 from practicum.text import Renderer, build_character_tokenizer

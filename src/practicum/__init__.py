@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from practicum.errors import PracticumError
     from practicum.recipe import Recipe, load_recipe
     from practicum.runs import RunResult, distill
-    from practicum.runs.pipeline.running import run
+    from practicum.runs.pipeline.runner import run
     from practicum.studies.doctor import Diagnosis, doctor
 
 __version__ = "0.1.0"
@@ -42,7 +42,7 @@ _HOMES = {
     "distill": "practicum.runs",
     "doctor": "practicum.studies.doctor",
     "load_recipe": "practicum.recipe",
-    "run": "practicum.runs.pipeline.running",
+    "run": "practicum.runs.pipeline.runner",
 }
 
 

@@ -16,7 +16,7 @@ from practicum.backends.local.scratch import build_scratch_model
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError, ModelError
 from practicum.models.config import Lora, ModelConfig, PretrainConfig, ScratchConfig, StudentConfig
-from practicum.models.sources import PACKAGED, Packaged, locate_cache, locate, locate_packaged
+from practicum.models.sources import PACKAGED, Packaged, locate, locate_cache, locate_packaged
 from practicum.objective import Objective
 from practicum.ports import AdamParams
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams

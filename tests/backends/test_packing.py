@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.backends.local import packing
-from practicum.backends.local.packing import PackedBatch, enable_packing, compute_hidden_states
+from practicum.backends.local.packing import PackedBatch, compute_hidden_states, enable_packing
 from practicum.costs.segments import (
     SHORTEST_SHARED_PREFIX,
     count_fitting_texts,

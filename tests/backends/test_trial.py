@@ -8,6 +8,7 @@ import torch
 from toy import toy_recipe
 from transformers import AutoModelForCausalLM
 
+from practicum.backends.local.decode_batch import SlotDecodeBatch
 from practicum.backends.local.language_model import (
     UNBOUNDED,
     LanguageModel,
@@ -17,7 +18,6 @@ from practicum.backends.local.language_model import (
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.prepared import PrepackedModel
-from practicum.backends.local.reading import SlotDecodeBatch
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trial import explain_no_sampling
 from practicum.errors import ModelError

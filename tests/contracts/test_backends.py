@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from toy import toy_recipe
 
-from practicum.core.plugins import load_plugin, list_plugins
+from practicum.core.plugins import list_plugins, load_plugin
 from practicum.errors import CapabilityError
 from practicum.objective import Full, Objective, Sampled, Term, TopK
 from practicum.ports import (

@@ -16,7 +16,7 @@ from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
-from practicum.core.plugins import load_plugin, list_plugins
+from practicum.core.plugins import list_plugins, load_plugin
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Full, Objective, Sampled, Signal, TopK
 from practicum.ports import AdamParams, Model, Teacher, TeacherContext, TeacherRequest

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toy import environment, forked, rows, toy_recipe, toy_run
 
-from practicum.core.plugins import load_plugin, list_plugins
+from practicum.core.plugins import list_plugins, load_plugin
 from practicum.errors import RecipeError
 from practicum.runs.console import PlainConsole
 from practicum.runs.tracked import RunTracker, flatten_settings

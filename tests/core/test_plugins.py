@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from toy import rows, toy_recipe, toy_run
 
-from practicum.core.plugins import load_plugin, list_plugins
+from practicum.core.plugins import list_plugins, load_plugin
 from practicum.recipe import parse_recipe, resolve_recipe
 
 TEACHER = '''

@@ -10,11 +10,11 @@ from toy import assert_same_run, curve, forked, make_model, rows, toy_run
 
 from practicum.costs import (
     BudgetTracker,
-    UsageByPhase,
     Ledger,
     ModelDims,
-    summarize_costs,
+    UsageByPhase,
     count_read_tokens,
+    summarize_costs,
 )
 from practicum.recipe import Budget, Prices
 

@@ -7,11 +7,11 @@ import yaml
 from typer.testing import CliRunner
 
 from laboratory import (
-    render_evidence_page,
+    list_reproductions,
     load_reproduction,
     read_results,
+    render_evidence_page,
     reproduce,
-    list_reproductions,
 )
 from laboratory.__main__ import app
 from laboratory.measures.runs import rank_rates

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from practicum.models import files as model_files
-from practicum.models.files import compute_fingerprint, digest_model
+from practicum.models import digests as model_files
+from practicum.models.digests import compute_fingerprint, digest_model
 
 SHAPING = {
     "config.json",

@@ -13,10 +13,10 @@ from practicum.monitors import MONITORS, MonitorSettings, Watch, find_worst_alar
 from practicum.monitors.table import Monitor
 from practicum.recipe import (
     Recipe,
+    list_recipe_names,
     load_recipe,
     override,
     parse_recipe,
-    list_recipe_names,
     resolve_recipe,
 )
 from practicum.runs import pipeline

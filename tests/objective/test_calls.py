@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.core.calls import bind, suggest_name, format_call, parse_call
+from practicum.core.calls import bind, format_call, parse_call, suggest_name
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 NUMBERS = st.integers() | st.floats(allow_nan=False)

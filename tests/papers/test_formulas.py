@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from toy import in_check
 
-from practicum.recipe import load_recipe, list_recipe_names
+from practicum.recipe import list_recipe_names, load_recipe
 
 from .case import Case, library_and_formula
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from practicum.recipe import find_recipe, load_recipe, read_yaml, list_recipe_names
+from practicum.recipe import find_recipe, list_recipe_names, load_recipe, read_yaml
 from practicum.runs import run
 
 ELSEWHERE = {

@@ -10,10 +10,10 @@ from toy import make_model, rows
 
 from practicum.recipe import (
     find_recipe,
+    list_recipe_names,
     load_recipe,
     parse_recipe,
     read_recipe,
-    list_recipe_names,
     resolve_recipe,
 )
 from practicum.runs import run

@@ -13,11 +13,11 @@ from practicum.objective import Term
 from practicum.recipe import (
     SECTIONS,
     Recipe,
+    build_control,
+    list_recipe_names,
     load_recipe,
     parse_recipe,
-    list_recipe_names,
     resolve_recipe,
-    build_control,
 )
 from practicum.rollouts import StudentSource, find_other_writer
 from practicum.run_dir import read_json

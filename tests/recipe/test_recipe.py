@@ -15,11 +15,11 @@ from practicum.core.notes import show_notes
 from practicum.errors import CapabilityError, RecipeError
 from practicum.recipe import (
     find_recipe,
+    list_recipe_names,
     load_recipe,
     override,
     parse_recipe,
     read_yaml,
-    list_recipe_names,
     resolve_recipe,
 )
 from practicum.recipe.sections import OptimizerConfig

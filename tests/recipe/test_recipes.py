@@ -8,12 +8,12 @@ from toy import rows
 from practicum.core.plugins import list_plugins
 from practicum.models.config import ScratchConfig
 from practicum.recipe import (
+    list_recipe_names,
     load_recipe,
     locate_packaged_recipes,
     parse_recipe,
     read_recipe,
     read_yaml,
-    list_recipe_names,
     resolve_recipe,
 )
 from practicum.runs import run

@@ -20,7 +20,7 @@ from practicum.report.accounting import build_dropped_section
 from practicum.report.charts import Axis, compute_running_mean, downsample, fit_axis, format_tick
 from practicum.report.heatmap import NATS, Quantity, choose_colour
 from practicum.report.page import build_page_parts, embed_json
-from practicum.report.reading import read_run, sample_rows
+from practicum.report.run_data import read_run, sample_rows
 from practicum.report.tokens import KINDS, build_token_table, identify_kind
 from practicum.report.verdict import count_tokens, estimate_recovery
 from practicum.run_dir import shapes

@@ -25,7 +25,7 @@ from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import read_json
 from practicum.runs import RunResult, open_run, open_student
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
-from practicum.runs.pipeline.running import run
+from practicum.runs.pipeline.runner import run
 
 pytestmark = pytest.mark.long
 

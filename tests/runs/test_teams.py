@@ -7,7 +7,7 @@ import pytest
 
 from practicum.recipe import list_recipe_names
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
-from practicum.runs.pipeline.running import run
+from practicum.runs.pipeline.runner import run
 
 pytestmark = pytest.mark.long
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from practicum.errors import SandboxError
-from practicum.sandbox import ProcessLimits, NoLine, Sandbox, SandboxedProcess, missing
+from practicum.sandbox import NoLine, ProcessLimits, Sandbox, SandboxedProcess, missing
 from practicum.sandbox._process import list_python_folders
 from practicum.sandbox._syscalls import ALLOWED, build_filter, is_known
 

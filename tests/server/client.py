@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from practicum.core.notes import show_notes
 from practicum.models.config import ModelConfig
 from practicum.server.app import build_app
-from practicum.server.futures import ResponseBody, Futures
+from practicum.server.futures import Futures, ResponseBody
 from practicum.server.limits import RequestLimits
 from practicum.server.service import Service
 from practicum.server.shelf import ModelCache

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from practicum.server.futures import ResponseBody, Futures
+from practicum.server.futures import Futures, ResponseBody
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from practicum.backends.local.loading import load
 from practicum.errors import ResourceError
 from practicum.models.config import ModelConfig
-from practicum.server.futures import ResponseBody, Futures
+from practicum.server.futures import Futures, ResponseBody
 from practicum.server.refusals import HttpRefusal
 from practicum.server.requests import CreateSession
 from practicum.server.service import IDLE_SECONDS

@@ -11,7 +11,7 @@ from practicum.costs import ModelDims, TrainableDims, count_read_tokens
 from practicum.errors import RecipeError, ResourceError, TeacherError
 from practicum.objective import Objective
 from practicum.runs.assembly import RunComponents
-from practicum.studies.plan import paper, plan, describe_plan, planning
+from practicum.studies.plan import describe_plan, plan, planning
 from practicum.studies.plan.memory import count_tiles, parse_bytes
 from practicum.studies.plan.methods import compare_methods, count_wire_bytes, find_break_even
 from practicum.studies.plan.planning import StepTiming

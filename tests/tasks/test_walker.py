@@ -7,7 +7,7 @@ import pytest
 
 from practicum.ports import Environment, Expert, HasAlphabet
 from practicum.tasks import TaskContext
-from practicum.tasks.walker import ACTIONS, POSITIONS, Config, WalkerTurn, Walk, Walker, build
+from practicum.tasks.walker import ACTIONS, POSITIONS, Config, Walk, Walker, WalkerTurn, build
 from practicum.types import Rollout
 
 CONTEXT = TaskContext(seed=0, base_dir=Path())

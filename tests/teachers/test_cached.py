@@ -35,8 +35,8 @@ from practicum.teachers.cached import (
     Config,
     ModelScores,
     build,
-    scale_states,
     restore_states,
+    scale_states,
 )
 from practicum.teachers.model import compute_fingerprint
 from practicum.text import Renderer

@@ -16,11 +16,11 @@ from practicum.statistics import bootstrap, wilson
 from practicum.training.evaluation import (
     Evaluation,
     GradedCompletion,
+    compare_accuracy,
+    compare_overconfidence,
     compute_confidences,
     evaluate,
     evaluate_teacher,
-    compare_accuracy,
-    compare_overconfidence,
 )
 
 

@@ -10,13 +10,13 @@ from practicum.core.notes import show_notes
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig
-from practicum.ports import Student, Model, SamplingClient, TeacherRequest
+from practicum.ports import Model, SamplingClient, Student, TeacherRequest
 from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolve_recipe
 from practicum.report import write_report
 from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import RunDir
 from practicum.runs import open_run, open_student, restore_components
-from practicum.runs.assembly import build_task, build_evaluation_settings, load_model
+from practicum.runs.assembly import build_evaluation_settings, build_task, load_model
 from practicum.text import make_printable
 from practicum.training.evaluation import evaluate
 from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams

@@ -77,7 +77,7 @@ def run(  # noqa: PLR0913  (its options, one by one)
     """Train: evaluate, distil, evaluate again; a pipeline runs its stages in order."""
     with _errors(debug):
         from practicum.runs.console import open_console
-        from practicum.runs.pipeline.running import run as run_recipe
+        from practicum.runs.pipeline.runner import run as run_recipe
 
         with closing(open_console(as_json=as_json)) as console:
             changes = [*(overrides or []), *([] if track is None else [f"tracking={track}"])]

@@ -28,7 +28,7 @@ def list_names(kind: str) -> list[dict[str, str]]:
 
 
 def _list_recipes() -> list[dict[str, str]]:
-    from practicum.recipe import find_recipe, load_recipe, read_recipe, list_recipe_names
+    from practicum.recipe import find_recipe, list_recipe_names, load_recipe, read_recipe
     from practicum.recipe.methods import describe_method
 
     rows = []

@@ -9,7 +9,7 @@ from practicum.costs import PHASES
 from practicum.errors import RecipeError
 from practicum.report.tables import format_bytes
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
-from practicum.studies.plan import plan, describe_plan
+from practicum.studies.plan import describe_plan, plan
 from practicum.studies.plan.memory import parse_bytes
 from practicum.text import make_printable
 

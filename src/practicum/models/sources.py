@@ -17,7 +17,7 @@ from typing import Any
 
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, ScratchConfig
-from practicum.models.files import digest_file
+from practicum.models.digests import digest_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from practicum.objective.choices import (
 )
 from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.reading import compare_signals, read_tokens
+from practicum.objective.signal_reader import compare_signals, read_tokens
 from practicum.objective.signals import (
     Capabilities,
     Full,

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from practicum.core.calls import Call, bind, suggest_name, format_call, parse_call
+from practicum.core.calls import Call, bind, format_call, parse_call, suggest_name
 from practicum.functional.advantages import ADVANTAGES
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS

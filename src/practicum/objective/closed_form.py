@@ -22,7 +22,7 @@ from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.choices import ClipEntries, ClipLoss
 from practicum.objective.estimators import Pathwise
-from practicum.objective.reading import read_tokens
+from practicum.objective.signal_reader import read_tokens
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.objective.vocabulary_axis import (

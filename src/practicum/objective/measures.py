@@ -10,7 +10,7 @@ from practicum import functional as F
 from practicum.functional import comparison
 from practicum.objective.closed_form import LossChunk
 from practicum.objective.passes import Part
-from practicum.objective.reading import read_tokens
+from practicum.objective.signal_reader import read_tokens
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import Datum, ForwardResult, Metrics, TokenRecord
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
-from practicum.functional.samples import TOKEN_STATISTICS, SAMPLE_WEIGHTS
+from practicum.functional.samples import SAMPLE_WEIGHTS, TOKEN_STATISTICS
 from practicum.functional.sequence import AGGREGATES
 from practicum.functional.weights import TEACHER_STATISTICS, WEIGHTS
 from practicum.objective.choices import (

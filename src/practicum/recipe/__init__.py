@@ -8,26 +8,26 @@ off, and `reading` validates the result.
 from practicum.recipe.controls import (
     SECTIONS,
     SWITCH,
+    build_control,
     describe_control,
     explain_no_control,
-    build_control,
     remove_switch,
 )
-from practicum.recipe.files import (
-    find_recipe,
-    merge_recipes,
-    locate_packaged_recipes,
-    read_recipe,
-    read_yaml,
-    list_recipe_names,
-)
+from practicum.recipe.loader import load_recipe, parse_recipe
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.older import bring_up
 from practicum.recipe.overrides import is_named, override, resolve_path
-from practicum.recipe.possible import find_capability_problems, explain_clip, explain_staleness
-from practicum.recipe.reading import load_recipe, parse_recipe
+from practicum.recipe.possible import explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schema import WORDS, Recipe, resolve_recipe
 from practicum.recipe.sections import Budget, Prices, TrainConfig
+from practicum.recipe.yaml_files import (
+    find_recipe,
+    list_recipe_names,
+    locate_packaged_recipes,
+    merge_recipes,
+    read_recipe,
+    read_yaml,
+)
 
 __all__ = [
     "SECTIONS",
@@ -38,24 +38,24 @@ __all__ = [
     "Recipe",
     "TrainConfig",
     "bring_up",
-    "find_capability_problems",
-    "explain_clip",
+    "build_control",
     "describe_control",
+    "explain_clip",
+    "explain_no_control",
+    "explain_staleness",
+    "find_capability_problems",
     "find_recipe",
     "is_named",
+    "list_recipe_names",
     "load_recipe",
-    "merge_recipes",
-    "explain_no_control",
-    "override",
     "locate_packaged_recipes",
+    "merge_recipes",
+    "override",
     "parse_recipe",
     "read_recipe",
     "read_yaml",
-    "list_recipe_names",
+    "remove_switch",
     "resolve_path",
     "resolve_recipe",
-    "explain_staleness",
-    "build_control",
     "validate_fields",
-    "remove_switch",
 ]

@@ -7,8 +7,8 @@ import yaml
 
 from practicum.errors import RecipeError
 from practicum.objective import Objective, Term
-from practicum.recipe.files import StrictLoader
 from practicum.recipe.schema import Recipe
+from practicum.recipe.yaml_files import StrictLoader
 
 
 def override(recipe_data: dict[str, Any], text: str) -> None:

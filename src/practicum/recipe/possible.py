@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from practicum.objective import ClipEntries, Objective
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
-from practicum.rollouts import needs_teacher_samples, needs_replay
+from practicum.rollouts import needs_replay, needs_teacher_samples
 
 STALENESS = "rollout.max_staleness"
 

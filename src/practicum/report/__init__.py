@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from practicum.report.markup import render_document, escape_text
+from practicum.report.markup import escape_text, render_document
 from practicum.report.page import STYLE, build_page_parts, render_page
-from practicum.report.reading import read_run
+from practicum.report.run_data import read_run
 from practicum.run_dir import write_text
 
-__all__ = ["STYLE", "render_document", "escape_text", "write_report"]
+__all__ = ["STYLE", "escape_text", "render_document", "write_report"]
 
 
 def write_report(run: Path) -> Path:

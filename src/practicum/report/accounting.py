@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from practicum.report.markup import (
     Section,
+    escape_text,
     format_count,
     format_percent,
     render_bar,
@@ -13,9 +14,8 @@ from practicum.report.markup import (
     render_note,
     render_panels,
     render_table,
-    escape_text,
 )
-from practicum.report.reading import Row, RunData
+from practicum.report.run_data import Row, RunData
 from practicum.report.verdict import count_tokens, format_signed
 from practicum.statistics import Interval, contains_zero
 

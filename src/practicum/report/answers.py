@@ -16,15 +16,15 @@ from practicum.report.charts import (
 )
 from practicum.report.markup import (
     Section,
+    escape_text,
     format_count,
     format_number,
     format_percent,
     render_note,
     render_panels,
     render_table,
-    escape_text,
 )
-from practicum.report.reading import Row, RunData
+from practicum.report.run_data import Row, RunData
 from practicum.statistics import (
     bootstrap,
     calibration_error,
@@ -38,7 +38,7 @@ from practicum.statistics import (
     similarity,
     unique_share,
 )
-from practicum.training.evaluation import GradedCompletion, has_several_answers, compute_confidences
+from practicum.training.evaluation import GradedCompletion, compute_confidences, has_several_answers
 
 BINS = 10
 

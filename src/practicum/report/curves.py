@@ -16,8 +16,8 @@ from practicum.report.charts import (
     render_legend,
     render_line_chart,
 )
-from practicum.report.markup import Section, render_details, render_note, escape_text
-from practicum.report.reading import Row, RunData
+from practicum.report.markup import Section, escape_text, render_details, render_note
+from practicum.report.run_data import Row, RunData
 from practicum.text import make_printable
 
 

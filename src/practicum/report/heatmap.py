@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from practicum.report.markup import Section, escape_text
-from practicum.report.reading import Row, RunData
+from practicum.report.run_data import Row, RunData
 from practicum.text import make_printable
 
 MAX_TOKENS = 240

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from practicum.report.markup import format_duration
 from practicum.report.page import PageParts, build_page_parts, render_navigation, render_page
-from practicum.report.reading import RunData, read_run
+from practicum.report.run_data import RunData, read_run
 from practicum.run_dir import is_alive
 
 MAX_ROLLOUTS = 400

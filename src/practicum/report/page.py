@@ -22,7 +22,7 @@ from practicum.report.answers import (
 from practicum.report.curves import build_curves_section
 from practicum.report.heatmap import build_heatmap_section
 from practicum.report.markup import Section, escape_text
-from practicum.report.reading import RunData
+from practicum.report.run_data import RunData
 from practicum.report.tokens import build_tokens_section
 from practicum.report.verdict import render_verdict
 

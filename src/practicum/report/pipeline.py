@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.report import STYLE, render_document, escape_text
+from practicum.report import STYLE, escape_text, render_document
 from practicum.report.markup import format_number
 from practicum.report.tables import ALL_DONE
 from practicum.run_dir import read_json, shapes, write_text

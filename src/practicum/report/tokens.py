@@ -17,6 +17,7 @@ from torch import Tensor
 from practicum.report.charts import Ranged, render_figure, render_ranged_chart
 from practicum.report.markup import (
     Section,
+    escape_text,
     format_count,
     format_number,
     format_percent,
@@ -24,9 +25,8 @@ from practicum.report.markup import (
     render_note,
     render_panels,
     render_table,
-    escape_text,
 )
-from practicum.report.reading import Row, RunData
+from practicum.report.run_data import Row, RunData
 from practicum.statistics import (
     Interval,
     auroc,

@@ -6,13 +6,13 @@ from practicum.costs import PHASES, summarize_costs
 from practicum.recipe import Prices
 from practicum.report.charts import render_interval_rows
 from practicum.report.markup import (
+    escape_text,
     format_count,
     format_duration,
     format_number,
     format_percent,
-    escape_text,
 )
-from practicum.report.reading import Row, RunData
+from practicum.report.run_data import Row, RunData
 from practicum.report.tables import ALL_DONE
 from practicum.statistics import (
     Interval,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from practicum.core.calls import Call
-from practicum.objective.choices import index_by_type, build_validator
+from practicum.objective.choices import build_validator, index_by_type
 from practicum.ports import Capabilities
 
 

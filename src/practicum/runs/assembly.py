@@ -17,15 +17,15 @@ from practicum.core.randomness import seed_of
 from practicum.costs import Ledger, ModelDims
 from practicum.errors import CapabilityError, DataError, ModelError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
-from practicum.models.files import digest_file, digest_model
+from practicum.models.digests import digest_file, digest_model
 from practicum.ports import (
     Backend,
     BackendContext,
     Environment,
     HoldsTeachers,
-    Student,
     Model,
     SelfTeacher,
+    Student,
     Task,
     Teacher,
     TeacherConfig,
@@ -37,16 +37,16 @@ from practicum.ports import (
 from practicum.ports.hosting import Hosted
 from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.ports.paper import PaperBackend
-from practicum.recipe import Recipe, find_capability_problems, explain_clip, explain_staleness
+from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
     Cache,
     RolloutArchive,
-    needs_teacher_samples,
     list_conversation_problems,
+    list_source_problems,
     load_recorded_rollouts,
     needs_replay,
-    list_source_problems,
+    needs_teacher_samples,
 )
 from practicum.tasks import TaskContext
 from practicum.text import Renderer, compare_renderers

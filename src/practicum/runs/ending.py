@@ -3,7 +3,7 @@
 from practicum.costs import BudgetTracker
 from practicum.monitors import Alarm
 from practicum.recipe import TrainConfig
-from practicum.report.tables import FINISHED_BY, BUDGET_SPENT
+from practicum.report.tables import BUDGET_SPENT, FINISHED_BY
 from practicum.run_dir import RunDir, read_rows, shapes
 from practicum.runs.records import locate_timings
 

@@ -9,8 +9,8 @@ from practicum.costs import ModelDims, summarize_costs
 from practicum.recipe import Recipe
 from practicum.report.tables import (
     ALL_DONE,
-    build_completion_rows,
     build_comparison,
+    build_completion_rows,
     pair_completions,
 )
 from practicum.run_dir import RunDir, read_rows, shapes

@@ -7,7 +7,7 @@ from typing import Any
 from practicum.costs import WIRE_BYTES
 from practicum.monitors import Alarm
 from practicum.rollouts import RolloutRow, to_exact_floats
-from practicum.run_dir import Journal, RunDir, to_json_number, read_rows, shapes
+from practicum.run_dir import Journal, RunDir, read_rows, shapes, to_json_number
 from practicum.text import Renderer
 from practicum.training.loop import StepResult
 from practicum.types import Rollout, TokenRecord

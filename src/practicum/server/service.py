@@ -24,10 +24,7 @@ from practicum.core.randomness import seed_of
 from practicum.ports import AdamParams
 from practicum.server import requests as bodies
 from practicum.server.catalogue import Catalogue
-from practicum.server.futures import ResponseBody, Futures
-from practicum.server.limits import RequestLimits
-from practicum.server.refusals import HttpRefusal
-from practicum.server.running import (
+from practicum.server.executor import (
     PublishedWeights,
     SampleItem,
     Sampler,
@@ -36,6 +33,9 @@ from practicum.server.running import (
     encode_error,
     encode_json,
 )
+from practicum.server.futures import Futures, ResponseBody
+from practicum.server.limits import RequestLimits
+from practicum.server.refusals import HttpRefusal
 from practicum.server.saving import ModelSaver
 from practicum.server.sessions import ClientSession, search, sort_by_age
 from practicum.server.shelf import ModelCache

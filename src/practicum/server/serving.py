@@ -14,7 +14,7 @@ from pathlib import Path
 
 from practicum.errors import RecipeError, ResourceError
 from practicum.models.config import ModelConfig
-from practicum.models.sources import needs_conversion, locate
+from practicum.models.sources import locate, needs_conversion
 
 TOKEN_VARIABLE = "PRACTICUM_SERVER_TOKEN"
 PREFIX = "tml-"

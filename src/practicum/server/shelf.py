@@ -9,7 +9,7 @@ from pathlib import Path
 
 from practicum.errors import ResourceError
 from practicum.models.config import ModelConfig
-from practicum.models.files import compute_fingerprint
+from practicum.models.digests import compute_fingerprint
 from practicum.models.sources import locate
 from practicum.ports.hosting import Hosted
 from practicum.runs.assembly import host_model

@@ -1,6 +1,6 @@
 """Statistics of rollouts and answers, each with its source, for doctor, monitors and report."""
 
-from practicum.statistics.answers import (
+from practicum.statistics.answer_sets import (
     calibration_error,
     distinct_ngrams,
     majority_agreement,

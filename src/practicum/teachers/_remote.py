@@ -26,7 +26,7 @@ from practicum.teachers._dialects import (
     parse_chat_completion,
     read_model_name,
 )
-from practicum.teachers._probe import Probe, match_canaries, measure_difference, list_models
+from practicum.teachers._probe import Probe, list_models, match_canaries, measure_difference
 from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import (
     Message,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
-from practicum.models.files import find_commit
+from practicum.models.digests import find_commit
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
 

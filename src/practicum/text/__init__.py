@@ -15,11 +15,11 @@ __all__ = [
     "Renderer",
     "build_character_tokenizer",
     "check_same_vocabulary",
+    "collect_stop_ids",
     "compare_renderers",
     "describe_stop_mismatch",
     "excerpt",
     "make_printable",
     "refuse_stop_texts",
     "stop_check",
-    "collect_stop_ids",
 ]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from practicum.core.abandon import cancel_scope
-from practicum.costs import UsageByPhase, Usage
+from practicum.costs import Usage, UsageByPhase
 from practicum.ports import SamplingClient
 from practicum.rollouts import RolloutRow, needs_teacher_samples
 from practicum.training.loop import (

@@ -18,8 +18,8 @@ from practicum.ports import (
     AdamParams,
     BackendContext,
     Capabilities,
-    Student,
     Model,
+    Student,
     WeightUpdateRule,
 )
 from practicum.types import (

@@ -23,6 +23,7 @@ from practicum.studies.compare.arms import (
     read_design,
     split_words,
 )
+from practicum.studies.compare.comparison_page import write_page
 from practicum.studies.compare.outcomes import (
     FailedRun,
     Outcome,
@@ -30,8 +31,7 @@ from practicum.studies.compare.outcomes import (
     compare_outcomes,
     read_outcome,
 )
-from practicum.studies.compare.page import write_page
-from practicum.studies.compare.running import RunJob, measure_free_memory, plan_jobs, start_run
+from practicum.studies.compare.run_jobs import RunJob, measure_free_memory, plan_jobs, start_run
 from practicum.studies.compare.tables import build_arm_table, build_pair_table
 
 CHANGES = {

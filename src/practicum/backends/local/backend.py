@@ -19,7 +19,7 @@ from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.models.sources import needs_conversion
 from practicum.models.tensors import read_tensors, write_tensors
-from practicum.ports import BackendContext, Student, Model, WeightUpdateRule
+from practicum.ports import BackendContext, Model, Student, WeightUpdateRule
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from practicum.models.sources import locate
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import (
     UNREADABLE,
-    load_tokenizer,
-    load_eos_ids,
     find_stop_ids,
+    load_eos_ids,
+    load_tokenizer,
     shorten_error,
 )
 

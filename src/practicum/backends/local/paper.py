@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from practicum.backends.local.graph import activation_checkpointing
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, check_config, set_trainable
-from practicum.backends.local.packing import enable_packing, compute_hidden_states
+from practicum.backends.local.packing import compute_hidden_states, enable_packing
 from practicum.costs import Footprint, Line
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig

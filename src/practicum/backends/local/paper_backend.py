@@ -31,10 +31,10 @@ from practicum.ports import (
     BackendContext,
     Capabilities,
     DecodeBatch,
-    Student,
     MixedRequest,
     Model,
     SelfTeacher,
+    Student,
     WeightUpdateRule,
 )
 from practicum.ports.paper import PaperModel, PaperRecord

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from practicum.backends.local.drawing import (
-    sample_tokens,
     draw_exponentials,
     open_random_stream,
     sample_by_exponential_race,
+    sample_tokens,
 )
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import iterate_hidden_states

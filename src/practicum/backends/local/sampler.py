@@ -13,15 +13,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.backends.local.decode_batch import open_decode_batch
 from practicum.backends.local.drawing import (
-    sample_tokens,
     draw_exponentials,
     open_random_stream,
     sample_mixed_tokens,
+    sample_tokens,
 )
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import iterate_hidden_states
-from practicum.backends.local.reading import open_decode_batch
 from practicum.core import abandon
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks

@@ -46,12 +46,12 @@ from practicum.objective.measures import UpdateStatistics, compare, measure
 from practicum.objective.passes import (
     Part,
     Pass,
-    count_tokens,
-    collect_head_keys,
-    find_longest_length,
-    split_pools,
-    group_rows_into_passes,
     build_score_requests,
+    collect_head_keys,
+    count_tokens,
+    find_longest_length,
+    group_rows_into_passes,
+    split_pools,
 )
 from practicum.ports import AdamParams, WeightUpdateRule
 from practicum.text.tokenizers import shorten_error

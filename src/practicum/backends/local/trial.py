@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from practicum.backends.local.decode_batch import DecodeJob, PaddedDecodeBatch, SlotDecodeBatch
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import pad_sequences
 from practicum.backends.local.prepared import PrepackedModel
-from practicum.backends.local.reading import DecodeJob, PaddedDecodeBatch, SlotDecodeBatch
 from practicum.ports import DecodeBatch
 from practicum.text.tokenizers import shorten_error
 

@@ -11,7 +11,7 @@ from practicum.errors import CapabilityError, CheckpointError, ModelError, Recip
 from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
 from practicum.models.tensors import read_tensors, write_tensors
 from practicum.objective import Objective, Term
-from practicum.ports import Backend, BackendContext, Student, Model, WeightUpdateRule
+from practicum.ports import Backend, BackendContext, Model, Student, WeightUpdateRule
 from practicum.ports.paper import PaperBackend
 from practicum.remote.tinker import Connection, ServiceConfig
 from practicum.text import Renderer

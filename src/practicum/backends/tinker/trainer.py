@@ -29,7 +29,7 @@ from practicum.objective import (
     compute_term_values,
 )
 from practicum.objective.measures import UpdateStatistics, measure
-from practicum.objective.passes import Part, Pass, split_pools, group_rows_into_passes
+from practicum.objective.passes import Part, Pass, group_rows_into_passes, split_pools
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
 from practicum.remote.tinker import Connection, ServiceSampler, SessionLost
 from practicum.remote.tinker.sampling import MAX_LOGPROB, build_capabilities

@@ -6,21 +6,21 @@
 
 from practicum.studies.compare.arms import ComparisonBudget, ComparisonSettings
 from practicum.studies.compare.comparing import FinishedRuns, compare, run_arms
+from practicum.studies.compare.comparison_page import build_mean_curve
 from practicum.studies.compare.outcomes import FailedRun, Outcome, Point, read_outcome
-from practicum.studies.compare.page import build_mean_curve
-from practicum.studies.compare.running import RunJob, run_jobs
+from practicum.studies.compare.run_jobs import RunJob, run_jobs
 
 __all__ = [
     "ComparisonBudget",
+    "ComparisonSettings",
     "FailedRun",
     "FinishedRuns",
     "Outcome",
     "Point",
     "RunJob",
-    "ComparisonSettings",
-    "compare",
     "build_mean_curve",
+    "compare",
     "read_outcome",
-    "run_jobs",
     "run_arms",
+    "run_jobs",
 ]

@@ -11,7 +11,8 @@ from practicum.errors import PracticumError
 from practicum.recipe.methods import describe_method
 from practicum.run_dir import RunDir, shorten_path, write_json
 from practicum.runs.console import Console, SilentConsole
-from practicum.studies.compare.arms import Design, ComparisonSettings, read_design
+from practicum.studies.compare.arms import ComparisonSettings, Design, read_design
+from practicum.studies.compare.comparison_page import write_page
 from practicum.studies.compare.outcomes import (
     ComparisonResult,
     FailedRun,
@@ -19,8 +20,7 @@ from practicum.studies.compare.outcomes import (
     compare_outcomes,
     read_outcome,
 )
-from practicum.studies.compare.page import write_page
-from practicum.studies.compare.running import plan_jobs, run_jobs
+from practicum.studies.compare.run_jobs import plan_jobs, run_jobs
 from practicum.studies.compare.tables import build_arm_table, build_pair_table
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from practicum.studies.doctor import answers, behaviour, data, plan, setup, signal
+from practicum.studies.doctor import behaviour, data, plan, setup, signal, teachability
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import CheckOutcome
 
@@ -129,7 +129,7 @@ CHECKS = (
         "P10",
         "capability gap",
         "teacher",
-        answers.check_gap,
+        teachability.check_gap,
         "the interval is above 0 / contains 0: inconclusive / is below 0, or within 0.03 of it, "
         "or KL below 0.001 nats",
         "teachers that differ in size only gave back 5 to 16 % of the gap, those with more "
@@ -139,7 +139,7 @@ CHECKS = (
         "P11",
         "informativeness",
         "teacher",
-        answers.check_informativeness,
+        teachability.check_informativeness,
         "the interval of the AUROC is above 0.5 / contains 0.5: inconclusive / is below 0.5",
         "0.73 for a teacher that failed and 0.75 for one that did not (2604.13016), so a good one "
         "proves little",
@@ -148,7 +148,7 @@ CHECKS = (
         "P12",
         "pass rates",
         "change",
-        answers.check_pass_rates,
+        teachability.check_pass_rates,
         "30 % of the prompts or more are solved sometimes / fewer / none",
         "weighting by p(1 - p) gave up to +8.2 (2603.11178)",
     ),

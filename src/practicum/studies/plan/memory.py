@@ -13,9 +13,9 @@ import torch
 from practicum.costs.segments import count_fitting_texts, count_packed_tokens
 from practicum.errors import ResourceError
 from practicum.objective import Objective, can_fuse
-from practicum.objective.passes import group_rows_into_passes, build_score_requests
+from practicum.objective.passes import build_score_requests, group_rows_into_passes
 from practicum.ports.paper import PaperRecord
-from practicum.studies.plan.paper import DryRun
+from practicum.studies.plan.dry_run import DryRun
 from practicum.types import ScoreRequest
 
 FLOAT_BYTES = 4

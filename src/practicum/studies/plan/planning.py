@@ -14,6 +14,7 @@ from practicum.errors import PracticumError
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_run
 from practicum.studies.overrides import apply_overrides
+from practicum.studies.plan.dry_run import DryRun, simulate_step
 from practicum.studies.plan.memory import (
     Memory,
     count_update_tokens,
@@ -23,7 +24,6 @@ from practicum.studies.plan.memory import (
     read_memory_limit,
 )
 from practicum.studies.plan.methods import compare_methods, count_wire_bytes, find_break_even
-from practicum.studies.plan.paper import DryRun, simulate_step
 from practicum.training.loop import train_step
 
 log = logging.getLogger(__name__)

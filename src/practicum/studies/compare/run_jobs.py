@@ -27,7 +27,7 @@ from practicum.core.faults import inject_fault
 from practicum.core.stopping import Stop
 from practicum.errors import Interrupted, RecipeError
 from practicum.recipe import resolve_recipe
-from practicum.run_dir import list_changed_fields, shorten_path, read_json, shapes, write_json
+from practicum.run_dir import list_changed_fields, read_json, shapes, shorten_path, write_json
 from practicum.runs.console import Console
 from practicum.studies.compare.arms import Design
 from practicum.text import make_printable

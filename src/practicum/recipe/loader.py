@@ -6,12 +6,12 @@ from typing import Any
 
 from practicum.errors import RecipeError
 from practicum.monitors import read_number
-from practicum.recipe.controls import explain_no_control, build_control, remove_switch
-from practicum.recipe.files import find_recipe, read_recipe
+from practicum.recipe.controls import build_control, explain_no_control, remove_switch
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.overrides import is_named, override, resolve_path
 from practicum.recipe.schedule import SCHEDULED, Adaptive, compute_value, extract_schedules
 from practicum.recipe.schema import Recipe, resolve_recipe
+from practicum.recipe.yaml_files import find_recipe, read_recipe
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -7,7 +7,7 @@ from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
-from practicum.report import STYLE, render_document, escape_text
+from practicum.report import STYLE, escape_text, render_document
 from practicum.run_dir import write_text
 from practicum.studies.compare.tables import Table, build_arm_table, build_pair_table
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from practicum.report import render_document, escape_text
+from practicum.report import escape_text, render_document
 from practicum.statistics import Interval
 from practicum.studies.doctor.findings import format_interval, format_number
 

@@ -13,19 +13,19 @@ from practicum.recipe import (
     SECTIONS,
     WORDS,
     Recipe,
+    build_control,
     describe_control,
+    explain_no_control,
     find_recipe,
     is_named,
     load_recipe,
     merge_recipes,
-    explain_no_control,
     override,
     parse_recipe,
     read_recipe,
+    remove_switch,
     resolve_path,
     resolve_recipe,
-    build_control,
-    remove_switch,
 )
 
 BASE = "base"

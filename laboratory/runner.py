@@ -13,7 +13,7 @@ from laboratory.results import Results, write_results
 from laboratory.study import LoadedReproduction, ReproductionJob, load_reproduction
 from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
-from practicum.run_dir import collect_versions, shorten_path, read_json, write_json, write_text
+from practicum.run_dir import collect_versions, read_json, shorten_path, write_json, write_text
 from practicum.runs.console import Console, SilentConsole
 
 

@@ -10,15 +10,15 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from toy import in_check
 
+from practicum.backends.local.decode_batch import PaddedDecodeBatch, SlotDecodeBatch
 from practicum.backends.local.drawing import (
     VOCABULARY_BLOCK,
-    sample_tokens,
     draw_exponentials,
     open_random_stream,
     sample_by_exponential_race,
+    sample_tokens,
 )
 from practicum.backends.local.prepared import PrepackedModel, _Product
-from practicum.backends.local.reading import PaddedDecodeBatch, SlotDecodeBatch
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs.segments import SHORTEST_SHARED_PREFIX
@@ -111,7 +111,7 @@ def test_slots_and_lockstep_agree(model, monkeypatch):
     found = LocalSampler(model, batch_size=4).sample(requests(), PARAMS)
     kinds = []
     monkeypatch.setattr(
-        "practicum.backends.local.reading.SlotDecodeBatch",
+        "practicum.backends.local.decode_batch.SlotDecodeBatch",
         lambda work: kinds.append(1) or PaddedDecodeBatch(work),
     )
     for one, other in zip(

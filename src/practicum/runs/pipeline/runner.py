@@ -26,17 +26,17 @@ from practicum.run_dir import (
     FLAG,
     RunDir,
     list_changed_fields,
-    shorten_path,
     propose_flags,
     read_json,
     shapes,
+    shorten_path,
     split_changes,
     write_json,
 )
 from practicum.runs import RunResult, open_student
 from practicum.runs.assembly import build_task, create_scratch_model
 from practicum.runs.console import Console, SilentConsole
-from practicum.runs.pipeline.reading import (
+from practicum.runs.pipeline.stages import (
     BASE,
     PIPELINE_KEYS,
     WORDS,
