@@ -126,8 +126,8 @@ def main() -> None:
 
 def _watch(trainer: Any, teacher: Any, phases: Phases) -> None:
     """Count the calls through which a step reaches the backend."""
-    clients = trainer.sampling_client
-    trainer.sampling_client = lambda: Sampling(clients(), phases)
+    clients = trainer.build_sampling_client
+    trainer.build_sampling_client = lambda: Sampling(clients(), phases)
     trainer.forward_backward = phases.watch("forward_backward", trainer.forward_backward)
     trainer.optim_step = phases.watch("optimizer", trainer.optim_step)
     teacher.score = phases.watch("teacher", teacher.score)

@@ -147,7 +147,7 @@ def test_nothing_of_a_model_on_disk_stays_in_memory(
         assert visiting.sample([SampleRequest((3,), 1)], SamplingParams(2))
         answers[0].head.logprobs(answers[0].hidden)
         assert not alive
-        reading = visiting.read([(3, 4)], 1, 4)
+        reading = visiting.open_decode_batch([(3, 4)], 1, 4)
         assert len(alive) == 1, "a reading needs its model"
         del reading
         assert not alive

@@ -42,7 +42,7 @@ def sampled(trainer, folder) -> list[Datum]:
     requests = [
         SampleRequest(datum.rollout.prompt_tokens, number) for number, datum in enumerate(data)
     ]
-    samples = trainer.sampling_client().sample(requests, SamplingParams(6))
+    samples = trainer.build_sampling_client().sample(requests, SamplingParams(6))
     return [
         Datum(
             Rollout(

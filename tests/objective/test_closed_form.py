@@ -67,15 +67,15 @@ def test_both_ways_to_the_gradient_agree(choice, teacher):
     theirs = Autograd(twin, hidden, (said, reference), tokens, objective)
     for mine, other in zip(ours.values, theirs.values, strict=True):
         for name in (
-            "value",
-            "answered",
+            "loss_value",
+            "is_scored",
             "logprobs",
             "teacher_logprobs",
             "divergence",
             "student_entropy",
             "reverse_kl",
         ):
-            if mine.is_scored.all() or name in ("answered", "logprobs"):
+            if mine.is_scored.all() or name in ("is_scored", "logprobs"):
                 torch.testing.assert_close(vars_of(mine)[name], vars_of(other)[name])
     shares = [
         compute_coefficients(term, value, tokens)

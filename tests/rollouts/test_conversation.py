@@ -394,7 +394,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
 def written(built: RunComponents, source: str, **changes: Any) -> list[Rollout]:
     parts = built.parts
     authors = RolloutWriters(
-        changes.pop("student", built.trainer.sampling_client()),
+        changes.pop("student", built.trainer.build_sampling_client()),
         changes.pop("teacher", parts.teacher),
         parts.renderer,
         environment=as_environment(parts.task),
@@ -413,7 +413,7 @@ def test_the_student_of_a_mix_of_itself_alone_holds_the_same_conversations(built
         RolloutBatch(built.parts.prompts[:6], 2, 0, 1),
         built.settings.plan(1).sampling,
     )
-    client, environment = built.trainer.sampling_client(), as_environment(built.parts.task)
+    client, environment = built.trainer.build_sampling_client(), as_environment(built.parts.task)
     plain = sample_rollouts(batch, client, built.parts.renderer, sampling, environment)
     for source in ("student", "mix(student=1.0, other=teacher)"):
         for one, other in zip(plain, written(built, source), strict=True):

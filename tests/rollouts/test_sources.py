@@ -89,7 +89,7 @@ def write(built: RunComponents) -> Write:
             step,
         )
         authors = RolloutWriters(
-            built.trainer.sampling_client(),
+            built.trainer.build_sampling_client(),
             teacher or built.parts.teacher,
             built.parts.renderer,
             archive or RolloutArchive(),
@@ -132,7 +132,7 @@ def test_the_student_alone_is_plain_sampling(built: RunComponents, write: Write)
     batch = RolloutBatch([*built.parts.prompts[:6], built.parts.prompts[2]], 2, 0, 3)
     plain = sample_rollouts(
         batch,
-        built.trainer.sampling_client(),
+        built.trainer.build_sampling_client(),
         built.parts.renderer,
         built.settings.plan(1).sampling,
     )
@@ -210,7 +210,7 @@ def test_a_prompt_without_anything_to_learn_from_is_named(write: Write) -> None:
 
 def test_a_response_that_goes_on_after_a_stop_token_is_named(built: RunComponents) -> None:
     renderer = replace(built.parts.renderer, stop_ids=frozenset(built.parts.renderer.encode("a")))
-    authors = RolloutWriters(built.trainer.sampling_client(), built.parts.teacher, renderer)
+    authors = RolloutWriters(built.trainer.build_sampling_client(), built.parts.teacher, renderer)
     source = TypeAdapter(SourceChoice).validate_python("dataset")
     with pytest.raises(DataError, match=r"response of prompt 'x' has a stop token before its end"):
         collect_rollouts(
@@ -281,7 +281,7 @@ def test_the_student_goes_on_after_a_prefix(
 ) -> None:
     length = 2
     rollouts, theirs = write(f"prefix({length}, origin={origin})", n=6), write(origin, n=6)
-    client = built.trainer.sampling_client()
+    client = built.trainer.build_sampling_client()
     kinds = set()
     for rollout, other in zip(rollouts, theirs, strict=True):
         begun = other.tokens[:length]
@@ -328,7 +328,7 @@ def test_mixed_tokens_are_drawn_from_the_mixture_of_both(
 ) -> None:
     share = 0.35
     rollouts = write(f"token_mix({share})")
-    own = built.trainer.sampling_client().score(
+    own = built.trainer.build_sampling_client().score(
         [
             ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist()))
             for rollout in rollouts
@@ -359,7 +359,7 @@ def test_the_teachers_whole_share_of_each_token_is_the_teachers_answer(
 
 
 def test_each_prompt_is_mixed_with_its_own_teacher(built: RunComponents, write: Write) -> None:
-    student = built.trainer.sampling_client()
+    student = built.trainer.build_sampling_client()
     rollouts = write("token_mix(0.5)", teacher=Choir(built, student))
     alone = write("token_mix(0.5)")
     plain = write("student")

@@ -11,7 +11,7 @@ from practicum.costs import ModelDims, TrainableDims, count_read_tokens
 from practicum.errors import RecipeError, ResourceError, TeacherError
 from practicum.objective import Objective
 from practicum.runs.assembly import RunComponents
-from practicum.studies.plan import describe_plan, plan, planning
+from practicum.studies.plan import describe_plan, dry_runs, plan, planning
 from practicum.studies.plan.memory import count_tiles, parse_bytes
 from practicum.studies.plan.methods import compare_methods, count_wire_bytes, find_break_even
 from practicum.studies.plan.planning import StepTiming
@@ -206,7 +206,7 @@ def test_what_was_opened_is_closed_where_a_step_fails(
         raise TeacherError("the teacher is gone")
 
     closed: list[RunComponents] = []
-    monkeypatch.setattr(planning if calibrate else paper, "train_step", fail)
+    monkeypatch.setattr(planning if calibrate else dry_runs, "train_step", fail)
     monkeypatch.setattr(RunComponents, "close", lambda self: closed.append(self))
     with pytest.raises(TeacherError, match="the teacher is gone"):
         plan(toy_recipe(models), calibrate=calibrate)

@@ -746,7 +746,7 @@ def test_without_a_run_and_a_folder_it_only_rounds(
     with caplog.at_level("INFO", "practicum"):
         remark()
     assert caplog.messages == ["0 of 2 completions were scored before"], "nothing is kept"
-    kept = build(config, replace(loading(bare), scores=tmp_path / "home"))
+    kept = build(config, replace(loading(bare), scores_dir=tmp_path / "home"))
     assert same(first, kept.score(asked, Full())) and list((tmp_path / "home").iterdir())
 
 
@@ -756,7 +756,7 @@ def test_a_folder_starts_at_the_recipe_and_holds_one_folder_a_model(
     config = Config.model_validate(
         {"teacher": {"type": "model", "model": model_folder}, "folder": "kept"}
     )
-    teacher = build(config, replace(loading(ServerGenerator()), scores=tmp_path / "home"))
+    teacher = build(config, replace(loading(ServerGenerator()), scores_dir=tmp_path / "home"))
     teacher.score([rollout(Prompt("p", (Message("user", "ab"),)))], Full())
     (store,) = (tmp_path / "kept").iterdir()
     assert (

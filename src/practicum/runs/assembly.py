@@ -434,11 +434,11 @@ class _Assembly:
         return replace(
             context,
             meter=meter,
-            count=lambda client: wrap_client(client, meter),
+            count_client=lambda client: wrap_client(client, meter),
             self_teacher=lambda rule: self.load_self(rule, name),
             load_model=lambda config: self.load_model(config, name),
             load_renderer=lambda config: self.load_renderer(config, name),
-            reads=lambda path: self.identities.append(
+            register_file=lambda path: self.identities.append(
                 lambda: {f"{name}/{path.name}": digest_file(path)}
             ),
         )

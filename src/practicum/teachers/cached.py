@@ -394,7 +394,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         clients.append(kind(client, open_scores))
         return clients[-1]
 
-    teacher = context.build(replace(context, keep=keep), config.teacher)
+    teacher = context.build(replace(context, wrap_client=keep), config.teacher)
     if len(clients) != 1:
         raise RecipeError(
             f"cached: the teacher inside loads {len(clients)} models, and the answers of exactly "

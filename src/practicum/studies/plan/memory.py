@@ -15,7 +15,7 @@ from practicum.errors import ResourceError
 from practicum.objective import Objective, can_fuse
 from practicum.objective.passes import build_score_requests, group_rows_into_passes
 from practicum.ports.paper import PaperRecord
-from practicum.studies.plan.dry_run import DryRun
+from practicum.studies.plan.dry_runs import DryRun
 from practicum.types import ScoreRequest
 
 FLOAT_BYTES = 4

@@ -14,7 +14,7 @@ from practicum.errors import PracticumError
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_run
 from practicum.studies.overrides import apply_overrides
-from practicum.studies.plan.dry_run import DryRun, simulate_step
+from practicum.studies.plan.dry_runs import DryRun, simulate_step
 from practicum.studies.plan.memory import (
     Memory,
     count_update_tokens,
