@@ -3,16 +3,9 @@
 from benchmarks.house import measure_house
 
 NOT_YET = {
-    "lines of code": 34_403,
-    "lines of the longest file": 569,
-    "names that point and do not say": 992,
-    "docstrings that open with a question's word": 503,
-    "classes with another class's name": 17,
-    "modules with the name of two others": 10,
-    "functions that begin with a verb, %": 40.8,
-    "comment lines of 1,000": 3.5,
-    "rooms": 25,
-    "levels": 13,
+    "lines of code, with those of the laboratory": 34_348,
+    "lines of the longest file": 507,
+    "comment lines of 1,000": 14.2,
 }
 """Where each measure stands that is not within its bound, so that no change leads away from it."""
 

@@ -17,8 +17,8 @@ from practicum.ports.metering import count_heads
 from practicum.runs.assembly import open_local
 from practicum.types import TeacherSignal
 
-LEARNER = ("renderer", "context_length", "source", "shape", "learning", "state_bytes")
-MODEL = ("renderer", "context_length", "source", "shape", "unsampled")
+LEARNER = ("renderer", "context_length", "source", "dims", "trainable_dims", "state_bytes")
+MODEL = ("renderer", "context_length", "source", "dims", "no_sampling_reason")
 
 
 def answer(connection: Connection, seed: int, models: Path) -> None:

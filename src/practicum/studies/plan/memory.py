@@ -154,18 +154,12 @@ def estimate_fragmentation(run: DryRun) -> int:
 
 def count_update_tokens(run: DryRun) -> int:
     """Count the tokens of the largest micro-batch of the update."""
-    data = run.record.datums
-    passes = [
-        rows[0]
-        for rows in group_rows_into_passes(data, run.graph.tokens, run.record.max_packed_tokens)
-    ]
-    return max(
-        (
-            count_packed_tokens(build_score_requests([data[row].rollout for row in rows]))
-            for rows in passes
-        ),
-        default=0,
-    )
+    datums = run.record.datums
+    sizes = []
+    for passes in group_rows_into_passes(datums, run.graph.tokens, run.record.max_packed_tokens):
+        rollouts = [datums[row].rollout for row in passes[0]]
+        sizes.append(count_packed_tokens(build_score_requests(rollouts)))
+    return max(sizes, default=0)
 
 
 def read_memory_limit(device: str) -> int:
