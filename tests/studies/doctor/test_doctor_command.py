@@ -207,11 +207,13 @@ def test_a_check_fails_only_where_the_whole_interval_does() -> None:
 
 def test_a_fix_that_the_recipe_refuses_or_already_has_is_not_offered() -> None:
     recipe = load_recipe("smoke/toy", ["signal=sampled"])
-    assert validate_fix(recipe, ["rollout.top_p=0.9"]) == (), (
-        "a truncated sampler does not go with sampled tokens"
-    )
-    assert validate_fix(recipe, [f"rollout.temperature={recipe.rollout.temperature}"]) == ()
-    assert validate_fix(recipe, ["weights=prefix(8)"]) == ("weights=prefix(8)",)
+
+    def offer(fix: str) -> tuple[str, ...]:
+        return validate_fix(recipe, CheckOutcome("warn", "", fix=(fix,))).fix
+
+    assert offer("rollout.top_p=0.9") == (), "a truncated sampler does not go with sampled tokens"
+    assert offer(f"rollout.temperature={recipe.rollout.temperature}") == ()
+    assert offer("weights=prefix(8)") == ("weights=prefix(8)",)
     assert apply_overrides(recipe, ["weights=prefix(8)"]).objective.losses[0].weights.arguments == {
         "length": 8
     }

@@ -59,11 +59,8 @@ class ComparisonBudget:
             number = float(amount) if equals else None
         except ValueError:
             number = -1.0
-        if (
-            unit not in UNITS
-            or (number is None and unit != "steps")
-            or (number is not None and not 0 < number < 1e30)
-        ):
+        is_amount = unit == "steps" if number is None else 0 < number < 1e30
+        if unit not in UNITS or not is_amount:
             raise RecipeError(
                 f"--budget {text!r}: "
                 "write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"

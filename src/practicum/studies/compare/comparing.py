@@ -92,10 +92,6 @@ def _show(content: Mapping[str, Any], folder: Path, console: Console) -> None:
     first, *others = content["verdict"]
     for line in others:
         console.event(line)
-    console.finish(
-        {
-            "verdict": first,
-            "table": shorten_path(folder / "compare.json"),
-            "page": shorten_path(folder / "compare.html"),
-        }
-    )
+    files = {"table": "compare.json", "page": "compare.html"}
+    paths = {kind: shorten_path(folder / name) for kind, name in files.items()}
+    console.finish({"verdict": first, **paths})

@@ -9,6 +9,7 @@ from typing import Any
 
 from practicum.report import STYLE, escape_text, render_document
 from practicum.run_dir import write_text
+from practicum.statistics import group_pairs
 from practicum.studies.compare.tables import Table, build_arm_table, build_pair_table
 
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d")
@@ -97,9 +98,7 @@ def _render_methods(content: Mapping[str, Any], colours: Mapping[str, str]) -> s
 def _render_arm_chart(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
     """Render each arm's mean with its interval over seeds, and a dot for every seed."""
     metric = content["metric"]
-    dots: dict[str, list[float]] = {name: [] for name in colours}
-    for outcome in content["outcomes"]:
-        dots[outcome["arm"]].append(outcome[metric])
+    dots = group_pairs((outcome["arm"], outcome[metric]) for outcome in content["outcomes"])
     rows = [
         (arm["arm"], colours[arm["arm"]], arm["mean"], arm["interval"], dots[arm["arm"]])
         for arm in content["arms"]
@@ -211,14 +210,12 @@ def _render_curve_charts(content: Mapping[str, Any], colours: Mapping[str, str])
 
 def _render_curve_chart(content: Mapping[str, Any], colours: Mapping[str, str], unit: str) -> str:
     """Render a thin curve for each run, and a thick one for the mean over an arm's seeds."""
+    arms = [outcome["arm"] for outcome in content["outcomes"]]
     curves = [
-        (
-            outcome["arm"],
-            [(point["spent"].get(unit, 0.0), point["accuracy"]) for point in outcome["curve"]],
-        )
+        [(point["spent"].get(unit, 0.0), point["accuracy"]) for point in outcome["curve"]]
         for outcome in content["outcomes"]
     ]
-    points = [point for _, curve in curves for point in curve]
+    points = list(chain.from_iterable(curves))
     if not points:
         return ""
     right = max(x for x, _ in points)
@@ -238,10 +235,9 @@ def _render_curve_chart(content: Mapping[str, Any], colours: Mapping[str, str], 
             f"<title>{escape_text(name)}</title></polyline>"
         )
 
-    thin = "".join(render_line(curve, "one", arm) for arm, curve in curves)
-    means = {
-        name: build_mean_curve([curve for arm, curve in curves if arm == name]) for name in colours
-    }
+    thin = "".join(render_line(curve, "one", arm) for arm, curve in zip(arms, curves, strict=True))
+    by_arm = group_pairs(zip(arms, curves, strict=True))
+    means = {name: build_mean_curve(by_arm.get(name, ())) for name in colours}
     thick = "".join(render_line(curve, "mean", name) for name, curve in means.items())
     axes = _render_axes(xticks, yticks, right, place)
     return (
@@ -293,7 +289,7 @@ def _render_runs(content: Mapping[str, Any]) -> str:
     """Render every run with a link to its report, and the reasons of failed runs."""
     rows = ""
     for outcome in content["outcomes"]:
-        metric = outcome["accuracy"] if outcome["accuracy"] is not None else outcome["reverse_kl"]
+        metric = outcome["reverse_kl"] if outcome["accuracy"] is None else outcome["accuracy"]
         report = f"{html.escape(outcome['folder'])}/report.html"
         rows += (
             f"<tr><td>{escape_text(outcome['arm'])}</td><td>{outcome['seed']}</td><td>{metric:.3f}</td>"

@@ -196,11 +196,11 @@ def _select_quantities(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, s
             left_out[name] = "is not known of every run"
             continue
         levels = _count_levels([run.quantities[name] for run in runs])
-        if levels < MIN_LEVELS:
-            plural = "s" if levels > 1 else ""
-            left_out[name] = f"has {levels} value{plural}, and {MIN_LEVELS} are needed"
+        if levels >= MIN_LEVELS:
+            names.append(name)
             continue
-        names.append(name)
+        plural = "s" if levels > 1 else ""
+        left_out[name] = f"has {levels} value{plural}, and {MIN_LEVELS} are needed"
     for first, second in combinations(list(names), 2):
         if first in names and second in names:
             correlation = torch.corrcoef(_take_logs(runs, [first, second]).T)[0, 1]
@@ -257,10 +257,8 @@ def _compute_losses(
 ) -> Float[Tensor, " b"]:
     """Return Huber's loss of each fit, summed over the runs."""
     predictions = _predict_log_errors(parameters, logs)
-    losses = torch.nn.functional.huber_loss(
-        predictions, errors, reduction="none", delta=HUBER_DELTA
-    )
-    return losses.sum(dim=1)
+    loss = torch.nn.HuberLoss(reduction="none", delta=HUBER_DELTA)
+    return loss(predictions, errors).sum(dim=1)
 
 
 def _fit_many(

@@ -338,9 +338,8 @@ def describe_pair(pair: ArmDifference) -> str:
     """Describe a pair in words, with the difference turned so that it is not negative."""
     if pair.seeds == 0:
         return f"{pair.one} and {pair.other} finished no seed in common"
-    better, worse, sign = (
-        (pair.one, pair.other, 1) if pair.mean >= 0 else (pair.other, pair.one, -1)
-    )
+    sign = 1 if pair.mean >= 0 else -1
+    better, worse = (pair.one, pair.other) if sign > 0 else (pair.other, pair.one)
     numbers = f"{sign * pair.mean:+.3f}"
     interval = pair.over_seeds or pair.over_prompts
     if interval is not None:
@@ -363,9 +362,9 @@ def format_p(p: float | None) -> str:
 def _describe_needs(pair: ArmDifference) -> str:
     """Name the seeds and prompts that would resolve a difference of this size."""
     needed = []
-    if pair.seeds_needed is not None and pair.seeds_needed > pair.seeds:
+    if (pair.seeds_needed or 0) > pair.seeds:
         needed.append(f"{pair.seeds_needed} seeds")
-    if pair.prompts_needed is not None and pair.prompts_needed > pair.prompts:
+    if (pair.prompts_needed or 0) > pair.prompts:
         needed.append(f"{pair.prompts_needed} held-out prompts")
     return f"; a difference like this needs about {' and '.join(needed)}" if needed else ""
 

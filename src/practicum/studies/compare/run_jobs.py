@@ -110,17 +110,12 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
     for job in jobs:
         if not job.recipe_path.is_file():
             continue
-        differences = list_changed_fields(
-            read_json(job.recipe_path, shapes.RESOLVED), job.resolved_recipe
-        )
+        stored = read_json(job.recipe_path, shapes.RESOLVED)
+        differences = list_changed_fields(stored, job.resolved_recipe)
         if differences:
-            raise RecipeError(
-                [
-                    f"{shorten_path(job.recipe_path)}: arm {job.arm!r} changed; "
-                    "undo this, or name a new arm or --out:",
-                    *differences,
-                ]
-            )
+            problem = f"{shorten_path(job.recipe_path)}: arm {job.arm!r} changed"
+            advice = "undo this, or name a new arm or --out:"
+            raise RecipeError([f"{problem}; {advice}", *differences])
     return jobs
 
 

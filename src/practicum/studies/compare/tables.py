@@ -21,12 +21,8 @@ def build_arm_table(content: Mapping[str, Any]) -> Table:
     rows = []
     for arm in content["arms"]:
         runs = f"{arm['finished']} of {arm['finished'] + arm['failed']}"
-        row = [
-            arm["arm"],
-            runs,
-            _format_metric(arm["mean"]),
-            format_bounds(arm["interval"], limits),
-        ]
+        interval = format_bounds(arm["interval"], limits)
+        row = [arm["arm"], runs, _format_metric(arm["mean"]), interval]
         row += [_format_metric(arm["reverse_kl"])] if has_accuracy else []
         rows.append([*row, *(_format_amount(arm["spent"].get(unit)) for unit in units)])
     return columns, rows
@@ -34,15 +30,8 @@ def build_arm_table(content: Mapping[str, Any]) -> Table:
 
 def build_pair_table(content: Mapping[str, Any]) -> Table:
     """Return one row a pair: difference, intervals, p-value, and if it is resolved."""
-    columns = [
-        "pair",
-        "difference",
-        "95 % over seeds",
-        "95 % over prompts",
-        "p (Holm)",
-        "resolved",
-        "needs about",
-    ]
+    intervals = ["95 % over seeds", "95 % over prompts"]
+    columns = ["pair", "difference", *intervals, "p (Holm)", "resolved", "needs about"]
     rows = [
         [
             f"{pair['one']} - {pair['other']}",
@@ -75,12 +64,8 @@ def _describe_needs(pair: Mapping[str, Any]) -> str:
     """
     if pair["resolved"]:
         return ""
-    needs = [(pair[f"{unit}_needed"], pair[unit], unit) for unit in ("seeds", "prompts")]
-    return ", ".join(
-        f"{needed} {unit}"
-        for needed, present, unit in needs
-        if needed is not None and needed > present
-    )
+    needed = {unit: pair[f"{unit}_needed"] or 0 for unit in ("seeds", "prompts")}
+    return ", ".join(f"{needed[unit]} {unit}" for unit in needed if needed[unit] > pair[unit])
 
 
 def _format_metric(number: float | None) -> str:

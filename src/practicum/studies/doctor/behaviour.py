@@ -54,12 +54,8 @@ def check_length(evidence: Evidence) -> CheckOutcome:
     median, late = quantiles(lengths, (0.5, 0.95))
     limit = evidence.plan.sampling.max_new_tokens
     empty = sum(not rollout.text.strip() for rollout in evidence.rollouts)
-    details = {
-        "median length": median,
-        "95 % quantile": late,
-        "limit": float(limit),
-        "empty": empty / len(lengths),
-    }
+    details = {"median length": median, "95 % quantile": late}
+    details |= {"limit": float(limit), "empty": empty / len(lengths)}
     status: Status = "pass"
     text = (
         f"{cut_off.mean:.0%} of the answers are cut off at {limit} tokens "
@@ -81,9 +77,8 @@ def check_variety(evidence: Evidence) -> CheckOutcome:
     entropy = evidence.estimate_mean(lambda row: row.student_entropy)
     if entropy is None:
         return skip_check("no answer has a token")
-    groups = list(
-        group_pairs((rollout.prompt.id, rollout) for rollout in evidence.rollouts).values()
-    )
+    pairs = [(rollout.prompt.id, rollout) for rollout in evidence.rollouts]
+    groups = list(group_pairs(pairs).values())
     texts = [[rollout.text.strip() for rollout in group] for group in groups]
     tokens = [[rollout.tokens.tolist() for rollout in group] for group in groups]
     details: dict[str, float | None] = {
@@ -133,9 +128,8 @@ def is_looping(rollout: Rollout) -> bool:
     The n-gram has up to 8 tokens, and the repetition at least 16.
     """
     tokens = rollout.tokens.tolist()
-    return is_degenerate(rollout.text) or longest_run(tokens) >= max(
-        MIN_LOOP_TOKENS, len(tokens) / 2
-    )
+    least = max(MIN_LOOP_TOKENS, len(tokens) / 2)
+    return is_degenerate(rollout.text) or longest_run(tokens) >= least
 
 
 def _measure_trapped_share(evidence: Evidence) -> float | None:
@@ -143,20 +137,16 @@ def _measure_trapped_share(evidence: Evidence) -> float | None:
 
     None if none is long.
     """
-    divergences = [
-        row.divergence
-        for row in evidence.measurements
-        if row.divergence is not None and len(row.divergence) >= WINDOW_TOKENS * WINDOWS
-    ]
+    known = [row.divergence for row in evidence.measurements if row.divergence is not None]
+    divergences = [values for values in known if len(values) >= WINDOW_TOKENS * WINDOWS]
     if not divergences:
         return None
     # KAT's threshold is relative: a quantile of the smallest window of each completion.
     smallest = torch.stack([window_means(values, WINDOW_TOKENS).min() for values in divergences])
     threshold = quantiles(smallest, (TRAP_SHARE,))[0]
-    trapped = [
+    return mean_of(
         has_low_divergence_run(values, threshold, WINDOW_TOKENS, WINDOWS) for values in divergences
-    ]
-    return sum(trapped) / len(trapped)
+    )
 
 
 def _measure_calibration(
@@ -170,7 +160,5 @@ def _measure_calibration(
         for answers, group in zip(texts, groups, strict=True)
     ]
     confidences, correct = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return {
-        "calibration error": calibration_error(confidences, correct),
-        "over-confidence": (sum(confidences) - sum(correct)) / len(pairs),
-    }
+    excess = (sum(confidences) - sum(correct)) / len(pairs)
+    return {"calibration error": calibration_error(confidences, correct), "over-confidence": excess}

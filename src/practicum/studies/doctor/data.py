@@ -42,11 +42,9 @@ def check_data(evidence: Evidence) -> CheckOutcome:
         if faulty_prompts
     ]
     text = f"of {len(prompts)} training prompts {'; '.join(texts)}"
-    fix = (
-        (f"prompt_tokens={2 * evidence.recipe.prompt_tokens}",)
-        if components.skipped_prompts
-        else ()
-    )
+    fix: tuple[str, ...] = ()
+    if components.skipped_prompts:
+        fix = (f"prompt_tokens={2 * evidence.recipe.prompt_tokens}",)
     status = "fail" if share.mean > MAX_FAULTY else "warn"
     return CheckOutcome(status, text, share, "of prompts", fix, details=details)
 

@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,27 +107,15 @@ def doctor(
 def run_checks(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
     """Run every check on the evidence and decide; returns the diagnosis."""
     recipe = evidence.recipe
-    results = []
-    for check in CHECKS:
-        finding = check.run(evidence)
-        # Offer no fix that the recipe would refuse or that changes nothing.
-        fix = validate_fix(recipe, finding.fix)
-        results.append(CheckResult(check, replace(finding, fix=fix)))
-    return Diagnosis(
-        recipe.name,
-        recipe.seed,
-        len(evidence.prompts),
-        evidence.samples,
-        decide(results, compute_capacity_ratio(evidence)),
-        results,
-        list(remarks),
-    )
+    results = [CheckResult(check, validate_fix(recipe, check.run(evidence))) for check in CHECKS]
+    count, samples = len(evidence.prompts), evidence.samples
+    verdict = decide(results, compute_capacity_ratio(evidence))
+    return Diagnosis(recipe.name, recipe.seed, count, samples, verdict, results, list(remarks))
 
 
 def _build_refusal(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagnosis:
     """Return the diagnosis of a pair whose vocabularies differ, so that only P1 has an outcome."""
-    refusal = refuse_vocabulary(reason)
-    refusal = replace(refusal, fix=validate_fix(recipe, refusal.fix))
+    refusal = validate_fix(recipe, refuse_vocabulary(reason))
     skipped = skip_check("the two vocabularies differ, so nothing could be drawn")
     first, *others = CHECKS
     results = [CheckResult(first, refusal), *(CheckResult(check, skipped) for check in others)]

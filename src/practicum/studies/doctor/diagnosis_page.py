@@ -28,14 +28,11 @@ def render_page(diagnosis: dict[str, Any]) -> str:
     """Render the HTML page of a diagnosis from the content of its doctor.json."""
     verdict, name = diagnosis["verdict"], escape_text(diagnosis["name"])
     because = "".join(f"<li>{escape_text(line)}</li>" for line in verdict["because"])
-    changes = "".join(
-        f"<li><code>{escape_text(change)}</code></li>" for change in diagnosis["changes"]
-    )
+    codes = [f"<code>{escape_text(change)}</code>" for change in diagnosis["changes"]]
+    changes = "".join(f"<li>{code}</li>" for code in codes)
     remarks = "".join(f"<li>{escape_text(remark)}</li>" for remark in diagnosis["remarks"])
-    sampled = (
-        f"{diagnosis['prompts']} prompts, {diagnosis['samples']} answers each, "
-        f"seed {diagnosis['seed']}"
-    )
+    prompts, samples, seed = (diagnosis[name] for name in ("prompts", "samples", "seed"))
+    sampled = f"{prompts} prompts, {samples} answers each, seed {seed}"
     body = (
         f'<h1>{name}</h1><p class="soft">before training: {sampled}</p>'
         f'<p class="verdict">{verdict["word"]}: {escape_text(verdict["meaning"])}</p><ul>{because}</ul>'
@@ -57,11 +54,8 @@ def _render_checks(checks: list[dict[str, Any]]) -> str:
 def _render_row(check: dict[str, Any]) -> str:
     fix = "".join(f"<br><code>{escape_text(change)}</code>" for change in check["fix"])
     needs = f"<br>needs about {check['needs']} answers" if check["needs"] else ""
-    details = "; ".join(
-        f"{escape_text(name)} {format_number(number)}"
-        for name, number in check["details"].items()
-        if number is not None
-    )
+    numbers = {name: number for name, number in check["details"].items() if number is not None}
+    details = "; ".join(f"{escape_text(name)} {format_number(numbers[name])}" for name in numbers)
     return (
         f"<tr><td>{check['id']}</td><td>{escape_text(check['name'])}</td>"
         f'<td class="{check["status"].split()[0]}">{check["status"]}</td>'

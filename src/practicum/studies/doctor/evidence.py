@@ -8,6 +8,7 @@ that equal models give equal completions and a gap between other models shows wi
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,7 @@ from torch import Tensor
 from practicum.core.randomness import seed_of
 from practicum.errors import TeacherError
 from practicum.objective import Full, Sampled, Signal, TopK, compare_signals
+from practicum.objective.passes import build_score_requests
 from practicum.ports import Teacher, TeacherRequest
 from practicum.recipe import Recipe
 from practicum.rollouts import (
@@ -36,9 +38,13 @@ from practicum.studies.doctor.measurements import (
 )
 from practicum.text import Renderer
 from practicum.training.loop import StepPlan, assemble
-from practicum.types import Prompt, Rollout, Sample, ScoreRequest, TeacherSignal
+from practicum.types import Prompt, Rollout, Sample, TeacherSignal
 
 log = logging.getLogger(__name__)
+
+Measured = TypeVar("Measured")
+Measure = Callable[[RolloutMeasurement], Measured | None]
+"""A function of one rollout's measurements; None where they do not hold what it needs."""
 
 PARITY_PROMPTS = 4
 """Prompts for which the teacher samples if there are no rewards to compare."""
@@ -116,21 +122,15 @@ class Evidence:
             return "the recipe has no teacher that scores"
         return self.scoring_error or "the teacher said nothing about these rollouts"
 
-    def group_by_prompt(
-        self, measure: Callable[[RolloutMeasurement], Tensor | None]
-    ) -> list[Tensor]:
+    def group_by_prompt(self, measure: Measure[Tensor]) -> list[Tensor]:
         """Return the values of a measure, joined by prompt; rollouts without any are left out."""
         pairs = [(row.rollout.prompt.id, measure(row)) for row in self.measurements]
-        groups = group_pairs(
-            (prompt, values.double())
-            for prompt, values in pairs
-            if values is not None and len(values)
-        )
-        return [torch.cat(group) for group in groups.values()]
+        known = [
+            (key, values.double()) for key, values in pairs if values is not None and len(values)
+        ]
+        return [torch.cat(group) for group in group_pairs(known).values()]
 
-    def estimate_mean(
-        self, measure: Callable[[RolloutMeasurement], Tensor | None]
-    ) -> Interval | None:
+    def estimate_mean(self, measure: Measure[Tensor]) -> Interval | None:
         """Return a measure's mean over tokens, with a bootstrap interval over prompts.
 
         None without values.
@@ -140,9 +140,7 @@ class Evidence:
         groups = self.group_by_prompt(measure)
         return cluster_bootstrap(groups, self.seed) if groups else None
 
-    def estimate_rollout_mean(
-        self, measure: Callable[[RolloutMeasurement], float | None]
-    ) -> Interval | None:
+    def estimate_rollout_mean(self, measure: Measure[float]) -> Interval | None:
         """Return the mean of one number a rollout, with a bootstrap interval over prompts."""
 
         def wrap_number(row: RolloutMeasurement) -> Tensor | None:
@@ -161,11 +159,8 @@ class Evidence:
 
     def group_rewards(self, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
         """Return the rewards of rollouts by prompt id; empty if the task gives none."""
-        return group_pairs(
-            (rollout.prompt.id, rollout.reward)
-            for rollout in rollouts
-            if rollout.reward is not None
-        )
+        pairs = [(rollout.prompt.id, rollout.reward) for rollout in rollouts]
+        return group_pairs((key, reward) for key, reward in pairs if reward is not None)
 
 
 def collect_evidence(
@@ -193,7 +188,7 @@ def collect_evidence(
     log.info("student and teacher are compared token by token")
     measurements = measure_rollouts(
         rollouts,
-        client.score(_build_requests(rollouts), Full()),
+        client.score(build_score_requests(rollouts), Full()),
         signals,
         (evidence.renderer.stop_ids, evidence.teacher_stops),
         recipe.seed,
@@ -204,13 +199,9 @@ def collect_evidence(
     evidence = replace(evidence, measurements=measurements)
     if error:
         return evidence
-    answers, parity_samples = _sample_teacher(evidence)
-    return replace(
-        evidence,
-        answers=answers,
-        parity_samples=parity_samples,
-        template_logprobs=_score_with_student_template(evidence),
-    )
+    answers, parity = _sample_teacher(evidence)
+    template = _score_with_student_template(evidence)
+    return replace(evidence, answers=answers, parity_samples=parity, template_logprobs=template)
 
 
 def _score_rollouts(teacher: Teacher, rollouts: list[Rollout]) -> tuple[list[TeacherSignal], str]:
@@ -240,12 +231,6 @@ def _choose_signal(teacher: Teacher) -> Signal | None:
         support = "teacher" if "teacher" in can.supports else "student"
         return TopK(k=min(CANDIDATES, can.largest_k or CANDIDATES), support=support)
     return Sampled() if "sampled" in can.signals else None
-
-
-def _build_requests(rollouts: Sequence[Rollout]) -> list[ScoreRequest]:
-    return [
-        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
-    ]
 
 
 def _sample_teacher(evidence: Evidence) -> tuple[list[Rollout] | None, list[ParitySample]]:
@@ -303,14 +288,11 @@ def _score_parity_samples(teacher: Teacher, answers: Sequence[Rollout]) -> list[
     rescored = [answer for answer in answers[::stride] if len(answer.tokens)]
     parity_samples = []
     for answer, signal in zip(rescored, teacher.score(rescored, Sampled()), strict=True):
-        pair = TeacherSignal(), signal
-        logprobs = compare_signals(
-            pair, answer.tokens, CHUNK_TOKENS, ("teacher_logprobs",)
-        ).teacher_logprobs
-        if logprobs is not None:
-            parity_samples.append(
-                ParitySample(answer.prompt.id, answer.policy_logprobs, logprobs.cpu())
-            )
+        pair, measures = (TeacherSignal(), signal), ("teacher_logprobs",)
+        scored = compare_signals(pair, answer.tokens, CHUNK_TOKENS, measures).teacher_logprobs
+        if scored is not None:
+            sampled = answer.policy_logprobs
+            parity_samples.append(ParitySample(answer.prompt.id, sampled, scored.cpu()))
     return parity_samples
 
 
@@ -330,5 +312,5 @@ def _score_with_student_template(evidence: Evidence) -> list[Tensor] | None:
     )
     if is_same or clients[0] is None:
         return None
-    signals = clients[0].client.score(_build_requests(rollouts), Sampled())
+    signals = clients[0].client.score(build_score_requests(rollouts), Sampled())
     return [signal.logprobs for signal in signals if signal.logprobs is not None]

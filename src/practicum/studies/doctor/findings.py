@@ -1,7 +1,8 @@
 """The outcome of a check: status, number with interval, sentence, and fix."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from practicum.errors import RecipeError
@@ -11,8 +12,6 @@ from practicum.studies.overrides import apply_overrides
 
 Status = Literal["fail", "warn", "inconclusive", "pass", "not applicable"]
 """The statuses of a check, most severe first."""
-
-SEVERITY: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +51,15 @@ def grade(interval: Interval, good: float, bad: float) -> Status:
 
 def find_worst_status(*statuses: Status) -> Status:
     """Return the most severe of several statuses."""
-    return min(statuses, key=SEVERITY.index)
+    return min(statuses, key=get_args(Status).index)
 
 
-def validate_fix(recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
-    """Return the fix if the recipe accepts it and it changes the recipe, otherwise ()."""
-    try:
-        return tuple(fix) if fix and apply_overrides(recipe, fix) != recipe else ()
-    except RecipeError:
-        return ()
+def validate_fix(recipe: Recipe, outcome: CheckOutcome) -> CheckOutcome:
+    """Return the outcome, without its fix if the recipe refuses that or stays the same with it."""
+    with suppress(RecipeError):
+        if outcome.fix and apply_overrides(recipe, outcome.fix) != recipe:
+            return outcome
+    return replace(outcome, fix=())
 
 
 def override_terms(recipe: Recipe, change: str) -> tuple[str, ...]:

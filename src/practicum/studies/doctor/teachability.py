@@ -7,13 +7,13 @@ from practicum.statistics import (
     auroc,
     clustered_auroc,
     difference,
+    group_pairs,
     rollouts_needed,
     wilson,
 )
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import (
     CheckOutcome,
-    Status,
     format_interval,
     override_terms,
     skip_check,
@@ -33,10 +33,7 @@ MAX_ROLLOUTS = 100_000
 def check_gap(evidence: Evidence) -> CheckOutcome:
     """P10: Compare how often teacher and student are right on the same prompts."""
     divergence = evidence.estimate_mean(lambda row: row.divergence)
-    if (
-        divergence is not None
-        and max(abs(divergence.low), abs(divergence.high)) < SAME_DISTRIBUTION
-    ):
+    if divergence and max(abs(divergence.low), abs(divergence.high)) < SAME_DISTRIBUTION:
         text = (
             "the teacher says what the student says already: "
             f"{format_interval(divergence)} nats a token apart"
@@ -63,8 +60,7 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
         f"the teacher is right in {teacher_accuracy:.0%} of its answers, "
         f"the student in {student_accuracy:.0%}"
     )
-    status: Status = "fail"
-    needs = None
+    status, needs = "fail", None
     if gap.low > 0:
         status = "pass"
     elif gap.high < 0:
@@ -100,11 +96,8 @@ def check_informativeness(evidence: Evidence) -> CheckOutcome:
     if not rows:
         return skip_check("the task has no verifier, so no answer is known to be right")
     advantages = [row.advantage.mean().item() for row in rows if row.advantage is not None]
-    levels = [
-        row.teacher_event_logprobs.mean().item()
-        for row in rows
-        if row.teacher_event_logprobs is not None
-    ]
+    logprobs = [row.teacher_event_logprobs for row in rows]
+    levels = [values.mean().item() for values in logprobs if values is not None]
     is_right = [(row.rollout.reward or 0.0) >= 1.0 for row in rows]
     right, wrong = sum(is_right), len(is_right) - sum(is_right)
     if min(right, wrong) < MIN_OF_EACH:
@@ -112,24 +105,19 @@ def check_informativeness(evidence: Evidence) -> CheckOutcome:
             f"{right} right and {wrong} wrong answers; {MIN_OF_EACH} of each are needed "
             "to compare what the teacher says of them"
         )
-        return CheckOutcome(
-            "inconclusive", text, rollouts_needed=_estimate_rollouts_needed(right, wrong)
-        )
+        needs = _estimate_rollouts_needed(right, wrong)
+        return CheckOutcome("inconclusive", text, rollouts_needed=needs)
     # Hanley and McNeil's interval takes rollouts as independent, the bootstrap over prompts is
     # unsure with few prompts: the wider bound of the two holds on either side.
     hanley = auroc(advantages, is_right)
-    clustered = clustered_auroc(
-        advantages, is_right, [row.rollout.prompt.id for row in rows], evidence.seed
-    )
+    prompts = [row.rollout.prompt.id for row in rows]
+    clustered = clustered_auroc(advantages, is_right, prompts, evidence.seed)
     assert hanley is not None and clustered is not None, "both kinds are there"
     area = Interval(hanley.mean, min(hanley.low, clustered.low), max(hanley.high, clustered.high))
-    sums = {
-        kind: sum(level for level, hit in zip(levels, is_right, strict=True) if hit is kind)
-        for kind in (True, False)
-    }
-    details = {"mean log T of right answers minus wrong": sums[True] / right - sums[False] / wrong}
-    status: Status = "inconclusive"
-    needs = None
+    by_kind = group_pairs(zip(is_right, levels, strict=True))
+    preference = sum(by_kind[True]) / right - sum(by_kind[False]) / wrong
+    details = {"mean log T of right answers minus wrong": preference}
+    status, needs = "inconclusive", None
     if area.high < 0.5:
         status, text = "fail", "the teacher's signal prefers the student's wrong answers"
     elif area.low > 0.5:

@@ -52,14 +52,6 @@ class Rule:
     exit_code: int
 
 
-def _is_broken_setup(result: CheckResult) -> bool:
-    return result.check.role == "setup" and result.has_failed
-
-
-def _is_misleading(result: CheckResult) -> bool:
-    return result.has_failed and (result.check.id == "P11" or _is_below_student(result))
-
-
 def _is_below_student(result: CheckResult) -> bool:
     gap = result.outcome.value
     return result.check.id == "P10" and gap is not None and gap.high < 0
@@ -69,32 +61,22 @@ def _is_no_gap(result: CheckResult) -> bool:
     return result.check.id == "P10" and result.has_failed and not _is_below_student(result)
 
 
-def _is_far_apart(result: CheckResult) -> bool:
-    return result.check.role == "start" and result.has_failed
-
-
-def _has_fix(result: CheckResult) -> bool:
-    return bool(result.outcome.fix) and result.needs_change
-
-
-def _is_undecided(result: CheckResult) -> bool:
-    return result.check.id == "P10" and result.outcome.status == "inconclusive"
-
-
 # The order is the verdict: a broken setup makes every number below it meaningless, a teacher
 # without a gap makes changes pointless, and changes come before more answers, since they change the
 # answers.
 RULES = (
     Rule(
         "BROKEN-SETUP",
-        _is_broken_setup,
+        lambda result: result.check.role == "setup" and result.has_failed,
         "P1, P2 or P4 fails",
         "the two models do not fit together as the recipe has them",
         20,
     ),
     Rule(
         "NO-GO",
-        _is_misleading,
+        lambda result: (
+            result.has_failed and (result.check.id == "P11" or _is_below_student(result))
+        ),
         "P11 fails, or P10 lies below 0",
         "this teacher would make the student worse",
         21,
@@ -108,21 +90,21 @@ RULES = (
     ),
     Rule(
         "COLD-START-FIRST",
-        _is_far_apart,
+        lambda result: result.check.role == "start" and result.has_failed,
         "P5 or P6 fails",
         "too far apart: begin with the teacher's answers",
         23,
     ),
     Rule(
         "GO-WITH-CHANGES",
-        _has_fix,
+        lambda result: bool(result.outcome.fix) and result.needs_change,
         "a check warns or fails and has a fix",
         "run it with the changes below",
         0,
     ),
     Rule(
         "INCONCLUSIVE",
-        _is_undecided,
+        lambda result: result.check.id == "P10" and result.outcome.status == "inconclusive",
         "P10 cannot be told from so few answers",
         "more answers are needed to know",
         24,
@@ -130,7 +112,14 @@ RULES = (
 )
 """The verdicts in the order in which they are tried; if none holds, the verdict is GO."""
 
-GO = Rule("GO", lambda result: True, "otherwise", "nothing stands in the way", 0)
+GO = Rule(
+    "GO",
+    # The checks of teacher and start are what GO rests on; without them it is GO all the same.
+    lambda result: result.check.role in ("teacher", "start") and result.outcome.status == "pass",
+    "otherwise",
+    "nothing stands in the way",
+    0,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +138,9 @@ def decide(results: list[CheckResult], capacity: float | None) -> Verdict:
 
     `capacity` is the number of weights of the teacher over the student's; None if unknown.
     """
-    rule = GO
-    causes = [
-        result
-        for result in results
-        if result.check.role in ("teacher", "start") and result.outcome.status == "pass"
-    ]
-    for candidate in RULES:
-        matches = [result for result in results if candidate.holds(result)]
-        if matches:
-            rule, causes = candidate, matches
-            break
-    lines = [result.render_line() for result in causes]
+    causes = {rule: [result for result in results if rule.holds(result)] for rule in (*RULES, GO)}
+    rule = next((rule for rule in RULES if causes[rule]), GO)
+    lines = [result.render_line() for result in causes[rule]]
     advice = suggest_method(rule.word, results, capacity)
     return Verdict(rule.word, rule.meaning, rule.exit_code, lines, advice)
 
@@ -217,8 +197,7 @@ def suggest_method(word: Word, results: list[CheckResult], capacity: float | Non
 def _suggest_setup_fixes(findings: Mapping[str, CheckOutcome]) -> str:
     """Return the advice for a broken setup: the fixes of P1 to P4."""
     setup = [findings[name] for name in ("P1", "P2", "P3", "P4") if name in findings]
-    fixes = [
-        change for finding in setup if finding.status in ("warn", "fail") for change in finding.fix
-    ]
+    faulty = [finding for finding in setup if finding.status in ("warn", "fail")]
+    fixes = [change for finding in faulty for change in finding.fix]
     command = f" (write {shlex.join(fixes)})" if fixes else ""
     return f"None yet: mend the setup{command}, then ask again."

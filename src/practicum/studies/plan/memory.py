@@ -42,15 +42,7 @@ FUSED_TILES, TOKEN_TILES, AUTOGRAD_TILES = 6, 4, 12
 """Matrices of [chunk_tokens, V] of the logit side: fused with a teacher's distribution, with its
 sampled tokens alone, and by autograd."""
 
-BYTE_UNITS = {
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "b": 1,
-}
+BYTE_UNITS = {"b": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "mib": 2**20, "gb": 1e9, "gib": 2**30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +147,9 @@ def estimate_fragmentation(run: DryRun) -> int:
 def count_update_tokens(run: DryRun) -> int:
     """Count the tokens of the largest micro-batch of the update."""
     datums = run.record.datums
-    sizes = []
-    for passes in group_rows_into_passes(datums, run.graph.tokens, run.record.max_packed_tokens):
-        rollouts = [datums[row].rollout for row in passes[0]]
-        sizes.append(count_packed_tokens(build_score_requests(rollouts)))
-    return max(sizes, default=0)
+    passes = group_rows_into_passes(datums, run.graph.tokens, run.record.max_packed_tokens)
+    batches = [[datums[row].rollout for row in rows] for rows, *_ in passes]
+    return max((count_packed_tokens(build_score_requests(batch)) for batch in batches), default=0)
 
 
 def read_memory_limit(device: str) -> int:
@@ -252,16 +242,12 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
 
 def _estimate_scoring(run: DryRun) -> int:
     """Return the bytes of the largest forward pass of any scorer."""
-    return max(
-        (
-            run.record.scorers[name].body.forward.compute_bytes(
-                _find_largest_pass(requests, run.record)
-            )
-            for name, requests in run.record.score_requests.items()
-            if name in run.record.scorers and requests
-        ),
-        default=0,
-    )
+    record, sizes = run.record, [0]
+    for name, requests in record.score_requests.items():
+        if name in record.scorers and requests:
+            tokens = _find_largest_pass(requests, record)
+            sizes.append(record.scorers[name].body.forward.compute_bytes(tokens))
+    return max(sizes)
 
 
 def _find_largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) -> int:

@@ -77,13 +77,9 @@ def _repeat_prompts(prompts: list[tuple[int, ...]], answer: int, n: int) -> Text
 
 
 def _build_row(method: str, generate: int, score: int, update: int) -> dict[str, float | str]:
-    return {
-        "method": method,
-        "generate": float(generate),
-        "score": float(score),
-        "update": float(update),
-        "flops": float(generate + score + update),
-    }
+    flops = generate + score + update
+    columns = {"generate": generate, "score": score, "update": update, "flops": flops}
+    return {"method": method, **{name: float(number) for name, number in columns.items()}}
 
 
 def _count_generation(texts: Texts, shape: ModelDims) -> int:

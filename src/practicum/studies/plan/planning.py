@@ -155,19 +155,15 @@ def describe_plan(plan: CostPlan) -> dict[str, Any]:
             prices = prices.model_copy(update={"machine_hour": None})
         money = prices.compute_money(run_cost, run_seconds or 0.0)
     teacher = next((scorer.dims for scorer in record.scorers.values()), None)
+    dims, learning = record.dims, record.trainable_dims
     rows = compare_methods(
-        run.prompts,
-        run.answer_tokens,
-        recipe.rollout.n,
-        record.dims,
-        record.trainable_dims,
-        teacher,
+        run.prompts, run.answer_tokens, recipe.rollout.n, dims, learning, teacher
     )
     return {
         "recipe": recipe.name,
         "answer_tokens": run.answer_tokens,
         "models": {
-            "student": _describe_dims(record.dims) | {"learns": record.trainable_dims.parameters},
+            "student": _describe_dims(dims) | {"learns": learning.parameters},
             **{name: _describe_dims(scorer.dims) for name, scorer in record.scorers.items()},
         },
         "step": {"cost": step_cost, "seconds": seconds},
