@@ -32,8 +32,7 @@ def normalize_url(url: str, allow_http: bool = False) -> str:
         raise ValueError(f"{redact_url(url)!r} is not the address of a server; {_EXAMPLE}")
     if parts.username is not None or parts.password is not None:
         raise ValueError(
-            "the address holds a user or a password; take it out and name an environment "
-            "variable: api_key_env"
+            "the address holds a user or a password; take it out and name an environment variable: api_key_env"
         )
     is_plain = url.isascii() and make_printable(url) == url and not {" ", "\\"} & set(url)
     if parts.query or parts.fragment or not is_plain:

@@ -41,8 +41,7 @@ try:
     import httpx2
 except ImportError as missing:
     raise RecipeError(
-        "a teacher behind a server needs the package httpx2; install it with pip install "
-        "'practicum[remote]'"
+        "a teacher behind a server needs the package httpx2; install it with pip install 'practicum[remote]'"
     ) from missing
 
 __all__ = ["AddressConfig", "JsonClient", "JsonRequest", "RequestRefused", "Server"]
@@ -297,8 +296,7 @@ class JsonClient:
             if _is_untrusted(error):
                 raise TeacherError(
                     f"{self.address}: its certificate is not to be trusted "
-                    f"({self.quote(str(error))}); name the host as the certificate does, "
-                    "or let SSL_CERT_FILE name the authority"
+                    f"({self.quote(str(error))}); name the host as the certificate does, or let SSL_CERT_FILE name the authority"
                 ) from None
             raise _RetryableError(f"no connection ({self.quote(str(error))})") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -323,8 +321,7 @@ class JsonClient:
             problem = explain_forbidden(address)
             if problem is not None:
                 raise TeacherError(
-                    f"{self.address}: {host} is at {address}, {problem}, which is never asked; "
-                    "name another server"
+                    f"{self.address}: {host} is at {address}, {problem}, which is never asked; name another server"
                 )
         may_be_plain = self.server.allow_http or all(a.is_loopback for a in addresses)
         if parts.scheme == "http" and not may_be_plain:
@@ -370,8 +367,7 @@ class JsonClient:
                 if len(received) > question.max_answer_bytes:
                     raise TeacherError(
                         f"{self.address}{question.path}: the answer to {question.name} is longer "
-                        f"than {question.max_answer_bytes} bytes, which no answer to it needs to be; "
-                        "look at what the address is"
+                        f"than {question.max_answer_bytes} bytes, which no answer to it needs to be; look at what the address is"
                     )
             return response.status_code, response.headers, bytes(received)
         finally:
@@ -389,8 +385,7 @@ class JsonClient:
         if 300 <= status < 400:
             to = self.quote(redact_url(headers.get("Location", "nowhere")))
             raise TeacherError(
-                f"{where}: it answered {status} and points to {to}, which is not followed; "
-                "write the new address"
+                f"{where}: it answered {status} and points to {to}, which is not followed; write the new address"
             )
         if status in (401, 403):
             raise RequestRefused(

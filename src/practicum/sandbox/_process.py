@@ -50,13 +50,11 @@ class ProcessLimits:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """The settings of sandboxed processes, which may read and execute beneath `readable`."""
+    """The settings of sandboxed processes, which may read and execute the folders of Python."""
 
     limits: ProcessLimits = ProcessLimits()
     required: bool = True
     """Refuse to start if a wall cannot stand; otherwise start within those that can."""
-    readable: Sequence[str] | None = None
-    """None: the folders that Python needs, see `list_python_folders`."""
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None
@@ -70,11 +68,10 @@ class Sandbox:
         lifeline, run_end = os.pipe()
         report, reporting = os.pipe()
         variables = dict(environment or {})
-        readable = list_python_folders(variables) if self.readable is None else self.readable
         settings = {
             "command": list(command),
             "environment": variables,
-            "readable": list(readable),
+            "readable": list_python_folders(variables),
             "required": self.required,
             "lifeline": lifeline,
             "report": reporting,

@@ -143,8 +143,7 @@ class Catalogue:
         if name not in self._students:
             raise HttpRefusal(
                 400,
-                f"{name} only samples and scores here; "
-                f"to be trained are {', '.join(sorted(self._students))}",
+                f"{name} only samples and scores here; to be trained are {', '.join(sorted(self._students))}",
             )
 
     def _find_run(self, run: str) -> Reply | None:

@@ -244,8 +244,7 @@ class Service:
             verb = "forward" if request.forward_only else "forward_backward"
             log.info(
                 f"{model.spec.base}: {verb} {request.loss} on {len(request.data)} texts of "
-                f"{tokens:,} tokens, loss {sum(result.losses):.4g}, "
-                f"{time.monotonic() - start:.2f} s"
+                f"{tokens:,} tokens, loss {sum(result.losses):.4g}, {time.monotonic() - start:.2f} s"
             )
             shaped = [
                 logprobs.view(datum.inputs["target_tokens"].shape)
@@ -271,8 +270,7 @@ class Service:
             metrics = dict(step_optimizer(model, self._shelf.get(model.spec.base), params))
             if metrics.get("empty_updates"):
                 log.info(
-                    f"{model.spec.base}: step {model.steps} moved nothing, "
-                    "for nothing was supervised"
+                    f"{model.spec.base}: step {model.steps} moved nothing, for nothing was supervised"
                 )
             if metrics["skipped"]:
                 log.info(
@@ -468,8 +466,7 @@ class Service:
         if model_id not in self._models:
             raise HttpRefusal(
                 404,
-                f"there is no training model {model_id!a:.120} here; it may belong to an earlier "
-                "server",
+                f"there is no training model {model_id!a:.120} here; it may belong to an earlier server",
             )
         # Every request about a model is a sign of life of the session in its id.
         session = self._sessions.get(model_id.split(":")[0])

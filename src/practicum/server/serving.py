@@ -111,8 +111,7 @@ def serve(options: ServerOptions) -> None:
     log.info(f"serving {', '.join(served)} on {address}")
     log.info(f"to be trained: {', '.join(sorted(students))}; checkpoints go to {options.out}")
     log.info(
-        f"for clients: TINKER_BASE_URL={address} "
-        f"TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
+        f"for clients: TINKER_BASE_URL={address} TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
     )
     uvicorn.Server(config).run(sockets=[listener])
 
@@ -146,8 +145,7 @@ def parse_models(options: ServerOptions) -> tuple[Mapping[str, ModelConfig], fro
         config = ModelConfig.model_validate(settings)
         if served.setdefault(name or model, config) != config:
             raise RecipeError(
-                f"two models are named {name or model}; give one of them another name with "
-                "NAME=MODEL"
+                f"two models are named {name or model}; give one of them another name with NAME=MODEL"
             )
     students = [text.rpartition("=")[0] or text for text in options.students]
     return served, frozenset(students or served)

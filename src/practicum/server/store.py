@@ -55,8 +55,7 @@ class CheckpointAddress:
         if match is None:
             raise DataError(
                 f"{text!a:.120} is not the address of a checkpoint here, "
-                "such as tinker://RUN/weights/NAME with a name of letters, digits, dots, "
-                "dashes and underscores"
+                "such as tinker://RUN/weights/NAME with a name of letters, digits, dots, dashes and underscores"
             )
         return cls(*match.groups())
 

@@ -112,8 +112,7 @@ def forward_backward(model: TrainingModel, base: Hosted, request: TrainRequest) 
         raise DataError(NOT_STABLE)
     if loss is None:
         raise DataError(
-            f"loss_fn {request.loss!r:.40} is not computed here; "
-            f"there are {', '.join(POLICY_LOSSES)}"
+            f"loss_fn {request.loss!r:.40} is not computed here; there are {', '.join(POLICY_LOSSES)}"
         )
     parameters = _read_parameters(loss, request.parameters)
     datums = [
@@ -141,8 +140,7 @@ def _read_parameters(loss: PolicyLoss, config: Mapping[str, float | str]) -> dic
         if name not in loss.defaults or isinstance(number, str):
             names = ", ".join(loss.defaults) or "none"
             raise DataError(
-                f"loss_fn_config of {loss.name}: no number is named {name!r:.40}; there are: "
-                f"{names}"
+                f"loss_fn_config of {loss.name}: no number is named {name!r:.40}; there are: {names}"
             )
         parameters[name] = number
     return parameters
@@ -170,8 +168,7 @@ def _check_datum(
     if targets.is_floating_point() or not fits:
         also = " or [N, K]" if wide else ""
         raise DataError(
-            f"{where}: target_tokens has the shape {list(targets.shape)}, "
-            f"not that of the {count} tokens{also}"
+            f"{where}: target_tokens has the shape {list(targets.shape)}, not that of the {count} tokens{also}"
         )
     check_token_ids(datum.tokens, vocabulary, f"{where}: model_input")
     if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < vocabulary:
@@ -181,8 +178,7 @@ def _check_datum(
     for name in (*loss.inputs, *datum.inputs.keys() & {MASK}):
         if inputs[name].shape != targets.shape:
             raise DataError(
-                f"{where}: {name} has the shape {list(inputs[name].shape)}, "
-                f"target_tokens {list(targets.shape)}"
+                f"{where}: {name} has the shape {list(inputs[name].shape)}, target_tokens {list(targets.shape)}"
             )
     if loss.whole_text and not inputs["sequence_ratio_mask"].any():
         raise DataError(

@@ -108,16 +108,14 @@ class Connection:
                     last_answer = clock
                 elif clock - last_answer > self._config.timeout:
                     raise TeacherError(
-                        f"{self.address}: {what}: nothing came back for {clock - last_answer:.0f} "
-                        "s; look at it, or raise timeout"
+                        f"{self.address}: {what}: nothing came back for {clock - last_answer:.0f} s; look at it, or raise timeout"
                     )
                 else:
                     self._wait_until_open(what)
                 if waiting and clock - last_log > HEARTBEAT_SECONDS:
                     last_log = clock
                     log.info(
-                        f"waiting for {self.address}: {what}, {len(waiting)} of {len(futures)} "
-                        f"for {clock - start:.0f} s"
+                        f"waiting for {self.address}: {what}, {len(waiting)} of {len(futures)} for {clock - start:.0f} s"
                     )
             except BaseException:
                 for future in waiting:
