@@ -33,6 +33,7 @@ from practicum.remote.address import (
     explain_forbidden,
     normalize_url,
     redact_url,
+    split_host,
 )
 from practicum.text import excerpt
 from practicum.text.safe import MAX_EXCERPT_CHARACTERS
@@ -186,7 +187,6 @@ class JsonClient:
         slots = asyncio.Semaphore(concurrency)
         client = httpx2.AsyncClient(
             verify=self._tls,
-            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=concurrency),
             trust_env=False,
             follow_redirects=False,
@@ -306,8 +306,7 @@ class JsonClient:
 
     async def _resolve_allowed_address(self) -> str:
         """Return an address of the host, after all of them were judged."""
-        parts = urlsplit(self.address)
-        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        host, port = split_host(self.address)
         try:
             entries = await asyncio.get_running_loop().getaddrinfo(
                 host, port, type=socket.SOCK_STREAM
@@ -324,7 +323,7 @@ class JsonClient:
                     f"{self.address}: {host} is at {address}, {problem}, which is never asked; name another server"
                 )
         may_be_plain = self.server.allow_http or all(a.is_loopback for a in addresses)
-        if parts.scheme == "http" and not may_be_plain:
+        if self.address.startswith("http:") and not may_be_plain:
             raise TeacherError(f"{self.address}: {PLAIN_HTTP.format(host=host)}")
         return str(addresses[0])
 
@@ -347,14 +346,13 @@ class JsonClient:
             headers["Content-Type"] = "application/json"
         if self.server.key is not None:
             headers["Authorization"] = f"Bearer {self.server.key}"
-        timeout = httpx2.Timeout(question.seconds, connect=CONNECT_SECONDS)
         request = client.build_request(
             "GET" if body is None else "POST",
             _replace_host(parts, address),
             content=body,
             headers=headers,
-            timeout=timeout,
-            extensions={"timeout": timeout.as_dict(), "sni_hostname": parts.hostname},
+            timeout=httpx2.Timeout(question.seconds, connect=CONNECT_SECONDS),
+            extensions={"sni_hostname": parts.hostname},
         )
         self.wire_bytes += len(body or b"")
         response = await client.send(request, stream=True)
