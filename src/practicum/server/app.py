@@ -136,8 +136,7 @@ class _Pages:
                 Route(f"{V1}/{name}", self._serve_json(kind, work), methods=["POST"])
                 for name, (kind, work) in posts.items()
             ),
-            Route("/healthz", _report_health),
-            Route(f"{V1}/healthz", _report_health),
+            *(Route(path, _report_health) for path in PUBLIC_PATHS),
             Route(f"{V1}/forward_backward", self.forward_backward, methods=["POST"]),
             Route(f"{V1}/retrieve_future", self.retrieve, methods=["POST"]),
             Route(f"{V1}/cancel_future", self.cancel, methods=["POST"]),

@@ -11,11 +11,9 @@ from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.functional import POLICY_LOSSES, PolicyLoss
 from practicum.models.config import Lora
-from practicum.ports import AdamParams
 from practicum.ports.hosting import Adapters, GivenResult, GivenTokens, Hosted
 from practicum.server.requests import NOT_STABLE, STABLE
 from practicum.server.wire import TrainDatum, TrainRequest
-from practicum.types import Metrics
 
 MASK = "mask"
 """An input of every loss: a factor for the loss of each target."""
@@ -124,14 +122,8 @@ def forward_backward(model: TrainingModel, base: Hosted, request: TrainRequest) 
     trainer = model.attach(base)
     if request.forward_only:
         return trainer.forward(datums)
+    # Seeded by the request's number, so that a run that is repeated drops out the same.
     return trainer.forward_backward(datums, seed_of(model.spec.seed, "dropout", request.seq_id))
-
-
-def step_optimizer(model: TrainingModel, base: Hosted, params: AdamParams) -> Metrics:
-    """Take one AdamW step on the accumulated gradient."""
-    metrics = model.attach(base).optim_step(params)
-    model.steps += 1
-    return metrics
 
 
 def _read_parameters(loss: PolicyLoss, config: Mapping[str, float | str]) -> dict[str, float]:
@@ -203,8 +195,3 @@ def check_token_ids(tokens: Sequence[int], vocabulary: int, where: str) -> None:
         raise DataError(
             f"{where}: token {unknown} is not one of the {vocabulary} of the vocabulary"
         )
-
-
-def resolve_max_grad_norm(norm: float) -> float:
-    """Return the largest norm of the gradient; the API's 0 means no clipping."""
-    return norm if norm > 0 else torch.inf
