@@ -40,9 +40,7 @@ def test_requests_begin_while_others_finish_on_another_thread(hasty):
     for number in range(count):
         futures.open(str(number), begin)
     thread.join()
-    assert futures.unfinished == 0
     futures.open("last", begin)
-    assert futures.answer_bytes <= 3000
     assert sum(name in futures for name in map(str, range(count))) == 300
 
 
@@ -88,11 +86,12 @@ def test_a_request_that_could_not_begin_is_not_waited_for() -> None:
 
     with pytest.raises(ValueError, match="not today"):
         futures.open("r", begin)
-    assert futures.unfinished == 0 and "r" not in futures
+    assert "r" not in futures
 
 
 def test_a_cancelled_request_stays_cancelled() -> None:
-    futures, future = Futures(), Future[ResponseBody]()
+    futures, future = Futures(max_open=1), Future[ResponseBody]()
     futures.open("r", lambda: future)
     futures.get("r").cancel()
-    assert futures.get("r").cancelled() and futures.unfinished == 0
+    assert futures.get("r").cancelled()
+    futures.open("the next, which nothing stands before", Future[ResponseBody])

@@ -10,10 +10,7 @@ from practicum.text import excerpt, make_printable
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 METADATA_ADDRESSES = frozenset(
-    map(
-        ipaddress.ip_address,
-        ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16"),
-    )
+    ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16")
 )
 """The addresses at which clouds give out credentials; all link-local addresses are refused too."""
 
@@ -32,8 +29,7 @@ def normalize_url(url: str, allow_http: bool = False) -> str:
         raise ValueError(f"{redact_url(url)!r} is not the address of a server; {_EXAMPLE}")
     if parts.username is not None or parts.password is not None:
         raise ValueError(
-            "the address holds a user or a password; take it out and name an environment "
-            "variable: api_key_env"
+            "the address holds a user or a password; take it out and name an environment variable: api_key_env"
         )
     is_plain = url.isascii() and make_printable(url) == url and not {" ", "\\"} & set(url)
     if parts.query or parts.fragment or not is_plain:
@@ -96,6 +92,12 @@ def redact_url(url: str) -> str:
     return excerpt(address.partition("?")[0].partition("#")[0])
 
 
+def split_host(url: str) -> tuple[str, int]:
+    """Return the host and the port of a normalized address."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
 def _parse_literal(host: str) -> Address | None:
     try:
         return ipaddress.ip_address(host)
@@ -118,7 +120,7 @@ def explain_forbidden(address: Address) -> str | None:
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     if mapped is not None:
         return explain_forbidden(mapped)
-    if address in METADATA_ADDRESSES or address.is_link_local:
+    if str(address) in METADATA_ADDRESSES or address.is_link_local:
         return "a link-local or metadata address"
     is_reserved = address.is_reserved and not address.is_loopback
     if address.is_multicast or address.is_unspecified or is_reserved:

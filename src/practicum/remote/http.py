@@ -33,6 +33,7 @@ from practicum.remote.address import (
     explain_forbidden,
     normalize_url,
     redact_url,
+    split_host,
 )
 from practicum.text import excerpt
 from practicum.text.safe import MAX_EXCERPT_CHARACTERS
@@ -41,8 +42,7 @@ try:
     import httpx2
 except ImportError as missing:
     raise RecipeError(
-        "a teacher behind a server needs the package httpx2; install it with pip install "
-        "'practicum[remote]'"
+        "a teacher behind a server needs the package httpx2; install it with pip install 'practicum[remote]'"
     ) from missing
 
 __all__ = ["AddressConfig", "JsonClient", "JsonRequest", "RequestRefused", "Server"]
@@ -187,7 +187,6 @@ class JsonClient:
         slots = asyncio.Semaphore(concurrency)
         client = httpx2.AsyncClient(
             verify=self._tls,
-            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=concurrency),
             trust_env=False,
             follow_redirects=False,
@@ -297,8 +296,7 @@ class JsonClient:
             if _is_untrusted(error):
                 raise TeacherError(
                     f"{self.address}: its certificate is not to be trusted "
-                    f"({self.quote(str(error))}); name the host as the certificate does, "
-                    "or let SSL_CERT_FILE name the authority"
+                    f"({self.quote(str(error))}); name the host as the certificate does, or let SSL_CERT_FILE name the authority"
                 ) from None
             raise _RetryableError(f"no connection ({self.quote(str(error))})") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -308,8 +306,7 @@ class JsonClient:
 
     async def _resolve_allowed_address(self) -> str:
         """Return an address of the host, after all of them were judged."""
-        parts = urlsplit(self.address)
-        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        host, port = split_host(self.address)
         try:
             entries = await asyncio.get_running_loop().getaddrinfo(
                 host, port, type=socket.SOCK_STREAM
@@ -323,11 +320,10 @@ class JsonClient:
             problem = explain_forbidden(address)
             if problem is not None:
                 raise TeacherError(
-                    f"{self.address}: {host} is at {address}, {problem}, which is never asked; "
-                    "name another server"
+                    f"{self.address}: {host} is at {address}, {problem}, which is never asked; name another server"
                 )
         may_be_plain = self.server.allow_http or all(a.is_loopback for a in addresses)
-        if parts.scheme == "http" and not may_be_plain:
+        if self.address.startswith("http:") and not may_be_plain:
             raise TeacherError(f"{self.address}: {PLAIN_HTTP.format(host=host)}")
         return str(addresses[0])
 
@@ -350,14 +346,13 @@ class JsonClient:
             headers["Content-Type"] = "application/json"
         if self.server.key is not None:
             headers["Authorization"] = f"Bearer {self.server.key}"
-        timeout = httpx2.Timeout(question.seconds, connect=CONNECT_SECONDS)
         request = client.build_request(
             "GET" if body is None else "POST",
             _replace_host(parts, address),
             content=body,
             headers=headers,
-            timeout=timeout,
-            extensions={"timeout": timeout.as_dict(), "sni_hostname": parts.hostname},
+            timeout=httpx2.Timeout(question.seconds, connect=CONNECT_SECONDS),
+            extensions={"sni_hostname": parts.hostname},
         )
         self.wire_bytes += len(body or b"")
         response = await client.send(request, stream=True)
@@ -370,8 +365,7 @@ class JsonClient:
                 if len(received) > question.max_answer_bytes:
                     raise TeacherError(
                         f"{self.address}{question.path}: the answer to {question.name} is longer "
-                        f"than {question.max_answer_bytes} bytes, which no answer to it needs to be; "
-                        "look at what the address is"
+                        f"than {question.max_answer_bytes} bytes, which no answer to it needs to be; look at what the address is"
                     )
             return response.status_code, response.headers, bytes(received)
         finally:
@@ -389,8 +383,7 @@ class JsonClient:
         if 300 <= status < 400:
             to = self.quote(redact_url(headers.get("Location", "nowhere")))
             raise TeacherError(
-                f"{where}: it answered {status} and points to {to}, which is not followed; "
-                "write the new address"
+                f"{where}: it answered {status} and points to {to}, which is not followed; write the new address"
             )
         if status in (401, 403):
             raise RequestRefused(

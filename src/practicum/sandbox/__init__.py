@@ -1,6 +1,6 @@
 """Run programs that are not trusted in a process without files, network, children or secrets.
 
-    process = Sandbox(Limits()).start([sys.executable, "-P", "-m", "some_module"])
+    process = Sandbox(ProcessLimits()).start([sys.executable, "-P", "-m", "some_module"])
     process.send(b"a question", seconds=5)
     answer = process.receive(seconds=5, largest=65536)
     process.close()

@@ -6,6 +6,7 @@ with its keeper. The walls go up between fork and exec, which the run itself can
 the threads of its mathematics.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -27,8 +28,7 @@ def main() -> None:
     if process == 0:
         _enter(settings, home_dir, keeper)
     os.close(settings["report"])
-    for descriptor in (0, 1):
-        os.close(descriptor)
+    os.closerange(0, 2)
     threading.Thread(
         target=_end_with_run, args=(settings["lifeline"], process), daemon=True
     ).start()
@@ -49,11 +49,9 @@ def _end_with_run(lifeline: int, process: int) -> None:
 def _kill(process: int) -> None:
     """Kill the process and its group, which it cannot leave."""
     for kill in (os.kill, os.killpg):
-        try:
+        # It has ended, or it does not lead a group yet.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(process, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            # It has ended, or it does not lead a group yet.
-            continue
 
 
 def _enter(settings: dict[str, Any], home_dir: str, keeper: int) -> None:

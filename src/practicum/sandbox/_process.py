@@ -21,17 +21,8 @@ _IMPORT_ROOT = Path(__file__).parents[2]
 _KEEPER = (
     "import sys; sys.path.append(sys.argv[1]); from practicum.sandbox._keeper import main; main()"
 )
-_SYSTEM_PATHS = (
-    "/usr",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/bin",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/nix/store",
-    "/gnu/store",
-)
+_SYSTEM_FOLDERS = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store", "/gnu/store")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime")
 
 
 class NoLine(Exception):
@@ -50,13 +41,11 @@ class ProcessLimits:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """The settings of sandboxed processes, which may read and execute beneath `readable`."""
+    """The settings of sandboxed processes, which may read and execute the folders of Python."""
 
     limits: ProcessLimits = ProcessLimits()
     required: bool = True
     """Refuse to start if a wall cannot stand; otherwise start within those that can."""
-    readable: Sequence[str] | None = None
-    """None: the folders that Python needs, see `list_python_folders`."""
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None
@@ -70,11 +59,10 @@ class Sandbox:
         lifeline, run_end = os.pipe()
         report, reporting = os.pipe()
         variables = dict(environment or {})
-        readable = list_python_folders(variables) if self.readable is None else self.readable
         settings = {
             "command": list(command),
             "environment": variables,
-            "readable": list(readable),
+            "readable": list_python_folders(variables),
             "required": self.required,
             "lifeline": lifeline,
             "report": reporting,
@@ -178,7 +166,7 @@ def list_python_folders(environment: Mapping[str, str]) -> list[str]:
 
     A folder that contains the user's home is left out.
     """
-    paths = [*sys.path, sys.prefix, sys.base_prefix, *_SYSTEM_PATHS]
+    paths = [*sys.path, sys.prefix, sys.base_prefix, *_SYSTEM_FOLDERS, *_SYSTEM_FILES]
     for variable in ("PYTHONPATH", "LD_LIBRARY_PATH"):
         paths += environment.get(variable, "").split(os.pathsep)
     folders = {Path(path).resolve() for path in paths if path and Path(path).is_absolute()}

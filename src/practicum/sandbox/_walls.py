@@ -99,12 +99,12 @@ def _restrict_files(readable: Iterable[str]) -> None:
     ]
     attributes = struct.pack("=QQQ", *map(sum, supported))
     # An older kernel has a shorter structure and accepts a longer one if the rest is zero.
-    ruleset = _call_kernel(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    ruleset = _call("syscall", _CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     for path in readable:
         _allow(ruleset, path, _EXECUTE | _READ | _LIST)
     for path in _DEVICES:
         _allow(ruleset, path, _READ | _WRITE)
-    _call_kernel(_RESTRICT_SELF, ruleset, 0)
+    _call("syscall", _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
@@ -117,7 +117,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     if not os.path.isdir(path):
         rights &= _EXECUTE | _READ | _WRITE
     try:
-        _call_kernel(_ADD_RULE, ruleset, _BENEATH, struct.pack("=Qi", rights, descriptor), 0)
+        _call("syscall", _ADD_RULE, ruleset, _BENEATH, struct.pack("=Qi", rights, descriptor), 0)
     finally:
         os.close(descriptor)
 
@@ -145,10 +145,6 @@ def _drop_rights() -> None:
 
 def _load_libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
-
-
-def _call_kernel(number: int, *arguments: object) -> int:
-    return _call("syscall", number, *arguments)
 
 
 def _call(name: str, *arguments: object) -> int:

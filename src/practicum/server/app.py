@@ -59,8 +59,7 @@ class AuthMiddleware:
         if b"content-length" in headers and b"transfer-encoding" in headers:
             return HttpRefusal(
                 400,
-                "a body has a content-length or is sent in chunks, not both; "
-                "send one of the two headers",
+                "a body has a content-length or is sent in chunks, not both; send one of the two headers",
             )
         host = _read_hostname(headers.get(b"host", b"").decode("latin-1"))
         if b"origin" in headers:
@@ -68,8 +67,7 @@ class AuthMiddleware:
         if self.hosts is not None and host not in self.hosts:
             return HttpRefusal(
                 403,
-                f"this server is not called {host!a:.80}; "
-                f"there are {', '.join(sorted(self.hosts))}",
+                f"this server is not called {host!a:.80}; there are {', '.join(sorted(self.hosts))}",
             )
         if self.token is None or scope["path"] in PUBLIC_PATHS:
             return None
@@ -138,8 +136,7 @@ class _Pages:
                 Route(f"{V1}/{name}", self._serve_json(kind, work), methods=["POST"])
                 for name, (kind, work) in posts.items()
             ),
-            Route("/healthz", _report_health),
-            Route(f"{V1}/healthz", _report_health),
+            *(Route(path, _report_health) for path in PUBLIC_PATHS),
             Route(f"{V1}/forward_backward", self.forward_backward, methods=["POST"]),
             Route(f"{V1}/retrieve_future", self.retrieve, methods=["POST"]),
             Route(f"{V1}/cancel_future", self.cancel, methods=["POST"]),
@@ -266,10 +263,7 @@ class _Pages:
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 CHECKPOINT = "training_runs/{run}/checkpoints/{kind}/{name}"
-NO_PUBLISHING = (
-    "whoever may call this server reads all of its checkpoints, so there is nobody to publish one "
-    "to"
-)
+NO_PUBLISHING = "whoever may call this server reads all of its checkpoints, so there is nobody to publish one to"
 NO_EXPORT = (
     "weights are not saved elsewhere; use save_state, whose folder `practicum serve --out` names"
 )
@@ -282,8 +276,7 @@ UNSUPPORTED = {
     "billing/{path:path}": "nothing is billed here",
     "audit": "no audit log is kept here",
     "create_custom_loss": (
-        "losses are not uploaded here; use forward_backward_custom, which computes yours on your "
-        "side"
+        "losses are not uploaded here; use forward_backward_custom, which computes yours on your side"
     ),
 }
 """The parts of the Tinker API without use on one machine, each with the reason for the client."""
@@ -321,8 +314,7 @@ def _refuse(reason: str) -> Page:
 async def _refuse_unknown(request: Request) -> Response:
     raise HttpRefusal(
         404,
-        f"this server has no {request.method} {request.url.path!a:.120}; docs/serve.md lists what "
-        "it has",
+        f"this server has no {request.method} {request.url.path!a:.120}; docs/serve.md lists what it has",
     )
 
 

@@ -44,18 +44,14 @@ class Catalogue:
         rows = []
         for name in self._shelf.served:
             loaded = self._shelf.peek(name)
-            row = {
-                "model_name": name,
-                "max_context_length": None if loaded is None else loaded.context_length,
-                "trainable": name in self._students,
-                "sampleable": True,
-            }
-            rows.append(row)
+            context = None if loaded is None else loaded.context_length
+            abilities = {"trainable": name in self._students, "sampleable": True}
+            rows.append({"model_name": name, "max_context_length": context, **abilities})
         return {"supported_models": rows}
 
     def describe_weights(self, body: WeightsInfo) -> Reply:
         """Return the base model and the adapters of a checkpoint."""
-        spec = AdapterSpec.from_json(self.read_state(body.tinker_path)["adapter"])
+        spec = AdapterSpec.from_json(self._store.read_state(body.tinker_path)["adapter"])
         return {
             "base_model": spec.base,
             "optimizer_config": {"type": "adamw"},
@@ -113,21 +109,13 @@ class Catalogue:
 
     def copy(self, path: str, run: str, lifetime: int | None) -> Reply:
         """Copy a checkpoint into a new run."""
-        run_id = f"{run}:train:0"
-        state = self.read_state(path)
+        state = self._store.read_state(path)
         source = CheckpointAddress.read(path)
-        target = CheckpointAddress(run_id, source.kind, source.name)
+        target = CheckpointAddress(f"{run}:train:0", source.kind, source.name)
         self._store.copy(source, target, lifetime)
-        metadata = {"user_metadata": state["user_metadata"]}
-        self._store.write_run(run_id, {**state["adapter"], **metadata})
+        description = {**state["adapter"], "user_metadata": state["user_metadata"]}
+        self._store.write_run(target.run, description)
         return {"tinker_path": str(target)}
-
-    def read_state(self, path: str) -> dict[str, Any]:
-        """Return the state of a checkpoint without its tensors.
-
-        Raise DataError if the address is malformed, CheckpointError if there is no checkpoint.
-        """
-        return self._store.read_state(path)
 
     def check_served(self, name: str) -> None:
         """Raise `HttpRefusal` with 404 if no model has the name."""
@@ -143,8 +131,7 @@ class Catalogue:
         if name not in self._students:
             raise HttpRefusal(
                 400,
-                f"{name} only samples and scores here; "
-                f"to be trained are {', '.join(sorted(self._students))}",
+                f"{name} only samples and scores here; to be trained are {', '.join(sorted(self._students))}",
             )
 
     def _find_run(self, run: str) -> Reply | None:

@@ -312,8 +312,7 @@ def _plan(requested: SampleItem, number: int, loaded: Hosted, most_tokens: int) 
     last = body.prompt_logprobs_last_n
     if last is not None and not (body.prompt_logprobs and last <= count - 1):
         raise DataError(
-            f"prompt_logprobs_last_n is {last}: it needs prompt_logprobs and at most the "
-            f"{count - 1} tokens after the first"
+            f"prompt_logprobs_last_n is {last}: it needs prompt_logprobs and at most the {count - 1} tokens after the first"
         )
     if not requested.needs_prompt_scores:
         return _SamplePlan(requested, number, params, seeds)
@@ -353,8 +352,7 @@ def check_tokens(samples: int, most: int, limit: int) -> None:
     if samples * most > limit:
         raise DataError(
             f"num_samples {samples} times max_tokens {most} is more than the {limit} tokens that "
-            f"a request may draw; ask for at most {limit // most} samples, "
-            "or for the rest in other requests"
+            f"a request may draw; ask for at most {limit // most} samples, or for the rest in other requests"
         )
 
 
@@ -389,8 +387,7 @@ def _read_targets(body: TensorData, count: int, vocabulary: int) -> Tensor:
         or not 1 <= shape[1] * max(shape[0], 1) <= MAX_CELLS
     ):
         raise DataError(
-            f"target_prompt_logprobs has the shape {shape}, not [{count - 1}, K]: "
-            "one row for each token after the first"
+            f"target_prompt_logprobs has the shape {shape}, not [{count - 1}, K]: one row for each token after the first"
         )
     values = np.asarray(body.data, dtype=np.int64)
     if body.sparse_crow_indices is not None:
@@ -405,8 +402,7 @@ def _read_targets(body: TensorData, count: int, vocabulary: int) -> Tensor:
         )
     if targets.numel() and not -1 <= int(targets.min()) <= int(targets.max()) < vocabulary:
         raise DataError(
-            f"target_prompt_logprobs names tokens that are not among the {vocabulary} of the "
-            "vocabulary"
+            f"target_prompt_logprobs names tokens that are not among the {vocabulary} of the vocabulary"
         )
     return targets
 

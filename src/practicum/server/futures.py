@@ -47,6 +47,8 @@ class Futures:
         if request_id in self:
             return
         with self._lock:
+            # Tidied here and not when a request finishes, so that its client can fetch an answer
+            # that alone is larger than `max_bytes`.
             self._tidy()
             if len(self._open) >= self._max_open:
                 raise HttpRefusal(
@@ -72,16 +74,6 @@ class Futures:
         if request_id in self._expired:
             raise HttpRefusal(410, f"the answer to {request_id} is no longer kept; ask again")
         raise HttpRefusal(404, f"there is no request {request_id!a:.80}")
-
-    @property
-    def unfinished(self) -> int:
-        """Return the number of requests without an answer."""
-        return len(self._open)
-
-    @property
-    def answer_bytes(self) -> int:
-        """Return the size of all answers that can still be fetched."""
-        return self._answer_bytes
 
     def __contains__(self, request_id: str) -> bool:
         """Return True if the request waits or has an answer."""

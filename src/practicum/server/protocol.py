@@ -53,4 +53,5 @@ class TimedConnection(H11Protocol):
 
 def build_protocol(limits: RequestLimits) -> type[TimedConnection]:
     """Return the protocol with these limits."""
+    # uvicorn takes a class and builds each connection itself, so the limits belong to the class.
     return type("LimitedConnection", (TimedConnection,), {"limits": limits})

@@ -11,6 +11,7 @@ loop. Each change is one operation on a dict and so atomic.
 """
 
 import logging
+import math
 import time
 import uuid
 from collections import deque
@@ -23,7 +24,7 @@ from typing import Any
 from practicum.core.randomness import seed_of
 from practicum.ports import AdamParams
 from practicum.server import requests as bodies
-from practicum.server.catalogue import Catalogue
+from practicum.server.catalogue import Catalogue, Reply
 from practicum.server.executor import (
     PublishedWeights,
     SampleItem,
@@ -40,13 +41,7 @@ from practicum.server.saving import ModelSaver
 from practicum.server.sessions import ClientSession, search, sort_by_age
 from practicum.server.shelf import ModelCache
 from practicum.server.store import CheckpointAddress, Store
-from practicum.server.training import (
-    AdapterSpec,
-    TrainingModel,
-    forward_backward,
-    resolve_max_grad_norm,
-    step_optimizer,
-)
+from practicum.server.training import AdapterSpec, TrainingModel, forward_backward
 from practicum.server.wire import PROTOBUF, TrainRequest, encode_training
 from practicum.server.worker import ModelJob, Worker
 
@@ -59,8 +54,6 @@ An older one can no longer be sampled from. Sessions that follow share one set o
 MAX_MODELS, MAX_SESSIONS = 64, 1024
 IDLE_SECONDS = 3600.0
 """A session that was silent for so long is ended when another starts, its models saved."""
-
-Reply = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
@@ -177,8 +170,7 @@ class Service:
                 400, "train_attn and train_mlp are both off, so there is nothing to train"
             )
         spec = AdapterSpec(body.base_model, lora.rank, lora.seed or 0, parts)
-        model_id = f"{session.id}:train:{body.model_seq_id}"
-        model = self._add_model(session, model_id, spec, body.user_metadata)
+        model = self._add_model(session, body.model_seq_id, spec, body.user_metadata)
 
         def create() -> ResponseBody:
             model.attach(self._shelf.get(spec.base))
@@ -197,15 +189,14 @@ class Service:
                 400, "load_weights needs a model_id, or a session_id with a model_seq_id"
             )
         else:
-            state = self.catalogue.read_state(body.path)
+            state = self._store.read_state(body.path)
             spec = AdapterSpec.from_json(state["adapter"])
             if body.base_model is not None:
                 spec = replace(spec, base=body.base_model)
             self.catalogue.check_student(spec.base)
             metadata = body.user_metadata or state["user_metadata"]
             session = self._touch_session(body.session_id)
-            model_id = f"{session.id}:train:{body.model_seq_id}"
-            model = self._add_model(session, model_id, spec, metadata)
+            model = self._add_model(session, body.model_seq_id, spec, metadata)
 
         def load() -> ResponseBody:
             self._saver.load(model, body.path, with_optimizer=body.optimizer)
@@ -218,14 +209,13 @@ class Service:
         model = self._get_model(body.model_id)
         loaded = self._shelf.peek(model.spec.base)
         folder = None if loaded is None or loaded.source is None else Path(loaded.source)
-        model_data = {
-            "arch": None if loaded is None else loaded.architecture,
-            "model_name": model.spec.base,
-            "tokenizer_id": str(folder.absolute()) if folder and folder.is_dir() else None,
-        }
         return {
             "type": "get_info",
-            "model_data": model_data,
+            "model_data": {
+                "arch": None if loaded is None else loaded.architecture,
+                "model_name": model.spec.base,
+                "tokenizer_id": str(folder.absolute()) if folder and folder.is_dir() else None,
+            },
             "model_id": model.id,
             "optimizer_config": {"type": "adamw"},
             "is_lora": True,
@@ -244,8 +234,7 @@ class Service:
             verb = "forward" if request.forward_only else "forward_backward"
             log.info(
                 f"{model.spec.base}: {verb} {request.loss} on {len(request.data)} texts of "
-                f"{tokens:,} tokens, loss {sum(result.losses):.4g}, "
-                f"{time.monotonic() - start:.2f} s"
+                f"{tokens:,} tokens, loss {sum(result.losses):.4g}, {time.monotonic() - start:.2f} s"
             )
             shaped = [
                 logprobs.view(datum.inputs["target_tokens"].shape)
@@ -264,15 +253,16 @@ class Service:
             (adam.beta1, adam.beta2),
             adam.eps,
             adam.weight_decay,
-            resolve_max_grad_norm(adam.grad_clip_norm),
+            # The API's 0 means no clipping.
+            adam.grad_clip_norm if adam.grad_clip_norm > 0 else math.inf,
         )
 
         def step() -> ResponseBody:
-            metrics = dict(step_optimizer(model, self._shelf.get(model.spec.base), params))
+            metrics = dict(model.attach(self._shelf.get(model.spec.base)).optim_step(params))
+            model.steps += 1
             if metrics.get("empty_updates"):
                 log.info(
-                    f"{model.spec.base}: step {model.steps} moved nothing, "
-                    "for nothing was supervised"
+                    f"{model.spec.base}: step {model.steps} moved nothing, for nothing was supervised"
                 )
             if metrics["skipped"]:
                 log.info(
@@ -402,10 +392,11 @@ class Service:
     def _add_model(
         self,
         session: ClientSession,
-        model_id: str,
+        number: int,
         spec: AdapterSpec,
         metadata: Mapping[str, Any] | None,
     ) -> TrainingModel:
+        model_id = f"{session.id}:train:{number}"
         if model_id in self._models:
             return self._models[model_id]
         if len(self._models) >= MAX_MODELS:
@@ -468,8 +459,7 @@ class Service:
         if model_id not in self._models:
             raise HttpRefusal(
                 404,
-                f"there is no training model {model_id!a:.120} here; it may belong to an earlier "
-                "server",
+                f"there is no training model {model_id!a:.120} here; it may belong to an earlier server",
             )
         # Every request about a model is a sign of life of the session in its id.
         session = self._sessions.get(model_id.split(":")[0])
@@ -488,7 +478,7 @@ class Service:
 
     def _build_sampler(self, sampler_id: str, base: str | None, path: str | None) -> Sampler:
         if path is not None:
-            spec = AdapterSpec.from_json(self.catalogue.read_state(path)["adapter"])
+            spec = AdapterSpec.from_json(self._store.read_state(path)["adapter"])
             self.catalogue.check_served(spec.base)
             return Sampler(sampler_id, spec.base, spec, None, path)
         if base is None:

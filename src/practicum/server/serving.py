@@ -111,8 +111,7 @@ def serve(options: ServerOptions) -> None:
     log.info(f"serving {', '.join(served)} on {address}")
     log.info(f"to be trained: {', '.join(sorted(students))}; checkpoints go to {options.out}")
     log.info(
-        f"for clients: TINKER_BASE_URL={address} "
-        f"TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
+        f"for clients: TINKER_BASE_URL={address} TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
     )
     uvicorn.Server(config).run(sockets=[listener])
 
@@ -133,21 +132,17 @@ def bound_memory() -> None:
 
 def parse_models(options: ServerOptions) -> tuple[Mapping[str, ModelConfig], frozenset[str]]:
     """Return the models by name, and the names that may be trained: all, unless some are given."""
-    for option, setting, choices in (
-        ("dtype", options.dtype, DTYPES),
-        ("device", options.device, DEVICES),
-    ):
-        if setting not in choices:
-            raise RecipeError(f"--{option} {setting}: write one of {', '.join(choices)}")
+    settings = {"dtype": options.dtype, "device": options.device}
+    for option, choices in (("dtype", DTYPES), ("device", DEVICES)):
+        if settings[option] not in choices:
+            raise RecipeError(f"--{option} {settings[option]}: write one of {', '.join(choices)}")
     served: dict[str, ModelConfig] = {}
     for text in [*options.models, *options.students]:
         name, _, model = text.rpartition("=")
-        settings = {"model": model, "dtype": options.dtype, "device": options.device}
-        config = ModelConfig.model_validate(settings)
+        config = ModelConfig.model_validate({"model": model, **settings})
         if served.setdefault(name or model, config) != config:
             raise RecipeError(
-                f"two models are named {name or model}; give one of them another name with "
-                "NAME=MODEL"
+                f"two models are named {name or model}; give one of them another name with NAME=MODEL"
             )
     students = [text.rpartition("=")[0] or text for text in options.students]
     return served, frozenset(students or served)

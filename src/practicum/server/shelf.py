@@ -36,11 +36,6 @@ class ModelCache:
         self._sizes: dict[str, int] = {}
         self._fingerprints: dict[str, str] = {}
 
-    @property
-    def loaded(self) -> list[str]:
-        """Return the names of the models in memory, the least recently used first."""
-        return list(self._loaded)
-
     def peek(self, name: str) -> Hosted | None:
         """Return the model if it is in memory, without counting a use."""
         return self._loaded.get(name)
@@ -68,6 +63,7 @@ class ModelCache:
         """Return True if the model can be loaded without evicting another."""
         if self._memory is None or name in self._loaded:
             return True
+        # A size that is not known yet may be too large: such a model is loaded with nothing at work.
         size = self._sizes.get(name)
         return size is not None and self._loaded_bytes + size <= self._memory
 

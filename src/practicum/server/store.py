@@ -55,8 +55,7 @@ class CheckpointAddress:
         if match is None:
             raise DataError(
                 f"{text!a:.120} is not the address of a checkpoint here, "
-                "such as tinker://RUN/weights/NAME with a name of letters, digits, dots, "
-                "dashes and underscores"
+                "such as tinker://RUN/weights/NAME with a name of letters, digits, dots, dashes and underscores"
             )
         return cls(*match.groups())
 
@@ -100,6 +99,7 @@ class Store:
             run_dir = RunDir.create(folder.parent, address.name)
         # A new version is complete on disk before the old one goes, so a crash leaves one of them.
         save_checkpoint(run_dir, version, tensors, {**state, "step": version}, keep=1)
+        # Without a lifetime too: an overwritten version may have left an expiry.
         self.set_lifetime(address, lifetime)
 
     def set_lifetime(self, address: CheckpointAddress, seconds: int | None) -> None:
@@ -140,7 +140,7 @@ class Store:
     def read_state(self, text: str) -> dict[str, Any]:
         """Return the state of a checkpoint without reading its tensors.
 
-        Raise CheckpointError if there is none.
+        Raise DataError if the address is malformed, CheckpointError if there is no checkpoint.
         """
         address = CheckpointAddress.read(text)
         for step, path in step_folders(RunDir(self._find_folder(address)).checkpoints):
@@ -217,6 +217,7 @@ class Store:
         return self._get_run_folder(address.run) / address.kind / address.name
 
     def _get_run_folder(self, run: str) -> Path:
+        # Not every file system has colons in names; no run has a dot in its own, see `_RUN`.
         return self._root / run.replace(":", ".")
 
 

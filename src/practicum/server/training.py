@@ -11,11 +11,9 @@ from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.functional import POLICY_LOSSES, PolicyLoss
 from practicum.models.config import Lora
-from practicum.ports import AdamParams
 from practicum.ports.hosting import Adapters, GivenResult, GivenTokens, Hosted
 from practicum.server.requests import NOT_STABLE, STABLE
 from practicum.server.wire import TrainDatum, TrainRequest
-from practicum.types import Metrics
 
 MASK = "mask"
 """An input of every loss: a factor for the loss of each target."""
@@ -112,8 +110,7 @@ def forward_backward(model: TrainingModel, base: Hosted, request: TrainRequest) 
         raise DataError(NOT_STABLE)
     if loss is None:
         raise DataError(
-            f"loss_fn {request.loss!r:.40} is not computed here; "
-            f"there are {', '.join(POLICY_LOSSES)}"
+            f"loss_fn {request.loss!r:.40} is not computed here; there are {', '.join(POLICY_LOSSES)}"
         )
     parameters = _read_parameters(loss, request.parameters)
     datums = [
@@ -125,14 +122,8 @@ def forward_backward(model: TrainingModel, base: Hosted, request: TrainRequest) 
     trainer = model.attach(base)
     if request.forward_only:
         return trainer.forward(datums)
+    # Seeded by the request's number, so that a run that is repeated drops out the same.
     return trainer.forward_backward(datums, seed_of(model.spec.seed, "dropout", request.seq_id))
-
-
-def step_optimizer(model: TrainingModel, base: Hosted, params: AdamParams) -> Metrics:
-    """Take one AdamW step on the accumulated gradient."""
-    metrics = model.attach(base).optim_step(params)
-    model.steps += 1
-    return metrics
 
 
 def _read_parameters(loss: PolicyLoss, config: Mapping[str, float | str]) -> dict[str, float]:
@@ -141,8 +132,7 @@ def _read_parameters(loss: PolicyLoss, config: Mapping[str, float | str]) -> dic
         if name not in loss.defaults or isinstance(number, str):
             names = ", ".join(loss.defaults) or "none"
             raise DataError(
-                f"loss_fn_config of {loss.name}: no number is named {name!r:.40}; there are: "
-                f"{names}"
+                f"loss_fn_config of {loss.name}: no number is named {name!r:.40}; there are: {names}"
             )
         parameters[name] = number
     return parameters
@@ -170,8 +160,7 @@ def _check_datum(
     if targets.is_floating_point() or not fits:
         also = " or [N, K]" if wide else ""
         raise DataError(
-            f"{where}: target_tokens has the shape {list(targets.shape)}, "
-            f"not that of the {count} tokens{also}"
+            f"{where}: target_tokens has the shape {list(targets.shape)}, not that of the {count} tokens{also}"
         )
     check_token_ids(datum.tokens, vocabulary, f"{where}: model_input")
     if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < vocabulary:
@@ -181,8 +170,7 @@ def _check_datum(
     for name in (*loss.inputs, *datum.inputs.keys() & {MASK}):
         if inputs[name].shape != targets.shape:
             raise DataError(
-                f"{where}: {name} has the shape {list(inputs[name].shape)}, "
-                f"target_tokens {list(targets.shape)}"
+                f"{where}: {name} has the shape {list(inputs[name].shape)}, target_tokens {list(targets.shape)}"
             )
     if loss.whole_text and not inputs["sequence_ratio_mask"].any():
         raise DataError(
@@ -207,8 +195,3 @@ def check_token_ids(tokens: Sequence[int], vocabulary: int, where: str) -> None:
         raise DataError(
             f"{where}: token {unknown} is not one of the {vocabulary} of the vocabulary"
         )
-
-
-def resolve_max_grad_norm(norm: float) -> float:
-    """Return the largest norm of the gradient; the API's 0 means no clipping."""
-    return norm if norm > 0 else torch.inf

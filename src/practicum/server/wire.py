@@ -137,6 +137,7 @@ def _read_array(buffer: bytes, dtype: str, where: str) -> np.ndarray:
 def _reshape(values: np.ndarray, shape: Sequence[int], where: str) -> Tensor:
     if any(size < 0 for size in shape) or math.prod(shape) != values.size:
         raise HttpRefusal(400, f"{where}: {values.size} values do not have the shape {list(shape)}")
+    # Copied, because the array is a read-only view of the request's bytes.
     return torch.from_numpy(values.copy()).reshape(tuple(shape))
 
 
@@ -261,9 +262,8 @@ def _write_topk(message: Any, table: TopKTable) -> None:
 def _write_tensor(
     message: Any, tensor: Tensor, dtype: torch.dtype, sparse: SparseLayout | None = None
 ) -> None:
-    message.dtype = (
-        load_messages().DTYPE_FLOAT32 if dtype == torch.float32 else load_messages().DTYPE_INT32
-    )
+    names = load_messages()
+    message.dtype = names.DTYPE_FLOAT32 if dtype == torch.float32 else names.DTYPE_INT32
     message.shape.extend(tensor.shape if sparse is None else sparse.shape)
     if sparse is None:
         message.dense = _encode(tensor, dtype)

@@ -213,5 +213,6 @@ def _is_same_batch(job: ModelJob, first: ModelJob) -> bool:
 def _resolve(jobs: Sequence[ModelJob], answers: Sequence[ResponseBody]) -> None:
     """Give each job its answer, unless it has been cancelled meanwhile."""
     for job, answer in zip(jobs, answers, strict=True):
+        # A job in steps is marked as running only now, for it could be cancelled until here.
         if job.future.running() or job.future.set_running_or_notify_cancel():
             job.future.set_result(answer)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from practicum.errors import RecipeError, TeacherError
-from practicum.remote.address import AddressConfig, normalize_url
+from practicum.remote.address import AddressConfig, normalize_url, split_host
 from practicum.text import excerpt
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Connection:
         )
         self.service: Any = service
         self.reopened += 1
-        self._close = weakref.finalize(self, _finish_session, service, *self._host())
+        self._close = weakref.finalize(self, _finish_session, service, *split_host(self.address))
 
     def close(self) -> None:
         """End the session: the service saves unsaved weights, and the package's own tasks end."""
@@ -108,16 +108,14 @@ class Connection:
                     last_answer = clock
                 elif clock - last_answer > self._config.timeout:
                     raise TeacherError(
-                        f"{self.address}: {what}: nothing came back for {clock - last_answer:.0f} "
-                        "s; look at it, or raise timeout"
+                        f"{self.address}: {what}: nothing came back for {clock - last_answer:.0f} s; look at it, or raise timeout"
                     )
                 else:
                     self._wait_until_open(what)
                 if waiting and clock - last_log > HEARTBEAT_SECONDS:
                     last_log = clock
                     log.info(
-                        f"waiting for {self.address}: {what}, {len(waiting)} of {len(futures)} "
-                        f"for {clock - start:.0f} s"
+                        f"waiting for {self.address}: {what}, {len(waiting)} of {len(futures)} for {clock - start:.0f} s"
                     )
             except BaseException:
                 for future in waiting:
@@ -155,7 +153,7 @@ class Connection:
         Raise TeacherError after `give_up_after` seconds.
         """
         start, is_logged = monotonic(), False
-        while (trouble := _probe_port(*self._host())) is not None:
+        while (trouble := _probe_port(*split_host(self.address))) is not None:
             away = monotonic() - start
             if away >= self._config.give_up_after:
                 raise TeacherError(
@@ -166,10 +164,6 @@ class Connection:
                 log.info(f"{self.address}: no connection ({trouble}); {what} waits for it")
                 is_logged = True
             sleep(min(PROBE_INTERVAL, self._config.give_up_after))
-
-    def _host(self) -> tuple[str, int]:
-        parts = urlsplit(self.address)
-        return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
     def _translate(self, error: BaseException, what: str) -> TeacherError:
         """Return an error of the package as a TeacherError."""

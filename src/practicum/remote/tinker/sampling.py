@@ -105,10 +105,7 @@ class ServiceSampler:
         answers = self._ask(list(scored.values()), send, "scores")
         signals = [TeacherSignal(logprobs=torch.zeros(0))] * len(requests)
         for (number, request), answer in zip(scored.items(), answers, strict=True):
-            where = (
-                f"{self._connection.address}: the scores of completion {number + 1} of "
-                f"{len(requests)}"
-            )
+            where = f"{self._connection.address}: the scores of completion {number + 1} of {len(requests)}"
             signals[number] = self._read_signal(request, answer, k, where)
         if signal.chooser == "student":
             tables = (request.candidates for request in scored.values())
@@ -161,14 +158,12 @@ class ServiceSampler:
         where = f"{self._connection.address}: completion {number + 1}"
         if len(answer.sequences) != 1:
             raise TeacherError(
-                f"{where}: {len(answer.sequences)} answers to a request for one; "
-                "look at the service"
+                f"{where}: {len(answer.sequences)} answers to a request for one; look at the service"
             )
         (sequence,) = answer.sequences
         if not all(0 <= token < self._vocabulary for token in sequence.tokens):
             raise TeacherError(
-                f"{where} holds what is no token of the {self._vocabulary} of the vocabulary; "
-                "look at the service"
+                f"{where} holds what is no token of the {self._vocabulary} of the vocabulary; look at the service"
             )
         tokens = torch.tensor(list(sequence.tokens), dtype=torch.long)
         if not 1 <= len(tokens) <= params.max_new_tokens:
@@ -201,8 +196,7 @@ class ServiceSampler:
             table = answer.topk_prompt_logprobs_np
             if table is None or table.token_ids.shape != (length, k):
                 raise TeacherError(
-                    f"{where} lack the {k} likeliest tokens that were asked for; "
-                    "look at the service"
+                    f"{where} lack the {k} likeliest tokens that were asked for; look at the service"
                 )
             ids = torch.tensor(table.token_ids[-count:]).long()
             values = torch.tensor(table.logprobs[-count:])
@@ -275,7 +269,6 @@ def _check_logprobs(
         )
     if torch.isnan(logprobs).any() or (logprobs > MAX_LOGPROB).any():
         raise TeacherError(
-            f"{where} hold NaN or numbers above 0, which are no log-probabilities; "
-            "look at the service"
+            f"{where} hold NaN or numbers above 0, which are no log-probabilities; look at the service"
         )
     return logprobs.float().clamp(min=TEACHER_FLOOR, max=0.0)
