@@ -162,9 +162,7 @@ class SlotDecodeBatch:
         # `sampler._compact_rows`.
         for row, source in enumerate(keep):
             if row != source:
-                length = self._lengths[source]
-                for stored in chain.from_iterable(self._stores.values()):
-                    stored[row, :, :length] = stored[source, :, :length]
+                self._move_slot(source, row)
         self._lengths = [self._lengths[source] for source in keep]
         self._hidden = None
         if not keep:
@@ -246,6 +244,11 @@ class SlotDecodeBatch:
                 ]
             for stored, states in zip(self._stores[layer], tensors, strict=True):
                 stored[row, :, : len(prompt.indices)] = states[prompt.indices].transpose(0, 1)
+
+    def _move_slot(self, source: int, row: int) -> None:
+        length = self._lengths[source]
+        for stored in chain.from_iterable(self._stores.values()):
+            stored[row, :, :length] = stored[source, :, :length]
 
 
 class PaddedDecodeBatch:
