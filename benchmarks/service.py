@@ -28,7 +28,7 @@ import torch
 
 from benchmarks import models
 from benchmarks.measuring import interleaved, parser, ratios, seconds, session, spread, table
-from practicum.backends.local.adapted import add_shared_adapters
+from practicum.backends.local.hosted import add_shared_adapters
 from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
@@ -100,7 +100,6 @@ def main() -> None:
                 lambda service: service.create_lora_training_client(
                     base_model="model", rank=RANK, train_unembed=False
                 ),
-                lambda term: None,
             )
             here = LocalTrainer(add_shared_adapters(local.language_model, Lora(rank=RANK), 0))
             data = _data(texts)

@@ -8,9 +8,9 @@ import torch
 from toy import in_check
 from transformers import AutoModelForCausalLM
 
-from practicum.backends.local.adapted import add_shared_adapters
 from practicum.backends.local.adapters import PARTS, add_adapters, is_linear_map
 from practicum.backends.local.export import export
+from practicum.backends.local.hosted import add_shared_adapters
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError

@@ -14,7 +14,7 @@ from practicum.backends.local.drawing import (
     sampling_logprobs,
 )
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.self_teacher import LocalSelfTeacher
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs.segments import SHORTEST_SHARED_PREFIX
 from practicum.objective import Full, Sampled, TopK
 from practicum.ports import LockstepClient, MixedRequest, WeightUpdateRule
@@ -474,7 +474,7 @@ def test_a_self_teacher_decodes_in_lockstep_with_the_student_it_shares_its_modul
     model, params = tiny(), SamplingParams(10, stop_ids=STOPS)
     student, teacher = (
         LocalSampler(model),
-        LocalSelfTeacher.of(model, WeightUpdateRule("frozen"), 64, 256),
+        LocalTrainer(model).build_self_teacher(WeightUpdateRule("frozen")),
     )
     before = tiny()
     for value in model.trainable_parameters().values():
@@ -491,6 +491,5 @@ def test_a_self_teacher_decodes_in_lockstep_with_the_student_it_shares_its_modul
 
 def test_local_clients_decode_in_lockstep():
     assert isinstance(LocalSampler(tiny()), LockstepClient)
-    assert isinstance(
-        LocalSelfTeacher.of(tiny(), WeightUpdateRule("live"), 64, 256), LockstepClient
-    )
+    teacher = LocalTrainer(tiny()).build_self_teacher(WeightUpdateRule("live"))
+    assert isinstance(teacher, LockstepClient)

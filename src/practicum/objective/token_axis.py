@@ -3,10 +3,10 @@
 It is the product of weights, corrections, rewards and the normalisation over the whole batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from practicum import functional as F
@@ -16,7 +16,7 @@ from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
 from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate
 from practicum.objective.estimators import ScoreFunction
-from practicum.objective.spec import Term
+from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import AUTHORS
 
@@ -46,6 +46,32 @@ def compute_coefficients(term: Term, values: TermValues, batch: TokenBatch) -> F
         coefficient = -coefficient * factor * returns
     # Not a product with the mask: tokens without a signal hold NaN, and NaN times 0 is NaN.
     return torch.where(values.is_scored & _mask_source_tokens(term, batch), coefficient, 0.0)
+
+
+def compute_all_coefficients(
+    objective: Objective, values: Iterable[TermValues], batch: TokenBatch
+) -> list[Float[Tensor, " T"]]:
+    """Return `compute_coefficients` of each of the objective's terms, given one's values each."""
+    pairs = zip(objective.losses, values, strict=True)
+    return [compute_coefficients(term, term_values, batch) for term, term_values in pairs]
+
+
+def compute_full_coefficients(
+    objective: Objective,
+    values_by_part: Sequence[Sequence[TermValues]],
+    indices: Sequence[Int[Tensor, " t"]],
+    batch: TokenBatch,
+) -> list[Float[Tensor, " T"]]:
+    """Return each term's coefficients of the full batch, from the values of its parts.
+
+    Needed for terms whose coefficient of a token depends on other tokens, such as returns;
+    `indices` place each part's tokens in the batch.
+    """
+    # Parts reorder the tokens: `argsort` of their batch indices undoes it.
+    order = torch.cat(list(indices)).argsort()
+    by_term = zip(*values_by_part, strict=True)
+    merged = [TermValues.concatenate(list(parts))[order] for parts in by_term]
+    return compute_all_coefficients(objective, merged, batch)
 
 
 def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:

@@ -7,6 +7,7 @@ by name picks the wrong modules in some mixtures of experts.
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -60,9 +61,7 @@ def add_adapters(
     model.requires_grad_(False)
     stack = get_layers(model)
     inside = {name: m for name, m in stack.named_modules() if _is_within(name, layers, parts)}
-    bypassing: set[torch.nn.Module] = set()
-    for module in inside.values():
-        bypassing.update(_find_maps_that_bypass_adapters(module))
+    bypassing = set(chain.from_iterable(map(_find_maps_that_bypass_adapters, inside.values())))
     maps = [name for name, m in inside.items() if is_linear_map(m) and m not in bypassing]
     experts = [(name, weight) for name, m in inside.items() for weight in list_expert_weights(m)]
     if not maps and not experts:
@@ -83,11 +82,8 @@ def add_adapters(
 @torch.no_grad()
 def merge_adapters(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the state dict under the base model's names, each adapter added to its weight."""
-    state = {
-        strip_wrappers(name): weight
-        for name, weight in model.state_dict().items()
-        if not is_adapter(name)
-    }
+    weights = {name: w for name, w in model.state_dict().items() if not is_adapter(name)}
+    state = {strip_wrappers(name): weight for name, weight in weights.items()}
     for name, adapter in _list_adapted_weights(model):
         delta = adapter.get_delta_weight(ADAPTER_NAME)  # type: ignore[operator]
         state[name] = state[name] + delta.to(state[name].dtype)
@@ -148,9 +144,8 @@ def list_expert_weights(module: torch.nn.Module) -> list[str]:
     """Return the names of weights that hold all experts, [experts, ., .], if there are any."""
     if not type(module).__name__.endswith("Experts"):
         return []
-    return sorted(
-        name for name, weight in module.named_parameters(recurse=False) if weight.ndim == 3
-    )
+    weights = module.named_parameters(recurse=False)
+    return sorted(name for name, weight in weights if weight.ndim == 3)
 
 
 def find_expert_parameters(model: PreTrainedModel) -> Iterator[tuple[torch.nn.Parameter, int]]:

@@ -69,10 +69,8 @@ class LocalBackend:
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a model that only scores and samples; `config.residency` places its weights."""
         loaded = load(config, self._prepare_folder(config, name))
-        model = loaded.language_model
-        client = build_scorer(
-            loaded, config, self._limits.sampling_batch, self._limits.chunk_tokens
-        )
+        model, limits = loaded.language_model, self._limits
+        client = build_scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens)
         return Model(
             client,
             loaded.renderer,

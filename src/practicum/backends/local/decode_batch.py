@@ -11,6 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -50,11 +51,8 @@ def open_decode_batch(
     with language_model.weights(overlay):
         prepacked = PrepackedModel(language_model, new_tokens)
     job = DecodeJob(language_model, overlay, prepacked, prompts, min(rows, len(prompts)), longest)
-    return (
-        SlotDecodeBatch(job)
-        if longest <= language_model.max_packed_tokens
-        else PaddedDecodeBatch(job)
-    )
+    can_pack = longest <= language_model.max_packed_tokens
+    return SlotDecodeBatch(job) if can_pack else PaddedDecodeBatch(job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +120,8 @@ class SlotDecodeBatch:
         self._next = 0
         self._pending_counts = Counter(job.prompts)
         self._prefilled: dict[PromptTokens, _PrefilledPrompt] = {}
-        self._keys: dict[int, Float[Tensor, "R G M d"]] = {}
-        self._values: dict[int, Float[Tensor, "R G M e"]] = {}
+        # Keys and values by layer: [R, G, M, d] and [R, G, M, e].
+        self._stores: dict[int, list[Tensor]] = {}
         self._lengths: list[int] = []
         self._hidden: Float[Tensor, "B D"] | None = None
         self._step: _DecodeStep | None = None
@@ -192,7 +190,7 @@ class SlotDecodeBatch:
         """Store each row's new key and value, and attend over the row's own text."""
         assert self._step is not None, "rows attend while they advance"
         step = self._step
-        stored_keys, stored_values = self._keys[layer], self._values[layer]
+        stored_keys, stored_values = self._stores[layer]
         stored_keys[step.slots, :, step.positions] = keys
         stored_values[step.slots, :, step.positions] = values
         # The query heads of one group share a key, so they stand as several queries of that head:
@@ -206,10 +204,9 @@ class SlotDecodeBatch:
         """Return the mask of positions after each row's end; None if all are equally long."""
         if len(set(self._lengths)) == 1:
             return None
-        after_end = (
-            torch.arange(max(self._lengths) + 1, device=positions.device)[None] > positions[:, None]
-        )
-        dtype = next(iter(self._keys.values())).dtype
+        places = torch.arange(max(self._lengths) + 1, device=positions.device)
+        after_end = places[None] > positions[:, None]
+        dtype = next(iter(self._stores.values()))[0].dtype
         mask = torch.zeros(after_end.shape, device=positions.device, dtype=dtype)
         return mask.masked_fill_(after_end, -torch.inf)[:, None, None]
 
@@ -220,9 +217,8 @@ class SlotDecodeBatch:
         for prompt in self._job.prompts[self._next :]:
             if prompt in self._prefilled or prompt in chosen:
                 continue
-            if chosen and (
-                tokens + len(prompt) > MAX_PREFILL_TOKENS or len(chosen) == self._job.rows
-            ):
+            is_too_long = tokens + len(prompt) > MAX_PREFILL_TOKENS
+            if chosen and (is_too_long or len(chosen) == self._job.rows):
                 break
             chosen[prompt] = None
             tokens += len(prompt)
@@ -240,19 +236,19 @@ class SlotDecodeBatch:
     def _copy_to_slot(self, row: int, prompt: _PrefilledPrompt) -> None:
         """Copy a prompt's keys and values into a slot; the first call allocates the store."""
         for layer, tensors in prompt.kv_by_layer.items():
-            for store, states in zip((self._keys, self._values), tensors, strict=True):
-                if layer not in store:
-                    store[layer] = states.new_zeros(
-                        self._job.rows, states.shape[1], self._job.longest, states.shape[2]
-                    )
-                prompt_states = states[prompt.indices].transpose(0, 1)
-                store[layer][row, :, : len(prompt.indices)] = prompt_states
+            if layer not in self._stores:
+                rows, longest = self._job.rows, self._job.longest
+                self._stores[layer] = [
+                    states.new_zeros(rows, states.shape[1], longest, states.shape[2])
+                    for states in tensors
+                ]
+            for stored, states in zip(self._stores[layer], tensors, strict=True):
+                stored[row, :, : len(prompt.indices)] = states[prompt.indices].transpose(0, 1)
 
     def _move_slot(self, source: int, row: int) -> None:
         length = self._lengths[source]
-        for store in (self._keys, self._values):
-            for stored in store.values():
-                stored[row, :, :length] = stored[source, :, :length]
+        for stored in chain.from_iterable(self._stores.values()):
+            stored[row, :, :length] = stored[source, :, :length]
 
 
 class PaddedDecodeBatch:
@@ -274,10 +270,8 @@ class PaddedDecodeBatch:
         different = list(dict.fromkeys(prompts))
         with self._job.weights() as model:
             state = _run_prefill(model, different)
-        rows = torch.tensor(
-            [different.index(prompt) for prompt in prompts], device=self._job.device
-        )
-        self._state = _select(state, rows)
+        indices = [different.index(prompt) for prompt in prompts]
+        self._state = _select(state, torch.tensor(indices, device=self._job.device))
         self._next += len(prompts)
         return len(prompts)
 

@@ -28,9 +28,8 @@ def draw_exponentials(streams: Sequence[torch.Generator], vocabulary: int) -> Fl
 
     Each row has one for every block of the vocabulary, and one for every token of a block.
     """
-    noise = torch.empty(
-        len(streams), -(-vocabulary // VOCABULARY_BLOCK) + VOCABULARY_BLOCK, dtype=torch.float64
-    )
+    width = -(-vocabulary // VOCABULARY_BLOCK) + VOCABULARY_BLOCK
+    noise = torch.empty(len(streams), width, dtype=torch.float64)
     for row, stream in zip(noise, streams, strict=True):
         row.exponential_(generator=stream)
     return noise
@@ -46,11 +45,8 @@ def sample_tokens(
     """
     if params.temperature == 0:
         tokens = logits.argmax(dim=-1)
-        return (
-            tokens,
-            torch.zeros(len(logits), dtype=logits.dtype, device=logits.device),
-            _compute_untempered_logprobs(logits, tokens),
-        )
+        certain = logits.new_zeros(len(logits))
+        return tokens, certain, _compute_untempered_logprobs(logits, tokens)
     if params.top_k or params.top_p < 1.0:
         policy = torch.log_softmax(logits, dim=-1)
         tokens, sampled = sample_by_exponential_race(sampling_logprobs(policy, params), noise)

@@ -57,7 +57,8 @@ def _run_micro_batches(
     model = trainer.language_model
     head = model.head()
     texts_logprobs, losses, supervises = [], [], False
-    requests = [_build_request(datum) for datum in datums]
+    # Every position predicts, also the last one: token 0 stands for the token after the text.
+    requests = [ScoreRequest(datum.tokens[:1], (*datum.tokens[1:], 0)) for datum in datums]
     for micro_batch in split_by_tokens(requests, plan.tokens, model.max_packed_tokens):
         hidden = compute_hidden_states(model, requests[micro_batch])
         gradient = torch.zeros_like(hidden)
@@ -132,8 +133,3 @@ def _separate_loss(
         return values[piece] + derivative[piece] * (chosen - chosen.detach())
 
     return GivenTokens(datum.tokens, datum.targets, compute_chunk_loss)
-
-
-def _build_request(datum: GivenTokens) -> ScoreRequest:
-    # Every position predicts, also the last one: token 0 stands for the token after the text.
-    return ScoreRequest(datum.tokens[:1], (*datum.tokens[1:], 0))

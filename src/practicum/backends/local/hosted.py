@@ -4,12 +4,14 @@ from collections.abc import Generator, Mapping, Sequence
 
 from torch import Tensor
 
-from practicum.backends.local.adapted import add_shared_adapters
+from practicum.backends.local.adapters import PARTS, add_adapters
 from practicum.backends.local.given import forward_backward_targets, forward_targets
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
 from practicum.backends.local.prompt_scores import score_prompts
+from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.sizes import measure_dims
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.models.config import Lora, ModelConfig
 from practicum.ports import AdamParams
@@ -108,10 +110,23 @@ class LocalHosted:
         return LocalAdapters(add_shared_adapters(self._model, lora, seed, parts))
 
 
+def add_shared_adapters(
+    base: LanguageModel, lora: Lora, seed: int, parts: tuple[str, ...] = PARTS
+) -> LanguageModel:
+    """Return a model with new trainable adapters that shares the weights of `base`.
+
+    `base` itself does not change.
+    """
+    adapted = clone_to(base.device, base)
+    layers = adapted.model.config.get_text_config().num_hidden_layers
+    add_adapters(adapted.model, lora, seed, list(range(layers)), parts)
+    for parameter in adapted.trainable_parameters().values():
+        parameter.data = parameter.data.float()
+    return adapted
+
+
 def _count_rows(model: LanguageModel, longest: int) -> int:
     """Return how many texts of that length fit in `KV_CACHE_BYTES`, at least 1 and at most 64."""
-    config = model.model.config.get_text_config().to_dict()
-    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    token_bytes = 2 * config["num_hidden_layers"] * heads * width * model.model.dtype.itemsize
+    dims = measure_dims(model)
+    token_bytes = 2 * dims.layers * dims.kv_heads * dims.head_dim * model.model.dtype.itemsize
     return min(max(KV_CACHE_BYTES // (token_bytes * longest), 1), 64)

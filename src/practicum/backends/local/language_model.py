@@ -70,9 +70,8 @@ class LanguageModel:
         """The smallest sliding window, in tokens, or None if every layer sees all tokens."""
         cache = DynamicCache(config=self.model.config)
         layers = zip(cache.layers, cache.is_sliding, strict=True)
-        return min(
-            (int(layer.get_max_length()) for layer, sliding in layers if sliding), default=None
-        )
+        lengths = (int(layer.get_max_length()) for layer, sliding in layers if sliding)
+        return min(lengths, default=None)
 
     @property
     def is_recurrent(self) -> bool:
@@ -234,7 +233,6 @@ def find_body(model: PreTrainedModel) -> torch.nn.Module:
 def find_layers(model: PreTrainedModel) -> torch.nn.ModuleList | None:
     """Return the list with as many modules as the config has layers, or None."""
     count = model.config.get_text_config().num_hidden_layers
-    lists = (
-        module for module in find_body(model).modules() if isinstance(module, torch.nn.ModuleList)
-    )
+    modules = find_body(model).modules()
+    lists = (module for module in modules if isinstance(module, torch.nn.ModuleList))
     return next((module for module in lists if len(module) == count), None)

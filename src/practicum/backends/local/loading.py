@@ -65,18 +65,11 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
         )
     _check_finite(model, source)
     language_model.check_split()
-    language_model = replace(
-        language_model, no_sampling_reason=explain_no_sampling(language_model), tokenizer=tokenizer
-    )
+    reason = explain_no_sampling(language_model)
+    language_model = replace(language_model, no_sampling_reason=reason, tokenizer=tokenizer)
     extra_stops = find_stop_ids(tokenizer, config.stop, source)
     stops = collect_stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])
-    renderer = Renderer(
-        tokenizer,
-        system=config.system,
-        template=config.template,
-        thinking=config.thinking,
-        stop_ids=stops,
-    )
+    renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
     return LoadedModel(language_model, renderer, source)
 
 

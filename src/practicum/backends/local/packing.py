@@ -8,6 +8,7 @@ texts.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -79,10 +80,8 @@ def enable_packing(
     # transformers ignores the request for models whose attention cannot be exchanged.
     if model.config.get_text_config()._attn_implementation != NAME:
         return language_model
-    return replace(
-        language_model,
-        max_packed_tokens=max_packed_tokens or _find_max_packed_length(language_model),
-    )
+    longest = max_packed_tokens or _find_max_packed_length(language_model)
+    return replace(language_model, max_packed_tokens=longest)
 
 
 def _find_max_packed_length(language_model: LanguageModel) -> int:
@@ -310,7 +309,5 @@ def pad_sequences(
     """Return the padded token ids and the mask of the real ones; padding has id 0."""
     ids = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
     masks = [torch.ones(len(sequence), dtype=torch.bool) for sequence in sequences]
-    padded_ids, mask = (
-        pad_sequence(rows, batch_first=True, padding_side=side) for rows in (ids, masks)
-    )
-    return padded_ids.to(device), mask.to(device)
+    pad = partial(pad_sequence, batch_first=True, padding_side=side)
+    return pad(ids).to(device), pad(masks).to(device)

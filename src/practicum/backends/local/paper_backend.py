@@ -99,9 +99,8 @@ class LocalPaper:
         """Load a scoring model without weights, and record its sizes."""
         loaded = self._load(config, name)
         shape = measure_dims(loaded.language_model)
-        self.record.scorers[name] = PaperModel(
-            config, shape, measure_footprint(config, loaded.source)
-        )
+        footprint = measure_footprint(config, loaded.source)
+        self.record.scorers[name] = PaperModel(config, shape, footprint)
         return Model(
             self._open_client(name), loaded.renderer, loaded.context_length, loaded.source, shape
         )
@@ -115,9 +114,8 @@ class LocalPaper:
     ) -> "PaperClient":
         """Return the student as a scorer, and record the weights that it copies: none if live."""
         record = self.record
-        copied = (
-            0 if rule.hold_within_step().weights == "live" else record.trainable_dims.parameters
-        )
+        is_live = rule.hold_within_step().weights == "live"
+        copied = 0 if is_live else record.trainable_dims.parameters
         record.scorers[name] = PaperModel(None, record.dims, record.body(False), copied)
         return self._open_client(name)
 
@@ -133,9 +131,8 @@ class LocalPaper:
 
     def _open_client(self, name: str) -> "PaperClient":
         sampled = self.record.sample_requests.setdefault(name, [])
-        return PaperClient(
-            self._answer_tokens, sampled, self.record.score_requests.setdefault(name, [])
-        )
+        scored = self.record.score_requests.setdefault(name, [])
+        return PaperClient(self._answer_tokens, sampled, scored)
 
     def _load(self, config: ModelConfig, name: str) -> LoadedModel:
         if not isinstance(config.model, ScratchConfig):
@@ -171,15 +168,11 @@ class PaperClient(SelfTeacher):
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Return log-probabilities or hidden states of the right length and of width 1."""
         self._scored.extend(requests)
+        lengths = [len(request.tokens) for request in requests]
         if signal.type == "sampled":
-            return [
-                TeacherSignal(logprobs=torch.zeros(len(request.tokens))) for request in requests
-            ]
+            return [TeacherSignal(logprobs=torch.zeros(length)) for length in lengths]
         head = Head(torch.zeros(1, 1), 1)
-        return [
-            TeacherSignal(hidden=torch.zeros(len(request.tokens), 1), head=head)
-            for request in requests
-        ]
+        return [TeacherSignal(hidden=torch.zeros(length, 1), head=head) for length in lengths]
 
     def sample_mixed(
         self,
@@ -189,9 +182,8 @@ class PaperClient(SelfTeacher):
         params: SamplingParams,
     ) -> list[Sample]:
         """Return completions of the assumed length."""
-        return self.sample(
-            [SampleRequest(request.prompt_tokens, request.seed) for request in requests], params
-        )
+        own_requests = [SampleRequest(request.prompt_tokens, request.seed) for request in requests]
+        return self.sample(own_requests, params)
 
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int

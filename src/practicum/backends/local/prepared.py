@@ -76,11 +76,8 @@ class PrepackedHead(Head):
         self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
     ) -> Float[Tensor, "*s v"]:
         """Return the logits as `practicum.types.HeadLike` does; the product ignores `room`."""
-        needs_gradient = (
-            room is None
-            and torch.is_grad_enabled()
-            and (hidden.requires_grad or self.weight.requires_grad)
-        )
+        can_differentiate = hidden.requires_grad or self.weight.requires_grad
+        needs_gradient = room is None and torch.is_grad_enabled() and can_differentiate
         if self.product is None or needs_gradient:
             return Head.logits(self, hidden, room)
         return self.scaled_and_capped(self.product(hidden.to(self.weight.dtype)))

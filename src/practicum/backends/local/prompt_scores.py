@@ -62,7 +62,8 @@ def _score_prompt(
     tokens = torch.tensor(question.tokens[question.first :], dtype=torch.long, device=hidden.device)
     stream = open_random_stream(seed_of(question.seed, "draws"))
     columns: list[list[Tensor]] = []
-    for piece in chunks(question.rows, chunk_tokens):
+    # One empty piece where there are no rows, so that every column has its width.
+    for piece in list(chunks(question.rows, chunk_tokens)) or [slice(0, 0)]:
         logprobs = head.logprobs(hidden[piece])
         top = logprobs.topk(question.topk)
         samples = _sample_alternatives(logprobs, question, stream)
@@ -77,18 +78,13 @@ def _score_prompt(
             targets = question.targets[piece].to(hidden.device)
             chunk.append(logprobs.gather(-1, targets.clamp_min(0)).masked_fill(targets < 0, 0.0))
         columns.append([column.cpu() for column in chunk])
-    if columns:
-        joined = [torch.cat(column) for column in zip(*columns, strict=True)]
-    else:
-        width = 0 if question.targets is None else question.targets.shape[1]
-        sizes = (1, question.topk, question.topk, question.draws, question.draws, width)
-        joined = [torch.zeros(0, size) for size in sizes]
+    joined = [torch.cat(column) for column in zip(*columns, strict=True)]
     return PromptScores(
         logprobs=joined[0][:, 0],
-        topk_ids=joined[1].long(),
+        topk_ids=joined[1],
         topk_logprobs=joined[2],
         target_logprobs=None if question.targets is None else joined[5],
-        drawn=joined[3].long(),
+        drawn=joined[3],
         drawn_logprobs=joined[4],
         following=following,
     )
@@ -102,19 +98,12 @@ def _sample_alternatives(
     At temperature 0 every sample is the likeliest token.
     """
     count, vocabulary = logprobs.shape
-    if question.temperature == 0 or not question.draws:
+    if question.temperature == 0 or not count * question.draws:
         return logprobs.argmax(dim=-1, keepdim=True).expand(-1, question.draws)
-    noise = draw_exponentials([stream] * (count * question.draws), vocabulary).view(
-        count, question.draws, -1
-    )
+    noise = draw_exponentials([stream] * (count * question.draws), vocabulary).to(logprobs.device)
+    turns = noise.view(count, question.draws, -1).unbind(1)
     scores = logprobs / question.temperature
-    return torch.stack(
-        [
-            sample_by_exponential_race(scores, noise[:, turn].to(scores.device))[0]
-            for turn in range(question.draws)
-        ],
-        dim=1,
-    )
+    return torch.stack([sample_by_exponential_race(scores, turn)[0] for turn in turns], dim=1)
 
 
 def _sample_following(
@@ -130,17 +119,12 @@ def _sample_following(
     logits = head.logits(hidden).expand(len(question.following), -1)
     streams = [open_random_stream(seed) for seed in question.following]
     noise = draw_exponentials(streams, logits.shape[-1]).to(hidden.device)
-    tokens, sampled, untempered = (
-        column.cpu() for column in sample_tokens(logits, question.params, noise)
-    )
+    drawn = [column.cpu() for column in sample_tokens(logits, question.params, noise)]
+    tokens, sampled, untempered = (column.split(1) for column in drawn)
+    stops = check(drawn[0][:, None].tolist())
     return [
-        Sample(
-            tokens=tokens[row : row + 1],
-            sampling_logprobs=sampled[row : row + 1].float(),
-            policy_logprobs=untempered[row : row + 1].float(),
-            stop_reason="stop" if stopped else "length",
-        )
-        for row, stopped in enumerate(check(tokens[:, None].tolist()))
+        Sample(token, logprob.float(), policy.float(), "stop" if stopped else "length")
+        for token, logprob, policy, stopped in zip(tokens, sampled, untempered, stops, strict=True)
     ]
 
 

@@ -119,11 +119,9 @@ class OffloadedSampler:
         params: SamplingParams,
     ) -> list[Sample]:
         """Sample one completion a request from a mixture of this model and the teacher."""
-        return (
-            self._fetch().sample_mixed(requests, teacher, teacher_weight, params)
-            if requests
-            else []
-        )
+        if not requests:
+            return []
+        return self._fetch().sample_mixed(requests, teacher, teacher_weight, params)
 
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int

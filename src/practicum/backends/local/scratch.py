@@ -60,12 +60,9 @@ def build_scratch_model(
 
 def _build_config(config: ScratchConfig, vocabulary: int, eos: int):  # type: ignore[no-untyped-def]
     rows = max(vocabulary, config.padded_vocabulary or 0)
-    kind = {"llama": "llama", "qwen3": "qwen3", "gemma3": "gemma3_text"}[config.architecture]
-    extra = (
-        {"final_logit_softcapping": 30.0, "sliding_window": 32}
-        if config.architecture == "gemma3"
-        else {}
-    )
+    is_gemma = config.architecture == "gemma3"
+    kind = "gemma3_text" if is_gemma else config.architecture
+    extra = {"final_logit_softcapping": 30.0, "sliding_window": 32} if is_gemma else {}
     return AutoConfig.for_model(
         kind,
         vocab_size=rows,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler
 from practicum.ports import Capabilities, WeightUpdateRule
 from practicum.types import Datum
@@ -23,20 +22,6 @@ class LocalSelfTeacher(LocalSampler):
     """
 
     rule: WeightUpdateRule
-
-    @classmethod
-    def of(
-        cls,
-        language_model: LanguageModel,
-        rule: WeightUpdateRule,
-        batch_size: int,
-        chunk_tokens: int,
-    ) -> "LocalSelfTeacher":
-        """Build a self-teacher whose weights start as the student's current ones."""
-        rule = rule.hold_within_step()
-        trainable = {} if rule.weights == "live" else language_model.trainable_parameters()
-        overlay = {name: parameter.detach().clone() for name, parameter in trainable.items()}
-        return cls(language_model, overlay, batch_size, chunk_tokens, rule=rule)
 
     @property
     def capabilities(self) -> Capabilities:

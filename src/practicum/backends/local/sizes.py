@@ -1,6 +1,7 @@
 """Measure a model's dimensions from its modules, which may have no weights (the meta device)."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import torch
 from transformers import PreTrainedModel
@@ -19,37 +20,32 @@ def measure_dims(language_model: LanguageModel) -> ModelDims:
     config = model.config.get_text_config()
     described = config.to_dict()
     heads = config.num_attention_heads
-    matrices = dict(_list_matrices(model))
-    count_active = _build_counter(model)
+    body, adapters = _count_active(model, _list_matrices(model))
     return ModelDims(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        body=sum(count_active(weight) for name, weight in matrices.items() if not is_adapter(name)),
+        body=body,
         vocabulary=language_model.vocab_size,
         width=config.hidden_size,
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=described.get("num_key_value_heads") or heads,
         head_dim=described.get("head_dim") or config.hidden_size // heads,
-        adapters=sum(count_active(weight) for name, weight in matrices.items() if is_adapter(name)),
+        adapters=adapters,
     )
 
 
 def measure_trainable(language_model: LanguageModel) -> TrainableDims:
     """Measure the trainable part of a model: the parameters that require a gradient."""
     model = language_model.model
-    count_active = _build_counter(model)
-    trainable = {name: weight for name, weight in _list_matrices(model) if weight.requires_grad}
+    trainable = ((name, weight) for name, weight in _list_matrices(model) if weight.requires_grad)
+    body, adapters = _count_active(model, trainable)
     head = model.get_output_embeddings()
     assert isinstance(head, torch.nn.Module), "the model was split at its head"
     return TrainableDims(
         parameters=sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
         layers=_count_layers_passed(model),
-        body=sum(
-            count_active(weight) for name, weight in trainable.items() if not is_adapter(name)
-        ),
-        adapters=sum(
-            count_active(weight) for name, weight in trainable.items() if is_adapter(name)
-        ),
+        body=body,
+        adapters=adapters,
         head=any(weight.requires_grad for weight in head.parameters()),
     )
 
@@ -67,8 +63,10 @@ def _list_matrices(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Param
             yield name, weight
 
 
-def _build_counter(model: PreTrainedModel) -> Callable[[torch.nn.Parameter], int]:
-    """Return a function that counts a weight's entries that one token is multiplied with.
+def _count_active(
+    model: PreTrainedModel, matrices: Iterable[tuple[str, torch.nn.Parameter]]
+) -> tuple[int, int]:
+    """Count the entries that one token is multiplied with: in the weights and in their adapters.
 
     For weights that hold several experts, these are the entries of the experts a token goes to.
     """
@@ -76,13 +74,13 @@ def _build_counter(model: PreTrainedModel) -> Callable[[torch.nn.Parameter], int
     name = "num_experts_per_tok"
     used = config.to_dict().get(config.attribute_map.get(name, name))
     counts = {id(weight): count for weight, count in find_expert_parameters(model)}
-
-    def count_active(weight: torch.nn.Parameter) -> int:
-        if used is None or id(weight) not in counts:
-            return weight.numel()
-        return weight.numel() * used // counts[id(weight)]
-
-    return count_active
+    active: Counter[bool] = Counter()
+    for name, weight in matrices:
+        entries = weight.numel()
+        if used is not None and id(weight) in counts:
+            entries = entries * used // counts[id(weight)]
+        active[is_adapter(name)] += entries
+    return active[False], active[True]
 
 
 def _count_layers_passed(model: PreTrainedModel) -> int:

@@ -40,7 +40,6 @@ from practicum.objective import (
     build_chunk,
     build_token_batch,
     can_fuse,
-    compute_coefficients,
 )
 from practicum.objective.measures import UpdateStatistics, compare, measure
 from practicum.objective.passes import (
@@ -53,6 +52,7 @@ from practicum.objective.passes import (
     group_rows_into_passes,
     split_pools,
 )
+from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.ports import AdamParams, WeightUpdateRule
 from practicum.text.tokenizers import shorten_error
 from practicum.types import Datum, ForwardResult, Metrics
@@ -104,25 +104,28 @@ class LocalTrainer:
 
     def build_sampling_client(self) -> LocalSampler:
         """Return a client that samples from the live weights."""
-        return LocalSampler(
-            self.language_model, {}, self.limits.sampling_batch, self.limits.chunk_tokens
-        )
+        return self._open_sampler(self.language_model, {})
 
     def snapshot(self) -> LocalSampler:
         """Return a client that samples from a copy of the current trainable weights."""
         # With its own modules over the other weights: another thread samples while these train.
         if self._snapshot_model is None:
             self._snapshot_model = clone_to(self.language_model.device, self.language_model)
-        weights = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
-        return LocalSampler(
-            self._snapshot_model, weights, self.limits.sampling_batch, self.limits.chunk_tokens
-        )
+        return self._open_sampler(self._snapshot_model, self._copy_weights())
 
     def build_self_teacher(self, rule: WeightUpdateRule) -> LocalSelfTeacher:
         """Return the student's weights as a teacher, starting from the current ones."""
-        return LocalSelfTeacher.of(
-            self.language_model, rule, self.limits.sampling_batch, self.limits.chunk_tokens
+        rule, limits = rule.hold_within_step(), self.limits
+        overlay = {} if rule.weights == "live" else self._copy_weights()
+        return LocalSelfTeacher(
+            self.language_model, overlay, limits.sampling_batch, limits.chunk_tokens, rule=rule
         )
+
+    def _open_sampler(self, model: LanguageModel, overlay: Mapping[str, Tensor]) -> LocalSampler:
+        return LocalSampler(model, overlay, self.limits.sampling_batch, self.limits.chunk_tokens)
+
+    def _copy_weights(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
@@ -163,9 +166,7 @@ class LocalTrainer:
 
         Without a finite gradient nothing changes, and the metrics report it as skipped.
         """
-        gradients = [
-            parameter.grad for parameter in self._parameters.values() if parameter.grad is not None
-        ]
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item() if gradients else 0.0
         finite = norm < float("inf")
         if finite and gradients:
@@ -192,11 +193,8 @@ class LocalTrainer:
     def state_bytes(self) -> int:
         """The bytes of the files that `save_state` fills once AdamW has moments."""
         # Four tensors a parameter: the weight, two moments of its size, and a step counter.
-        step_bytes = 4
-        return sum(
-            3 * parameter.nbytes + step_bytes + 4 * HEADER_BYTES
-            for parameter in self._parameters.values()
-        )
+        fixed_bytes = 4 + 4 * HEADER_BYTES
+        return sum(3 * parameter.nbytes + fixed_bytes for parameter in self._parameters.values())
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
         """Return trainable weights (`student`) and moments (`optimizer`) as live views."""
@@ -277,11 +275,9 @@ class LocalTrainer:
         # The closed form needs no autograd through the head, so a prepacked copy can serve it.
         if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
             head = prepack_head(head)
-        coefficients = (
-            self._compute_batch_coefficients(micro_batches, head, objective, batch)
-            if objective.needs_sequences
-            else None
-        )
+        coefficients = None
+        if objective.needs_sequences:
+            coefficients = self._compute_batch_coefficients(micro_batches, head, objective, batch)
         self.set_training_mode()
         for micro_batch in micro_batches:
             # Seeded by the first rollout: dropout does not depend on the micro-batches before it.
@@ -298,15 +294,13 @@ class LocalTrainer:
         self, datums: Sequence[Datum], batch: TokenBatch, limit: int
     ) -> list[Pass]:
         """Cut the datums into micro-batches of at most `limit` tokens."""
-        rows_by_batch = list(
-            group_rows_into_passes(datums, limit, self.language_model.max_packed_tokens)
-        )
+        max_packed_tokens = self.language_model.max_packed_tokens
+        rows_by_batch = list(group_rows_into_passes(datums, limit, max_packed_tokens))
         # A teacher's head stays loaded if the very next rows need it too, also across
         # micro-batches.
         rows_in_order = [rows for teacher_rows in rows_by_batch for rows in teacher_rows]
-        heads_needed_next = iter(
-            [collect_head_keys(datums, rows) for rows in [*rows_in_order[1:], []]]
-        )
+        next_rows = [*rows_in_order[1:], []]
+        heads_needed_next = (collect_head_keys(datums, rows) for rows in next_rows)
         return [
             Pass(datums, batch, teacher_rows, list(islice(heads_needed_next, len(teacher_rows))))
             for teacher_rows in rows_by_batch
@@ -328,16 +322,11 @@ class LocalTrainer:
                 tokens = part.tokens[piece]
                 chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
                 if batch_coefficients is None:
-                    coefficients = [
-                        compute_coefficients(term, term_values, tokens)
-                        for term, term_values in zip(objective.losses, chunk.values, strict=True)
-                    ]
+                    coefficients = compute_all_coefficients(objective, chunk.values, tokens)
                 else:
                     coefficients = [column[part.index[piece]] for column in batch_coefficients]
-                loss = sum(
-                    (coefficient * term_values.loss_value).sum()
-                    for coefficient, term_values in zip(coefficients, chunk.values, strict=True)
-                )
+                pairs = zip(coefficients, chunk.values, strict=True)
+                loss = sum((factor * values.loss_value).sum() for factor, values in pairs)
                 if not torch.isfinite(torch.as_tensor(loss)):
                     broken = ~torch.isfinite(chunk.values[0].loss_value)
                     records.broken += tokens.rows[broken].tolist() or tokens.rows.tolist()
@@ -356,10 +345,7 @@ class LocalTrainer:
     def _compute_batch_coefficients(
         self, micro_batches: Sequence[Pass], head: Head, objective: Objective, batch: TokenBatch
     ) -> list[Tensor]:
-        """Compute the loss coefficients of the full batch in a forward pass without gradient.
-
-        Needed for terms whose coefficient of a token depends on other tokens, such as returns.
-        """
+        """Compute the loss coefficients of the full batch in a forward pass without gradient."""
         self.language_model.model.eval()
         chunk_values: list[list[TermValues]] = []
         token_indices = []
@@ -372,16 +358,7 @@ class LocalTrainer:
                     chunk_values.append(chunk.values)
         if not token_indices:
             return [torch.zeros(0) for _ in objective.losses]
-        # Micro-batches reorder the tokens: `argsort` of their batch indices undoes it.
-        batch_order = torch.cat(token_indices).argsort()
-        merged = [
-            TermValues.concatenate([values[index] for values in chunk_values])[batch_order]
-            for index in range(len(objective.losses))
-        ]
-        return [
-            compute_coefficients(term, values, batch)
-            for term, values in zip(objective.losses, merged, strict=True)
-        ]
+        return compute_full_coefficients(objective, chunk_values, token_indices, batch)
 
     def _open_chunk(
         self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective
@@ -393,9 +370,8 @@ class LocalTrainer:
     def _compute_hidden(self, micro_batch: Pass) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict the supervised tokens, concatenated."""
         is_supervised = torch.cat([rollout.loss_mask for rollout in micro_batch.rollouts])
-        hidden = compute_hidden_states(
-            self.language_model, build_score_requests(micro_batch.rollouts)
-        )
+        texts = build_score_requests(micro_batch.rollouts)
+        hidden = compute_hidden_states(self.language_model, texts)
         return hidden if bool(is_supervised.all()) else hidden[is_supervised.to(hidden.device)]
 
     def _halve(self, datums: Sequence[Datum], micro_batch_tokens: int, error: RuntimeError) -> None:

@@ -34,9 +34,8 @@ def explain_no_sampling(language_model: LanguageModel) -> str:
     model = language_model.model
     who = f"{model.name_or_path}: {type(model).__name__}"
     try:
-        difference = max(
-            _measure_difference(language_model, batch) for batch in _open_batches(language_model)
-        )
+        batches = _open_batches(language_model)
+        difference = max(_measure_difference(language_model, batch) for batch in batches)
     except Exception as error:
         # An architecture's own code may raise anything if it does not know this use of its cache.
         return (

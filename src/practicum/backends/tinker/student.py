@@ -1,16 +1,21 @@
 """A student at a service: its settings, the recipes it refuses, and the backend that reaches it."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from practicum.backends.tinker.trainer import ServiceTrainer, StudentClient
+from practicum.backends.tinker.trainer import (
+    ServiceTrainer,
+    StudentClient,
+    explain_unsupported_term,
+)
 from practicum.errors import CapabilityError, CheckpointError, ModelError, RecipeError
-from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
+from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.models.tensors import read_tensors, write_tensors
-from practicum.objective import Objective, Term
+from practicum.objective import Objective
 from practicum.ports import Backend, BackendContext, Model, Student, WeightUpdateRule
 from practicum.ports.paper import PaperBackend
 from practicum.remote.tinker import Connection, ServiceConfig
@@ -21,9 +26,6 @@ log = logging.getLogger(__name__)
 
 ALPHA = 32.0
 """The scale of a service's adapters is ALPHA / rank."""
-
-ENTROPIES = frozenset({"student_entropy", "teacher_entropy"})
-"""Values of full distributions, which a service does not return."""
 
 UNKNOWN_CONTEXT = 1 << 20
 """The context length if a service does not report one."""
@@ -47,8 +49,8 @@ class Config(ServiceConfig):
         self, student: StudentConfig, objective: Objective, source: str, staleness: int
     ) -> list[str]:
         """List what a service cannot do for a recipe, each with what to write instead."""
-        problems = _check_student(student)
-        problems += filter(None, map(explain_unsupported, objective.losses))
+        problems = list(_list_student_problems(student))
+        problems += filter(None, map(explain_unsupported_term, objective.losses))
         if source == "token_mix":
             problems.append(
                 "rollout.source: 'token_mix' decodes token by token with the teacher, which "
@@ -65,58 +67,22 @@ class Config(ServiceConfig):
 MAX_STALENESS = 2
 
 
-def _check_student(student: StudentConfig) -> list[str]:
-    problems: list[str] = []
+def _list_student_problems(student: StudentConfig) -> Iterator[str]:
     if not isinstance(student.model, str):
-        problems.append(
+        yield (
             "student.model: backend 'tinker' trains a model of the service; write the name that it "
             "has there"
         )
     if student.lora is None:
-        problems.append(
-            "student.lora: backend 'tinker' trains adapters; write student.lora: {rank: 16}"
-        )
+        yield "student.lora: backend 'tinker' trains adapters; write student.lora: {rank: 16}"
     elif student.lora.alpha != ALPHA:
-        problems.append(
-            f"student.lora.alpha: adapters at a service have alpha {ALPHA:g}; leave it out"
-        )
+        yield f"student.lora.alpha: adapters at a service have alpha {ALPHA:g}; leave it out"
     if student.trainable_layers is not None:
-        problems.append(
-            "student.trainable_layers: adapters at a service are around all layers; leave it out"
-        )
+        yield "student.trainable_layers: adapters at a service are around all layers; leave it out"
     if student.dropout:
-        problems.append("student.dropout: how the model learns is the service's; leave it out")
+        yield "student.dropout: how the model learns is the service's; leave it out"
     if student.dtype != "float32" or student.device != "auto" or student.trust_remote_code:
-        problems.append(
-            "student: dtype, device and trust_remote_code are the service's; leave them out"
-        )
-    return problems
-
-
-def explain_unsupported(term: Term) -> str | None:
-    """Explain why a service cannot train a term, and what to write instead; return None if it can.
-
-    A service returns log-probabilities of named tokens only, so full distributions and everything
-    computed from them are out of reach.
-    """
-    if term.signal.question is not None and term.signal.question.whole:
-        return (
-            f"objective: signal {term.signal.type!r} needs the student's whole distribution, which "
-            "backend 'tinker' does not see; write topk(20), topk(20, support=teacher), sampled, "
-            "score or text"
-        )
-    k, support = term.signal.candidates, term.signal.chooser
-    if k and support not in ("student", "teacher"):
-        return (
-            f"objective: backend 'tinker' has no support {support!r}; write topk({k}, "
-            f"support=student) or topk({k}, support=teacher)"
-        )
-    if not term.weighs_by.isdisjoint(ENTROPIES):
-        return (
-            f"objective: weights {term.weights.name!r} are made of entropies, which backend "
-            "'tinker' does not see; write divergence_top, trust, or weights of log-probabilities"
-        )
-    return None
+        yield "student: dtype, device and trust_remote_code are the service's; leave them out"
 
 
 def build(config: Config, context: BackendContext) -> Backend:
@@ -155,7 +121,7 @@ class TinkerBackend:
                 base_model=base, rank=lora.rank, seed=context.seed, train_unembed=False
             )
 
-        trainer = ServiceTrainer(connection, base, create, explain_unsupported, context.meter)
+        trainer = ServiceTrainer(connection, base, create, context.meter)
         renderer = _load_renderer(self._config.tokenizer or trainer.get_tokenizer(), config)
         trainer.vocabulary = renderer.vocab_size
         trainer.special_ids = renderer.special_ids
@@ -220,15 +186,8 @@ def _require_service(student: Student) -> ServiceTrainer:
 
 def _load_renderer(tokenizer: str, student: StudentConfig) -> Renderer:
     """Return the renderer of the student's prompts."""
-    settings = ModelConfig(
-        model=tokenizer,
-        template=student.template,
-        system=student.system,
-        thinking=student.thinking,
-        stop=student.stop,
-    )
     try:
-        return load_renderer(settings)
+        return load_renderer(student.model_copy(update={"model": tokenizer}))
     except ModelError as error:
         raise ModelError(
             f"{error} (the tokenizer of the student; write backend.tokenizer: a folder or a hub "

@@ -25,11 +25,11 @@ from practicum.objective import (
     TermValues,
     TokenBatch,
     build_token_batch,
-    compute_coefficients,
     compute_term_values,
 )
 from practicum.objective.measures import UpdateStatistics, measure
 from practicum.objective.passes import Part, Pass, group_rows_into_passes, split_pools
+from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
 from practicum.remote.tinker import Connection, ServiceSampler, SessionLost
 from practicum.remote.tinker.sampling import MAX_LOGPROB, build_capabilities
@@ -51,6 +51,9 @@ UNLIMITED_TOKENS = 1 << 40
 NUMBER_BYTES = 4
 CHECKPOINT_SCHEME = "tinker://"
 
+ENTROPIES = frozenset({"student_entropy", "teacher_entropy"})
+"""Values of full distributions, which a service does not return."""
+
 
 class ServiceTrainer:
     """Trains adapters at a service; see `practicum.ports.TrainingClient`.
@@ -70,12 +73,10 @@ class ServiceTrainer:
         connection: Connection,
         base: str,
         create: Callable[[Any], Any],
-        explain_unsupported: Callable[[Term], str | None],
         meter: Meter | None = None,
     ) -> None:
         self._connection = connection
         self._base = base
-        self._explain_unsupported = explain_unsupported
         self._meter = meter
         self._steps = 0
         self._sampler: ServiceSampler | None = None
@@ -95,7 +96,7 @@ class ServiceTrainer:
 
     def explain_unsupported(self, objective: Objective) -> str | None:
         """Explain why a service cannot train the objective; return None if it can."""
-        return next(filter(None, map(self._explain_unsupported, objective.losses)), None)
+        return next(filter(None, map(explain_unsupported_term, objective.losses)), None)
 
     def build_sampling_client(self) -> ServiceSampler:
         """Return a client of the current weights, which are published once a step."""
@@ -139,23 +140,15 @@ class ServiceTrainer:
             return records.build_result(datums, data)
         logprobs = [answer.requires_grad_() for answer in self._request_logprobs(parts)]
         values = [
-            _estimate_entropies(
-                compute_term_values(
-                    student, columns.teacher, columns.tokens, objective, columns.reference
-                )
-            )
+            _compute_values(student, columns, objective)
             for student, columns in zip(logprobs, parts, strict=True)
         ]
         coefficients = _compute_coefficients(objective, parts, values, batch)
         loss = torch.zeros(())
         for columns, term_values, factors in zip(parts, values, coefficients, strict=True):
             part = columns.part
-            losses = torch.stack(
-                [
-                    factor * term.loss_value
-                    for factor, term in zip(factors, term_values, strict=True)
-                ]
-            )
+            pairs = zip(factors, term_values, strict=True)
+            losses = torch.stack([factor * term.loss_value for factor, term in pairs])
             broken = ~torch.isfinite(losses.sum(dim=0).detach())
             records.broken += part.tokens.rows[broken].tolist()
             loss = loss + losses.sum()
@@ -175,13 +168,9 @@ class ServiceTrainer:
         """Take one step of AdamW at the service; without a gradient there is no step."""
         from tinker import types
 
+        rate = {"learning_rate": params.learning_rate}
         if not self._accumulated:
-            return {
-                "grad_norm": 0.0,
-                "skipped": 0.0,
-                "empty_updates": 1.0,
-                "learning_rate": params.learning_rate,
-            }
+            return {"grad_norm": 0.0, "skipped": 0.0, "empty_updates": 1.0, **rate}
         beta1, beta2 = params.betas
         adam = types.AdamParams(
             learning_rate=params.learning_rate,
@@ -198,7 +187,7 @@ class ServiceTrainer:
         for name in ("grad_norm", "skipped"):
             if name in (result.metrics or {}):
                 metrics[name] = float(result.metrics[name])
-        return {**metrics, "learning_rate": params.learning_rate}
+        return {**metrics, **rate}
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
         """Save a checkpoint at the service and return its address as the name of a tensor.
@@ -248,10 +237,8 @@ class ServiceTrainer:
     def _restrict_datums(self, datums: Sequence[Datum], objective: Objective) -> list[Datum]:
         """Cut full distributions of teacher and reference to what the objective asks about."""
         signals = (objective.signal, objective.reference_signal)
-        max_k = max(
-            (signal.candidates for signal in signals if signal and signal.chooser == "student"),
-            default=0,
-        )
+        chosen = [signal for signal in signals if signal and signal.chooser == "student"]
+        max_k = max((signal.candidates for signal in chosen), default=0)
         candidates: dict[int, Tensor] = {}
         # Remote teachers were told the student's candidates; full distributions are cut to them
         # now.
@@ -370,6 +357,32 @@ class StudentClient(SelfTeacher):
         return self._current().score(requests, signal)
 
 
+def explain_unsupported_term(term: Term) -> str | None:
+    """Explain why a service cannot train a term, and what to write instead; return None if it can.
+
+    A service returns log-probabilities of named tokens only, so full distributions and everything
+    computed from them are out of reach.
+    """
+    if term.signal.question is not None and term.signal.question.whole:
+        return (
+            f"objective: signal {term.signal.type!r} needs the student's whole distribution, which "
+            "backend 'tinker' does not see; write topk(20), topk(20, support=teacher), sampled, "
+            "score or text"
+        )
+    k, support = term.signal.candidates, term.signal.chooser
+    if k and support not in ("student", "teacher"):
+        return (
+            f"objective: backend 'tinker' has no support {support!r}; write topk({k}, "
+            f"support=student) or topk({k}, support=teacher)"
+        )
+    if not term.weighs_by.isdisjoint(ENTROPIES):
+        return (
+            f"objective: weights {term.weights.name!r} are made of entropies, which backend "
+            "'tinker' does not see; write divergence_top, trust, or weights of log-probabilities"
+        )
+    return None
+
+
 def _has_full(datum: Datum) -> bool:
     """Return True if the teacher or the reference gave a full distribution."""
     signals = datum.signal, datum.reference
@@ -382,11 +395,15 @@ def _gather_parts(datums: Sequence[Datum], batch: TokenBatch) -> Iterator[Part]:
         yield from Pass(datums, batch, rows, [frozenset() for _ in rows]).gather_parts()
 
 
-def _estimate_entropies(values: Sequence[TermValues]) -> list[TermValues]:
-    """Replace the entropies, which columns cannot give, by the sampled token's surprise.
+def _compute_values(
+    logprobs: Float[Tensor, "t C"], columns: Columns, objective: Objective
+) -> list[TermValues]:
+    """Compute each term's values; the sampled token's surprise stands for the entropy.
 
-    The mean of the surprise over sampled tokens is the entropy.
+    Columns cannot give the entropy, which is the mean of the surprise over sampled tokens.
     """
+    teacher, reference = columns.teacher, columns.reference
+    values = compute_term_values(logprobs, teacher, columns.tokens, objective, reference)
     return [replace(term, student_entropy=-term.logprobs) for term in values]
 
 
@@ -403,15 +420,9 @@ def _compute_coefficients(
     detached = [[term.detach() for term in part_values] for part_values in values]
     if not objective.needs_sequences:
         return [
-            [
-                compute_coefficients(term, term_values, columns.part.tokens)
-                for term, term_values in zip(objective.losses, part_values, strict=True)
-            ]
+            compute_all_coefficients(objective, part_values, columns.part.tokens)
             for columns, part_values in zip(parts, detached, strict=True)
         ]
-    batch_order = torch.cat([columns.part.index for columns in parts]).argsort()
-    coefficients = []
-    for term, part_values in zip(objective.losses, zip(*detached, strict=True), strict=True):
-        merged = TermValues.concatenate(list(part_values))[batch_order]
-        coefficients.append(compute_coefficients(term, merged, batch))
-    return [[column[columns.part.index] for column in coefficients] for columns in parts]
+    indices = [columns.part.index for columns in parts]
+    coefficients = compute_full_coefficients(objective, detached, indices, batch)
+    return [[column[index] for column in coefficients] for index in indices]

@@ -86,23 +86,17 @@ def build_columns(part: Part, rollouts: Sequence[Rollout]) -> Columns:
     candidates = [ids.topk_ids for ids in distributions if ids.topk_ids is not None]
     ids = torch.cat([part.tokens.tokens[:, None], *(ids.long() for ids in candidates)], dim=1)
     columns = _find_first_occurrences(ids)
-    start = 1
-    signals_in_columns = []
-    for distribution in distributions:
-        if distribution.topk_ids is None:
-            signals_in_columns.append(distribution)
-            continue
-        stop = start + distribution.topk_ids.shape[1]
-        signals_in_columns.append(replace(distribution, topk_ids=columns[:, start:stop]))
-        start = stop
+    blocks = iter(columns[:, 1:].split([ids.shape[1] for ids in candidates], dim=1))
+    signals_in_columns = [
+        signal if signal.topk_ids is None else replace(signal, topk_ids=next(blocks))
+        for signal in distributions
+    ]
     rows, counts = part.tokens.rows.unique_consecutive(return_counts=True)
     lengths = counts.tolist()
-    texts = tuple(
-        ColumnRequest(rollouts[row], positions, row_ids)
-        for row, positions, row_ids in zip(
-            rows.tolist(), part.tokens.positions.split(lengths), ids.split(lengths), strict=True
-        )
-    )
+    asked = [rollouts[row] for row in rows.tolist()]
+    positions = part.tokens.positions.split(lengths)
+    requests = zip(asked, positions, ids.split(lengths), strict=True)
+    texts = tuple(ColumnRequest(*request) for request in requests)
     # In the small vocabulary the sampled token is token 0 everywhere: the first column.
     tokens = replace(part.tokens, tokens=torch.zeros_like(part.tokens.tokens))
     return Columns(part, texts, tokens, *signals_in_columns)
