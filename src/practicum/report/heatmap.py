@@ -59,10 +59,7 @@ def _list_quantities(largest_weight: float) -> list[Quantity]:
             SIGNED_CLASSES,
         ),
         Quantity(
-            "weight",
-            "weight",
-            "the token's coefficient in the loss, of the largest shown",
-            weights,
+            "weight", "weight", "the token's coefficient in the loss, of the largest shown", weights
         ),
     ]
 

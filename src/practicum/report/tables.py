@@ -64,7 +64,7 @@ def pair_completions(before: Evaluation | None, after: Evaluation | None) -> lis
 def build_completion_rows(
     samples: Sequence[dict[str, Any]], columns: Sequence[str]
 ) -> list[list[str]]:
-    """Return the first rows of `side_by_side`, safe to print and short enough for a terminal."""
+    """Return the first rows of `pair_completions`, safe to print and short enough for a terminal."""
     return [
         [_shorten(make_printable(str(sample[column]))) for column in columns]
         for sample in samples[:MAX_PROMPTS]
