@@ -79,9 +79,8 @@ def fit_axis(values: Sequence[float], start: float, end: float) -> Axis:
         low, high = (1.5 * low, 0.0) if low < 0 else (0.0, 1.5 * high or 1.0)
     step = _round_step((high - low) / 4)
     # A value barely over a tick does not cost the chart another step of empty space above it.
-    return Axis(
-        math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-3) * step, start, end
-    )
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-3) * step
+    return Axis(low, high, start, end)
 
 
 def format_tick(tick: float | int) -> str:

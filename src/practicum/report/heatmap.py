@@ -7,7 +7,7 @@ can tell apart.
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from practicum.report.markup import Section, escape_text
@@ -121,12 +121,7 @@ def build_heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]
     )
     page_data = {
         "quantities": [
-            {
-                "key": quantity.key,
-                "name": quantity.name,
-                "edges": quantity.edges,
-                "classes": quantity.classes,
-            }
+            {name: value for name, value in asdict(quantity).items() if name != "about"}
             for quantity in quantities
         ],
         "views": [_collect_data(view) for view in views],
