@@ -163,6 +163,7 @@ def measure_repetition(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readi
     repeats = _drop_nan(tokens.gap[tokens.is_repeated]).double()
     others = _drop_nan(tokens.gap[~tokens.is_repeated]).double()
     if min(len(repeats), len(others)) >= MIN_TOKENS:
+        # This is Welch's error: the two groups differ in size and in spread.
         variance = repeats.var() / len(repeats) + others.var() / len(others)
         readings["repeated_gap"] = (repeats.mean() - others.mean()).item()
         readings["repeated_gap_error"] = variance.sqrt().item()

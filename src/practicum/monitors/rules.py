@@ -102,6 +102,7 @@ def judge_length_hacking(view: StepView, limits: Thresholds) -> RuleResult | Non
 
 def judge_stops(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The teacher finds the student's stop tokens very unlikely, even the most plausible tenth."""
+    # Gap and level are both negative, so a gap further below zero gives a ratio over 1.
     gap = view.row.get("stop_gap_p90")
     return None if gap is None else RuleResult("stop_gap_p90", gap, gap / _require(limits.level))
 
@@ -186,6 +187,7 @@ def judge_dominant_tokens(view: StepView, limits: Thresholds) -> RuleResult | No
     results = []
     if far is not None:
         results.append(RuleResult("far_gaps", far, far / level))
+    # The fewer tokens hold half of the divergence, the worse, so this ratio is the other way up.
     if few is not None:
         results.append(RuleResult("concentration", few, level / max(few, TINY)))
     return _find_worst(results)
@@ -252,6 +254,7 @@ def judge_heldout_accuracy(view: StepView, limits: Thresholds) -> RuleResult | N
     """Held-out accuracy below the start's by more than chance; twice in a row counts double."""
     if "heldout_gain_high" not in view.row:
         return None
+    # The first evaluation has none before it, so its score is 1 at most.
     bounds = view.get_last("heldout_gain_high", 2)
     *before, is_worse = [bound < _require(limits.level) for bound in bounds]
     score = 1.0 + sum(before) if is_worse else 0.0

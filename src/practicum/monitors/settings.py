@@ -19,13 +19,17 @@ class MonitorSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     action: Action | None = Field(
-        None, description="off, log, warn, checkpoint, finish, pause or stop"
+        default=None, description="off, log, warn, checkpoint, finish, pause or stop"
     )
-    level: float | None = Field(None, description="the absolute threshold")
-    change: float | None = Field(None, description="the threshold against the run's own beginning")
-    persistence: int | None = Field(None, ge=1, description="steps in a row before it counts")
+    level: float | None = Field(default=None, description="the absolute threshold")
+    change: float | None = Field(
+        default=None, description="the threshold against the run's own beginning"
+    )
+    persistence: int | None = Field(
+        default=None, ge=1, description="steps in a row before it counts"
+    )
     set: dict[str, float | str] = Field(
-        {},
+        default={},
         description="numbers of the recipe to change at an alarm: to a number, "
         "or by a factor such as `x0.5`",
     )

@@ -91,6 +91,7 @@ def _read_reason(row: Row) -> str:
 
 def _split_tokens(run: RunData) -> list[Part]:
     """Split the tokens of all completions: learned from, skipped, left out, or masked."""
+    # A row holds the mean length, so the total is a sum of products and only nearly whole.
     _, total = count_tokens(run.metrics)
     skipped = sum(row["tokens"] for row in run.metrics if _is_skipped(row))
     unmasked = sum(row["tokens"] for row in run.metrics) - skipped

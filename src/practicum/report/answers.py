@@ -98,6 +98,7 @@ def _render_comparison(run: RunData, columns: Sequence[Column]) -> str:
         [label, *(_render_cell(key, evaluations[name][key]) for name in names)]
         for key, label in lines.items()
     ]
+    # A summary counts its prompts and completions; an evaluation lists them.
     first = evaluations[names[0]]
     prompts = first.get("prompts") or len({answer["prompt"] for answer in first["answers"]})
     completions = first.get("completions") or len(first["answers"])
@@ -228,6 +229,7 @@ def build_lengths_section(run: RunData) -> Section | None:
 def _render_lengths(ends: Mapping[str, Sequence[Row]]) -> str:
     lengths = {name: sorted(len(row["tokens"]) for row in rows) for name, rows in ends.items()}
     longest = max(values[-1] for values in lengths.values())
+    # There are twelve bars at most; the two negations round the width up.
     width = max(-(-longest // 12), 1)
     edges = list(range(1, longest + width, width))
     names = [str(low) if width == 1 else f"{low}-{low + width - 1}" for low in edges]

@@ -178,6 +178,7 @@ def _read_curve(rows: Sequence[Row], key: str, name: str, role: str) -> Curve:
 
 
 def _is_number(value: object) -> bool:
+    # To Python a bool is an int, but it is no reading.
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -209,6 +210,7 @@ def _collect_data(curve: Curve) -> dict[str, Any]:
     """Return steps, values, name and role of a curve, for the page's script."""
     points = downsample(curve.points)
     return {
+        # The script writes names as text, so an escaped one would show its entities.
         "name": html.unescape(curve.name),
         "role": curve.role,
         "steps": [step for step, _ in points],

@@ -249,6 +249,7 @@ def _render_token(text: str, colour: str, *, is_control: bool) -> str:
     printable = html.escape(make_printable(text) or "∅")
     if is_control:
         return f'<i class="{colour} control">{printable}</i>'
+    # The line break itself is shown as a sign; the text breaks where the model broke it.
     return f'<i class="{colour}">{printable}</i>{"<br>" if text.endswith(chr(10)) else ""}'
 
 

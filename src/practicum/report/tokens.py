@@ -242,7 +242,9 @@ def _render_expensive_tokens(tokens: TokenTable, run: RunData) -> str:
     sums = torch.zeros(len(ids), dtype=torch.float64).index_add_(0, inverse, tokens.value)
     counts = torch.bincount(inverse, minlength=len(ids))
     total = tokens.value.sum().item() or 1.0
+    # A stable order keeps the page the same where two tokens cost the same.
     order = sums.argsort(descending=True, stable=True)[:MAX_TOKENS].tolist()
+    # Bars are drawn against the largest share: of the whole sum, all would be short.
     largest = max((sums[index].item() / total for index in order), default=1.0) or 1.0
     body = []
     for index in order:
