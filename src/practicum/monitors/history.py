@@ -80,9 +80,8 @@ class StepView:
 
     def get_all(self, *names: str) -> list[float] | None:
         """Return the step's values of these readings, or None if one is missing."""
-        if not all(name in self.row for name in names):
-            return None
-        return [self.row[name] for name in names]
+        values = [self.row[name] for name in names if name in self.row]
+        return values if len(values) == len(names) else None
 
     def smooth(self, name: str, count: int = 3) -> float | None:
         """Return the median of the newest values, or None if this step has none."""

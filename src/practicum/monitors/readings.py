@@ -133,20 +133,16 @@ def measure_gaps(tokens: StepTokens) -> Readings:
     if len(gap):
         sizes = quantiles(gap.abs(), (0.5, 0.99, 0.999))
         readings |= dict(zip(("p50_gap", "p99_gap", "p999_gap"), sizes, strict=True))
-        readings |= {
-            "negative_gaps": _compute_share(gap < 0),
-            "far_gaps": _compute_share(gap < FAR_GAP),
-        }
+        readings["negative_gaps"] = _compute_share(gap < 0)
+        readings["far_gaps"] = _compute_share(gap < FAR_GAP)
     return readings
 
 
 def measure_stops(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings:
     """Measure the teacher's gap at the student's stop tokens, of which it needs four."""
-    has_stop = torch.tensor(
-        [rollout.stop_reason == "stop" and rollout.source == "student" for rollout in rollouts]
-    )
+    stops = [rollout.stop_reason == "stop" and rollout.source == "student" for rollout in rollouts]
     is_last = torch.cat([tokens.rows[1:] != tokens.rows[:-1], torch.ones(1, dtype=torch.bool)])
-    gap = _drop_nan(tokens.gap[is_last & has_stop[tokens.rows]])
+    gap = _drop_nan(tokens.gap[is_last & torch.tensor(stops)[tokens.rows]])
     if len(gap) < 4:
         return {}
     middle, best = quantiles(gap, (0.5, 0.9))
@@ -167,6 +163,7 @@ def measure_repetition(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readi
     repeats = _drop_nan(tokens.gap[tokens.is_repeated]).double()
     others = _drop_nan(tokens.gap[~tokens.is_repeated]).double()
     if min(len(repeats), len(others)) >= MIN_TOKENS:
+        # This is Welch's error: the two groups differ in size and in spread.
         variance = repeats.var() / len(repeats) + others.var() / len(others)
         readings["repeated_gap"] = (repeats.mean() - others.mean()).item()
         readings["repeated_gap_error"] = variance.sqrt().item()
@@ -361,12 +358,12 @@ def _mark_first_update(result: StepResult, updates: int) -> Bool[Tensor, " B"]:
     # `practicum.training.loop` splits the prompts of a step into mini-batches by the same formula.
     prompts = list(dict.fromkeys(rollout.prompt.id for rollout in result.rollouts))
     first = {prompt for index, prompt in enumerate(prompts) if index * updates // len(prompts) == 0}
-    return torch.tensor(
-        [
-            rollout.prompt.id in first and rollout.policy_version == result.step - 1
-            for rollout in result.rollouts
-        ]
-    )
+    version = result.step - 1
+    is_first = [
+        rollout.prompt.id in first and rollout.policy_version == version
+        for rollout in result.rollouts
+    ]
+    return torch.tensor(is_first)
 
 
 def _drop_nan(values: Float[Tensor, " T"]) -> Float[Tensor, " t"]:

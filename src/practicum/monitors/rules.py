@@ -35,9 +35,8 @@ class RuleResult:
 
 def judge_numbers(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Updates of the last 20 steps left out because a loss or a gradient was not finite."""
-    count = sum(
-        float(bool(row.get("skipped") or row.get("nonfinite"))) for row in view.history.get_rows(20)
-    )
+    rows = view.history.get_rows(20)
+    count = sum(float(bool(row.get("skipped") or row.get("nonfinite"))) for row in rows)
     return RuleResult("skipped", count, count / _require(limits.level))
 
 
@@ -103,6 +102,7 @@ def judge_length_hacking(view: StepView, limits: Thresholds) -> RuleResult | Non
 
 def judge_stops(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The teacher finds the student's stop tokens very unlikely, even the most plausible tenth."""
+    # Gap and level are both negative, so a gap further below zero gives a ratio over 1.
     gap = view.row.get("stop_gap_p90")
     return None if gap is None else RuleResult("stop_gap_p90", gap, gap / _require(limits.level))
 
@@ -187,6 +187,7 @@ def judge_dominant_tokens(view: StepView, limits: Thresholds) -> RuleResult | No
     results = []
     if far is not None:
         results.append(RuleResult("far_gaps", far, far / level))
+    # The fewer tokens hold half of the divergence, the worse, so this ratio is the other way up.
     if few is not None:
         results.append(RuleResult("concentration", few, level / max(few, TINY)))
     return _find_worst(results)
@@ -253,9 +254,9 @@ def judge_heldout_accuracy(view: StepView, limits: Thresholds) -> RuleResult | N
     """Held-out accuracy below the start's by more than chance; twice in a row counts double."""
     if "heldout_gain_high" not in view.row:
         return None
-    *before, is_worse = [
-        bound < _require(limits.level) for bound in view.get_last("heldout_gain_high", 2)
-    ]
+    # The first evaluation has none before it, so its score is 1 at most.
+    bounds = view.get_last("heldout_gain_high", 2)
+    *before, is_worse = [bound < _require(limits.level) for bound in bounds]
     score = 1.0 + sum(before) if is_worse else 0.0
     return RuleResult("heldout_gain", view.row["heldout_gain"], score, 0.0)
 
@@ -324,9 +325,8 @@ def judge_refresh_shock(view: StepView, limits: Thresholds) -> RuleResult | None
     before, after = divergence
     if before <= 0:
         return None
-    return RuleResult(
-        "reverse_kl", after, _require(limits.change) * before / max(after, TINY), before
-    )
+    score = _require(limits.change) * before / max(after, TINY)
+    return RuleResult("reverse_kl", after, score, before)
 
 
 def judge_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:

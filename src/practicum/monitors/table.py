@@ -19,9 +19,9 @@ Grade = Literal["published", "proposed"]
 class Monitor:
     """One rule about the steps of a run.
 
-    `level` and `change` are its thresholds, and `says` is the rule in words with both filled in.
-    After `persistence` steps in a row that break the rule, `action` follows; `worse` is a score and
-    the action that follows from that score on. The `grade` of the thresholds is `published` if
+    `level` and `change` are its thresholds, and `rule_text` is the rule with both filled in.
+    After `persistence` steps in a row that break the rule, `action` follows; `escalation` is a score
+    and the action that follows from that score on. The `grade` of the thresholds is `published` if
     `source` states them as they stand here.
     """
 
@@ -30,7 +30,7 @@ class Monitor:
     judge: Callable[[StepView, Thresholds], RuleResult | None]
     rule_text: str
     patches: tuple[patches.Patch, ...]
-    source: str
+    source: str = "common practice"
     grade: Grade = "proposed"
     action: str = "warn"
     level: float | None = None
@@ -51,7 +51,6 @@ _MONITORS = (
         rules.judge_numbers,
         "{level:g} or more updates of 20 were left out because a loss or gradient was not finite",
         (patches.halve_learning_rate,),
-        "common practice",
         level=1.0,
         persistence=1,
     ),
@@ -61,7 +60,6 @@ _MONITORS = (
         rules.judge_gradient_spike,
         "{change:g} times the median norm of the 20 steps before",
         (patches.halve_learning_rate,),
-        "common practice",
         change=10.0,
     ),
     Monitor(
@@ -121,11 +119,7 @@ _MONITORS = (
         "stop event",
         rules.judge_stops,
         "{level:g} nats or less at the best tenth of the student's stops",
-        (
-            patches.drop_implausible_tokens,
-            patches.clip_advantage,
-            patches.use_bounded_divergence,
-        ),
+        (patches.drop_implausible_tokens, patches.clip_advantage, patches.use_bounded_divergence),
         "the SimOPD audit; 2607.13399",
         action="pause",
         level=-5.0,
@@ -235,7 +229,6 @@ _MONITORS = (
         rules.judge_teacher_health,
         "{level:g} of the completions left unanswered by a teacher that answered all before",
         (patches.save_every_step,),
-        "common practice",
         action="pause",
         level=0.01,
     ),
@@ -328,11 +321,7 @@ _MONITORS = (
         rules.judge_overconfidence,
         "confidence exceeds accuracy by {level:g}, by {change:g} more than at the start, and "
         "the 95 % interval of the rise is above 0",
-        (
-            patches.raise_teacher_temperature,
-            patches.use_forward_kl,
-            patches.halve_learning_rate,
-        ),
+        (patches.raise_teacher_temperature, patches.use_forward_kl, patches.halve_learning_rate),
         "2604.16830",
         level=0.1,
         change=0.1,
@@ -355,7 +344,6 @@ _MONITORS = (
         rules.judge_empty_updates,
         "{level:g} or more updates of a step had no token to train on and were skipped",
         (patches.remove_filters, patches.double_completions),
-        "common practice",
         level=1.0,
     ),
     Monitor(
@@ -365,7 +353,6 @@ _MONITORS = (
         "{level:g} of the completions have no text: check student.template, student.thinking "
         "and student.stop",
         (patches.add_dataset_answers, patches.sample_from_teacher),
-        "common practice",
         level=0.5,
     ),
 )

@@ -57,11 +57,6 @@ class Alarm:
             f"{self.reading} {self.value:.3g}{baseline}; rule: {self.rule}{changes}{advice}"
         )
 
-    @property
-    def severity(self) -> int:
-        """The rank of the action, 0 for the mildest."""
-        return ACTIONS.index(self.action)
-
 
 @dataclass(slots=True)
 class _MonitorState:
@@ -211,4 +206,4 @@ def read_number(recipe: Mapping[str, Any], path: str) -> float:
 
 def find_worst_alarm(alarms: Sequence[Alarm]) -> Alarm | None:
     """Return the alarm with the most severe action, the first of several."""
-    return max(alarms, key=lambda alarm: alarm.severity, default=None)
+    return max(alarms, key=lambda alarm: ACTIONS.index(alarm.action), default=None)

@@ -27,14 +27,8 @@ MAX_OPEN_ALARMS, MAX_ALARMS = 20, 500
 Part = tuple[str, float | int]
 """A reason why something was kept or dropped, and its amount."""
 
-EXPECTS_GAIN = {
-    "GO": True,
-    "GO-WITH-CHANGES": True,
-    "NO-GAP": False,
-    "NO-GO": False,
-    "BROKEN-SETUP": False,
-}
-"""True for a verdict of the doctor that forecasts a gain. Other verdicts forecast nothing."""
+GAIN_EXPECTED, NO_GAIN_EXPECTED = ("GO", "GO-WITH-CHANGES"), ("NO-GAP", "NO-GO", "BROKEN-SETUP")
+"""The verdicts of the doctor that forecast a gain, and none. Other verdicts forecast nothing."""
 
 
 def build_dropped_section(run: RunData) -> Section | None:
@@ -97,6 +91,7 @@ def _read_reason(row: Row) -> str:
 
 def _split_tokens(run: RunData) -> list[Part]:
     """Split the tokens of all completions: learned from, skipped, left out, or masked."""
+    # A row holds the mean length, so the total is a sum of products and only nearly whole.
     _, total = count_tokens(run.metrics)
     skipped = sum(row["tokens"] for row in run.metrics if _is_skipped(row))
     unmasked = sum(row["tokens"] for row in run.metrics) - skipped
@@ -151,16 +146,14 @@ def build_alarms_section(run: RunData) -> Section | None:
 
 def _render_alarm(alarm: Row) -> list[str]:
     """Render the cells of an alarm."""
-    return [
-        str(int(alarm["step"])),
-        escape_text(str(alarm.get("id", ""))),
-        escape_text(str(alarm.get("name", ""))),
-        _render_value(alarm.get("value")),
-        _render_value(alarm.get("baseline")),
-        escape_text(str(alarm.get("rule") or "")),
-        escape_text(str(alarm.get("action") or "")),
-        _render_patch(alarm),
-    ]
+    monitor, rule = _escape_fields(alarm, "id", "name"), _escape_fields(alarm, "rule", "action")
+    values = [_render_value(alarm.get(key)) for key in ("value", "baseline")]
+    return [str(int(alarm["step"])), *monitor, *values, *rule, _render_patch(alarm)]
+
+
+def _escape_fields(row: Row, *keys: str) -> list[str]:
+    """Escape the texts of these fields; one that is absent becomes empty."""
+    return [escape_text(str(row.get(key) or "")) for key in keys]
 
 
 def _render_value(value: object) -> str:
@@ -217,8 +210,7 @@ def _render_check(check: Row) -> list[str]:
         escape_text(str(check.get("name", check.get("id", "")))),
         f'<span class="status {kind}">{escape_text(status)}</span>',
         _render_measurement(check),
-        escape_text(str(check.get("sentence") or "")),
-        escape_text(str(check.get("anchor") or "")),
+        *_escape_fields(check, "sentence", "anchor"),
         "<br>".join(f"<code>{escape_text(str(override))}</code>" for override in fixes if override),
     ]
 
@@ -242,11 +234,10 @@ def _describe_outcome(word: str, run: RunData) -> str:
     is_better = gain.mean > 0 and not contains_zero(gain)
     ends = f"[{format_signed(gain.low)}, {format_signed(gain.high)}]"
     outcome = f"The run gained {format_signed(gain.mean)} {ends}"
-    if word not in EXPECTS_GAIN:
+    if word not in (*GAIN_EXPECTED, *NO_GAIN_EXPECTED):
         return f"{outcome}; this verdict foretold neither a gain nor none."
-    return (
-        f"{outcome}: the verdict {'held' if is_better == EXPECTS_GAIN[word] else 'did not hold'}."
-    )
+    has_held = is_better == (word in GAIN_EXPECTED)
+    return f"{outcome}: the verdict {'held' if has_held else 'did not hold'}."
 
 
 def build_reproduce_section(run: RunData) -> Section:
@@ -286,12 +277,9 @@ def _describe_change(change: Row) -> str:
 
 def _render_changed_versions(run: RunData) -> str:
     """Render a note on the versions that differ between the starts of the run."""
-    names = sorted({name for start in run.starts for name in start["versions"]})
-    changed = [
-        name
-        for name in names
-        if len({str(start["versions"].get(name)) for start in run.starts}) > 1
-    ]
+    versions = [start["versions"] for start in run.starts]
+    names = sorted({name for row in versions for name in row})
+    changed = [name for name in names if len({str(row.get(name)) for row in versions}) > 1]
     if not changed:
         return ""
     return render_note(

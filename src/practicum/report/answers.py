@@ -25,6 +25,7 @@ from practicum.report.markup import (
     render_table,
 )
 from practicum.report.run_data import Row, RunData
+from practicum.report.verdict import group_rewards
 from practicum.statistics import (
     bootstrap,
     calibration_error,
@@ -97,12 +98,13 @@ def _render_comparison(run: RunData, columns: Sequence[Column]) -> str:
         [label, *(_render_cell(key, evaluations[name][key]) for name in names)]
         for key, label in lines.items()
     ]
+    # A summary counts its prompts and completions; an evaluation lists them.
     first = evaluations[names[0]]
     prompts = first.get("prompts") or len({answer["prompt"] for answer in first["answers"]})
     completions = first.get("completions") or len(first["answers"])
-    return render_table(
-        ["", *names], body, numbers=range(1, len(names) + 1), label="held-out evaluation"
-    ) + render_note(
+    head = ["", *names]
+    table = render_table(head, body, numbers=range(1, len(head)), label="held-out evaluation")
+    return table + render_note(
         f"{format_count(prompts)} prompts, {format_count(completions)} answers. "
         "Reverse KL and entropy are on the student's own answers of that time."
     )
@@ -115,36 +117,23 @@ def _render_cell(key: str, value: Any) -> str:
 
 
 def _render_domains(columns: Sequence[Column]) -> str:
-    names = list(
-        dict.fromkeys(domain for _, _, evaluation in columns for domain in evaluation["by_domain"])
-    )
+    accuracies = [evaluation["by_domain"] for _, _, evaluation in columns]
+    names = dict.fromkeys(domain for by_domain in accuracies for domain in by_domain)
     if not names:
         return ""
     body = [
-        [
-            escape_text(name),
-            *(format_number(evaluation["by_domain"].get(name)) for _, _, evaluation in columns),
-        ]
+        [escape_text(name), *(format_number(by_domain.get(name)) for by_domain in accuracies)]
         for name in names
     ]
     head = ["domain", *(name for name, _, _ in columns)]
     return render_table(head, body, numbers=range(1, len(head)), label="accuracy by domain")
 
 
-def _group_rewards(evaluation: Row) -> list[list[float]]:
-    """Return the rewards of each prompt's graded completions."""
-    return list(
-        group_pairs(
-            (answer["prompt"], answer["reward"])
-            for answer in evaluation["answers"]
-            if answer["reward"] is not None
-        ).values()
-    )
-
-
 def _render_pass_at_k(columns: Sequence[Column], seed: int) -> str:
     """Render pass@k for k = 1, 2, 4 and so on; nothing if a prompt has a single completion."""
-    rewards = [(name, role, _group_rewards(evaluation)) for name, role, evaluation in columns]
+    rewards = [
+        (name, role, group_rewards(evaluation).values()) for name, role, evaluation in columns
+    ]
     rewards = [(name, role, groups) for name, role, groups in rewards if groups]
     # pass@k needs k completions of every prompt, so the smallest group bounds k for all models.
     most = min((len(group) for _, _, groups in rewards for group in groups), default=0)
@@ -180,16 +169,9 @@ def _render_calibration(columns: Sequence[Column]) -> str:
             continue
         curves.append((name, role, _group_into_bins(pairs)))
         confidence, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        mean_confidence, mean_right = sum(confidence) / len(pairs), sum(right) / len(pairs)
-        body.append(
-            [
-                name,
-                f"{mean_confidence:.2f}",
-                f"{mean_right:.2f}",
-                f"{mean_confidence - mean_right:+.2f}",
-                f"{calibration_error(confidence, right, BINS):.3f}",
-            ]
-        )
+        sure, hits = _compute_mean(confidence), _compute_mean(right)
+        error = f"{calibration_error(confidence, right, BINS):.3f}"
+        body.append([name, f"{sure:.2f}", f"{hits:.2f}", f"{sure - hits:+.2f}", error])
     if not curves:
         return ""
     chart = render_diagonal_chart("how often an answer is right, by how sure it was", curves)
@@ -206,7 +188,7 @@ def _render_calibration(columns: Sequence[Column]) -> str:
         + render_table(head, body, numbers=(1, 2, 3, 4), label="calibration")
         + render_note(
             f"Confidence is {source}. Bins hold equally many answers; the error is biased upwards "
-            f"where there are few ({len(_group_rewards(first))} prompts here)."
+            f"where there are few ({len(group_rewards(first))} prompts here)."
         )
     )
 
@@ -247,6 +229,7 @@ def build_lengths_section(run: RunData) -> Section | None:
 def _render_lengths(ends: Mapping[str, Sequence[Row]]) -> str:
     lengths = {name: sorted(len(row["tokens"]) for row in rows) for name, rows in ends.items()}
     longest = max(values[-1] for values in lengths.values())
+    # There are twelve bars at most; the two negations round the width up.
     width = max(-(-longest // 12), 1)
     edges = list(range(1, longest + width, width))
     names = [str(low) if width == 1 else f"{low}-{low + width - 1}" for low in edges]
@@ -263,9 +246,8 @@ def _render_lengths(ends: Mapping[str, Sequence[Row]]) -> str:
         body.append([name, mean, median, high, str(values[-1]), format_percent(cut)])
     chart = render_bar_chart("share of rollouts by length in tokens", groups, names)
     head = ["", "mean", "median", "95 %", "longest", "cut off"]
-    return render_figure(chart, groups, "<span>share of rollouts by tokens</span>") + render_table(
-        head, body, numbers=(1, 2, 3, 4, 5), label="lengths"
-    )
+    table = render_table(head, body, numbers=range(1, len(head)), label="lengths")
+    return render_figure(chart, groups, "<span>share of rollouts by tokens</span>") + table
 
 
 def _render_diversity(ends: Mapping[str, Sequence[Row]]) -> str:
@@ -289,9 +271,7 @@ def _measure_diversity(rows: Sequence[Row]) -> dict[str, str]:
     lines = {
         "3-grams said before in the answer": format_percent(_compute_mean(repeated)),
         "longest loop, tokens": str(max(longest_run(row["tokens"]) for row in rows)),
-        "degenerate answers": format_percent(
-            _compute_mean([is_degenerate(text) for text in texts])
-        ),
+        "degenerate answers": format_percent(_compute_mean(list(map(is_degenerate, texts)))),
         "empty answers": format_percent(_compute_mean([not text.strip() for text in texts])),
     }
     by_prompt = group_pairs(((row["step"], row["prompt"]), row) for row in rows)

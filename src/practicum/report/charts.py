@@ -60,6 +60,7 @@ class Axis:
     def choose_ticks(self, most: int = 5) -> list[float]:
         """Return round values within the axis: multiples of 1, 2 or 5 times a power of ten."""
         step = _round_step((self.high - self.low) / most)
+        # The tolerance keeps a tick on the very end that floating point puts just outside.
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, last + 1)]
@@ -67,6 +68,7 @@ class Axis:
 
 def _round_step(rough: float) -> float:
     power = 10.0 ** math.floor(math.log10(rough))
+    # A rough step of 0.1 can come out a little over 0.1: without the tolerance it would become 0.2.
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
 
 
@@ -79,9 +81,8 @@ def fit_axis(values: Sequence[float], start: float, end: float) -> Axis:
         low, high = (1.5 * low, 0.0) if low < 0 else (0.0, 1.5 * high or 1.0)
     step = _round_step((high - low) / 4)
     # A value barely over a tick does not cost the chart another step of empty space above it.
-    return Axis(
-        math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-3) * step, start, end
-    )
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-3) * step
+    return Axis(low, high, start, end)
 
 
 def format_tick(tick: float | int) -> str:
@@ -243,6 +244,7 @@ def render_ranged_chart(
     `top` fixes the upper end.
     """
     intervals = [interval for _, _, group in groups for _, interval in group]
+    # Zero is always on the axis, so only a low end below it can move the axis.
     lows = [interval.low for interval in intervals if interval.low < 0]
     highs = [interval.high for interval in intervals] if top is None else [top]
     up = fit_axis([0.0, *highs, *lows], GROUND, TOP)

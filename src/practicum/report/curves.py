@@ -4,6 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from practicum.report.charts import (
@@ -117,7 +118,7 @@ def build_curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     body = f'{render_note(hint)}<div class="charts">{main}</div>'
     if others:
         body += render_details("every other reading", f'<div class="charts">{others}</div>')
-    data = {id: _collect_data(curves) for id, (_, curves) in charts.items()}
+    data = {id: {"curves": list(map(_collect_data, curves))} for id, (_, curves) in charts.items()}
     return Section("curves", "Curves", "While training", "one reading a step", body), data
 
 
@@ -134,20 +135,13 @@ def _mark_alarm(alarm: Row) -> EventMark:
 def _choose_charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
     """Return every chart that has a point, by its id in the page."""
     keys = list(dict.fromkeys(key for row in run.metrics for key in row))
-    teachers = [key for key in keys if key.startswith("reverse_kl/")]
-    positions = [key for key in keys if key.startswith("reverse_kl_at_")]
-    terms = [key for key in keys if key.startswith("loss_") and key[5:].isdigit()]
+    teachers, positions = _assign_roles(keys, "reverse_kl/"), _assign_roles(keys, "reverse_kl_at_")
+    terms = _assign_roles([key for key in keys if key[5:].isdigit()], "loss_")
     specs = {
         **CHARTS,
-        "teachers": ChartSpec(
-            "Reverse KL by teacher", "nats a token", _assign_roles(teachers, "reverse_kl/")
-        ),
-        "places": ChartSpec(
-            "Reverse KL by place",
-            "nats a token, from place",
-            _assign_roles(positions, "reverse_kl_at_"),
-        ),
-        "terms": ChartSpec("Loss by term", "before weights", _assign_roles(terms, "loss_")),
+        "teachers": ChartSpec("Reverse KL by teacher", "nats a token", teachers),
+        "places": ChartSpec("Reverse KL by place", "nats a token, from place", positions),
+        "terms": ChartSpec("Loss by term", "before weights", terms),
     }
     charts: dict[str, tuple[ChartSpec, list[Curve]]] = {}
     drawn_points: list[list[Any]] = []
@@ -172,10 +166,10 @@ def _choose_charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
 
 
 def _assign_roles(keys: Sequence[str], prefix: str) -> tuple[tuple[str, str, str], ...]:
-    return tuple(
-        (key, escape_text(key.removeprefix(prefix)), ROLES[index % len(ROLES)])
-        for index, key in enumerate(keys)
-    )
+    """Return the readings of the keys that start with a prefix; a curve is called what follows."""
+    matching = [key for key in keys if key.startswith(prefix)]
+    names = [escape_text(key.removeprefix(prefix)) for key in matching]
+    return tuple(zip(matching, names, cycle(ROLES), strict=False))
 
 
 def _read_curve(rows: Sequence[Row], key: str, name: str, role: str) -> Curve:
@@ -184,6 +178,7 @@ def _read_curve(rows: Sequence[Row], key: str, name: str, role: str) -> Curve:
 
 
 def _is_number(value: object) -> bool:
+    # To Python a bool is an int, but it is no reading.
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -211,17 +206,13 @@ def _describe(curve: Curve) -> str:
     )
 
 
-def _collect_data(curves: Sequence[Curve]) -> dict[str, Any]:
-    """Return steps, values, name and role of each curve, for the page's script."""
-    collected = []
-    for curve in curves:
-        points = downsample(curve.points)
-        collected.append(
-            {
-                "name": html.unescape(curve.name),
-                "role": curve.role,
-                "steps": [step for step, _ in points],
-                "values": [float(f"{value:.5g}") for _, value in points],
-            }
-        )
-    return {"curves": collected}
+def _collect_data(curve: Curve) -> dict[str, Any]:
+    """Return steps, values, name and role of a curve, for the page's script."""
+    points = downsample(curve.points)
+    return {
+        # The script writes names as text, so an escaped one would show its entities.
+        "name": html.unescape(curve.name),
+        "role": curve.role,
+        "steps": [step for step, _ in points],
+        "values": [float(f"{value:.5g}") for _, value in points],
+    }

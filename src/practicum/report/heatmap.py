@@ -7,7 +7,7 @@ can tell apart.
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from practicum.report.markup import Section, escape_text
@@ -59,10 +59,7 @@ def _list_quantities(largest_weight: float) -> list[Quantity]:
             SIGNED_CLASSES,
         ),
         Quantity(
-            "weight",
-            "weight",
-            "the token's coefficient in the loss, of the largest shown",
-            weights,
+            "weight", "weight", "the token's coefficient in the loss, of the largest shown", weights
         ),
     ]
 
@@ -124,12 +121,7 @@ def build_heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]
     )
     page_data = {
         "quantities": [
-            {
-                "key": quantity.key,
-                "name": quantity.name,
-                "edges": quantity.edges,
-                "classes": quantity.classes,
-            }
+            {name: value for name, value in asdict(quantity).items() if name != "about"}
             for quantity in quantities
         ],
         "views": [_collect_data(view) for view in views],
@@ -257,6 +249,7 @@ def _render_token(text: str, colour: str, *, is_control: bool) -> str:
     printable = html.escape(make_printable(text) or "∅")
     if is_control:
         return f'<i class="{colour} control">{printable}</i>'
+    # The line break itself is shown as a sign; the text breaks where the model broke it.
     return f'<i class="{colour}">{printable}</i>{"<br>" if text.endswith(chr(10)) else ""}'
 
 

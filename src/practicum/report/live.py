@@ -77,6 +77,7 @@ class LivePage:
             "kind": kind,
             "finished": page.run.is_finished,
         }
+        # A section that disappeared changes no digest: only the number of sections shows it.
         if not changed and len(digests) == len(page.digests):
             return news
         return {

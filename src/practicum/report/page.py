@@ -8,17 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from practicum.report.accounting import (
-    build_alarms_section,
-    build_doctor_section,
-    build_dropped_section,
-    build_reproduce_section,
-)
-from practicum.report.answers import (
-    build_answers_section,
-    build_evaluation_section,
-    build_lengths_section,
-)
+from practicum.report import accounting, answers
 from practicum.report.curves import build_curves_section
 from practicum.report.heatmap import build_heatmap_section
 from practicum.report.markup import Section, escape_text
@@ -48,14 +38,14 @@ def build_page_parts(run: RunData) -> PageParts:
     candidates = [
         heat,
         curves,
-        build_alarms_section(run),
-        build_evaluation_section(run),
+        accounting.build_alarms_section(run),
+        answers.build_evaluation_section(run),
         build_tokens_section(run),
-        build_lengths_section(run),
-        build_answers_section(run),
-        build_dropped_section(run),
-        build_doctor_section(run),
-        build_reproduce_section(run),
+        answers.build_lengths_section(run),
+        answers.build_answers_section(run),
+        accounting.build_dropped_section(run),
+        accounting.build_doctor_section(run),
+        accounting.build_reproduce_section(run),
     ]
     sections = [section for section in candidates if section is not None]
     return PageParts(

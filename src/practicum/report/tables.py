@@ -64,7 +64,7 @@ def pair_completions(before: Evaluation | None, after: Evaluation | None) -> lis
 def build_completion_rows(
     samples: Sequence[dict[str, Any]], columns: Sequence[str]
 ) -> list[list[str]]:
-    """Return the first rows of `side_by_side`, safe to print and short enough for a terminal."""
+    """Return the first rows of `pair_completions`, safe to print and short enough for a terminal."""
     return [
         [_shorten(make_printable(str(sample[column]))) for column in columns]
         for sample in samples[:MAX_PROMPTS]
@@ -107,17 +107,15 @@ def describe_cost(
     }
     if budget.wire_bytes:
         lines["wire"] = f"{format_bytes(budget.wire_bytes)} to and from other processes"
-    items = (
-        {} if recipe.prices is None else recipe.prices.compute_money(cost, budget.totals["seconds"])
-    )
-    if recipe.prices is not None and items:
+    prices = recipe.prices
+    items = {} if prices is None else prices.compute_money(cost, budget.totals["seconds"])
+    if prices is not None and items:
         amounts = ", ".join(f"{name} {amount:.4g}" for name, amount in items.items())
-        currency = make_printable(recipe.prices.currency)
+        currency = make_printable(prices.currency)
         lines["money"] = f"{sum(items.values()):.4g} {currency} ({amounts})"
     if summary["ended"] != ALL_DONE:
-        lines["ended"] = (
-            f"{summary['ended']}, after step {summary['steps']} of {recipe.train.steps}"
-        )
+        step = f"step {summary['steps']} of {recipe.train.steps}"
+        lines["ended"] = f"{summary['ended']}, after {step}"
     return lines
 
 

@@ -93,14 +93,8 @@ class TokenTable:
 
     def select(self, mask: Bool[Tensor, " T"]) -> "TokenTable":
         """Return the tokens that a mask selects."""
-        return TokenTable(
-            self.rows,
-            self.row[mask],
-            self.position[mask],
-            self.token[mask],
-            self.value[mask],
-            self.exact,
-        )
+        row, position = self.row[mask], self.position[mask]
+        return TokenTable(self.rows, row, position, self.token[mask], self.value[mask], self.exact)
 
     def estimate_mean(self, seed: int) -> Interval | None:
         """Estimate the mean value by bootstrap over prompts; None without tokens."""
@@ -232,22 +226,15 @@ def _render_kinds(tokens: TokenTable, first: TokenTable, last: TokenTable, run: 
         mean = group.estimate_mean(run.seed)
         if mean is None:
             continue
-        share = group.value.sum().item() / total
+        part, share = len(group) / len(tokens), group.value.sum().item() / total
         ends = (first.select(early == index), last.select(late == index))
-        body.append(
-            [
-                name,
-                format_percent(len(group) / len(tokens)),
-                format_percent(share),
-                render_bar(share),
-                f"{mean:.3f}",
-                " → ".join(f"{end.value.mean():.2f}" if len(end) else "none" for end in ends),
-            ]
-        )
+        change = " → ".join(f"{end.value.mean():.2f}" if len(end) else "none" for end in ends)
+        shares = [format_percent(part), format_percent(share), render_bar(share)]
+        body.append([name, *shares, f"{mean:.3f}", change])
     head = ["kind", "tokens", "of the sum", "", "mean, nats", "first → last"]
-    return render_table(
-        head, body, numbers=(1, 2, 4, 5), label="divergence by kind of token"
-    ) + render_note("First → last: the mean in the first and in the last fifth of the steps.")
+    note = render_note("First → last: the mean in the first and in the last fifth of the steps.")
+    label = "divergence by kind of token"
+    return render_table(head, body, numbers=(1, 2, 4, 5), label=label) + note
 
 
 def _render_expensive_tokens(tokens: TokenTable, run: RunData) -> str:
@@ -255,20 +242,16 @@ def _render_expensive_tokens(tokens: TokenTable, run: RunData) -> str:
     sums = torch.zeros(len(ids), dtype=torch.float64).index_add_(0, inverse, tokens.value)
     counts = torch.bincount(inverse, minlength=len(ids))
     total = tokens.value.sum().item() or 1.0
+    # A stable order keeps the page the same where two tokens cost the same.
     order = sums.argsort(descending=True, stable=True)[:MAX_TOKENS].tolist()
+    # Bars are drawn against the largest share: of the whole sum, all would be short.
     largest = max((sums[index].item() / total for index in order), default=1.0) or 1.0
     body = []
     for index in order:
-        share = sums[index].item() / total
-        body.append(
-            [
-                f"<code>{_render_token(int(ids[index]), run)}</code>",
-                format_count(counts[index].item()),
-                format_percent(share),
-                render_bar(share / largest),
-                f"{(sums[index] / counts[index]).item():.3f}",
-            ]
-        )
+        token = f"<code>{_render_token(int(ids[index]), run)}</code>"
+        share, mean = sums[index].item() / total, (sums[index] / counts[index]).item()
+        shares = [format_percent(share), render_bar(share / largest)]
+        body.append([token, format_count(counts[index].item()), *shares, f"{mean:.3f}"])
     head = ["token", "times", "of the sum", "", "mean, nats"]
     return render_table(head, body, numbers=(1, 2, 4), label="dearest tokens")
 
@@ -290,25 +273,16 @@ def _render_correctness(tokens: TokenTable, run: RunData) -> str:
         rows = [tokens.rows[index] for index in mask.nonzero()[:, 0].tolist()]
         mean = tokens.select(mask[tokens.row]).estimate_mean(run.seed)
         cut = sum(row["stop_reason"] == "length" for row in rows)
-        columns.append(
-            [
-                format_count(len(rows)),
-                "" if mean is None else f"{mean:.3f}",
-                _format_mean([len(row["tokens"]) for row in rows]),
-                _format_entropy(rows, "student_entropy"),
-                _format_entropy(rows, "teacher_entropy"),
-                format_percent(cut / len(rows)) if rows else "",
-            ]
-        )
-    names = [
-        "rollouts",
-        "mean value, nats",
-        "tokens an answer",
-        "student entropy",
-        "teacher entropy",
-        "cut off",
-    ]
-    body = list(zip(names, *columns, strict=True))
+        column = {
+            "rollouts": format_count(len(rows)),
+            "mean value, nats": "" if mean is None else f"{mean:.3f}",
+            "tokens an answer": _format_mean([len(row["tokens"]) for row in rows]),
+            "student entropy": _format_entropy(rows, "student_entropy"),
+            "teacher entropy": _format_entropy(rows, "teacher_entropy"),
+            "cut off": format_percent(cut / len(rows)) if rows else "",
+        }
+        columns.append(column)
+    body = [[name, *(column[name] for column in columns)] for name in columns[0]]
     table = render_table(["", *masks], body, numbers=(1, 2), label="by correctness")
     return table + _render_preference(tokens, rewards)
 

@@ -1,5 +1,6 @@
 """The first section of the page: what was gained, how much of the gap was closed, and the cost."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from practicum.costs import PHASES, summarize_costs
@@ -33,12 +34,17 @@ def render_verdict(run: RunData) -> str:
     )
 
 
-def compute_scores(evaluation: Row | None) -> dict[str, float]:
-    """Return each prompt's mean reward; empty without an evaluation or rewards."""
+def group_rewards(evaluation: Row | None) -> dict[str, list[float]]:
+    """Return the rewards of each prompt's graded completions; empty without an evaluation."""
     answers = (evaluation or {}).get("answers", ())
-    rewards = group_pairs(
+    return group_pairs(
         (answer["prompt"], answer["reward"]) for answer in answers if answer["reward"] is not None
     )
+
+
+def compute_scores(evaluation: Row | None) -> dict[str, float]:
+    """Return each prompt's mean reward; empty without an evaluation or rewards."""
+    rewards = group_rewards(evaluation)
     return {prompt: sum(values) / len(values) for prompt, values in rewards.items()}
 
 
@@ -195,10 +201,8 @@ def _render_tokens(run: RunData) -> str:
     sampled, scored = count_tokens(run.metrics)
     supervised = format_count(sum(row["tokens"] for row in run.metrics))
     is_scored = any(row.get("reverse_kl") is not None for row in run.metrics)
-    about = (
-        f"sampled; {format_count(scored) if is_scored else 'none'} scored, "
-        f"{supervised} learned from"
-    )
+    scored_count = format_count(scored) if is_scored else "none"
+    about = f"sampled; {scored_count} scored, {supervised} learned from"
     return _render_figure("tokens", format_count(sampled), about)
 
 
@@ -220,19 +224,17 @@ def _render_money(run: RunData) -> str:
     prices = Prices.model_validate(run.recipe["prices"])
     items = prices.compute_money(summarize_costs(run.metrics), sum(_sum_phases(run).values()))
     about = ", ".join(f"{escape_text(name)} {amount:.3g}" for name, amount in items.items())
-    return _render_figure(
-        "cost", f"{sum(items.values()):.3g} {escape_text(prices.currency)}", about
-    )
+    total = f"{sum(items.values()):.3g} {escape_text(prices.currency)}"
+    return _render_figure("cost", total, about)
 
 
 def _sum_phases(run: RunData) -> dict[str, float]:
     """Return the seconds of each phase, summed over the steps."""
-    phases: dict[str, float] = {}
+    phases = defaultdict[str, float](float)
     for row in run.timings:
         for name, seconds in row.items():
             if name.startswith("seconds_"):
-                phase = name.removeprefix("seconds_")
-                phases[phase] = phases.get(phase, 0.0) + seconds
+                phases[name.removeprefix("seconds_")] += seconds
     return phases
 
 
@@ -255,7 +257,6 @@ def _render_certainty(run: RunData) -> str:
     )
     about = "intervals are about the prompts, not about other seeds"
     if least:
-        about = (
-            f"smallest gain that {len(before)} such prompts find four times in five: {least:.2f}"
-        )
+        prompts = len(before)
+        about = f"smallest gain that {prompts} such prompts find four times in five: {least:.2f}"
     return _render_figure("certainty", "single seed", about)

@@ -14,51 +14,30 @@ HAS_STATE = (
     "the checkpoint may hold its state, and the steps until now learned from it; "
     "let a stage of a pipeline go on with another one"
 )
-MAY_CHANGE: Mapping[str, str | None] = {
-    "optimizer": None,
-    "train": None,
-    "monitors": None,
+MAY_CHANGE = re.compile(
+    r"(optimizer|train|monitors|about|paper|claim|differs|formula|reduced|slot|base_dir|tracking"
+    r"|prices|rollout\.(n|max_new_tokens|temperature|top_p|top_k|replay_size)|evaluation\.every"
+    r"|backend\.(micro_batch_tokens|graph_mib|chunk_tokens|sampling_batch))(\..*)?"
+    r"|(student|teacher|reference)\.(\S+\.)?(device|residency)"
+)
+"""The places of a recipe that may change. The last ones place the weights of a model."""
+
+MUST_STAY = {
     "rollout": "what the run holds of earlier rollouts was written so; start a new run",
-    "rollout.n": None,
-    "rollout.max_new_tokens": None,
-    "rollout.temperature": None,
-    "rollout.top_p": None,
-    "rollout.top_k": None,
-    "rollout.replay_size": None,
     "evaluation": "the student was measured so before training, and the gain compares the two; "
     "once the run is finished, measure otherwise with practicum eval",
-    "evaluation.every": None,
     "name": "it is the run's folder; rename the folder",
     "seed": "the order of the prompts and every random stream come from it; start a new run",
     "student": "the checkpoint holds the weights and moments of this student; start a new run",
     "backend": "the student's state is kept there; start a new run",
-    "backend.micro_batch_tokens": None,
-    "backend.graph_mib": None,
-    "backend.chunk_tokens": None,
-    "backend.sampling_batch": None,
     "teacher": HAS_STATE,
     "reference": HAS_STATE,
     "objective": "losses and moments of two objectives cannot be told apart afterwards; "
     "write a schedule for a number of it, or a stage of a pipeline for another one",
     "task": "the order of the prompts and the held-out ones come from it; start a new run",
     "prompt_tokens": "it decides which prompts there are; start a new run",
-    "about": None,
-    "paper": None,
-    "claim": None,
-    "differs": None,
-    "formula": None,
-    "reduced": None,
-    "slot": None,
-    "base_dir": None,
-    "tracking": None,
-    "prices": None,
 }
-"""The places of a recipe with None if they may change, or else the reason against it.
-
-The longest place that covers a field decides."""
-
-DEVICES = re.compile(r"(student|teacher|reference)\.(\S+\.)?(device|residency)")
-"""Fields that place the weights of a model, which may change too."""
+"""The sections of a recipe whose other places may not change, with the reasons."""
 
 
 def split_changes(
@@ -106,19 +85,15 @@ def _find_place(field: str) -> str:
 
 def _explain_refusal(place: str, saved: Mapping[str, Any]) -> str | None:
     """Return the reason why a place of the recipe cannot change, or None if it can."""
-    if DEVICES.fullmatch(place):
-        return None
     if place == "rollout.max_new_tokens" and saved["evaluation"]["max_new_tokens"] is None:
         return (
             "evaluation.max_new_tokens was not written, so the student was measured with it "
             "before training; start a new run"
         )
-    names = place.split(".")
-    covering = [".".join(names[:count]) for count in range(len(names), 0, -1)]
-    return next(
-        (MAY_CHANGE[name] for name in covering if name in MAY_CHANGE),
-        "it is no field that is known; start a new run",
-    )
+    if MAY_CHANGE.fullmatch(place):
+        return None
+    section = place.partition(".")[0]
+    return MUST_STAY.get(section, "it is no field that is known; start a new run")
 
 
 def _find_problem(key: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:

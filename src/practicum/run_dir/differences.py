@@ -12,24 +12,16 @@ import torch
 
 from practicum.core.plugins import load_plugin
 
-OPERATIONAL = re.compile(
-    r"(teacher|reference)\.(\S+\.)?"
+NOT_COMPARED = re.compile(
+    r"(base_dir|about|tracking|prices|task\.sandbox|train\.(checkpoint_every|keep_checkpoints))"
+    r"([.\[].*)?"
+    r"|(teacher|reference)\.(\S+\.)?"
     r"(url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after"
     r"|token_budget|canary_every)"
 )
-"""Fields of a teacher behind a server that set its address and how patiently it is asked."""
-
-NOT_COMPARED = (
-    "base_dir",
-    "about",
-    "tracking",
-    "prices",
-    "task.sandbox",
-    "train.checkpoint_every",
-    "train.keep_checkpoints",
-)
 """Fields of a recipe that may differ between a run and its resume without changing what is
-computed. A backend names its own."""
+computed. The last ones set the address of a teacher's server and how patiently it is asked. A
+backend names its own."""
 
 _ABSENT = object()
 
@@ -103,14 +95,13 @@ def find_recipe_differences(
 
 def find_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Difference]:
     """Return each field of a resolved recipe that changed and that the computation depends on."""
-    places = (*NOT_COMPARED, *_list_free_places(current))
+    places = _list_free_places(current)
+    before, after = _reduce_monitors(saved), _reduce_monitors(current)
     return [
         difference
-        for difference in find_recipe_differences(
-            _reduce_monitors(saved), _reduce_monitors(current)
-        )
+        for difference in find_recipe_differences(before, after)
         if not any(is_below(place, difference.field) for place in places)
-        and OPERATIONAL.fullmatch(difference.field) is None
+        and NOT_COMPARED.fullmatch(difference.field) is None
     ]
 
 
@@ -130,10 +121,9 @@ def list_changed_parts(saved: Mapping[str, str], current: Mapping[str, str]) -> 
     For example `teacher/config.json changed`.
     """
     verbs = {(True, True): "changed", (True, False): "is gone", (False, True): "is new"}
-    names = dict.fromkeys([*saved, *current])
     return [
         f"{name} {verbs[name in saved, name in current]}"
-        for name in names
+        for name in dict.fromkeys([*saved, *current])
         if saved.get(name) != current.get(name)
     ]
 
@@ -177,9 +167,8 @@ def _find_differences(
 def _show(value: object) -> str:
     if value is _ABSENT:
         return "absent"
-    text = (
-        value if isinstance(value, str) and value.isprintable() else json.dumps(value, default=str)
-    )
+    is_plain = isinstance(value, str) and value.isprintable()
+    text = str(value) if is_plain else json.dumps(value, default=str)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -194,4 +194,5 @@ def is_alive(pid: int) -> bool:
         return False
     except (PermissionError, OverflowError):
         return True
+    # To kill(), 0 and negative numbers are groups of processes, which may well exist.
     return pid > 0

@@ -61,6 +61,7 @@ class Journal:
         """
         cut, size = 0, self._size
         for offset, row in _read_offsets(self.path, STEPPED):
+            # After the first row that is cut every other goes too, whatever its step.
             if cut or row.get("step", step) > step:
                 size = size if cut else offset
                 cut += 1

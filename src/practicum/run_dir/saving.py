@@ -193,19 +193,15 @@ def _is_complete(path: Path, step: int) -> bool:
 
 def _count_bytes(tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]) -> int:
     """Return an upper bound on the bytes of a checkpoint."""
-    total = _SPARE_BYTES + sum(map(len, texts.values()))
-    for named in tensors.values():
-        total += sum(tensor.nbytes + HEADER_BYTES for tensor in named.values())
-    return total
+    all_tensors = [tensor for named in tensors.values() for tensor in named.values()]
+    size = sum(tensor.nbytes + HEADER_BYTES for tensor in all_tensors)
+    return _SPARE_BYTES + sum(map(len, texts.values())) + size
 
 
 def _explain_failure(step: int, needed: int, folder: Path, error: OSError) -> ResourceError:
     """Return the error of a failed save, with the bytes needed and free if space ran out."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return build_resource_error(f"checkpoint of step {step} cannot be saved in {folder}", error)
-    free = shutil.disk_usage(folder).free
-    return build_resource_error(
-        f"checkpoint of step {step} needs {needed / _MIB:.1f} MiB, "
-        f"{free / _MIB:.1f} MiB free in {folder}",
-        error,
-    )
+    problem = f"cannot be saved in {folder}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        free = shutil.disk_usage(folder).free
+        problem = f"needs {needed / _MIB:.1f} MiB, {free / _MIB:.1f} MiB free in {folder}"
+    return build_resource_error(f"checkpoint of step {step} {problem}", error)

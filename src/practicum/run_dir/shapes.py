@@ -110,13 +110,8 @@ class _RolloutShape(RolloutRow):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "_RolloutShape":
-        columns = (
-            self.teacher_logprobs,
-            self.divergence,
-            self.student_entropy,
-            self.teacher_entropy,
-            self.weight,
-        )
+        optional = (self.student_entropy, self.teacher_entropy, self.weight)
+        columns = (self.teacher_logprobs, self.divergence, *optional)
         if any(column is not None and len(column) != len(self.tokens) for column in columns):
             raise ValueError("a column has another length than tokens")
         return self
@@ -148,14 +143,8 @@ def _check_counts(evaluation: Evaluation) -> Evaluation:
     if len(evaluation.scores) != len(scored):
         raise ValueError(f"{len(evaluation.scores)} scores of {len(scored)} prompts")
     for trace in evaluation.traces:
-        columns: list[Sized] = [
-            trace.control,
-            trace.logprobs,
-            trace.teacher_logprobs,
-            trace.reverse_kl,
-            trace.student_entropy,
-            trace.teacher_entropy,
-        ]
+        columns: list[Sized] = [trace.control, trace.logprobs, trace.teacher_logprobs]
+        columns += [trace.reverse_kl, trace.student_entropy, trace.teacher_entropy]
         for side in (trace.student, trace.teacher):
             if side is not None:
                 columns += [side.texts, side.probabilities]
