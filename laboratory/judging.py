@@ -6,18 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from laboratory.results import Results
-from laboratory.study import (
-    Better,
-    Claim,
-    Cost,
-    Ratio,
-    Reaches,
-    Rises,
-    Robust,
-    Test,
-    Tie,
-    Warned,
-)
+from laboratory.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Test, Tie, Warned
 from practicum.statistics import Interval, contains_zero, t_interval
 
 Answer = Literal["yes", "no", "unresolved", "missing"]

@@ -74,11 +74,7 @@ def _build_pipeline(job: ReproductionJob, arm: str, seed: int) -> dict[str, Any]
     From-scratch models are made once for all arms, and for all seeds with the same prompts.
     """
     source = f"{job.study.name}, arm {arm}"
-    pipeline = {
-        **job.study.build_pipeline(arm, job.scale),
-        "name": f"seed-{seed}",
-        "seed": seed,
-    }
+    pipeline = {**job.study.build_pipeline(arm, job.scale), "name": f"seed-{seed}", "seed": seed}
     pipeline = prepare_scratch_models(pipeline, parse_pipeline(pipeline, source).recipe, job.folder)
     return parse_pipeline(pipeline, source).resolve()
 

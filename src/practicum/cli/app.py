@@ -182,8 +182,7 @@ def plan_recipe(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     memory: Annotated[
-        str | None,
-        typer.Option(help="available memory, such as 8GiB; default: this machine's"),
+        str | None, typer.Option(help="available memory, such as 8GiB; default: this machine's")
     ] = None,
     answer_tokens: Annotated[
         int | None,
@@ -380,8 +379,7 @@ def serve(  # noqa: PLR0913 - one a line of its help
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     request_tokens: Annotated[
-        int,
-        typer.Option(min=1, help="most tokens per request: its samples times max_tokens"),
+        int, typer.Option(min=1, help="most tokens per request: its samples times max_tokens")
     ] = 2**21,
     debug: Debug = False,
 ) -> None:

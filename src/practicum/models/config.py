@@ -23,10 +23,7 @@ class ScratchConfig(BaseModel):
     layers: int = Field(default=2, ge=1)
     heads: int = Field(default=4, ge=1)
     dropout: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="attention dropout in its config; `pretrain` uses it",
+        default=0.0, ge=0, lt=1, description="attention dropout in its config; `pretrain` uses it"
     )
     padded_vocabulary: int | None = Field(
         default=None, description="rows of the embedding, padding included"

@@ -167,10 +167,7 @@ class _ControlPaths:
         prefix = f"objective.losses.{list(self._reward_terms).index(index)}"
         if term.signal == reward_term.signal:
             return ".".join([prefix, *keys])
-        factors = {
-            ("coefficient",): term.reward.share,
-            ("reward", "coefficient"): term.coefficient,
-        }
+        factors = {("coefficient",): term.reward.share, ("reward", "coefficient"): term.coefficient}
         if tuple(keys) in factors:
             if factors[tuple(keys)] != 1.0:
                 raise RecipeError(

@@ -86,8 +86,7 @@ class Recipe(BaseModel):
     train: TrainConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     monitors: MonitorsSection = Field(
-        default={},
-        description="changed settings of monitors, by id: see [monitors](monitors.md)",
+        default={}, description="changed settings of monitors, by id: see [monitors](monitors.md)"
     )
     tracking: Plugin("trackers") | None = Field(  # type: ignore[valid-type]
         default=None, description="a service that also receives the metrics"

@@ -25,8 +25,7 @@ class Config(BaseModel):
     entity: str | None = Field(default=None, description="user or team; none: the key's default")
     group: str | None = None
     mode: Literal["online", "offline"] | None = Field(
-        default=None,
-        description="none: WANDB_MODE, else online if there is a key, else offline",
+        default=None, description="none: WANDB_MODE, else online if there is a key, else offline"
     )
 
 
