@@ -34,7 +34,6 @@ class _SpecModel(BaseModel):
 class Better(_SpecModel):
     """`better` exceeds `than` by at least `by` in a measure; differences are paired by seed."""
 
-    kind: Literal["better"] = "better"
     better: str
     than: str
     by: float = Field(default=0.0, ge=0)
@@ -45,7 +44,6 @@ class Better(_SpecModel):
 class Tie(_SpecModel):
     """Two arms differ by less than `within`: the interval of the difference is inside of it."""
 
-    kind: Literal["tie"] = "tie"
     tie: tuple[str, str]
     within: float = Field(gt=0)
     measure: str = "accuracy"
@@ -55,7 +53,6 @@ class Tie(_SpecModel):
 class Reaches(_SpecModel):
     """An arm ends at or above `least`, or at or below `most`."""
 
-    kind: Literal["reaches"] = "reaches"
     reaches: str
     least: float | None = None
     most: float | None = None
@@ -66,7 +63,6 @@ class Reaches(_SpecModel):
 class Ratio(_SpecModel):
     """`ratio` over `over` in a measure is at least `least`, or at most `most`."""
 
-    kind: Literal["ratio"] = "ratio"
     ratio: str
     over: str
     measure: str
@@ -77,7 +73,6 @@ class Ratio(_SpecModel):
 class Rises(_SpecModel):
     """An arm's accuracy, total or of a domain, rises by at least `by`; below 0 it may fall."""
 
-    kind: Literal["rises"] = "rises"
     rises: str
     by: float = 0.0
     measure: str = "accuracy"
@@ -89,7 +84,6 @@ class Cost(_SpecModel):
     `cost` divided by `over` is at least `factor`, or at most `most`.
     """
 
-    kind: Literal["cost"] = "cost"
     cost: str
     over: str
     level: float = Field(gt=0, le=1)
@@ -101,7 +95,6 @@ class Cost(_SpecModel):
 class Robust(_SpecModel):
     """Learning rates within a factor of `within` of an arm's best lose at most `loses` to it."""
 
-    kind: Literal["robust"] = "robust"
     robust: str
     within: float = Field(default=3.0, gt=1)
     loses: float = Field(default=0.1, ge=0)
@@ -110,7 +103,6 @@ class Robust(_SpecModel):
 class Warned(_SpecModel):
     """The doctor's verdict on an arm's recipe before training."""
 
-    kind: Literal["warned"] = "warned"
     warned: str
     verdict: Literal["GO", "GO-WITH-CHANGES", "INCONCLUSIVE", "NO-GO"] = "NO-GO"
 
@@ -195,10 +187,6 @@ class LoadedReproduction(_SpecModel):
     recipe: dict[str, Any]
     spec: Reproduction
 
-    def get_scale(self, *, full: bool) -> ReproductionScale:
-        """Return the full scale or the quick one."""
-        return self.spec.full if full else self.spec.quick
-
     def build_recipe(self, arm: str, scale: ReproductionScale) -> dict[str, Any]:
         """Return the data of an arm's recipe; a model may be `{stage: NAME}`."""
         recipe_data = {key: section for key, section in self.recipe.items() if key != "stages"}
@@ -280,22 +268,14 @@ def _check_stages(spec: Reproduction, stages: Sequence[str], source: str) -> Non
 def get_arms(test: Test) -> tuple[str, ...]:
     """Return the arms that a test compares."""
     match test:
-        case Better():
-            return test.better, test.than
-        case Tie():
-            return test.tie
-        case Reaches():
-            return (test.reaches,)
-        case Ratio():
-            return test.ratio, test.over
-        case Rises():
-            return (test.rises,)
-        case Robust():
-            return (test.robust,)
-        case Warned():
-            return (test.warned,)
-        case Cost():
-            return test.cost, test.over
+        case Tie(tie=arms):
+            return arms
+        case Better(better=arm, than=other):
+            return arm, other
+        case Ratio(ratio=arm, over=other) | Cost(cost=arm, over=other):
+            return arm, other
+        case Reaches(reaches=arm) | Rises(rises=arm) | Robust(robust=arm) | Warned(warned=arm):
+            return (arm,)
 
 
 def is_map(study: LoadedReproduction) -> bool:

@@ -99,10 +99,8 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
 def _examine_arms(files: Mapping[str, Path], job: ReproductionJob) -> dict[str, dict[str, Any]]:
     """Return the doctor's verdict on each arm that a test asks about; an arm is examined once."""
     verdicts = {}
-    for test in job.study.spec.tests:
-        if not isinstance(test, Warned) or test.warned in verdicts:
-            continue
-        arm = test.warned
+    warned = [test.warned for test in job.study.spec.tests if isinstance(test, Warned)]
+    for arm in dict.fromkeys(warned):
         path = job.folder / "doctor" / f"{arm}.json"
         if not path.is_file():
             job.console.event(f"{arm}: the doctor looks at it")

@@ -6,6 +6,7 @@ the student near its initial weights.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from practicum.errors import RecipeError
@@ -64,7 +65,7 @@ def build_control(recipe: Recipe) -> Recipe | None:
     ]
     if writer is not None:
         control["rollout"]["source"] = StudentSource().model_dump()
-    paths = _ControlPaths(recipe, reward_terms, drops_source=writer is not None)
+    paths = _ControlPaths(terms, reward_terms, writer is not None)
     control["schedules"] = paths.translate_keys(control["schedules"])
     for settings in control["monitors"].values():
         changes = paths.translate_keys(settings["set"])
@@ -127,15 +128,13 @@ def _extend_filter(term: Term, teacher_filters: set[str]) -> Term:
     return term
 
 
+@dataclass(frozen=True, slots=True)
 class _ControlPaths:
     """The paths of a recipe's numbers in its control."""
 
-    def __init__(
-        self, recipe: Recipe, reward_terms: Mapping[int, Term], *, drops_source: bool
-    ) -> None:
-        self._terms = recipe.objective.losses
-        self._reward_terms = reward_terms
-        self._drops_source = drops_source
+    _terms: Sequence[Term]
+    _reward_terms: Mapping[int, Term]
+    _drops_source: bool
 
     def translate_keys(self, by_path: Mapping[str, Any]) -> dict[str, Any]:
         """Return the mapping with the control's paths as keys, without the paths that are gone."""

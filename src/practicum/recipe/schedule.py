@@ -64,12 +64,7 @@ class Adaptive(Call):
 
 AnySchedule = Linear | Cosine | Switch | Adaptive
 
-SCHEDULES: dict[str, type[AnySchedule]] = {
-    "linear": Linear,
-    "cosine": Cosine,
-    "switch": Switch,
-    "adaptive": Adaptive,
-}
+SCHEDULES = {"linear": Linear, "cosine": Cosine, "switch": Switch, "adaptive": Adaptive}
 """The schedules by name; a plain number is constant."""
 
 
@@ -191,9 +186,8 @@ def apply_values(recipe_data: dict[str, Any], numbers: Mapping[str, float]) -> N
         section: Any = recipe_data
         for name in parents:
             key: Any = int(name) if isinstance(section, list) else name
-            if isinstance(
-                section[key], str
-            ):  # a call as text: its arguments can be set in a mapping
+            if isinstance(section[key], str):
+                # A call as text: its arguments can be set in a mapping.
                 call, _, arguments = parse_call(section[key])
                 section[key] = {"type": call, **arguments}
             section = section[key]
