@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from laboratory.results import TEACHER
 from practicum.core.calls import suggest_name
@@ -18,6 +18,7 @@ from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import RecipeError
 from practicum.recipe import merge_recipes, read_recipe, validate_fields
 from practicum.runs.console import Console
+from practicum.types import FrozenConfig
 
 FOLDER = Path(__file__).parent / "recipes"
 """The folder of the reproductions of this repository."""
@@ -27,11 +28,7 @@ At = Literal["start", "end", "equal_flops"] | int
 """The time of a measurement: before training, after it, at equal FLOPs, or at a step."""
 
 
-class _SpecModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Better(_SpecModel):
+class Better(FrozenConfig):
     """`better` exceeds `than` by at least `by` in a measure; differences are paired by seed."""
 
     better: str
@@ -41,7 +38,7 @@ class Better(_SpecModel):
     at: At = Field(default="end", description="start, end, equal_flops, or a step")
 
 
-class Tie(_SpecModel):
+class Tie(FrozenConfig):
     """Two arms differ by less than `within`: the interval of the difference is inside of it."""
 
     tie: tuple[str, str]
@@ -50,7 +47,7 @@ class Tie(_SpecModel):
     at: At = "end"
 
 
-class Reaches(_SpecModel):
+class Reaches(FrozenConfig):
     """An arm ends at or above `least`, or at or below `most`."""
 
     reaches: str
@@ -60,7 +57,7 @@ class Reaches(_SpecModel):
     at: At = "end"
 
 
-class Ratio(_SpecModel):
+class Ratio(FrozenConfig):
     """`ratio` over `over` in a measure is at least `least`, or at most `most`."""
 
     ratio: str
@@ -70,7 +67,7 @@ class Ratio(_SpecModel):
     most: float | None = Field(default=None, gt=0)
 
 
-class Rises(_SpecModel):
+class Rises(FrozenConfig):
     """An arm's accuracy, total or of a domain, rises by at least `by`; below 0 it may fall."""
 
     rises: str
@@ -78,7 +75,7 @@ class Rises(_SpecModel):
     measure: str = "accuracy"
 
 
-class Cost(_SpecModel):
+class Cost(FrozenConfig):
     """The ratio of two arms' spending until the accuracy first reaches `level`.
 
     `cost` divided by `over` is at least `factor`, or at most `most`.
@@ -92,7 +89,7 @@ class Cost(_SpecModel):
     unit: Unit = "flops"
 
 
-class Robust(_SpecModel):
+class Robust(FrozenConfig):
     """Learning rates within a factor of `within` of an arm's best lose at most `loses` to it."""
 
     robust: str
@@ -100,7 +97,7 @@ class Robust(_SpecModel):
     loses: float = Field(default=0.1, ge=0)
 
 
-class Warned(_SpecModel):
+class Warned(FrozenConfig):
     """The doctor's verdict on an arm's recipe before training."""
 
     warned: str
@@ -110,7 +107,7 @@ class Warned(_SpecModel):
 Test = Better | Tie | Reaches | Ratio | Rises | Cost | Robust | Warned
 
 
-class Claim(_SpecModel):
+class Claim(FrozenConfig):
     """A claim of a paper and the tests that decide it; the claim holds if all tests do."""
 
     claim: str
@@ -123,11 +120,11 @@ class Claim(_SpecModel):
     )
 
 
-class ReproductionArm(_SpecModel):
+class ReproductionArm(FrozenConfig):
     """One arm: its description, and its changes of the recipe."""
 
     about: str
-    set: dict[str, Any] = {}
+    set: dict[str, Any] = Field(default_factory=dict)
     without: tuple[str, ...] = Field(
         default=(), description="stages of a pipeline that the arm leaves out"
     )
@@ -136,15 +133,15 @@ class ReproductionArm(_SpecModel):
     )
 
 
-class ReproductionScale(_SpecModel):
+class ReproductionScale(FrozenConfig):
     """The size of a reproduction: its seeds, its sweep with another seed, changes of all arms."""
 
     seeds: int = Field(default=3, ge=1)
     sweep: bool = True
-    set: dict[str, Any] = {}
+    set: dict[str, Any] = Field(default_factory=dict)
 
 
-class Reproduction(_SpecModel):
+class Reproduction(FrozenConfig):
     """The keys of a reproduction besides those of its recipe."""
 
     question: str
@@ -179,7 +176,7 @@ class Reproduction(_SpecModel):
         return [test for claim in self.claims for test in claim.tests]
 
 
-class LoadedReproduction(_SpecModel):
+class LoadedReproduction(FrozenConfig):
     """A reproduction with its name and its recipe's data, `stages` included."""
 
     name: str

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from practicum.trackers import Tracker, TrackerContext, import_client, translate_failures
+from practicum.types import FrozenConfig
 
 TAG = "practicum.id"
 """The tag by which a resumed run finds its MLflow run."""
@@ -24,13 +25,12 @@ MAX_PARAMS = 100
 """The most parameters that one request may send."""
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The server and the experiment.
 
     User and password stay in `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["mlflow"] = "mlflow"
     experiment: str = "practicum"
     uri: str | None = Field(
