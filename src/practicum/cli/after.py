@@ -133,6 +133,7 @@ def _open(target: str, system: str | None) -> tuple[Student | Model, SamplingCli
 
 def _resolve_stage(target: str) -> str:
     """Return the last started stage of a pipeline's folder; other targets are unchanged."""
+    # Names of stage folders begin with their numbers, so the last in order is the last begun.
     stages = sorted(path.parent for path in RunDir(Path(target)).stages.glob("*/recipe.json"))
     return str(stages[-1]) if stages else target
 

@@ -30,6 +30,7 @@ def examine_recipe(
     page = diagnosis.write(path)
     verdict = diagnosis.verdict
     show(diagnosis, source, overrides, console)
+    # A terminal has the table already; a program gets the same findings as data.
     for_programs = {"diagnosis": diagnosis.to_json()} if isinstance(console, JsonConsole) else {}
     console.finish(
         {"verdict": verdict.word, "written": str(path), "page": str(page), **for_programs}

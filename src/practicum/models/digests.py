@@ -42,7 +42,8 @@ def digest_model(source: str, weights: bool = True) -> dict[str, str]:
 
 
 def compute_fingerprint(source: str) -> str:
-    """Return one SHA-256 over all of `model_digests`."""
+    """Return one SHA-256 over all of `digest_model`."""
+    # Paths are in the JSON beside their digests, so a renamed file counts as a change.
     return hashlib.sha256(json.dumps(digest_model(source)).encode()).hexdigest()
 
 

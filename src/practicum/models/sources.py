@@ -51,6 +51,7 @@ def locate(config: ModelConfig, scratch_folder: Path | None = None) -> str:
     if folder.is_dir():
         _check_folder(folder, config)
         return str(folder)
+    # A mistyped path must fail here: as a hub name it would go out to the network.
     if config.model.startswith((".", "/", "~")) or config.model.count("/") != 1:
         raise ModelError(
             f"no model {config.model!r}: it is not a folder, not a hub name such as "

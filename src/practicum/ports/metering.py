@@ -94,6 +94,7 @@ class MeteredLockstep(MeteredSampler):
         """Sample from the mixture and count the tokens of both models."""
         samples = self._client.sample_mixed(requests, teacher, teacher_weight, params)
         self.count([request.prompt_tokens for request in requests], samples)
+        # The teacher decoded through `open_decode_batch`, which counts nothing.
         if isinstance(teacher, MeteredSampler):
             teacher.count([request.teacher_prompt_tokens for request in requests], samples)
         return samples

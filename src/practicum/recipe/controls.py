@@ -51,12 +51,14 @@ def build_control(recipe: Recipe) -> Recipe | None:
         for index, term in enumerate(terms)
         if (reward_term := _remove_teacher(term, writer)) is not None
     }
+    # Dropped terms leave their answers without a loss, and the reward takes those over.
     teacher_filters = {term.filter for index, term in enumerate(terms) if index not in reward_terms}
     reward_terms = {
         index: _extend_filter(term, teacher_filters) for index, term in reward_terms.items()
     }
     if not any(term.learns_from_reward for term in reward_terms.values()):
         return None
+    # Changed as resolved data and validated again, so the control obeys the rules of any recipe.
     control = resolve_recipe(recipe)
     control |= describe_control(control)
     control["teacher"] = {"type": "none"}
@@ -164,6 +166,7 @@ class _ControlPaths:
             return None
         term, reward_term = self._terms[index], self._reward_terms[index]
         prefix = f"objective.losses.{list(self._reward_terms).index(index)}"
+        # An unchanged term keeps all of its numbers; only its index in the list may differ.
         if term.signal == reward_term.signal:
             return ".".join([prefix, *keys])
         factors = {("coefficient",): term.reward.share, ("reward", "coefficient"): term.coefficient}

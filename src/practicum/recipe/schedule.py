@@ -162,6 +162,7 @@ class ScheduleState:
 
     def load_state(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Restore the values that `save_state` returned."""
+        # A resume may change schedules: only those that the saved run had, too, go on.
         for path in self._state.keys() & state.keys():
             self._state[path] = dict(state[path])
 
@@ -191,6 +192,7 @@ def apply_values(recipe_data: dict[str, Any], numbers: Mapping[str, float]) -> N
                 call, _, arguments = parse_call(section[key])
                 section[key] = {"type": call, **arguments}
             section = section[key]
+        # Python counts True and False as integers.
         is_integer = isinstance(section.get(last), int) and not isinstance(section.get(last), bool)
         section[last] = round(number) if is_integer else number
 

@@ -73,6 +73,7 @@ class OptimizerConfig(FrozenConfig):
     def _compute_factor(self, step: int, steps: int) -> float:
         if step <= self.warmup_steps:
             return step / self.warmup_steps
+        # It stays below 1, since a rate of 0 at the last step would waste that step.
         progress = (step - self.warmup_steps - 1) / max(steps - self.warmup_steps, 1)
         if self.schedule == "linear":
             return 1.0 - progress

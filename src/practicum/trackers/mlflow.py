@@ -88,6 +88,7 @@ class MLflow:
                 self._mlflow.entities.Param(key, str(value)[:MAX_PARAM_CHARS])
                 for key, value in self._context.settings.items()
             ]
+            # A resolved recipe can have more keys than one request may send.
             for start in range(0, len(params), MAX_PARAMS):
                 self._client.log_batch(self._run, params=params[start : start + MAX_PARAMS])
         return 0
