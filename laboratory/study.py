@@ -267,10 +267,10 @@ def get_arms(test: Test) -> tuple[str, ...]:
     match test:
         case Tie(tie=arms):
             return arms
-        case Better(better=arm, than=other):
-            return arm, other
-        case Ratio(ratio=arm, over=other) | Cost(cost=arm, over=other):
-            return arm, other
+        case Better(better=first, than=second):
+            return first, second
+        case Ratio(ratio=first, over=second) | Cost(cost=first, over=second):
+            return first, second
         case Reaches(reaches=arm) | Rises(rises=arm) | Robust(robust=arm) | Warned(warned=arm):
             return (arm,)
 
