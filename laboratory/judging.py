@@ -3,21 +3,10 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from laboratory.results import Results
-from laboratory.study import (
-    Better,
-    Claim,
-    Cost,
-    Ratio,
-    Reaches,
-    Rises,
-    Robust,
-    Test,
-    Tie,
-    Warned,
-)
+from laboratory.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Test, Tie, Warned
 from practicum.statistics import Interval, contains_zero, t_interval
 
 Answer = Literal["yes", "no", "unresolved", "missing"]
@@ -56,23 +45,7 @@ def combine_answers(answers: Sequence[Answer]) -> Verdict:
 
 def judge_test(test: Test, results: Results) -> Judgement:
     """Judge one test; a test whose arms did not run is `missing`."""
-    match test:
-        case Better():
-            return _judge_better(test, results)
-        case Tie():
-            return _judge_tie(test, results)
-        case Reaches():
-            return _judge_reaches(test, results)
-        case Ratio():
-            return _judge_ratio(test, results)
-        case Rises():
-            return _judge_rises(test, results)
-        case Cost():
-            return _judge_cost(test, results)
-        case Robust():
-            return _judge_robust(test, results)
-        case Warned():
-            return _judge_warned(test, results)
+    return _JUDGES[type(test)](test, results)
 
 
 def _judge_interval(
@@ -261,3 +234,16 @@ def _format_measure(measure: str, at: str | int) -> str:
 def _format_share(interval: Interval) -> str:
     """Format a share, whose interval cannot exceed 0 to 1."""
     return _PLAIN(Interval(interval.mean, max(interval.low, 0.0), min(interval.high, 1.0)))
+
+
+_JUDGES: Mapping[type[Test], Callable[[Any, Results], Judgement]] = {
+    Better: _judge_better,
+    Tie: _judge_tie,
+    Reaches: _judge_reaches,
+    Ratio: _judge_ratio,
+    Rises: _judge_rises,
+    Cost: _judge_cost,
+    Robust: _judge_robust,
+    Warned: _judge_warned,
+}
+"""The judge of each kind of test."""

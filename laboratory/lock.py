@@ -3,21 +3,20 @@
 import random
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._words import check_letters
-from practicum.types import Message, Prompt
+from practicum.types import FrozenConfig, Message, Prompt
 
 MOST_LOCKS = 26
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The number of locks, and the length and letters of their codes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["laboratory.lock"] = "laboratory.lock"
     locks: int = Field(default=4, ge=1, le=MOST_LOCKS, description="each with a code of its own")
     length: int = Field(default=4, ge=1, le=100, description="letters of a code")

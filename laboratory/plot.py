@@ -9,19 +9,10 @@ from laboratory.results import Results
 from laboratory.study import LoadedReproduction, is_map, list_measures
 from practicum.statistics import t_interval
 from practicum.studies.compare import build_mean_curve
+from practicum.studies.compare.comparison_page import COLOURS as ARM_COLOURS
 
-COLOURS = (
-    "#2f6fde",
-    "#d9480f",
-    "#2b8a3e",
-    "#9c36b5",
-    "#c2255c",
-    "#0b7285",
-    "#a67c00",
-    "#5c677d",
-    "#12b886",
-    "#e64980",
-)
+COLOURS = (*ARM_COLOURS, "#12b886", "#e64980")
+"""The colours of the arms: a reproduction has more of them than a comparison."""
 CELL = 64
 """Width of a map's cell."""
 ROW, TOP = 22, 26

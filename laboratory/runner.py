@@ -44,7 +44,8 @@ def reproduce(
     study = load_reproduction(source)
     form = "full" if full else "quick"
     folder = (out / f"{study.name}-{form}").absolute()
-    if (folder / "clock.json").is_file() != resume:
+    clock = folder / "clock.json"
+    if clock.is_file() != resume:
         raise RecipeError(
             f"{shorten_path(folder)} already holds this reproduction; write --resume to go on with it, "
             "or --out another folder"
@@ -54,13 +55,13 @@ def reproduce(
         )
     folder.mkdir(parents=True, exist_ok=True)
     config = study.spec.measure
-    job = ReproductionJob(study, study.get_scale(full=full), folder, at_once, console)
-    with _Clock(folder / "clock.json") as clock, _importable():
+    scale = study.spec.full if full else study.spec.quick
+    job = ReproductionJob(study, scale, folder, at_once, console)
+    with _count_seconds(clock), _importable():
         measured = load_plugin("laboratory.measures", config.type).measure(config, job)
     versions = {name: str(version) for name, version in collect_versions().items()}
-    results = replace(
-        measured, name=study.name, form=form, seconds=clock.seconds, versions=versions
-    )
+    seconds = read_json(clock)["seconds"]
+    results = replace(measured, name=study.name, form=form, seconds=seconds, versions=versions)
     write_results(folder / "results.json", results)
     write_text(folder / "plot.svg", plot(study, results))
     rows = []
@@ -90,19 +91,14 @@ def _importable() -> Iterator[None]:
         os.environ |= {} if before is None else {"PYTHONPATH": before}
 
 
-class _Clock:
-    """A clock that counts the seconds of work, also over several resumed calls."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.seconds: float = read_json(path)["seconds"] if path.is_file() else 0.0
-        self._began = time.monotonic()
-        write_json(path, {"seconds": self.seconds})
-
-    def __enter__(self) -> "_Clock":
-        self._began = time.monotonic()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.seconds += time.monotonic() - self._began
-        write_json(self._path, {"seconds": self.seconds})
+@contextmanager
+def _count_seconds(path: Path) -> Iterator[None]:
+    """Add the seconds of the block to those in the file, so that resumed calls add up."""
+    seconds = read_json(path)["seconds"] if path.is_file() else 0.0
+    # Written at the start, too: the file marks the folder as one to resume after a kill.
+    write_json(path, {"seconds": seconds})
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        write_json(path, {"seconds": seconds + time.monotonic() - began})

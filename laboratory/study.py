@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from laboratory.results import TEACHER
 from practicum.core.calls import suggest_name
@@ -18,6 +18,7 @@ from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import RecipeError
 from practicum.recipe import merge_recipes, read_recipe, validate_fields
 from practicum.runs.console import Console
+from practicum.types import FrozenConfig
 
 FOLDER = Path(__file__).parent / "recipes"
 """The folder of the reproductions of this repository."""
@@ -27,14 +28,9 @@ At = Literal["start", "end", "equal_flops"] | int
 """The time of a measurement: before training, after it, at equal FLOPs, or at a step."""
 
 
-class _SpecModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Better(_SpecModel):
+class Better(FrozenConfig):
     """`better` exceeds `than` by at least `by` in a measure; differences are paired by seed."""
 
-    kind: Literal["better"] = "better"
     better: str
     than: str
     by: float = Field(default=0.0, ge=0)
@@ -42,20 +38,18 @@ class Better(_SpecModel):
     at: At = Field(default="end", description="start, end, equal_flops, or a step")
 
 
-class Tie(_SpecModel):
+class Tie(FrozenConfig):
     """Two arms differ by less than `within`: the interval of the difference is inside of it."""
 
-    kind: Literal["tie"] = "tie"
     tie: tuple[str, str]
     within: float = Field(gt=0)
     measure: str = "accuracy"
     at: At = "end"
 
 
-class Reaches(_SpecModel):
+class Reaches(FrozenConfig):
     """An arm ends at or above `least`, or at or below `most`."""
 
-    kind: Literal["reaches"] = "reaches"
     reaches: str
     least: float | None = None
     most: float | None = None
@@ -63,10 +57,9 @@ class Reaches(_SpecModel):
     at: At = "end"
 
 
-class Ratio(_SpecModel):
+class Ratio(FrozenConfig):
     """`ratio` over `over` in a measure is at least `least`, or at most `most`."""
 
-    kind: Literal["ratio"] = "ratio"
     ratio: str
     over: str
     measure: str
@@ -74,22 +67,20 @@ class Ratio(_SpecModel):
     most: float | None = Field(default=None, gt=0)
 
 
-class Rises(_SpecModel):
+class Rises(FrozenConfig):
     """An arm's accuracy, total or of a domain, rises by at least `by`; below 0 it may fall."""
 
-    kind: Literal["rises"] = "rises"
     rises: str
     by: float = 0.0
     measure: str = "accuracy"
 
 
-class Cost(_SpecModel):
+class Cost(FrozenConfig):
     """The ratio of two arms' spending until the accuracy first reaches `level`.
 
     `cost` divided by `over` is at least `factor`, or at most `most`.
     """
 
-    kind: Literal["cost"] = "cost"
     cost: str
     over: str
     level: float = Field(gt=0, le=1)
@@ -98,19 +89,17 @@ class Cost(_SpecModel):
     unit: Unit = "flops"
 
 
-class Robust(_SpecModel):
+class Robust(FrozenConfig):
     """Learning rates within a factor of `within` of an arm's best lose at most `loses` to it."""
 
-    kind: Literal["robust"] = "robust"
     robust: str
     within: float = Field(default=3.0, gt=1)
     loses: float = Field(default=0.1, ge=0)
 
 
-class Warned(_SpecModel):
+class Warned(FrozenConfig):
     """The doctor's verdict on an arm's recipe before training."""
 
-    kind: Literal["warned"] = "warned"
     warned: str
     verdict: Literal["GO", "GO-WITH-CHANGES", "INCONCLUSIVE", "NO-GO"] = "NO-GO"
 
@@ -118,7 +107,7 @@ class Warned(_SpecModel):
 Test = Better | Tie | Reaches | Ratio | Rises | Cost | Robust | Warned
 
 
-class Claim(_SpecModel):
+class Claim(FrozenConfig):
     """A claim of a paper and the tests that decide it; the claim holds if all tests do."""
 
     claim: str
@@ -131,11 +120,11 @@ class Claim(_SpecModel):
     )
 
 
-class ReproductionArm(_SpecModel):
+class ReproductionArm(FrozenConfig):
     """One arm: its description, and its changes of the recipe."""
 
     about: str
-    set: dict[str, Any] = {}
+    set: dict[str, Any] = Field(default_factory=dict)
     without: tuple[str, ...] = Field(
         default=(), description="stages of a pipeline that the arm leaves out"
     )
@@ -144,15 +133,15 @@ class ReproductionArm(_SpecModel):
     )
 
 
-class ReproductionScale(_SpecModel):
+class ReproductionScale(FrozenConfig):
     """The size of a reproduction: its seeds, its sweep with another seed, changes of all arms."""
 
     seeds: int = Field(default=3, ge=1)
     sweep: bool = True
-    set: dict[str, Any] = {}
+    set: dict[str, Any] = Field(default_factory=dict)
 
 
-class Reproduction(_SpecModel):
+class Reproduction(FrozenConfig):
     """The keys of a reproduction besides those of its recipe."""
 
     question: str
@@ -187,17 +176,13 @@ class Reproduction(_SpecModel):
         return [test for claim in self.claims for test in claim.tests]
 
 
-class LoadedReproduction(_SpecModel):
+class LoadedReproduction(FrozenConfig):
     """A reproduction with its name and its recipe's data, `stages` included."""
 
     name: str
     file: Path
     recipe: dict[str, Any]
     spec: Reproduction
-
-    def get_scale(self, *, full: bool) -> ReproductionScale:
-        """Return the full scale or the quick one."""
-        return self.spec.full if full else self.spec.quick
 
     def build_recipe(self, arm: str, scale: ReproductionScale) -> dict[str, Any]:
         """Return the data of an arm's recipe; a model may be `{stage: NAME}`."""
@@ -280,22 +265,14 @@ def _check_stages(spec: Reproduction, stages: Sequence[str], source: str) -> Non
 def get_arms(test: Test) -> tuple[str, ...]:
     """Return the arms that a test compares."""
     match test:
-        case Better():
-            return test.better, test.than
-        case Tie():
-            return test.tie
-        case Reaches():
-            return (test.reaches,)
-        case Ratio():
-            return test.ratio, test.over
-        case Rises():
-            return (test.rises,)
-        case Robust():
-            return (test.robust,)
-        case Warned():
-            return (test.warned,)
-        case Cost():
-            return test.cost, test.over
+        case Tie(tie=arms):
+            return arms
+        case Better(better=first, than=second):
+            return first, second
+        case Ratio(ratio=first, over=second) | Cost(cost=first, over=second):
+            return first, second
+        case Reaches(reaches=arm) | Rises(rises=arm) | Robust(robust=arm) | Warned(warned=arm):
+            return (arm,)
 
 
 def is_map(study: LoadedReproduction) -> bool:

@@ -250,7 +250,7 @@ MODELS: dict[str, type[BaseModel]] = {
         recipe.sections.RolloutConfig,
         recipe.sections.OptimizerConfig,
         recipe.TrainConfig,
-        recipe.Budget,
+        recipe.sections.Budget,
         recipe.Prices,
         recipe.sections.EvaluationConfig,
         model_config.StudentConfig,
@@ -453,9 +453,9 @@ def _families() -> str:
 
 
 def _recipes() -> str:
-    folder = recipe.locate_packaged_recipes()
+    folder = recipe.yaml_files.locate_packaged_recipes()
     rows = [
-        [f"`{name}`", recipe.read_yaml(folder / f"{name}.yaml").get("about", "")]
+        [f"`{name}`", recipe.yaml_files.read_yaml(folder / f"{name}.yaml").get("about", "")]
         for name in recipe.list_recipe_names()
     ]
     return _table(["recipe", "about"], rows)
@@ -718,7 +718,7 @@ def test_yaml_blocks_are_valid(text):
         assert mark == "# overrides", (
             f"a yaml block starts with # objective, # recipe, # pipeline or # overrides, not {mark!r}"
         )
-        toy = recipe.read_yaml(recipe.find_recipe("smoke/toy"))
+        toy = recipe.yaml_files.read_yaml(recipe.find_recipe("smoke/toy"))
         recipe.parse_recipe(_merged(toy, data), "block")
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from laboratory.measures.runs import measure_with
@@ -34,13 +34,12 @@ from practicum.run_dir import read_json, write_json
 from practicum.runs import open_run, restore_components
 from practicum.runs.assembly import RunComponents
 from practicum.training.evaluation import EvaluationSettings
-from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import FrozenConfig, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The number of tokens drafted per call of the teacher."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["drafter"] = "drafter"
     gamma: int = Field(default=4, ge=1)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from laboratory.measures.runs import FindModel, prepare_models, write_arm
@@ -17,12 +17,12 @@ from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.training.loop import generate_rollouts, score_rollouts
+from practicum.types import FrozenConfig
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The number of batches per arm; a batch is the data of one step of its recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["gradient"] = "gradient"
     batches: int = Field(default=24, ge=2)
     quick_batches: int = Field(default=8, ge=2)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from laboratory.measures.runs import prepare_scratch_models, read_alarms, read_run
 from laboratory.results import TEACHER, Results, group_by_measure
@@ -16,12 +15,12 @@ from practicum.errors import PracticumError
 from practicum.run_dir import RunDir, read_json
 from practicum.runs.pipeline import parse_pipeline
 from practicum.studies.compare import Outcome, Point, RunJob, read_outcome, run_jobs
+from practicum.types import FrozenConfig
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """No settings. Learning rates are not swept."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["pipelines"] = "pipelines"
 
 
@@ -74,11 +73,7 @@ def _build_pipeline(job: ReproductionJob, arm: str, seed: int) -> dict[str, Any]
     From-scratch models are made once for all arms, and for all seeds with the same prompts.
     """
     source = f"{job.study.name}, arm {arm}"
-    pipeline = {
-        **job.study.build_pipeline(arm, job.scale),
-        "name": f"seed-{seed}",
-        "seed": seed,
-    }
+    pipeline = {**job.study.build_pipeline(arm, job.scale), "name": f"seed-{seed}", "seed": seed}
     pipeline = prepare_scratch_models(pipeline, parse_pipeline(pipeline, source).recipe, job.folder)
     return parse_pipeline(pipeline, source).resolve()
 

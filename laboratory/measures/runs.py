@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 
 from laboratory.results import TEACHER, Results, group_by_measure, name_before
@@ -25,6 +24,7 @@ from practicum.runs.pipeline.runner import run as run_pipeline
 from practicum.statistics import group_pairs, pass_at_k, unique_share
 from practicum.studies.compare import ComparisonSettings, FailedRun, FinishedRuns, Outcome, run_arms
 from practicum.studies.doctor import doctor
+from practicum.types import FrozenConfig
 
 R = TypeVar("R")
 
@@ -38,10 +38,9 @@ TUNING_SEED = 1000
 """The seed of the sweep; no counted run has it."""
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """No settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["runs"] = "runs"
 
 
@@ -99,10 +98,8 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
 def _examine_arms(files: Mapping[str, Path], job: ReproductionJob) -> dict[str, dict[str, Any]]:
     """Return the doctor's verdict on each arm that a test asks about; an arm is examined once."""
     verdicts = {}
-    for test in job.study.spec.tests:
-        if not isinstance(test, Warned) or test.warned in verdicts:
-            continue
-        arm = test.warned
+    warned = [test.warned for test in job.study.spec.tests if isinstance(test, Warned)]
+    for arm in dict.fromkeys(warned):
         path = job.folder / "doctor" / f"{arm}.json"
         if not path.is_file():
             job.console.event(f"{arm}: the doctor looks at it")

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from laboratory.measures.runs import measure_with
 from laboratory.results import Results
 from laboratory.study import ReproductionJob
@@ -25,13 +23,12 @@ from practicum.recipe import Recipe
 from practicum.run_dir import read_json
 from practicum.runs import open_run
 from practicum.runs.assembly import build_task
-from practicum.types import Rollout
+from practicum.types import FrozenConfig, Rollout
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """No settings: the task has the number of turns."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["turns"] = "turns"
 
 

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 StopReason = Literal["stop", "length", "error", "timeout"]
@@ -369,3 +370,9 @@ class ForwardResult:
     outputs: TokenRecord
     supervised: list[int]
     head_reads: Mapping[str, int] = field(default_factory=dict)
+
+
+class FrozenConfig(BaseModel):
+    """Settings that never change once they are read; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")

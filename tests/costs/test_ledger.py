@@ -16,7 +16,7 @@ from practicum.costs import (
     count_read_tokens,
     summarize_costs,
 )
-from practicum.recipe import Budget, Prices
+from practicum.recipe.sections import Budget, Prices
 
 SHAPE = ModelDims(
     parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from practicum.recipe import find_recipe, list_recipe_names, load_recipe, read_yaml
+from practicum.recipe import find_recipe, list_recipe_names, load_recipe
+from practicum.recipe.yaml_files import read_yaml
 from practicum.runs import run
 
 ELSEWHERE = {

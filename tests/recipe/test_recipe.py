@@ -19,10 +19,10 @@ from practicum.recipe import (
     load_recipe,
     override,
     parse_recipe,
-    read_yaml,
     resolve_recipe,
 )
 from practicum.recipe.sections import OptimizerConfig
+from practicum.recipe.yaml_files import read_yaml
 from practicum.runs.assembly import assemble_run
 
 NO_MODELS = Path("models")

@@ -10,12 +10,11 @@ from practicum.models.config import ScratchConfig
 from practicum.recipe import (
     list_recipe_names,
     load_recipe,
-    locate_packaged_recipes,
     parse_recipe,
     read_recipe,
-    read_yaml,
     resolve_recipe,
 )
+from practicum.recipe.yaml_files import locate_packaged_recipes, read_yaml
 from practicum.runs import run
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -30,13 +30,10 @@ def print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary))
         return
-    for name, number in _order_numbers(summary):
+    numbers = {name: number for name, number in summary.items() if name != "by_domain"}
+    numbers |= {f"  {domain}": interval for domain, interval in summary["by_domain"].items()}
+    for name, number in numbers.items():
         print(f"{name:16} {_format_number(number)}")
-
-
-def _order_numbers(summary: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    yield from ((name, number) for name, number in summary.items() if name != "by_domain")
-    yield from ((f"  {domain}", interval) for domain, interval in summary["by_domain"].items())
 
 
 def _format_number(number: object) -> str:

@@ -11,7 +11,7 @@ from practicum.core.randomness import seed_of
 from practicum.errors import DataError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.ports import Model, SamplingClient, Student, TeacherRequest
-from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolve_recipe
+from practicum.recipe import load_recipe, override, parse_recipe, resolve_recipe
 from practicum.report import write_report
 from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import RunDir
@@ -110,20 +110,16 @@ def rewrite_report(folder: Path) -> Path:
 
 def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     run_dir, recipe = open_run(path)
-    built = restore_components(run_dir, _apply_overrides(recipe, overrides))
+    recipe_data = resolve_recipe(recipe)
+    for text in overrides:
+        override(recipe_data, text)
+    built = restore_components(run_dir, parse_recipe(recipe_data, "the run's recipe"))
     if built.evaluation is None:
         raise DataError(f"{path}: the task has no held-out prompts to evaluate on")
     parts = built.parts
     return evaluate(
         parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation
     ).summarize()
-
-
-def _apply_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    recipe_data = resolve_recipe(recipe)
-    for text in overrides:
-        override(recipe_data, text)
-    return parse_recipe(recipe_data, "the run's recipe")
 
 
 def _open(target: str, system: str | None) -> tuple[Student | Model, SamplingClient]:
@@ -137,6 +133,7 @@ def _open(target: str, system: str | None) -> tuple[Student | Model, SamplingCli
 
 def _resolve_stage(target: str) -> str:
     """Return the last started stage of a pipeline's folder; other targets are unchanged."""
+    # Names of stage folders begin with their numbers, so the last in order is the last begun.
     stages = sorted(path.parent for path in RunDir(Path(target)).stages.glob("*/recipe.json"))
     return str(stages[-1]) if stages else target
 

@@ -47,8 +47,6 @@ RunOrModel = Annotated[
     str, typer.Argument(metavar="RUN|MODEL", help="run folder, model folder or model name")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object per line")]
-Jobs = Annotated[int, typer.Option(min=1, help="runs at a time, as far as memory allows")]
-ResumeRuns = Annotated[bool, typer.Option("--resume", help="run only what is not finished")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
 
@@ -182,8 +180,7 @@ def plan_recipe(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     memory: Annotated[
-        str | None,
-        typer.Option(help="available memory, such as 8GiB; default: this machine's"),
+        str | None, typer.Option(help="available memory, such as 8GiB; default: this machine's")
     ] = None,
     answer_tokens: Annotated[
         int | None,
@@ -303,8 +300,8 @@ def compare(  # noqa: PLR0913  (its options, one by one)
         str, typer.Option(help="flops=1e12, tokens=100000, seconds=60 or steps=40 per run")
     ] = "steps",
     out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path("runs/compare"),
-    jobs: Jobs = 2,
-    resume: ResumeRuns = False,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time, as far as memory allows")] = 2,
+    resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="an override for every arm"),
@@ -380,8 +377,7 @@ def serve(  # noqa: PLR0913 - one a line of its help
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     request_tokens: Annotated[
-        int,
-        typer.Option(min=1, help="most tokens per request: its samples times max_tokens"),
+        int, typer.Option(min=1, help="most tokens per request: its samples times max_tokens")
     ] = 2**21,
     debug: Debug = False,
 ) -> None:
@@ -389,20 +385,19 @@ def serve(  # noqa: PLR0913 - one a line of its help
     with _errors(debug):
         from practicum.cli.serve import ServerOptions, serve_models
 
-        serve_models(
-            ServerOptions(
-                models,
-                student or (),
-                host,
-                port,
-                out,
-                memory,
-                token_file,
-                dtype,
-                device,
-                request_tokens,
-            )
+        options = ServerOptions(
+            models,
+            student or (),
+            host,
+            port,
+            out,
+            memory,
+            token_file,
+            dtype,
+            device,
+            request_tokens,
         )
+        serve_models(options)
 
 
 def _print_version(version: bool) -> None:

@@ -30,6 +30,7 @@ def examine_recipe(
     page = diagnosis.write(path)
     verdict = diagnosis.verdict
     show(diagnosis, source, overrides, console)
+    # A terminal has the table already; a program gets the same findings as data.
     for_programs = {"diagnosis": diagnosis.to_json()} if isinstance(console, JsonConsole) else {}
     console.finish(
         {"verdict": verdict.word, "written": str(path), "page": str(page), **for_programs}
@@ -68,12 +69,8 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
 
 def _show_finding(result: CheckResult, console: Console) -> None:
     """Print a finding, the answers that it needs, and the fix."""
-    finding = result.outcome
-    console.event(
-        make_printable(
-            f"{result.check.id} {result.check.name}, {finding.status}: {finding.sentence}"
-        )
-    )
+    finding, title = result.outcome, f"{result.check.id} {result.check.name}"
+    console.event(make_printable(f"{title}, {finding.status}: {finding.sentence}"))
     if finding.rollouts_needed:
         console.event(f"-> it needs about {finding.rollouts_needed} answers: raise --prompts")
     if finding.fix:

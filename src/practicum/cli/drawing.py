@@ -30,11 +30,8 @@ def draw_schedules(recipe: Recipe) -> list[str]:
 
 def draw_chart(values: Sequence[float]) -> list[str]:
     """Draw values as columns of blocks, with the range at the left and the steps below."""
-    columns = (
-        [values[column * len(values) // WIDTH] for column in range(WIDTH)]
-        if len(values) > WIDTH
-        else list(values)
-    )
+    width = min(len(values), WIDTH)
+    columns = [values[column * len(values) // width] for column in range(width)]
     low, high = min(0.0, *columns), max(columns)
     spread = (high - low) or 1.0
     # A block character fills its cell in eighths, so a column's height is counted in eighths.

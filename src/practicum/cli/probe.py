@@ -15,6 +15,7 @@ LARGEST_K = 256
 def probe_server(url: str, **fields: Any) -> Probe:
     """Probe the server at an address; `fields` are settings of an `openai_api` teacher."""
     try:
+        # Somebody waits at the terminal: an address that does not answer is reported soon.
         config = Config(url=url, give_up_after=5.0, **fields)
     except ValidationError as error:
         raise RecipeError(

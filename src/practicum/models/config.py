@@ -2,31 +2,28 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from practicum.types import FrozenConfig
 
 
-class PretrainConfig(BaseModel):
+class PretrainConfig(FrozenConfig):
     """Supervised training of a from-scratch model on the task's answers, before the run begins."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     steps: int = Field(default=200, ge=0)
     batch: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
 
 
-class ScratchConfig(BaseModel):
+class ScratchConfig(FrozenConfig):
     """A small randomly initialised model with a character tokenizer, made when the run starts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     architecture: Literal["llama", "qwen3", "gemma3"] = "llama"
     hidden_size: int = Field(default=64, ge=8, multiple_of=8)
     layers: int = Field(default=2, ge=1)
     heads: int = Field(default=4, ge=1)
     dropout: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="attention dropout in its config; `pretrain` uses it",
+        default=0.0, ge=0, lt=1, description="attention dropout in its config; `pretrain` uses it"
     )
     padded_vocabulary: int | None = Field(
         default=None, description="rows of the embedding, padding included"
@@ -35,10 +32,9 @@ class ScratchConfig(BaseModel):
     pretrain: PretrainConfig = PretrainConfig(steps=0)
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(FrozenConfig):
     """A model: a folder, a hub name, a packaged name, or from-scratch settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     model: str | ScratchConfig = Field(
         description="folder, hub name, packaged name, or from-scratch settings"
     )
@@ -68,10 +64,9 @@ class ScorerConfig(ModelConfig):
     )
 
 
-class Lora(BaseModel):
+class Lora(FrozenConfig):
     """Low-rank adapters (2106.09685) on the linear layers and the experts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
 

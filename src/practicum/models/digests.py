@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -34,16 +33,17 @@ def digest_model(source: str, weights: bool = True) -> dict[str, str]:
     """
     folder = Path(source)
     if folder.is_dir():
-        return {
-            str(path.relative_to(folder)): digest_file(path)
-            for path in _list_files(folder, weights)
-        }
+        patterns = (WEIGHTS, *READING) if weights else READING
+        # A set, since a file can match two patterns, as tokenizer.json does.
+        files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+        return {str(path.relative_to(folder)): digest_file(path) for path in sorted(files)}
     commit = find_commit(source)
     return {"name": source} if commit is None else {"commit": f"{source}@{commit}"}
 
 
 def compute_fingerprint(source: str) -> str:
-    """Return one SHA-256 over all of `model_digests`."""
+    """Return one SHA-256 over all of `digest_model`."""
+    # Paths are in the JSON beside their digests, so a renamed file counts as a change.
     return hashlib.sha256(json.dumps(digest_model(source)).encode()).hexdigest()
 
 
@@ -60,11 +60,3 @@ def digest_file(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _list_files(folder: Path, weights: bool) -> Iterator[Path]:
-    """Yield each file once, sorted by path."""
-    patterns = (WEIGHTS, *READING) if weights else READING
-    yield from sorted(
-        {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    )

@@ -51,6 +51,7 @@ def locate(config: ModelConfig, scratch_folder: Path | None = None) -> str:
     if folder.is_dir():
         _check_folder(folder, config)
         return str(folder)
+    # A mistyped path must fail here: as a hub name it would go out to the network.
     if config.model.startswith((".", "/", "~")) or config.model.count("/") != 1:
         raise ModelError(
             f"no model {config.model!r}: it is not a folder, not a hub name such as "
@@ -84,10 +85,8 @@ def locate_cache() -> Path:
     """Return the folder of converted models: PRACTICUM_CACHE, or one in the user's cache folder."""
     if "PRACTICUM_CACHE" in os.environ:
         return Path(os.environ["PRACTICUM_CACHE"])
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(
-        os.environ.get("HOME") or tempfile.gettempdir(), ".cache"
-    )
-    return Path(base) / "practicum"
+    home = Path(os.environ.get("HOME") or tempfile.gettempdir())
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "practicum"
 
 
 def _convert(source: Path, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from practicum.costs import Meter, MeteredHead, ModelDims, TrainableDims, Usage, count_read_tokens
 from practicum.objective import Objective, Signal
@@ -94,6 +94,7 @@ class MeteredLockstep(MeteredSampler):
         """Sample from the mixture and count the tokens of both models."""
         samples = self._client.sample_mixed(requests, teacher, teacher_weight, params)
         self.count([request.prompt_tokens for request in requests], samples)
+        # The teacher decoded through `open_decode_batch`, which counts nothing.
         if isinstance(teacher, MeteredSampler):
             teacher.count([request.teacher_prompt_tokens for request in requests], samples)
         return samples
@@ -118,23 +119,17 @@ def count_heads(datums: Sequence[Datum], reads: Counter[str]) -> list[Datum]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
 class MeteredTrainer:
     """A `practicum.ports.TrainingClient` that counts the tokens and FLOPs of each update.
 
     For a student of unknown dimensions it counts tokens only.
     """
 
-    def __init__(
-        self,
-        trainer: TrainingClient,
-        shape: ModelDims | None,
-        learning: TrainableDims | None,
-        meter: Meter,
-    ) -> None:
-        self._trainer = trainer
-        self._shape = shape
-        self._learning = learning
-        self._meter = meter
+    _trainer: TrainingClient
+    _shape: ModelDims | None
+    _learning: TrainableDims | None
+    _meter: Meter
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int

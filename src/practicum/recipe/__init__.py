@@ -19,21 +19,13 @@ from practicum.recipe.older import bring_up
 from practicum.recipe.overrides import is_named, override, resolve_path
 from practicum.recipe.possible import explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schema import WORDS, Recipe, resolve_recipe
-from practicum.recipe.sections import Budget, Prices, TrainConfig
-from practicum.recipe.yaml_files import (
-    find_recipe,
-    list_recipe_names,
-    locate_packaged_recipes,
-    merge_recipes,
-    read_recipe,
-    read_yaml,
-)
+from practicum.recipe.sections import Prices, TrainConfig
+from practicum.recipe.yaml_files import find_recipe, list_recipe_names, merge_recipes, read_recipe
 
 __all__ = [
     "SECTIONS",
     "SWITCH",
     "WORDS",
-    "Budget",
     "Prices",
     "Recipe",
     "TrainConfig",
@@ -48,12 +40,10 @@ __all__ = [
     "is_named",
     "list_recipe_names",
     "load_recipe",
-    "locate_packaged_recipes",
     "merge_recipes",
     "override",
     "parse_recipe",
     "read_recipe",
-    "read_yaml",
     "remove_switch",
     "resolve_path",
     "resolve_recipe",

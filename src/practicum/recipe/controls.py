@@ -6,6 +6,7 @@ the student near its initial weights.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from practicum.errors import RecipeError
@@ -50,12 +51,14 @@ def build_control(recipe: Recipe) -> Recipe | None:
         for index, term in enumerate(terms)
         if (reward_term := _remove_teacher(term, writer)) is not None
     }
+    # Dropped terms leave their answers without a loss, and the reward takes those over.
     teacher_filters = {term.filter for index, term in enumerate(terms) if index not in reward_terms}
     reward_terms = {
         index: _extend_filter(term, teacher_filters) for index, term in reward_terms.items()
     }
     if not any(term.learns_from_reward for term in reward_terms.values()):
         return None
+    # Changed as resolved data and validated again, so the control obeys the rules of any recipe.
     control = resolve_recipe(recipe)
     control |= describe_control(control)
     control["teacher"] = {"type": "none"}
@@ -64,7 +67,7 @@ def build_control(recipe: Recipe) -> Recipe | None:
     ]
     if writer is not None:
         control["rollout"]["source"] = StudentSource().model_dump()
-    paths = _ControlPaths(recipe, reward_terms, drops_source=writer is not None)
+    paths = _ControlPaths(terms, reward_terms, writer is not None)
     control["schedules"] = paths.translate_keys(control["schedules"])
     for settings in control["monitors"].values():
         changes = paths.translate_keys(settings["set"])
@@ -127,15 +130,13 @@ def _extend_filter(term: Term, teacher_filters: set[str]) -> Term:
     return term
 
 
+@dataclass(frozen=True, slots=True)
 class _ControlPaths:
     """The paths of a recipe's numbers in its control."""
 
-    def __init__(
-        self, recipe: Recipe, reward_terms: Mapping[int, Term], *, drops_source: bool
-    ) -> None:
-        self._terms = recipe.objective.losses
-        self._reward_terms = reward_terms
-        self._drops_source = drops_source
+    _terms: Sequence[Term]
+    _reward_terms: Mapping[int, Term]
+    _drops_source: bool
 
     def translate_keys(self, by_path: Mapping[str, Any]) -> dict[str, Any]:
         """Return the mapping with the control's paths as keys, without the paths that are gone."""
@@ -165,12 +166,10 @@ class _ControlPaths:
             return None
         term, reward_term = self._terms[index], self._reward_terms[index]
         prefix = f"objective.losses.{list(self._reward_terms).index(index)}"
+        # An unchanged term keeps all of its numbers; only its index in the list may differ.
         if term.signal == reward_term.signal:
             return ".".join([prefix, *keys])
-        factors = {
-            ("coefficient",): term.reward.share,
-            ("reward", "coefficient"): term.coefficient,
-        }
+        factors = {("coefficient",): term.reward.share, ("reward", "coefficient"): term.coefficient}
         if tuple(keys) in factors:
             if factors[tuple(keys)] != 1.0:
                 raise RecipeError(

@@ -52,6 +52,7 @@ def _format_problem(entry: Any, model: type[BaseModel], fields: Mapping[str, Any
     if entry["type"] in ("value_error", "literal_error") and not field:
         return message
     wrong = entry["input"]
+    # Our own validators (value_error) quote the input themselves, and a mapping would fill pages.
     is_scalar = isinstance(wrong, str | int | float | bool) and entry["type"] != "value_error"
     input_note = f" (given: {wrong!r})" if is_scalar else ""
     return f"{field}: {message[:1].lower() + message[1:]}{input_note}"

@@ -56,6 +56,7 @@ def _override_item(items: list[Any], path: list[str], new_value: str, text: str)
 def _parse_value(text: str) -> Any:
     try:
         return yaml.load(text, StrictLoader)
+    # Calls such as `jsd(0.3)` are YAML, too; what is not is text, for the schema to judge.
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
 

@@ -64,12 +64,7 @@ class Adaptive(Call):
 
 AnySchedule = Linear | Cosine | Switch | Adaptive
 
-SCHEDULES: dict[str, type[AnySchedule]] = {
-    "linear": Linear,
-    "cosine": Cosine,
-    "switch": Switch,
-    "adaptive": Adaptive,
-}
+SCHEDULES = {"linear": Linear, "cosine": Cosine, "switch": Switch, "adaptive": Adaptive}
 """The schedules by name; a plain number is constant."""
 
 
@@ -167,6 +162,7 @@ class ScheduleState:
 
     def load_state(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Restore the values that `save_state` returned."""
+        # A resume may change schedules: only those that the saved run had, too, go on.
         for path in self._state.keys() & state.keys():
             self._state[path] = dict(state[path])
 
@@ -191,12 +187,12 @@ def apply_values(recipe_data: dict[str, Any], numbers: Mapping[str, float]) -> N
         section: Any = recipe_data
         for name in parents:
             key: Any = int(name) if isinstance(section, list) else name
-            if isinstance(
-                section[key], str
-            ):  # a call as text: its arguments can be set in a mapping
+            if isinstance(section[key], str):
+                # A call as text: its arguments can be set in a mapping.
                 call, _, arguments = parse_call(section[key])
                 section[key] = {"type": call, **arguments}
             section = section[key]
+        # Python counts True and False as integers.
         is_integer = isinstance(section.get(last), int) and not isinstance(section.get(last), bool)
         section[last] = round(number) if is_integer else number
 

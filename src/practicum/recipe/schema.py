@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.models.config import StudentConfig
@@ -26,6 +26,7 @@ from practicum.recipe.sections import (
     TrainConfig,
 )
 from practicum.rollouts import list_source_problems
+from practicum.types import FrozenConfig
 
 WORDS = ("about", "paper", "claim", "differs", "formula", "reduced", "slot")
 """Fields that describe a recipe; they change no computation."""
@@ -33,10 +34,9 @@ WORDS = ("about", "paper", "claim", "differs", "formula", "reduced", "slot")
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,79}$"
 
 
-class Recipe(BaseModel):
+class Recipe(FrozenConfig):
     """A whole run. Unknown keys are errors; all defaults are tested values."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     name: str = Field(
         default="run",
         pattern=RUN_NAME,
@@ -86,8 +86,7 @@ class Recipe(BaseModel):
     train: TrainConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     monitors: MonitorsSection = Field(
-        default={},
-        description="changed settings of monitors, by id: see [monitors](monitors.md)",
+        default={}, description="changed settings of monitors, by id: see [monitors](monitors.md)"
     )
     tracking: Plugin("trackers") | None = Field(  # type: ignore[valid-type]
         default=None, description="a service that also receives the metrics"

@@ -4,19 +4,18 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from practicum.ports import AdamParams
 from practicum.rollouts import Prefix, SourceChoice, StudentSource
-from practicum.types import SamplingParams
+from practicum.types import FrozenConfig, SamplingParams
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class RolloutConfig(BaseModel):
+class RolloutConfig(FrozenConfig):
     """The source of the rollouts and the settings of sampling."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     source: SourceChoice = StudentSource()
     replay_size: int = Field(
         default=1000, ge=1, description="rollouts from which `mix(other=replay)` chooses"
@@ -52,10 +51,9 @@ class RolloutConfig(BaseModel):
         )
 
 
-class OptimizerConfig(BaseModel):
+class OptimizerConfig(FrozenConfig):
     """The settings of AdamW and the schedule of its learning rate."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     learning_rate: float = Field(default=1e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
@@ -75,16 +73,16 @@ class OptimizerConfig(BaseModel):
     def _compute_factor(self, step: int, steps: int) -> float:
         if step <= self.warmup_steps:
             return step / self.warmup_steps
+        # It stays below 1, since a rate of 0 at the last step would waste that step.
         progress = (step - self.warmup_steps - 1) / max(steps - self.warmup_steps, 1)
         if self.schedule == "linear":
             return 1.0 - progress
         return 0.5 * (1.0 + math.cos(math.pi * progress)) if self.schedule == "cosine" else 1.0
 
 
-class Budget(BaseModel):
+class Budget(FrozenConfig):
     """Limits of a run: it ends before a step that would exceed one, but not before the first."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     flops: float | None = Field(
         default=None, gt=0, description="FLOPs of all phases: see [plan](plan.md)"
     )
@@ -101,10 +99,9 @@ class Budget(BaseModel):
         return None
 
 
-class Prices(BaseModel):
+class Prices(FrozenConfig):
     """Prices for the summary and the report of a run; items without a price are left out."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     currency: str = Field(default="USD", max_length=12)
     machine_hour: float | None = Field(
         default=None, ge=0, description="price of one hour of the training machine"
@@ -132,10 +129,9 @@ class Prices(BaseModel):
         }
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(FrozenConfig):
     """The length of a run, the size of a step, and checkpoints."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     steps: int = Field(ge=1)
     prompts_per_step: int = Field(default=16, ge=1)
     updates_per_step: int = Field(
@@ -152,10 +148,9 @@ class TrainConfig(BaseModel):
     budget: Budget | None = Field(default=None, description="limits that can end the run earlier")
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(FrozenConfig):
     """The evaluation on held-out prompts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     prompts: int = Field(
         default=64, ge=0, description="largest number of held-out prompts; 0: no evaluation"
     )

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from practicum.trackers import Tracker, TrackerContext, import_client, translate_failures
+from practicum.types import FrozenConfig
 
 TAG = "practicum.id"
 """The tag by which a resumed run finds its MLflow run."""
@@ -24,13 +25,12 @@ MAX_PARAMS = 100
 """The most parameters that one request may send."""
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The server and the experiment.
 
     User and password stay in `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["mlflow"] = "mlflow"
     experiment: str = "practicum"
     uri: str | None = Field(
@@ -88,6 +88,7 @@ class MLflow:
                 self._mlflow.entities.Param(key, str(value)[:MAX_PARAM_CHARS])
                 for key, value in self._context.settings.items()
             ]
+            # A resolved recipe can have more keys than one request may send.
             for start in range(0, len(params), MAX_PARAMS):
                 self._client.log_batch(self._run, params=params[start : start + MAX_PARAMS])
         return 0

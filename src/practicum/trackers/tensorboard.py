@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from practicum.errors import ResourceError
 from practicum.trackers import Tracker, TrackerContext, import_client
+from practicum.types import FrozenConfig
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The folder of the event files."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["tensorboard"] = "tensorboard"
     folder: str | None = Field(default=None, description="none: `tensorboard` in the run folder")
 

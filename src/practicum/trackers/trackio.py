@@ -5,17 +5,15 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from practicum.errors import ResourceError
 from practicum.text import excerpt
 from practicum.trackers import Tracker, TrackerContext, import_client
+from practicum.types import FrozenConfig
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The project in the database."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["trackio"] = "trackio"
     project: str = "practicum"
 

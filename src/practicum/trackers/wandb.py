@@ -9,24 +9,23 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from practicum.trackers import Tracker, TrackerContext, import_client, translate_failures
+from practicum.types import FrozenConfig
 
 HOST = "api.wandb.ai"
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The project of the run. The key stays in `WANDB_API_KEY` or ~/.netrc."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["wandb"] = "wandb"
     project: str = "practicum"
     entity: str | None = Field(default=None, description="user or team; none: the key's default")
     group: str | None = None
     mode: Literal["online", "offline"] | None = Field(
-        default=None,
-        description="none: WANDB_MODE, else online if there is a key, else offline",
+        default=None, description="none: WANDB_MODE, else online if there is a key, else offline"
     )
 
 
