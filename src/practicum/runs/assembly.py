@@ -30,6 +30,7 @@ from practicum.ports import (
     Teacher,
     TeacherConfig,
     TeacherContext,
+    TrainingClient,
     WeightUpdateRule,
     walk,
 )
@@ -91,6 +92,11 @@ class RunComponents:
     def close(self) -> None:
         """Close all clients, which ends sessions at services."""
         self.exit_stack.close()
+
+    @property
+    def trainer(self) -> TrainingClient:
+        """Return the student's trainer without metering."""
+        return self.student.trainer
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -334,9 +340,8 @@ class _Assembly:
         if student.dims is not None:
             ledger.dims["student"] = student.dims
         teacher = self.build_teacher("teacher", recipe.teacher)
-        reference = None
-        if recipe.reference is not None:
-            reference = self.build_teacher("reference", recipe.reference)
+        build = self.build_teacher
+        reference = None if recipe.reference is None else build("reference", recipe.reference)
         _check_capabilities(recipe, teacher, reference)
         prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
         if not prompts:
