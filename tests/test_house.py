@@ -4,7 +4,6 @@ from benchmarks.house import measure_house
 
 NOT_YET = {
     "lines of code, with those of the laboratory": 34_348,
-    "lines of the longest file": 507,
     "comment lines of 1,000": 14.2,
 }
 """Where each measure stands that is not within its bound, so that no change leads away from it."""

@@ -121,7 +121,7 @@ def _compute_gradient(built: RunComponents, step: int) -> Tensor:
         plan.objective,
         parts,
     )
-    built.trainer.forward_backward(data, plan.objective, seed=step)
+    built.student.trainer.forward_backward(data, plan.objective, seed=step)
     gradients = []
     for parameter in built.weights.values():
         # Without an optimizer step nothing clears the gradient: the next step would add to it.

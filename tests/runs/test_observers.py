@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ from practicum.recipe.schedule import ScheduleState
 from practicum.runs.ending import Ending
 from practicum.runs.observers import (
     FinishedStep,
-    HearSignals,
-    LeaveRun,
     Observer,
     SaveCheckpoints,
-    SoundAlarms,
     build_tag,
+    hear_signals,
+    leave_run,
+    sound_alarms,
 )
 from practicum.training.loop import StepResult
 from practicum.types import TokenRecord
@@ -59,7 +60,7 @@ def saving(spy: Spy, end: Ending, every: int | None = None) -> SaveCheckpoints:
 
 def observe(observers: Sequence[Observer], step: FinishedStep) -> None:
     for observer in observers:
-        observer.on_step(step)
+        observer(step)
 
 
 def test_a_checkpoint_is_saved_where_it_is_time_to_and_at_the_end_after_the_rows() -> None:
@@ -82,7 +83,11 @@ def test_a_checkpoint_that_an_alarm_asks_for_says_why_it_is_kept(action: str) ->
 def test_a_signal_is_heard_once_saved_and_then_obeyed() -> None:
     spy, end = Spy(), ending()
     asked = iter([None, signal.SIGTERM])
-    observers = [HearSignals(lambda: next(asked), end), saving(spy, end), LeaveRun(end)]
+    observers = [
+        partial(hear_signals, lambda: next(asked), end),
+        saving(spy, end).on_step,
+        partial(leave_run, end),
+    ]
     observe(observers, finished(1))
     assert spy.calls == []
     with pytest.raises(
@@ -95,31 +100,31 @@ def test_a_signal_is_heard_once_saved_and_then_obeyed() -> None:
 def test_a_signal_in_the_last_step_changes_nothing() -> None:
     end = ending()
     end.signal = signal.SIGINT
-    LeaveRun(end).on_step(finished(4))
+    leave_run(end, finished(4))
 
 
 def test_a_pause_ends_the_run_unless_it_is_over() -> None:
     with pytest.raises(AlarmError, match="paused by M1 collapse"):
-        LeaveRun(ending()).on_step(finished(2, alarm("pause")))
-    LeaveRun(ending(2)).on_step(finished(2, alarm("pause")))
+        leave_run(ending(), finished(2, alarm("pause")))
+    leave_run(ending(2), finished(2, alarm("pause")))
 
 
 def test_a_stop_comes_before_the_checkpoint_and_after_its_row(notes: list[str]) -> None:
     spy, end = Spy(), ending()
-    sound = SoundAlarms(spy, ScheduleState({}, 4), end)  # type: ignore[arg-type]
+    sound = partial(sound_alarms, spy, ScheduleState({}, 4), end)  # type: ignore[arg-type]
     with pytest.raises(
         AlarmError, match=r"stopped by M1 collapse .*with --resume monitors.M1=warn"
     ):
-        sound.on_step(finished(2, alarm("log"), alarm("stop")))
+        sound(finished(2, alarm("log"), alarm("stop")))
     assert spy.calls == [["M1", "M1"]]
     assert notes == [f"alarm: {alarm('stop').describe()}"]
 
 
 def test_a_finish_ends_the_run_well_and_the_first_is_the_reason(notes: list[str]) -> None:
     end = ending()
-    sound = SoundAlarms(Spy(), ScheduleState({}, 4), end)  # type: ignore[arg-type]
+    sound = partial(sound_alarms, Spy(), ScheduleState({}, 4), end)  # type: ignore[arg-type]
     assert not end.is_last(2) and end.is_last(4)
-    sound.on_step(finished(2, alarm("finish")))
+    sound(finished(2, alarm("finish")))
     assert end.is_last(2) and end.reason == "finished by M1 collapse"
     assert notes[-1] == "finished after step 2 of 4, as M1 asks"
     assert not ending().finish_by(alarm("finish", step=4))

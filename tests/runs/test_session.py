@@ -76,7 +76,7 @@ def test_an_observer_sees_every_step_written_and_not_yet_saved(
     models: Path, finished: Path, tmp_path: Path
 ) -> None:
     looks = Looks(tmp_path / "toy")
-    folder = go(models, tmp_path, [looks], **{"evaluation.prompts": 8}).folder
+    folder = go(models, tmp_path, [looks.on_step], **{"evaluation.prompts": 8}).folder
     assert looks.seen == [(1, 1, []), (2, 2, []), (3, 3, ["step-2"]), (4, 4, ["step-2"])]
     assert_same_run(finished, folder)
 
@@ -86,10 +86,10 @@ def test_the_step_of_an_observer_that_fails_is_done_again(
 ) -> None:
     evaluated = {"evaluation.prompts": 8}
     with pytest.raises(ResourceError, match="no more room for pictures"):
-        go(models, tmp_path, [Fails(4)], **evaluated)
+        go(models, tmp_path, [Fails(4).on_step], **evaluated)
     assert [path.name for path in (tmp_path / "toy" / "checkpoints").glob("step-*")] == ["step-2"]
     looks = Looks(tmp_path / "toy")
-    folder = go(models, tmp_path, [looks], resume=True, **evaluated).folder
+    folder = go(models, tmp_path, [looks.on_step], resume=True, **evaluated).folder
     assert [number for number, _, _ in looks.seen] == [3, 4]
     assert_same_run(finished, folder)
 

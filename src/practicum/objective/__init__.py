@@ -1,23 +1,10 @@
 """The objective as data, its logit side and its token side."""
 
-from practicum.objective.choices import (
-    AXES,
-    ClipEntries,
-    LogLinear,
-    Mixture,
-    Signal,
-    TeacherTarget,
-)
+from practicum.objective.choices import AXES, ClipEntries, LogLinear, Mixture, Signal, TeacherTarget
 from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signal_reader import compare_signals, read_tokens
-from practicum.objective.signals import (
-    Capabilities,
-    Full,
-    Sampled,
-    SignalName,
-    TopK,
-)
+from practicum.objective.signals import Capabilities, Full, Sampled, SignalName, TopK
 from practicum.objective.spec import Objective, Term
 from practicum.objective.token_axis import compute_coefficients
 from practicum.objective.tokens import (

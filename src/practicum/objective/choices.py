@@ -362,9 +362,7 @@ DivergenceChoice = Annotated[
 CorrectionChoice = Annotated[Choice, _read_entry("correction", CORRECTIONS)]
 WeightChoice = Annotated[Choice, _read_entry("weight", WEIGHTS), AfterValidator(_check_weight)]
 SampleWeightChoice = Annotated[
-    Choice,
-    _read_entry("sample weight", SAMPLE_WEIGHTS),
-    AfterValidator(_check_sample_weight),
+    Choice, _read_entry("sample weight", SAMPLE_WEIGHTS), AfterValidator(_check_sample_weight)
 ]
 
 assert set(ADVANTAGES) == set(AdvantageName.__args__)  # type: ignore[attr-defined]

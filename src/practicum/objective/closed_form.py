@@ -225,10 +225,9 @@ class Fused:
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
             has_exact_kl = term.on_sampled_token and term.signal.whole
             is_scored = not term.needs_signal or teacher_logprobs is not None
+            loss_value = compute_token_value(term, logprobs) if divergence is None else divergence
             term_values = TermValues(
-                loss_value=compute_token_value(term, logprobs)
-                if divergence is None
-                else divergence,
+                loss_value=loss_value,
                 is_scored=torch.full_like(logprobs, is_scored, dtype=torch.bool),
                 logprobs=logprobs,
                 teacher_logprobs=teacher_logprobs if term.needs_signal else None,

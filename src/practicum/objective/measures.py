@@ -159,10 +159,8 @@ def measure(
         loss = term_values.divergence
         if loss is None and term_values.teacher_logprobs is not None:
             loss = F.k1(term_values.logprobs, term_values.teacher_logprobs)
-        if loss is None and term_values.teacher_logprobs is None:
-            loss = -term_values.logprobs
-        if loss is not None and bool(term_values.is_scored.all()):
-            records.add(name, loss)
+        if bool(term_values.is_scored.all()):
+            records.add(name, -term_values.logprobs if loss is None else loss)
     if first.reverse_kl is not None:
         records.add("reverse_kl", first.reverse_kl)
         if teacher:

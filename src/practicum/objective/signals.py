@@ -36,7 +36,6 @@ class Capabilities:
 class SignalCall(Call):
     """A signal, with the facts that decide where it can be used.
 
-    - asks: it needs a teacher or the reference
     - whole: it gives the teacher's full distribution at each token
     - measures: it gives enough of each state to measure a divergence there
     - sampled: it is about the sampled token alone
@@ -44,7 +43,6 @@ class SignalCall(Call):
     - usual: the estimator that `auto` stands for
     """
 
-    asks: ClassVar[bool] = True
     whole: ClassVar[bool] = False
     measures: ClassVar[bool] = False
     sampled: ClassVar[bool] = False
@@ -235,7 +233,6 @@ class Text(SignalCall):
     """
 
     type: Literal["text"] = "text"
-    asks: ClassVar[bool] = False
     label: ClassVar[bool] = True
 
     def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
@@ -258,7 +255,6 @@ class Score(SignalCall):
 
     type: Literal["score"] = "score"
     advantage: AdvantageName = "group_normalized"
-    asks: ClassVar[bool] = False
     sampled: ClassVar[bool] = True
     usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
 

@@ -83,22 +83,17 @@ class Term(BaseModel):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "Term":
-        for check in (
-            self._check_signal,
-            self._check_sampled_token,
-            self._check_candidates,
-            self._check_target,
-            self._check_rewards_and_clips,
-            self._check_weights,
-        ):
-            if problem := check():
-                raise ValueError(problem)
-        return self
-
-    def _check_signal(self) -> str | None:
-        return self.signal.explain_conflict(
-            self.gradient, self.divergence.name, self.targets_teacher
+        problem = (
+            self.signal.explain_conflict(self.gradient, self.divergence.name, self.targets_teacher)
+            or self._check_sampled_token()
+            or self._check_candidates()
+            or self._check_target()
+            or self._check_rewards_and_clips()
+            or self._check_weights()
         )
+        if problem is not None:
+            raise ValueError(problem)
+        return self
 
     def _check_sampled_token(self) -> str | None:
         entry = DIVERGENCES[self.divergence.name]
@@ -138,11 +133,8 @@ class Term(BaseModel):
     def _check_target(self) -> str | None:
         if self.targets_teacher or self.signal.whole:
             return None
-        if (
-            self.signal.sampled
-            and self.divergence.name == "reverse_kl"
-            and isinstance(self.target, LogLinear)
-        ):
+        is_reverse_kl = self.signal.sampled and self.divergence.name == "reverse_kl"
+        if is_reverse_kl and isinstance(self.target, LogLinear):
             # The normaliser depends on the state alone, so its score function has expectation 0.
             return None
         return (
@@ -212,7 +204,7 @@ class Term(BaseModel):
     @property
     def needs_signal(self) -> bool:
         """Return True if the term needs the signal of a teacher or of the reference."""
-        return self.signal.asks
+        return self.signal.question is not None
 
     @property
     def needs_teacher(self) -> bool:
@@ -332,12 +324,9 @@ class Objective(BaseModel):
                 "aggregate_norm divides under aggregate 'seq_mean_token_sum_norm' only, "
                 f"not under {self.aggregate!r}; leave it out or change the aggregate"
             )
+        is_sampled = self.signal is not None and self.signal.sampled
         for term in self.losses:
-            if (
-                "teacher_entropy" in term.weighs_by
-                and self.signal is not None
-                and self.signal.sampled
-            ):
+            if is_sampled and "teacher_entropy" in term.weighs_by:
                 raise ValueError(
                     f"weights {term.weights.name!r} needs the teacher's entropy, which signal "
                     "'sampled' does not tell; write signal: full, or weights of another statistic"

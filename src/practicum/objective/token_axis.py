@@ -274,11 +274,8 @@ def _compute_completion_weights(
     by_row = [1.0] * len(selected)
     scored_rows = set(batch.rows[values.is_scored].tolist())
     student = _compute_mean_nll(values.logprobs, batch) if "student_nll" in term.samples_by else ()
-    teacher = (
-        _compute_mean_nll(values.teacher_logprobs, batch)
-        if "teacher_nll" in term.samples_by
-        else ()
-    )
+    asks_teacher = "teacher_nll" in term.samples_by
+    teacher = _compute_mean_nll(values.teacher_logprobs, batch) if asks_teacher else ()
     # A weight that needs no statistic is 1 for every completion.
     for rows in batch.group_rows() if entry.needs else ():
         statistics = SampleStatistics(

@@ -1,12 +1,15 @@
 """The completions of a step: its prompts, and a key for each completion of each prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from practicum.core.randomness import seed_of
 from practicum.types import Prompt
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,15 @@ def select_prompts(prompts: Sequence[Prompt], seed: int, step: int, count: int) 
     return [
         prompts[orders[position // len(prompts)][position % len(prompts)]] for position in positions
     ]
+
+
+def call_by_group(keys: Sequence[Hashable], call: Callable[[list[int]], Sequence[T]]) -> list[T]:
+    """Return the result of each row; `call` gives those of all rows with an equal key at once."""
+    results: dict[int, T] = {}
+    for key in dict.fromkeys(keys):
+        rows = [row for row, row_key in enumerate(keys) if row_key == key]
+        results.update(zip(rows, call(rows), strict=True))
+    return [results[row] for row in range(len(keys))]
 
 
 def shuffle_indices(count: int, *name: int | str) -> list[int]:

@@ -17,6 +17,7 @@ from practicum.core.abandon import Cancelled
 from practicum.core.randomness import seed_of
 from practicum.errors import VerifierError
 from practicum.ports import Environment, Episode, Observation, PromptedClient
+from practicum.rollouts.batch import call_by_group
 from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
@@ -131,18 +132,15 @@ def _sample_turns(active: "Sequence[_OpenConversation]", params: SamplingParams)
 
     Conversations that sample as many tokens from the same client share one call.
     """
-    samples: dict[int, Sample] = {}
-    calls = [
-        (id(conversation.request.prompted_client.client), conversation.choose_length(params))
-        for conversation in active
-    ]
-    for call in dict.fromkeys(calls):
-        rows = [row for row, client_and_length in enumerate(calls) if client_and_length == call]
+    clients = [conversation.request.prompted_client.client for conversation in active]
+    lengths = [conversation.choose_length(params) for conversation in active]
+
+    def sample(rows: list[int]) -> Sequence[Sample]:
         requests = [active[row].build_request() for row in rows]
-        client = active[rows[0]].request.prompted_client.client
-        call_samples = client.sample(requests, replace(params, max_new_tokens=call[1]))
-        samples.update(zip(rows, call_samples, strict=True))
-    return [samples[row] for row in range(len(active))]
+        first = rows[0]
+        return clients[first].sample(requests, replace(params, max_new_tokens=lengths[first]))
+
+    return call_by_group(list(zip(map(id, clients), lengths, strict=True)), sample)
 
 
 @dataclass(slots=True)
@@ -185,12 +183,8 @@ class _OpenConversation:
 
     def append_sample(self, sample: Sample) -> None:
         """Add sampled tokens to the unfinished turn."""
-        self._append(
-            sample.tokens.tolist(),
-            sample.sampling_logprobs,
-            sample.policy_logprobs,
-            is_from_model=True,
-        )
+        tokens, sampling = sample.tokens.tolist(), sample.sampling_logprobs
+        self._append(tokens, sampling, sample.policy_logprobs, is_from_model=True)
 
     def end_turn(
         self, environment: Environment, renderer: Renderer, params: SamplingParams

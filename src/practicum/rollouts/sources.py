@@ -132,21 +132,16 @@ def explain_no_generation(source: Source, who: str) -> str:
 def find_other_writer(source: Source) -> Literal["teacher", "dataset"] | None:
     """Return the writer beside or instead of the student; None if only the student ever writes."""
     match source:
-        case (
-            TeacherSource()
-            | TokenMix()
-            | Mix(other="teacher")
-            | Join(other="teacher")
-            | Prefix(origin="teacher")
-        ):
+        case TeacherSource() | TokenMix():
             return "teacher"
-        case (
-            DatasetSource()
-            | Mix(other="dataset")
-            | Join(other="dataset")
-            | Prefix(origin="dataset")
-        ):
+        case DatasetSource():
             return "dataset"
+        case Mix(other="replay"):
+            return None
+        case Mix() | Join():
+            return source.other
+        case Prefix():
+            return source.origin
     return None
 
 

@@ -150,10 +150,7 @@ def _restore_turns(rollout: Rollout) -> Rollout:
 
 def mark_authors(mask: Bool[Tensor, " T"], inside: Author, outside: Author) -> UInt8[Tensor, " T"]:
     """Return the author of each token as an index in `AUTHORS`: `inside` where the mask is True."""
-    indices = (
-        torch.tensor(AUTHORS.index(author), dtype=torch.uint8) for author in (inside, outside)
-    )
-    return torch.where(mask, *indices)
+    return torch.where(mask, AUTHORS.index(inside), AUTHORS.index(outside)).to(torch.uint8)
 
 
 def _encode_authors(authors: UInt8[Tensor, " T"] | None) -> list[AuthorRow]:
@@ -180,9 +177,8 @@ def to_exact_floats(values: Float[Tensor, " T"]) -> list[float | None]:
 
 def from_exact_floats(values: Sequence[float | None]) -> Float[Tensor, " T"]:
     """Return the numbers of `to_exact_floats` as a float32 tensor, NaN for None."""
-    return torch.tensor(
-        [math.nan if value is None else value for value in values], dtype=torch.float32
-    )
+    numbers = [math.nan if value is None else value for value in values]
+    return torch.tensor(numbers, dtype=torch.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ from practicum.ports import (
 from practicum.rollouts.batch import (
     RolloutBatch,
     RolloutKey,
+    call_by_group,
     list_all_keys,
     list_keys,
     shuffle_indices,
@@ -45,6 +46,8 @@ from practicum.rollouts.tape import RolloutArchive, mark_authors
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams
 from practicum.types import Source as Origin
+
+SampleOrRollout = TypeVar("SampleOrRollout", Sample, Rollout)
 
 Writer = Literal["student", "dataset", "teacher", "replay", "token_mix", "prefix", "cache"]
 
@@ -75,18 +78,17 @@ def collect_rollouts(
     plan = _assign_writers(batch, source, writers.archive)
     sampler = _RolloutSampler(batch, writers.renderer, params, writers.environment)
     batch_writer = _BatchWriter(sampler, source, writers)
-    rollouts: dict[int, Rollout] = {}
+
+    def fill(rows: list[int]) -> list[Rollout]:
+        return batch_writer.fill(plan[rows[0]][1], [plan[row][0] for row in rows])
+
     # Each writer fills all of its keys in one call, so that sampling is batched. Every key has a
     # random stream of its own, so the grouping does not change what is sampled.
-    order: dict[Writer, None] = dict.fromkeys(writer for _, writer in plan)
-    for writer in order:
-        rows = [row for row, (_, row_writer) in enumerate(plan) if row_writer == writer]
-        filled = batch_writer.fill(writer, [plan[row][0] for row in rows])
-        rollouts.update(zip(rows, filled, strict=True))
+    rollouts = call_by_group([writer for _, writer in plan], fill)
     writers.archive.newest.extend(
-        rollouts[row] for row, (_, writer) in enumerate(plan) if writer == "student"
+        rollout for rollout, (_, writer) in zip(rollouts, plan, strict=True) if writer == "student"
     )
-    return [rollouts[row] for row in range(len(plan))]
+    return rollouts
 
 
 def sample_rollouts(
@@ -165,9 +167,8 @@ class _RolloutSampler:
         prompts, seeds = self.render_prompts(keys), self.compute_seeds(keys)
         if self.environment is None:
             requests = [SampleRequest(*request) for request in zip(prompts, seeds, strict=True)]
-            return self.build_rollouts(
-                keys, prompts, client.sample(requests, self.params), "student"
-            )
+            samples = client.sample(requests, self.params)
+            return self.build_rollouts(keys, prompts, samples, "student")
         clients = [PromptedClient(client, prompt) for prompt in prompts]
         return self._converse(self.environment, keys, prompts, clients, seeds, "student")
 
@@ -291,11 +292,7 @@ class _BatchWriter:
         rollouts = sampler.sample_teacher(keys, self.writers.teacher)
         if rollouts is None:
             raise self._build_refusal()
-        # The teacher's own log-probabilities say nothing of the student's policy.
-        return [
-            replace(rollout, policy_logprobs=torch.full_like(rollout.policy_logprobs, math.nan))
-            for rollout in rollouts
-        ]
+        return _clear_policy_logprobs(rollouts)
 
     def _write_replay(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return old rollouts of any prompt, numbered after that prompt's keys in this batch."""
@@ -333,19 +330,17 @@ class _BatchWriter:
         student = _require_lockstep(self.writers.student, "the student's backend")
         clients = [self._bind_teacher(key.prompt) for key in keys]
         prompts, seeds = self.sampler.render_prompts(keys), self.sampler.compute_seeds(keys)
-        samples: dict[int, Sample] = {}
-        for client_id in dict.fromkeys(id(client.client) for client in clients):
-            rows = [row for row, client in enumerate(clients) if id(client.client) == client_id]
+        share, params = self.source.teacher, self.sampler.params
+
+        def sample(rows: list[int]) -> Sequence[Sample]:
             teacher = _require_lockstep(clients[rows[0]].client, "the teacher")
             requests = [
                 MixedRequest(prompts[row], clients[row].prompt_tokens, seeds[row]) for row in rows
             ]
-            mixed = student.sample_mixed(
-                requests, teacher, self.source.teacher, self.sampler.params
-            )
-            samples.update(zip(rows, mixed, strict=True))
-        ordered = [samples[row] for row in range(len(keys))]
-        return self.sampler.build_rollouts(keys, prompts, ordered, "student")
+            return student.sample_mixed(requests, teacher, share, params)
+
+        samples = call_by_group([id(client.client) for client in clients], sample)
+        return self.sampler.build_rollouts(keys, prompts, samples, "student")
 
     def _write_prefix(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return the student's continuations of prefixes from teacher or dataset.
@@ -384,10 +379,7 @@ class _BatchWriter:
         samples = self.writers.teacher.sample(requests, params)
         if samples is None:
             raise self._build_refusal()
-        return [
-            replace(sample, policy_logprobs=torch.full_like(sample.policy_logprobs, math.nan))
-            for sample in samples
-        ]
+        return _clear_policy_logprobs(samples)
 
     def _truncate_responses(self, keys: Sequence[RolloutKey], length: int) -> list[Sample]:
         """Return at most `length` tokens of the prompts' responses, which no model sampled."""
@@ -423,6 +415,14 @@ class _BatchWriter:
 
     def _build_refusal(self) -> CapabilityError:
         return CapabilityError(explain_no_generation(self.source, "this teacher"))
+
+
+def _clear_policy_logprobs(items: Sequence[SampleOrRollout]) -> list[SampleOrRollout]:
+    # The teacher's own log-probabilities say nothing of the student's policy.
+    return [
+        replace(item, policy_logprobs=torch.full_like(item.policy_logprobs, math.nan))
+        for item in items
+    ]
 
 
 def _concatenate(beginning: Sample, end: Sample) -> Sample:

@@ -250,8 +250,7 @@ def split_by_length(
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Return the prompts that leave room for a completion, and the prompts that are too long."""
     limit = min(recipe.prompt_tokens, student.context_length - recipe.longest_answer)
-    fit: list[Prompt] = []
-    too_long: list[Prompt] = []
+    fit, too_long = [], []
     for prompt in prompts:
         (fit if len(student.renderer.render(prompt.messages)) <= limit else too_long).append(prompt)
     return fit, too_long
@@ -341,9 +340,8 @@ class _Assembly:
         if student.dims is not None:
             ledger.dims["student"] = student.dims
         teacher = self.build_teacher("teacher", recipe.teacher)
-        reference = (
-            None if recipe.reference is None else self.build_teacher("reference", recipe.reference)
-        )
+        build = self.build_teacher
+        reference = None if recipe.reference is None else build("reference", recipe.reference)
         _check_capabilities(recipe, teacher, reference)
         prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
         if not prompts:
@@ -454,11 +452,8 @@ class _Assembly:
     def load_model(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model; raises a PracticumError if it does not fit the student."""
         model = self.backend.load_scorer(config, name)
-        if (
-            model.no_sampling_reason
-            and not name.startswith("reference")
-            and self._needs_teacher_samples()
-        ):
+        is_teacher = not name.startswith("reference")
+        if model.no_sampling_reason and is_teacher and self._needs_teacher_samples():
             raise ModelError(
                 f"{model.no_sampling_reason}; as a teacher it can score alone: write evaluation.teacher: "
                 "false and rollout.source: student"
@@ -496,8 +491,8 @@ def name_scorers(role: str, config: TeacherConfig) -> dict[int, str]:
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
-    contents = [_encode_prompt(prompt) for prompt in prompts]
-    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+    contents = json.dumps([_encode_prompt(prompt) for prompt in prompts])
+    return hashlib.sha256(contents.encode()).hexdigest()
 
 
 def _encode_prompt(prompt: Prompt) -> list[Any]:

@@ -28,27 +28,21 @@ class Console(Protocol):
 
     def event(self, text: str) -> None:
         """Show one message."""
-        ...
 
     def begin(self, total_steps: int, first_step: int) -> None:
         """Announce that training starts at `first_step`, which is above 1 in a resumed run."""
-        ...
 
     def step(self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None) -> None:
         """Show a finished step; `sample` is a prompt and its answer, already printable."""
-        ...
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Show a small table."""
-        ...
 
     def finish(self, summary: Mapping[str, object]) -> None:
         """Show the summary of a finished run."""
-        ...
 
     def close(self) -> None:
         """Release the terminal; closing twice is allowed."""
-        ...
 
 
 def open_console(*, as_json: bool = False, stream: TextIO | None = None) -> Console:

@@ -20,10 +20,8 @@ class Ending:
 
     def recall_spending(self, run_dir: RunDir) -> None:
         """Count the spending of the steps before a resume, from their rows."""
-        for path, shape in (
-            (run_dir.metrics_jsonl, shapes.METRICS),
-            (locate_timings(run_dir), shapes.TIMINGS),
-        ):
+        shape_of = {run_dir.metrics_jsonl: shapes.METRICS, locate_timings(run_dir): shapes.TIMINGS}
+        for path, shape in shape_of.items():
             for row in read_rows(path, shape) if path.is_file() else ():
                 self.spending.add(row)
 

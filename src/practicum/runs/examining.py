@@ -79,9 +79,7 @@ class RunEvaluator:
         if settings is None or not self._recipe.evaluation.teacher:
             return None
         log.info("evaluating the teacher in its own context")
-        return evaluate_teacher(
-            parts.teacher, self._components.student.renderer, parts.task, settings
-        )
+        return evaluate_teacher(parts.teacher, parts.renderer, parts.task, settings)
 
     def _read_back(self) -> None:
         path, settings = self._run_dir.path / "before.json", self._components.evaluation

@@ -24,17 +24,6 @@ from practicum.runs.session import RunResult, Session
 from practicum.runs.state import load_teacher_tensors, require_newest
 from practicum.runs.tracked import RunTracker
 
-__all__ = [
-    "RunResult",
-    "Section",
-    "check_resumes",
-    "distill",
-    "open_run",
-    "open_student",
-    "restore_components",
-    "run",
-]
-
 Section = Mapping[str, Any]
 """A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
 
@@ -79,10 +68,8 @@ def run(
 def check_resumes(resume: bool, allow_changed: Sequence[str]) -> None:
     """Raise RecipeError if changes are allowed but the run is not a resumed one."""
     if allow_changed and not resume:
-        raise RecipeError(
-            f"{folders.FLAG} {allow_changed[0]}: a run that begins has nothing to change; "
-            "add --resume"
-        )
+        flag = f"{folders.FLAG} {allow_changed[0]}"
+        raise RecipeError(f"{flag}: a run that begins has nothing to change; add --resume")
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)

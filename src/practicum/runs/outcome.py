@@ -45,6 +45,7 @@ def build_summary(
 ) -> dict[str, Any]:
     """Return the content of summary.json, without seconds; `end_reason` says why it ended early."""
     rows = list(read_rows(run_dir.metrics_jsonl, shapes.METRICS))
+    alarms = Counter(row["id"] for row in read_rows(run_dir.alarms_jsonl, shapes.ALARM))
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
     accuracy_gain = evaluations.compare_accuracy(recipe.seed)
     evaluation_costs = {when: summarize_costs([cost]) for when, cost in evaluations.costs.items()}
@@ -55,9 +56,7 @@ def build_summary(
         "ended": ALL_DONE if end_reason is None else end_reason,
         "rollouts": int(sum(row["rollouts"] for row in rows)),
         "tokens": int(sum(row["tokens"] for row in rows)),
-        "skipped_updates": int(
-            sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)
-        ),
+        "skipped_updates": sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows),
         "empty_updates": int(
             sum(row.get("empty_updates", 0.0) for row in rows if not row.get("nonfinite"))
         ),
@@ -65,11 +64,7 @@ def build_summary(
         "teacher": None if teacher is None else teacher.summarize(),
         "after": None if after is None else after.summarize(),
         "gain": None if accuracy_gain is None else asdict(accuracy_gain),
-        "alarms": dict(
-            sorted(
-                Counter(row["id"] for row in read_rows(run_dir.alarms_jsonl, shapes.ALARM)).items()
-            )
-        ),
+        "alarms": dict(sorted(alarms.items())),
         "cost": {**summarize_costs(rows), "evaluation": evaluation_costs},
         "scaling": build_scaling_record(model_shapes, rows, after),
         "samples": pair_completions(before, after),
@@ -111,19 +106,15 @@ def print_outcome(
     """Show the end of a run: answers, numbers, gain, alarms, and `extra_rows` below them."""
     if summary["samples"]:
         columns = ["prompt", "before", "after"]
-        console.table(
-            "held-out prompts, before and after",
-            columns,
-            build_completion_rows(summary["samples"], columns),
-        )
+        cells = build_completion_rows(summary["samples"], columns)
+        console.table("held-out prompts, before and after", columns, cells)
     if evaluations.before is not None and evaluations.after is not None:
         cells = build_comparison(evaluations.before, evaluations.after, evaluations.teacher)
         console.table("held-out evaluation", ["", "before", "after", "teacher"], cells)
     accuracy_gain = summary["gain"]
     rows = {}
     if accuracy_gain is not None:
-        interval = Interval(**accuracy_gain)
-        rows["gain in accuracy"] = f"{interval} (95 % interval, paired by prompt)"
+        rows["gain in accuracy"] = f"{Interval(**accuracy_gain)} (95 % interval, paired by prompt)"
     if summary["alarms"]:
         counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
         rows["alarms"] = f"{counts}; see alarms.jsonl"

@@ -22,11 +22,7 @@ class RunJournals:
     """
 
     def __init__(
-        self,
-        run_dir: RunDir,
-        renderer: Renderer | None = None,
-        *,
-        rollouts_required: bool = False,
+        self, run_dir: RunDir, renderer: Renderer | None = None, *, rollouts_required: bool = False
     ) -> None:
         self._metrics = Journal(run_dir.metrics_jsonl, essential=True)
         self._rollouts = Journal(run_dir.rollouts_jsonl, essential=rollouts_required)

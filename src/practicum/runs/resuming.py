@@ -34,10 +34,9 @@ def check_changes(
     saved = resolve_recipe(open_run(run_dir.path)[1])
     changes, refused = folders.split_changes(saved, resolve_recipe(recipe), allow_changed)
     if refused:
-        heading = (
-            f"{run_dir.path}: the recipe changed since the run began; start a new run, or undo:"
-        )
-        raise RecipeError([heading, *map(str, refused), *folders.propose_flags(refused, saved)])
+        heading = "the recipe changed since the run began; start a new run, or undo:"
+        flags = folders.propose_flags(refused, saved)
+        raise RecipeError([f"{run_dir.path}: {heading}", *map(str, refused), *flags])
     return changes
 
 
@@ -68,18 +67,14 @@ def write_recipe(
         # A finished run that continues is no longer finished.
         run_dir.summary_json.unlink(missing_ok=True)
         run_dir.report_html.unlink(missing_ok=True)
-    folders.write_json(
-        run_dir.recipe_json,
-        {
-            "recipe": resolve_recipe(recipe),
-            "identity": identity,
-            "prompts": {
-                "used": len(components.parts.prompts),
-                "too_long": len(components.skipped_prompts),
-            },
-            "changes": earlier + [asdict(change.to_change(first)) for change in changes],
-        },
-    )
+    used, too_long = len(components.parts.prompts), len(components.skipped_prompts)
+    content = {
+        "recipe": resolve_recipe(recipe),
+        "identity": identity,
+        "prompts": {"used": used, "too_long": too_long},
+        "changes": earlier + [asdict(change.to_change(first)) for change in changes],
+    }
+    folders.write_json(run_dir.recipe_json, content)
 
 
 def _compare_identity(

@@ -25,16 +25,12 @@ from practicum.runs.console import Console
 from practicum.runs.ending import Ending
 from practicum.runs.examining import RunEvaluator
 from practicum.runs.observers import (
-    CountSpending,
-    HearSignals,
-    LeaveRun,
-    MoveSchedules,
     Observer,
     SaveCheckpoints,
-    SendMetrics,
-    ShowStep,
-    SoundAlarms,
-    WriteRows,
+    hear_signals,
+    leave_run,
+    show_step,
+    sound_alarms,
 )
 from practicum.runs.outcome import RunEvaluations, build_summary, print_outcome
 from practicum.runs.records import RunJournals
@@ -114,31 +110,24 @@ class Session:
     def _log_skipped_prompts(self, components: RunComponents) -> None:
         """Log the number of training prompts that are left out."""
         if components.skipped_prompts:
-            count, total = (
-                len(components.skipped_prompts),
-                len(components.skipped_prompts) + len(components.parts.prompts),
-            )
+            count = len(components.skipped_prompts)
             log.info(
-                f"{count} of {total} prompts left out: longer than prompt_tokens "
+                f"{count} of {count + len(components.parts.prompts)} prompts left out: longer than prompt_tokens "
                 f"({self.recipe.prompt_tokens}) or no room to answer"
             )
 
     def _write_start(self, first: int, components: RunComponents) -> None:
         """Record the step at which the run started or resumed, and the package versions."""
         with closing(Journal(self.run_dir.path / "starts.jsonl", essential=False)) as starts:
-            starts.append(
-                {"first": first, "versions": folders.collect_versions(components.packages)}
-            )
+            versions = folders.collect_versions(components.packages)
+            starts.append({"first": first, "versions": versions})
 
     def _raise_if_interrupted(self, step: int) -> None:
         """Raise Interrupted if a signal arrived before training."""
         number = self.stop()
         if number is not None and step <= self.recipe.train.steps:
-            name = signal.Signals(number).name
-            raise Interrupted(
-                number,
-                f"stopped by {name} before step {step}; nothing is lost, go on with --resume",
-            )
+            reason = f"stopped by {signal.Signals(number).name} before step {step}"
+            raise Interrupted(number, f"{reason}; nothing is lost, go on with --resume")
 
     def _train(
         self,
@@ -173,17 +162,17 @@ class Session:
             # newer than its rows. An alarm that stops the run raises before the state is saved, so
             # the step that caused it is not kept; an alarm that pauses, and a signal, raise after
             # the save, so a resumed run continues from this step.
-            observers = [
-                WriteRows(records),
-                SendMetrics(self.tracker),
-                CountSpending(ending),
-                MoveSchedules(components.schedule_state),
-                ShowStep(self.console, PhaseSpeedMonitor(overlapping=lag > 0)),
-                SoundAlarms(records, components.schedule_state, ending),
+            observers: list[Observer] = [
+                lambda step: records.write(step.result),
+                lambda step: self.tracker.log(step.number, step.metrics),
+                lambda step: ending.spending.add(step.metrics),
+                lambda step: components.schedule_state.update(step.metrics),
+                partial(show_step, self.console, PhaseSpeedMonitor(overlapping=lag > 0)),
+                partial(sound_alarms, records, components.schedule_state, ending),
                 *self.observers,
-                HearSignals(self.stop, ending),
-                saving,
-                LeaveRun(ending),
+                partial(hear_signals, self.stop, ending),
+                saving.on_step,
+                partial(leave_run, ending),
             ]
             results = train(first, steps, components.parts, components.settings, runner.step)
             Training(runner, watch, evaluator, ending, saving, observers).follow(results)
@@ -213,9 +202,7 @@ class Session:
         write_report(self.run_dir.path)
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
         cost = describe_cost(summary, self.recipe, ending.spending)
-        where = {
-            "run folder": folders.shorten_path(self.run_dir.path),
-            "report": "report.html in it",
-        }
-        print_outcome(self.console, evaluations, summary, {"time": seconds, **cost, **where})
+        folder = folders.shorten_path(self.run_dir.path)
+        rows = {"time": seconds, **cost, "run folder": folder, "report": "report.html in it"}
+        print_outcome(self.console, evaluations, summary, rows)
         return RunResult(self.run_dir.path, summary)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from torch import Tensor
 
@@ -50,9 +51,8 @@ def restore(
         records.truncate_after(step)
     if checkpoint is None:
         return
-    for line in folders.compare_versions(
-        checkpoint.versions, folders.collect_versions(components.packages)
-    ):
+    versions = folders.collect_versions(components.packages)
+    for line in folders.compare_versions(checkpoint.versions, versions):
         log.warning(f"{line}; bit-exact resume is not promised")
     components.backend.load(components.student, checkpoint.path)
     for role, teacher in components.get_teachers().items():
@@ -75,18 +75,17 @@ def save(
     """Write the checkpoint of a step with the steps in flight; `tag` protects it from pruning."""
     tensors = collect_teacher_states(components, runner.get_teacher_state)
     state = {"step": step, "schedules": components.schedule_state.save_state()}
-    in_flight = runner.save_state()
-    if in_flight:
+    if in_flight := runner.save_state():
         state["begun"] = in_flight
+    writer = folders.CheckpointWriter(
+        partial(components.backend.save, components.student), components.student.state_bytes
+    )
     folders.save_checkpoint(
         run_dir,
         step,
         tensors,
         state,
-        writer=folders.CheckpointWriter(
-            lambda folder: components.backend.save(components.student, folder),
-            components.student.state_bytes,
-        ),
+        writer=writer,
         keep=recipe.train.keep_checkpoints,
         tag=tag,
         packages=components.packages,
@@ -119,6 +118,5 @@ def collect_teacher_states(
 
 def load_teacher_tensors(checkpoint: Checkpoint, role: str = "teacher") -> dict[str, Tensor]:
     """Return the saved tensors of the teacher or of the reference, empty if it has none."""
-    return (
-        checkpoint.read_tensors(role) if (checkpoint.path / f"{role}.safetensors").is_file() else {}
-    )
+    is_saved = (checkpoint.path / f"{role}.safetensors").is_file()
+    return checkpoint.read_tensors(role) if is_saved else {}

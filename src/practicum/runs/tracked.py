@@ -38,15 +38,11 @@ class RunTracker:
         if recipe.tracking is None:
             return cls(None, run_dir.metrics_jsonl)
         kind = str(recipe.tracking.type)
-        context = TrackerContext(
-            recipe.name,
-            _load_run_id(run_dir, kind),
-            run_dir.path,
-            dict(flatten_settings(resolve_recipe(recipe))),
-        )
-        return cls(
-            load_plugin("trackers", kind).build(recipe.tracking, context), run_dir.metrics_jsonl
-        )
+        settings = dict(flatten_settings(resolve_recipe(recipe)))
+        run_id = _load_run_id(run_dir, kind)
+        context = TrackerContext(recipe.name, run_id, run_dir.path, settings)
+        tracker = load_plugin("trackers", kind).build(recipe.tracking, context)
+        return cls(tracker, run_dir.metrics_jsonl)
 
     def __enter__(self) -> "RunTracker":
         return self

@@ -18,7 +18,7 @@ from practicum.training.loop import StepResult
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The monitors and observers of a run's steps; `saving` is one of the observers."""
+    """The monitors and observers of a run's steps; `saving` serves one of the observers."""
 
     runner: StepRunner
     watch: Watch
@@ -40,7 +40,7 @@ class Training:
                 step = self._measure(result)
                 measured_step = result.step
                 for observer in self.observers:
-                    observer.on_step(step)
+                    observer(step)
                 if self.ending.is_last(result.step):
                     return
         except (TeacherError, VerifierError) as error:
@@ -55,9 +55,8 @@ class Training:
             saved = self.saving.saved
             state = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
             kind = VerifierError if isinstance(error, VerifierError) else TeacherError
-            raise kind(
-                f"step {measured_step + 1}: {error} ({state}; go on with --resume)"
-            ) from error
+            reason = f"step {measured_step + 1}: {error} ({state}; go on with --resume)"
+            raise kind(reason) from error
 
     def _measure(self, result: StepResult) -> FinishedStep:
         """Add the readings and those of an evaluation if one is due, and judge them."""

@@ -264,11 +264,9 @@ class OverlappedSteps:
     def _score_step(self, sampled: Future[SampledStep], plan: StepPlan) -> ScoredStep:
         """Score the rollouts of a step with the teachers that can be asked ahead of time."""
         rollouts = sampled.result().rollouts
-        queries = {
-            role: query
-            for role, query in build_teacher_queries(plan.objective, self._parts).items()
-            if role not in self._synchronous_roles
-        }
+        queries = build_teacher_queries(plan.objective, self._parts)
+        for role in self._synchronous_roles:
+            del queries[role]
         with self._teacher_lock, self._parts.ledger.record_separately() as work:
             signals = {
                 role: score_with(teacher, rollouts, signal)

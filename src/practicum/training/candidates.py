@@ -9,8 +9,9 @@ from torch import Tensor
 
 from practicum.functional.chunked import chunks
 from practicum.objective import Signal, TopK
+from practicum.objective.passes import build_score_requests
 from practicum.ports import SamplingClient, Teacher
-from practicum.types import Rollout, ScoreRequest, TeacherSignal
+from practicum.types import Rollout, TeacherSignal
 
 CHUNK = 128
 """The tokens whose full distributions are in memory at once."""
@@ -48,10 +49,7 @@ def compute_candidates(
     client: SamplingClient, rollouts: Sequence[Rollout], k: int
 ) -> list[Int[Tensor, "T K"]]:
     """Return a model's k likeliest tokens at each position, at most the whole vocabulary."""
-    requests = [
-        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
-    ]
-    signals = client.score(requests, TopK(k=k, support="teacher"))
+    signals = client.score(build_score_requests(rollouts), TopK(k=k, support="teacher"))
     return [_select_top_ids(signal, k) for signal in signals]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.objective import Full, Sampled, compare_signals, read_tokens
+from practicum.objective.passes import build_score_requests
 from practicum.ports import SamplingClient, Task, Teacher
 from practicum.rollouts import (
     RolloutBatch,
@@ -29,7 +30,7 @@ from practicum.statistics import (
 )
 from practicum.text import Renderer
 from practicum.training.forensics import TokenTrace, choose_traced, read_trace, trace
-from practicum.types import Prompt, Rollout, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import Prompt, Rollout, SamplingParams, TeacherSignal
 
 CHUNK = 256
 """The tokens whose full distributions are compared at once."""
@@ -116,6 +117,8 @@ class Evaluation:
         if calibration is not None:
             overconfidence = Interval(**calibration["overconfidence"])
             calibration = Calibration(**{**calibration, "overconfidence": overconfidence})
+        # Not validated by pydantic: a task may give whole numbers as rewards, which would become
+        # floats, and a resumed run would write other bytes than one that was never interrupted.
         fields = {
             "accuracy": None if accuracy is None else Interval(**accuracy),
             "answers": [GradedCompletion(**answer) for answer in saved["answers"]],
@@ -310,15 +313,12 @@ def _compare_with_teacher(
     client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollout], renderer: Renderer
 ) -> _TeacherComparison:
     """Compare student and teacher by full distributions, or else by the sampled tokens alone."""
-    requests = [
-        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
-    ]
+    requests = build_score_requests(rollouts)
     # Both sides must give distributions: a service may offer the student's sampled tokens alone.
     full = "full" in teacher.capabilities.signals and "full" in client.capabilities.signals
     signal = Full() if full else Sampled()
-    signals = list(
-        zip(client.score(requests, signal), teacher.score(rollouts, signal), strict=True)
-    )
+    student_signals = client.score(requests, signal)
+    signals = list(zip(student_signals, teacher.score(rollouts, signal), strict=True))
     divergences, entropies = [], []
     for rollout, pair in zip(rollouts, signals, strict=True):
         divergence, entropy = (
@@ -329,9 +329,8 @@ def _compare_with_teacher(
         if divergence is not None:
             divergences.append(divergence.double().cpu()[rollout.loss_mask])
         entropies.append(entropy.double().cpu()[rollout.loss_mask])
-    traces = [
-        trace(rollouts[index], *signals[index], renderer) for index in choose_traced(rollouts)
-    ]
+    traced = choose_traced(rollouts)
+    traces = [trace(rollouts[index], *signals[index], renderer) for index in traced]
     # Many signals share one head, whose weights may be loaded for this comparison alone.
     heads = {head.key: head for _, teacher_signal in signals for head in teacher_signal.heads}
     for head in heads.values():

@@ -102,9 +102,8 @@ def trace(
         if ids is None or logprobs is None or not mask:
             return None
         texts = [[renderer.decode_token(token) for token in row] for row in ids.tolist()]
-        return Candidates(
-            texts, [[_round(number) for number in row] for row in logprobs.exp().tolist()]
-        )
+        probabilities = [list(map(_round, row)) for row in logprobs.exp().tolist()]
+        return Candidates(texts, probabilities)
 
     return TokenTrace(
         prompt=rollout.prompt.id,

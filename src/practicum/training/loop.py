@@ -1,5 +1,6 @@
 """One step, and the loop over it. Every method is a configuration of these seven calls."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -349,11 +350,9 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     supervised_prompts = {
         rollout.prompt.id for rollout, tokens in zip(rollouts, supervised, strict=True) if tokens
     }
+    sources = Counter(rollout.source for rollout in rollouts)
     metrics = {
-        **{
-            f"from_{source}": sum(rollout.source == source for rollout in rollouts) / count
-            for source in ROLLOUT_SOURCES
-        },
+        **{f"from_{source}": sources[source] / count for source in ROLLOUT_SOURCES},
         "staleness": sum(step - 1 - rollout.policy_version for rollout in rollouts) / count,
         "unsupervised_prompts": float(len(prompts - supervised_prompts)),
         "rollouts": float(count),

@@ -108,9 +108,8 @@ class _PipelineRun:
             self.console.event(
                 f"nothing to do: {self.run_dir.path} is finished; see its summary.json"
             )
-            return RunResult(
-                self.run_dir.path, read_json(self.run_dir.summary_json, shapes.PIPELINE_SUMMARY)
-            )
+            summary = read_json(self.run_dir.summary_json, shapes.PIPELINE_SUMMARY)
+            return RunResult(self.run_dir.path, summary)
         write_json(self.run_dir.pipeline_json, self.pipeline.resolve())
         try:
             with catch_stop_signals() as stop:
@@ -155,10 +154,8 @@ class _PipelineRun:
             keys = ("stages", *PIPELINE_KEYS)
             refused += list_changed_fields(drop_keys(saved, *keys), drop_keys(current, *keys))
         if refused:
-            heading = (
-                f"{self.run_dir.path}: the recipe changed since it began; start a new run, or undo:"
-            )
-            raise RecipeError([heading, *refused, *proposed])
+            heading = "the recipe changed since it began; start a new run, or undo:"
+            raise RecipeError([f"{self.run_dir.path}: {heading}", *refused, *proposed])
         # A changed stage that has saved no step starts again.
         for folder in outdated:
             shutil.rmtree(folder)
@@ -229,15 +226,14 @@ class _PipelineRun:
         summaries = []
         for stage in self.pipeline.stages:
             path = self.run_dir.stages / stage.folder / "summary.json"
-            summaries.append(
-                {
-                    "name": stage.name,
-                    "start": stage.start,
-                    "method": describe_method(recipes[stage.name]),
-                    "folder": f"stages/{stage.folder}",
-                    **drop_keys(read_json(path, shapes.SUMMARY), "samples", "name"),
-                }
-            )
+            head = {
+                "name": stage.name,
+                "start": stage.start,
+                "method": describe_method(recipes[stage.name]),
+                "folder": f"stages/{stage.folder}",
+            }
+            summary = read_json(path, shapes.SUMMARY)
+            summaries.append({**head, **drop_keys(summary, "samples", "name")})
         evaluations = {BASE: summaries[0]["before"]}
         evaluations |= {summary["name"]: summary["after"] for summary in summaries}
         accuracy = [
@@ -260,13 +256,9 @@ class _PipelineRun:
             columns = ["after", "accuracy", *summary["domains"], "steps", "ended"]
             self.console.table("held-out accuracy by stage", columns, build_stage_rows(summary))
         seconds = f"{monotonic() - self.started:.0f} s for {len(summary['stages'])} stages"
-        self.console.finish(
-            {
-                "time": seconds,
-                "run folder": shorten_path(self.run_dir.path),
-                "report": "report.html in it",
-            }
-        )
+        folder = shorten_path(self.run_dir.path)
+        rows = {"time": seconds, "run folder": folder, "report": "report.html in it"}
+        self.console.finish(rows)
 
 
 def _export_student(folder: Path) -> None:

@@ -93,9 +93,8 @@ class Pipeline:
         shared = {*PIPELINE_KEYS, "seed", "base_dir", "student"}
         if self.shares_task:
             shared.add("task")
-        sections = {
-            key: section for key, section in resolve_recipe(self.recipe).items() if key in shared
-        }
+        recipe = resolve_recipe(self.recipe)
+        sections = {key: section for key, section in recipe.items() if key in shared}
         return {**sections, "stages": [stage.resolve() for stage in self.stages]}
 
 
@@ -120,11 +119,8 @@ def parse_pipeline(
     """Validate a pipeline; raises RecipeError with a line per problem, naming stage and field."""
     overrides, is_teacher_off = remove_switch(overrides)
     entries = content["stages"]
-    if (
-        not isinstance(entries, list)
-        or not entries
-        or not all(isinstance(entry, Mapping) for entry in entries)
-    ):
+    is_list = isinstance(entries, list) and all(isinstance(entry, Mapping) for entry in entries)
+    if not is_list or not entries:
         raise RecipeError(f"{source}: stages: write a list of stages, each a mapping with a `name`")
     names = [str(entry.get("name")) for entry in entries]
     _check_overrides(overrides, names)
@@ -211,11 +207,8 @@ def _build_stage(
 ) -> Stage:
     """Build a stage from the shared sections, its own sections, and the overrides of both."""
     name, prefix = names[index], f"stages.{names[index]}."
-    general = [
-        text
-        for text in overrides
-        if not text.startswith("stages.") and not _is_pipeline_override(text)
-    ]
+    shared = [text for text in overrides if not text.startswith("stages.")]
+    general = [text for text in shared if not _is_pipeline_override(text)]
     special = [text.removeprefix(prefix) for text in overrides if text.startswith(prefix)]
     inherited = drop_keys(pipeline, "stages", *PIPELINE_KEYS)
     stage = _apply_overrides(merge_recipes(inherited, pipeline["stages"][index]), general + special)
@@ -223,11 +216,8 @@ def _build_stage(
     base, student = pipeline.get("student"), stage.get("student")
     # A stage that inherits the pipeline's student starts from the student of an earlier stage; one
     # that names a model itself is reported as a problem later.
-    if (
-        isinstance(student, Mapping)
-        and isinstance(base, Mapping)
-        and student.get("model") == base.get("model")
-    ):
+    are_sections = isinstance(student, Mapping) and isinstance(base, Mapping)
+    if are_sections and student.get("model") == base.get("model"):
         stage["student"] = {**student, "model": {"stage": start}}
     return Stage(index + 1, name, start, stage)
 
@@ -242,14 +232,10 @@ def _list_stage_problems(
     stage: Stage, entry: Mapping[str, Any], names: Sequence[str]
 ) -> Iterator[str]:
     """Yield the problems of a stage that an ordinary recipe cannot have."""
-    student = stage.data.get("student")
-    if (
-        not isinstance(entry.get("name"), str)
-        or not STAGE_NAME.fullmatch(stage.name)
-        or stage.name == BASE
-    ):
+    student, name = stage.data.get("student"), entry.get("name")
+    if not isinstance(name, str) or not STAGE_NAME.fullmatch(name) or name == BASE:
         yield (
-            f"name: {entry.get('name')!r} cannot name a stage; write letters, digits, '_' and '-', "
+            f"name: {name!r} cannot name a stage; write letters, digits, '_' and '-', "
             "at most 60, not 'base'"
         )
     if stage.name in names[: stage.number - 1]:
