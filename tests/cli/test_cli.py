@@ -68,8 +68,8 @@ def test_every_packaged_recipe_is_read_without_transformers() -> None:
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "assert 'transformers' not in sys.modules, 'quickstart'\n"
         "from practicum.runs.pipeline import load_pipeline_or_recipe as load\n"
-        "from practicum.recipe import recipe_names\n"
-        "for name in recipe_names():\n"
+        "from practicum.recipe import list_recipe_names\n"
+        "for name in list_recipe_names():\n"
         "    load(name)\n"
         "    assert 'transformers' not in sys.modules, name"
     )

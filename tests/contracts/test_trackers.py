@@ -152,8 +152,8 @@ def test_a_password_does_not_belong_into_a_recipe(models):
 @pytest.mark.long
 def test_reading_a_recipe_imports_no_client():
     code = (
-        "import sys; from practicum.core.plugins import module_of, names; found = names('trackers'); "
-        "[module_of('trackers', name).Config() for name in found]; sys.exit(any(name in sys.modules for name in found))"
+        "import sys; from practicum.core.plugins import list_plugins, load_plugin; found = list_plugins('trackers'); "
+        "[load_plugin('trackers', name).Config() for name in found]; sys.exit(any(name in sys.modules for name in found))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -161,11 +161,11 @@ def test_reading_a_recipe_imports_no_client():
 SENDER = """
 import json, os, sys
 from pathlib import Path
-from practicum.core.plugins import module_of
+from practicum.core.plugins import load_plugin
 from practicum.trackers import TrackerContext
 
 name, home, first, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-module = module_of("trackers", name)
+module = load_plugin("trackers", name)
 context = TrackerContext("toy", "0123456789abcdef", home, {"train.steps": 4, "task.type": "reverse"})
 tracker = module.build(module.Config(), context)
 there = tracker.begin(first)

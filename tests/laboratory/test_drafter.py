@@ -47,7 +47,7 @@ def decoded(drafter, target, count, params, gamma=3):
 
 def exact(model, params, text=()):
     """The probability of every text that the model writes after the prompt."""
-    if text and (len(text) == params.max_new_tokens or params.stops(text)):
+    if text and (len(text) == params.max_new_tokens or params.should_stop(text)):
         return {text: 1.0}
     language_model = model.language_model
     ids = torch.tensor([[5, 6, 7, *text]])

@@ -111,7 +111,7 @@ class Ledger:
         return {WIRE_BYTES: float(_sum(self._usage.values()).wire_bytes)}
 
     def take(self) -> Metrics:
-        """Return the metrics of the usage since the last call and reset it; see `cost_metrics`."""
+        """Return the metrics of the usage since the last call and reset it; see `build_cost_metrics`."""
         usage, self._usage = self._usage, {}
         return build_cost_metrics(usage, [name for name in self._names if name != STUDENT])
 

@@ -116,7 +116,7 @@ class Prices(FrozenConfig):
     )
 
     def compute_money(self, cost: Mapping[str, Any], seconds: float) -> dict[str, float]:
-        """Return the price of each item of a run: `cost` is that of `costs.cost_summary`."""
+        """Return the price of each item of a run: `cost` is that of `costs.summarize_costs`."""
         sampled = cost["sample"]["teacher_tokens"] / 1e6
         scored = (cost["score"]["tokens"] + cost["score"]["prompt_tokens"]) / 1e6
         items = {

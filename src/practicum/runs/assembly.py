@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScorerInfo:
-    """A scoring model: its name from `scorer_names`, its renderer, and its dimensions if known."""
+    """A scoring model: its name from `name_scorers`, its renderer, and its dimensions if known."""
 
     name: str
     renderer: Renderer

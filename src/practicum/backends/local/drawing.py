@@ -67,7 +67,7 @@ def sample_mixed_tokens(
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Sample from `share` of the teacher's and 1 - `share` of the model's distribution.
 
-    Returns the same as `draw`.
+    Returns the same as `sample_tokens`.
     """
     if share == 0:
         return sample_tokens(logits, params, noise)
