@@ -237,8 +237,8 @@ class ServiceTrainer:
     def _restrict_datums(self, datums: Sequence[Datum], objective: Objective) -> list[Datum]:
         """Cut full distributions of teacher and reference to what the objective asks about."""
         signals = (objective.signal, objective.reference_signal)
-        chosen = [signal for signal in signals if signal and signal.chooser == "student"]
-        max_k = max((signal.candidates for signal in chosen), default=0)
+        by_student = [signal for signal in signals if signal and signal.chooser == "student"]
+        max_k = max((signal.candidates for signal in by_student), default=0)
         candidates: dict[int, Tensor] = {}
         # Remote teachers were told the student's candidates; full distributions are cut to them
         # now.

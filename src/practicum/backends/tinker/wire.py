@@ -93,9 +93,9 @@ def build_columns(part: Part, rollouts: Sequence[Rollout]) -> Columns:
     ]
     rows, counts = part.tokens.rows.unique_consecutive(return_counts=True)
     lengths = counts.tolist()
-    asked = [rollouts[row] for row in rows.tolist()]
+    row_rollouts = [rollouts[row] for row in rows.tolist()]
     positions = part.tokens.positions.split(lengths)
-    requests = zip(asked, positions, ids.split(lengths), strict=True)
+    requests = zip(row_rollouts, positions, ids.split(lengths), strict=True)
     texts = tuple(ColumnRequest(*request) for request in requests)
     # In the small vocabulary the sampled token is token 0 everywhere: the first column.
     tokens = replace(part.tokens, tokens=torch.zeros_like(part.tokens.tokens))
