@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_serializer
@@ -23,12 +24,10 @@ def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     match = _CALL.match(text)
     if match is None:
         raise ValueError(f"{text!r} is not a name with arguments; write for example 'jsd(0.3)'")
-    name, inside = match.group(1), match.group(2)
+    name, inside = match.groups()
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    for part in _split_arguments(inside or ""):
-        if not part.strip():
-            continue
+    for part in filter(str.strip, _split_arguments(inside or "")):
         key, equals, value = part.partition("=")
         if equals and "(" not in key:
             if key.strip() in keywords:
@@ -79,10 +78,8 @@ def _split_arguments(inside: str) -> list[str]:
 def _parse_scalar(text: str) -> Any:
     text = text.strip().strip("'\"")
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 

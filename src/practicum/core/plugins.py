@@ -17,11 +17,8 @@ from practicum.core.calls import suggest_name
 def list_plugins(room: str) -> list[str]:
     """Return the plug-ins of a room, such as `teachers`, in alphabetical order."""
     package = importlib.import_module(_package(room))
-    return sorted(
-        module.name
-        for module in pkgutil.iter_modules(package.__path__)
-        if not module.name.startswith("_")
-    )
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def load_plugin(room: str, name: str) -> Any:

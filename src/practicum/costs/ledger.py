@@ -11,8 +11,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
+from itertools import chain
+from operator import add
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -52,12 +54,7 @@ class Usage:
     wire_bytes: int = 0
 
     def __add__(self, usage: "Usage") -> "Usage":
-        return Usage(
-            self.tokens + usage.tokens,
-            self.prompt_tokens + usage.prompt_tokens,
-            self.flops + usage.flops,
-            self.wire_bytes + usage.wire_bytes,
-        )
+        return Usage(*map(add, astuple(self), astuple(usage)))
 
 
 UsageByPhase = dict[tuple[Phase, str], Usage]
@@ -148,10 +145,9 @@ class Meter:
         read = count_read_tokens(texts, shortest)
         tokens = sum(count for _, count in texts)
         shape = self.ledger.dims.get(self.name)
-        flops = 0
-        if shape is not None:
-            flops = shape.count_hidden_flops(read.tokens, read.contexts)
-            flops += shape.count_head_flops(tokens) if heads else 0
+        flops = 0 if shape is None else shape.count_hidden_flops(read.tokens, read.contexts)
+        if shape is not None and heads:
+            flops += shape.count_head_flops(tokens)
         self.ledger.add(phase, self.name, Usage(tokens, read.prompt_tokens, flops))
 
 
@@ -237,34 +233,25 @@ def _sum(amounts: Iterable[Usage]) -> Usage:
 def summarize_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the cost columns summed over rows of metrics.jsonl, by phase."""
     total: dict[str, float] = defaultdict(float)
-    for row in rows:
-        for name, number in row.items():
-            if name.startswith("cost/"):
-                total[name.removeprefix("cost/")] += number
-    scorers = [
-        name.removeprefix("scored_tokens/") for name in total if name.startswith("scored_tokens/")
-    ]
+    for name, number in chain.from_iterable(row.items() for row in rows):
+        if name.startswith("cost/"):
+            total[name.removeprefix("cost/")] += number
+    scored = "scored_tokens/"
+    scorers = [name.removeprefix(scored) for name in total if name.startswith(scored)]
 
     def select(**columns: str) -> dict[str, float]:
         return {name: total.get(column, 0.0) for name, column in columns.items()}
 
+    written = select(prompt_tokens="prompt_tokens", teacher_tokens="teacher_tokens")
+    read = select(tokens="scored_tokens", prompt_tokens="scored_prompt_tokens")
+    by_teacher = {
+        name: select(tokens=f"scored_tokens/{name}", flops=f"flops_score/{name}")
+        for name in scorers
+    }
     return {
         "flops": total.get("flops", 0.0),
-        "sample": select(
-            flops="flops_sample",
-            tokens="sampled_tokens",
-            prompt_tokens="prompt_tokens",
-            teacher_tokens="teacher_tokens",
-        ),
-        "score": {
-            **select(
-                flops="flops_score", tokens="scored_tokens", prompt_tokens="scored_prompt_tokens"
-            ),
-            "teachers": {
-                name: select(tokens=f"scored_tokens/{name}", flops=f"flops_score/{name}")
-                for name in scorers
-            },
-        },
+        "sample": select(flops="flops_sample", tokens="sampled_tokens") | written,
+        "score": {**select(flops="flops_score"), **read, "teachers": by_teacher},
         "update": select(flops="flops_update", tokens="update_tokens"),
     }
 

@@ -88,10 +88,8 @@ class TrainableDims:
         trained_forward = forward * self.layers // shape.layers
         # The gradient of the inputs costs a forward pass, and attention a second time: both factors
         # of its products need a gradient.
-        inputs = (
-            trained_forward
-            + shape.count_attention_flops(read.contexts) * self.layers // shape.layers
-        )
+        attention = shape.count_attention_flops(read.contexts) * self.layers // shape.layers
+        inputs = trained_forward + attention
         weights = 2 * (self.body + self.adapters) * read.tokens
         again = trained_forward if recompute else 0
         return forward + again + inputs + weights + self.count_head_flops(shape, supervised)
@@ -109,13 +107,6 @@ class ReadTokens:
     prompt_tokens: int = 0
     contexts: int = 0
 
-    def __add__(self, tokens: "ReadTokens") -> "ReadTokens":
-        return ReadTokens(
-            self.tokens + tokens.tokens,
-            self.prompt_tokens + tokens.prompt_tokens,
-            self.contexts + tokens.contexts,
-        )
-
 
 def count_read_tokens(
     texts: Sequence[tuple[tuple[int, ...], int]], shortest: int = SHORTEST_SHARED_PREFIX
@@ -129,20 +120,16 @@ def count_read_tokens(
     """
     uses = Counter(prompt for prompt, _ in texts)
     root = count_shared_prefix(list(uses))
-    read = _count_span(0, root)
+    # A span is the positions from its first number to the one before its second.
+    spans = [(0, root)]
     for prompt, count in uses.items():
         # What is left of a prompt after the root is read once for all its texts if it is long
         # enough for a segment of its own, else with each text again; see `segments`.
-        span = _count_span(root, len(prompt))
-        for _ in range(1 if span.tokens >= shortest else count):
-            read += span
-    prompt_tokens = read.tokens
-    for prompt, count in texts:
-        read += _count_span(len(prompt), len(prompt) + max(count - 1, 0))
-    return ReadTokens(read.tokens, prompt_tokens, read.contexts)
-
-
-def _count_span(first: int, last: int) -> ReadTokens:
-    """Count the tokens at positions `first` to `last` - 1; position p has a context of p + 1."""
-    # The sum of p + 1 over the positions p is a difference of two triangular numbers.
-    return ReadTokens(last - first, 0, (last * (last + 1) - first * (first + 1)) // 2)
+        repeats = 1 if len(prompt) - root >= shortest else count
+        spans += [(root, len(prompt))] * repeats
+    prompt_tokens = sum(last - first for first, last in spans)
+    spans += [(len(prompt), len(prompt) + max(count - 1, 0)) for prompt, count in texts]
+    tokens = sum(last - first for first, last in spans)
+    # Position p has a context of p + 1: a sum of these is a difference of triangular numbers.
+    contexts = sum(last * (last + 1) - first * (first + 1) for first, last in spans) // 2
+    return ReadTokens(tokens, prompt_tokens, contexts)

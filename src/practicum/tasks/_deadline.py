@@ -30,13 +30,8 @@ LARGEST_ANSWER = 64 << 20
 # What Python needs to start. Secrets in the environment stay out of a process that reads text of a
 # model.
 _ENVIRONMENT = (
-    "PATH",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "VIRTUAL_ENV",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
+    *("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"),
+    *("LANG", "LC_ALL", "LD_LIBRARY_PATH"),
 )
 
 
@@ -153,17 +148,11 @@ class VerifierProcess:
         if "PYTHONPATH" in environment:
             # The process has another working folder, so relative entries would point elsewhere.
             folders = environment["PYTHONPATH"].split(os.pathsep)
-            environment["PYTHONPATH"] = os.pathsep.join(
-                os.path.abspath(folder) for folder in folders if folder
-            )
+            environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, filter(None, folders)))
         # Some generators iterate over sets of strings: without a fixed hash seed they differ from
         # run to run. One thread is fastest for the small arrays of verifiers.
-        environment |= {
-            "PYTHONHASHSEED": "0",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
+        environment |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.check_walls()
         self._process = process = self._sandbox.start(self._command, environment)
         try:

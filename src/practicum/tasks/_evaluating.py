@@ -12,6 +12,7 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from practicum.tasks._grammars import (
@@ -23,11 +24,10 @@ from practicum.tasks._grammars import (
     try_both,
 )
 
+_INTEGER = r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|[0-9]+)"
 GRAMMARS: dict[str, Grammar] = {
     "binary_matrix": try_both(read_list, match_pattern(r"[0-9 \n]+")),
-    "bitwise_arithmetic": match_pattern(
-        r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|[0-9]+)"
-    ),
+    "bitwise_arithmetic": match_pattern(_INTEGER),
     "countdown": read_arithmetic,
     "intermediate_integration": read_mathematics,
     "n_queens": try_both(read_list, match_pattern(r"[Q_ \n]+")),
@@ -153,8 +153,8 @@ def _list_names(node: ast.AST) -> Iterator[str]:
         if isinstance(part, ast.Name):
             yield part.id
         elif isinstance(part, ast.Attribute):
-            names = [part.attr]
-            inner = part.value
+            names = []
+            inner: ast.expr = part
             while isinstance(inner, ast.Attribute):
                 names.append(inner.attr)
                 inner = inner.value
@@ -185,10 +185,9 @@ def _read(module: str) -> _Module:
     for statement in tree.body:
         if isinstance(statement, ast.Assign | ast.AnnAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            for target in targets:
-                for name in ast.walk(target):
-                    if isinstance(name, ast.Name) and statement.value is not None:
-                        definitions.constants.setdefault(name.id, []).append(statement.value)
+            for name in chain.from_iterable(map(ast.walk, targets)):
+                if isinstance(name, ast.Name) and statement.value is not None:
+                    definitions.constants.setdefault(name.id, []).append(statement.value)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             definitions.functions.setdefault(node.name, []).append(node)
@@ -199,8 +198,9 @@ def _read(module: str) -> _Module:
         elif isinstance(node, ast.ImportFrom):
             source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             for alias in node.names:
+                name = alias.asname or alias.name
                 if _is_inside(source):
-                    definitions.inside[alias.asname or alias.name] = (source, alias.name)
+                    definitions.inside[name] = (source, alias.name)
                 else:
-                    definitions.outside[alias.asname or alias.name] = f"{source}.{alias.name}"
+                    definitions.outside[name] = f"{source}.{alias.name}"
     return definitions

@@ -8,6 +8,7 @@ mathematical function.
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 Grammar = Callable[[str], str | None]
 
@@ -79,16 +80,12 @@ class _Tokens:
 
 def read_arithmetic(reply: str) -> str | None:
     """Read numbers, `+ - * / **` and round brackets: `10*(8 - 5) - 6`."""
-    return _read_sentence(
-        _EXPRESSION, reply, lambda tokens: _read_expression(tokens, has_names=False)
-    )
+    return _read_sentence(_EXPRESSION, reply, partial(_read_expression, has_names=False))
 
 
 def read_mathematics(reply: str) -> str | None:
     """Read arithmetic with one-letter variables, `pi` and known functions: `x*sin(3*x)/3 + C`."""
-    return _read_sentence(
-        _EXPRESSION, reply, lambda tokens: _read_expression(tokens, has_names=True)
-    )
+    return _read_sentence(_EXPRESSION, reply, partial(_read_expression, has_names=True))
 
 
 def read_list(reply: str) -> str | None:

@@ -56,16 +56,12 @@ def run() -> None:
         entry = generate(request["split"], request["number"])
         answer = entry["answer"]
         if "reply" not in request:
-            return {
-                "question": str(entry["question"]),
-                "answer": None if answer is None else str(answer),
-            }
+            text = None if answer is None else str(answer)
+            return {"question": str(entry["question"]), "answer": text}
         sentence = admit(name, request["reply"], str(answer))
         if sentence is None:
             return 0.0
         return float(create_dataset(request["split"]).score_answer(sentence, entry=entry))
-
-    serve(respond)
 
     serve(respond)
 

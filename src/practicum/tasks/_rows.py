@@ -28,7 +28,6 @@ ARCHIVES = {
 }
 ROLES = ("system", "user", "assistant")
 
-
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"')
 _BRACKETS = re.compile(r"[\[{}\]]")
 
@@ -210,12 +209,12 @@ def _check_order(messages: tuple[Message, ...]) -> None:
 
 def _parse_answer(row: Mapping[str, Any]) -> str | None:
     answer = row.get("answer")
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
+    if answer is None:
+        return None
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise Rejected(f"answer is of type {type(answer).__name__}, not a text or a number")
     if isinstance(answer, float) and not math.isfinite(answer):
         raise Rejected("answer is too large for a number; write it as a text")
-    if answer is None:
-        return None
     text = _check_text(str(answer), "answer")
     if not text.strip():
         raise Rejected("answer is empty; leave it out where there is none")

@@ -61,9 +61,7 @@ class Instruction:
 
 def _match_start(start: str) -> Callable[[str, str], bool]:
     """Return the predicate of replies that begin with these words and go on after them."""
-    return lambda reply, topic: (
-        re.match(re.escape(start.format(topic=topic)) + r"\W", reply) is not None
-    )
+    return lambda reply, topic: re.match(re.escape(start) + r"\W", reply) is not None
 
 
 def _is(sentence: str) -> Callable[[str, str], bool]:
@@ -155,23 +153,18 @@ class Memos:
 
     def __init__(self, config: Config, seed: int) -> None:
         facts = _draw_facts(config.memos, seed if config.seed is None else config.seed)
-        topics = random.Random(seed_of(seed, "topics")).sample(
-            TOPICS, config.heldout_size + config.train_size
-        )
+        draw = random.Random(seed_of(seed, "topics"))
+        topics = draw.sample(TOPICS, config.heldout_size + config.train_size)
         self._instructions: dict[str, tuple[Instruction, str]] = {}
-        self._heldout = _interleave(
-            [
-                _build_prompt(f"memo: {place}", QUESTION.format(place=place), "memos", answer=stock)
-                for place, stock in facts.items()
-            ],
-            self._build_instructions(topics[: config.heldout_size]),
-        )
-        self._train = _interleave(
-            _build_documents(facts) if "memos" in config.train else [],
-            self._build_instructions(topics[config.heldout_size :])
-            if "instructions" in config.train
-            else [],
-        )
+        questions = [
+            _build_prompt(f"memo: {place}", QUESTION.format(place=place), "memos", answer=stock)
+            for place, stock in facts.items()
+        ]
+        instructions = self._build_instructions(topics[: config.heldout_size])
+        self._heldout = _interleave(questions, instructions)
+        documents = _build_documents(facts) if "memos" in config.train else []
+        trained_topics = topics[config.heldout_size :] if "instructions" in config.train else []
+        self._train = _interleave(documents, self._build_instructions(trained_topics))
 
     def _build_instructions(self, topics: Sequence[str]) -> list[Prompt]:
         prompts = []
@@ -229,11 +222,8 @@ def _build_prompt(
 
 def _interleave(memos: Sequence[Prompt], instructions: Sequence[Prompt]) -> list[Prompt]:
     """Alternate memos and instructions, so that the first prompts hold both; the rest follows."""
-    return [
-        prompt
-        for prompt in chain.from_iterable(zip_longest(memos, instructions))
-        if prompt is not None
-    ]
+    alternating = chain.from_iterable(zip_longest(memos, instructions))
+    return [prompt for prompt in alternating if prompt is not None]
 
 
 def build(config: Config, context: TaskContext) -> Task:

@@ -51,12 +51,8 @@ class ReasoningGym:
     def __init__(self, config: Config, context: TaskContext) -> None:
         sizes = {"train": config.train_size, "heldout": config.heldout_size}
         seeds = {split: seed_of(context.seed, "reasoning_gym", split) % 2**31 for split in sizes}
-        settings = {
-            "generator": config.generator,
-            "config": config.config,
-            "seeds": seeds,
-            "sizes": sizes,
-        }
+        settings = {"generator": config.generator, "config": config.config}
+        settings |= {"seeds": seeds, "sizes": sizes}
         self._generator = config.generator
         self._process = VerifierProcess(
             "practicum.tasks._reasoning_gym", _serialize(settings), sandbox=config.sandbox
@@ -110,10 +106,8 @@ class ReasoningGym:
             entry = self._generate_entry(split, number)
             messages = (Message("user", entry["question"]),)
             if messages not in excluded:
-                prompt = Prompt(
-                    f"{split}-{number}", messages, entry["answer"], domain=self._generator
-                )
-                prompts.setdefault(messages, prompt)
+                name, answer = f"{split}-{number}", entry["answer"]
+                prompts.setdefault(messages, Prompt(name, messages, answer, domain=self._generator))
         return list(prompts.values())
 
     def _generate_entry(self, split: str, number: int) -> dict[str, Any]:

@@ -95,7 +95,6 @@ def _clamp(value: int, limit: int) -> int:
 
 
 def _parse_action(text: str) -> int:
-
     letter = text.strip()
     return ACTIONS.index(letter) - STRONGEST if len(letter) == 1 and letter in ACTIONS else 0
 

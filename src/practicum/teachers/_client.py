@@ -53,10 +53,7 @@ class ClientTeacher(FollowerTeacher):
     """
 
     def __init__(
-        self,
-        client: SamplingClient,
-        renderer: Renderer,
-        follower: StepFollower | None = None,
+        self, client: SamplingClient, renderer: Renderer, follower: StepFollower | None = None
     ) -> None:
         self._client = client
         self._renderer = renderer

@@ -79,26 +79,19 @@ class Dialect(Protocol):
 
 def _build_neutral_sampling(temperature: float) -> dict[str, Any]:
     """Return body fields that leave the distribution unchanged but for the temperature."""
-    return {
-        "temperature": temperature,
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-    }
+    penalties = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    return {"temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, **penalties}
 
 
 def _build_sampling(params: SamplingParams) -> dict[str, Any]:
-    return _build_neutral_sampling(params.temperature) | {
-        "top_p": params.top_p,
-        "top_k": params.top_k or -1,
-    }
+    cut = {"top_p": params.top_p, "top_k": params.top_k or -1}
+    return _build_neutral_sampling(params.temperature) | cut
 
 
-def _limit_bytes(tokens: int, k: int) -> int:
-    return (1 << 18) + tokens * (k + 2) * BYTES_A_CANDIDATE
+def _build_request(path: str, body: Mapping[str, Any], tokens: int, k: int = 2) -> JsonRequest:
+    """Return a request whose answer has room for the scores of `tokens` with `k` candidates."""
+    largest = (1 << 18) + tokens * (k + 2) * BYTES_A_CANDIDATE
+    return JsonRequest(path, body, max_answer_bytes=largest)
 
 
 class Vllm:
@@ -114,14 +107,9 @@ class Vllm:
     ) -> JsonRequest:
         """Ask for every position: the server cannot return the last ones alone."""
         ids = [*request.prompt_tokens, *request.tokens]
-        body = {
-            "model": model,
-            "prompt": ids,
-            "max_tokens": 1,
-            "prompt_logprobs": k,
-            **_build_neutral_sampling(temperature),
-        }
-        return JsonRequest("/v1/completions", body, max_answer_bytes=_limit_bytes(len(ids), k))
+        body = {"model": model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": k}
+        body |= _build_neutral_sampling(temperature)
+        return _build_request("/v1/completions", body, len(ids), k)
 
     def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Parse positions that map ids to candidates; the scored token is always one of them."""
@@ -138,10 +126,8 @@ class Vllm:
             candidates = [(token, entry["logprob"]) for token, entry in row.items()]
             # The scored token is returned besides the k likeliest, if it is none of them.
             top.append(sorted(candidates, key=_rank_candidate)[:k])
-        ids = [
-            None if entry is None else token
-            for entry, token in zip(entries, request.tokens, strict=True)
-        ]
+        pairs = zip(entries, request.tokens, strict=True)
+        ids = [None if entry is None else token for entry, token in pairs]
         logprobs = [None if entry is None else entry["logprob"] for entry in entries]
         return ServerScores(logprobs, ids, top, texts)
 
@@ -154,14 +140,10 @@ class Vllm:
             "prompt": list(request.prompt_tokens),
             "max_tokens": params.max_new_tokens,
             "seed": request.seed % 2**63,
-            "logprobs": 0,
-            "return_token_ids": True,
-            "stop_token_ids": sorted(params.stop_ids),
-            **_build_sampling(params),
         }
-        return JsonRequest(
-            "/v1/completions", body, max_answer_bytes=_limit_bytes(params.max_new_tokens, 2)
-        )
+        body |= {"logprobs": 0, "return_token_ids": True, "stop_token_ids": sorted(params.stop_ids)}
+        body |= _build_sampling(params)
+        return _build_request("/v1/completions", body, params.max_new_tokens)
 
     def parse_completion(self, answer: Any) -> ServerCompletion:
         """Parse token ids; `stop_reason` is the token that ended them, if the request named it."""
@@ -196,7 +178,7 @@ class Sglang:
             "top_logprobs_num": k,
             "return_text_in_logprobs": True,
         }
-        return JsonRequest("/generate", body, max_answer_bytes=_limit_bytes(len(ids), k))
+        return _build_request("/generate", body, len(ids), k)
 
     def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Parse a position as `[logprob, id, text]`, and its candidates as a list of them."""
@@ -217,18 +199,12 @@ class Sglang:
         self, model: str, request: SampleRequest, params: SamplingParams
     ) -> JsonRequest:
         """Send token ids and ask for token ids; the server takes no seed."""
-        body = {
-            "input_ids": list(request.prompt_tokens),
-            "sampling_params": {
-                "max_new_tokens": params.max_new_tokens,
-                "stop_token_ids": sorted(params.stop_ids),
-                **_build_sampling(params),
-            },
-            "return_logprob": True,
-        }
-        return JsonRequest(
-            "/generate", body, max_answer_bytes=_limit_bytes(params.max_new_tokens, 2)
-        )
+        stops = sorted(params.stop_ids)
+        sampling = {"max_new_tokens": params.max_new_tokens, "stop_token_ids": stops}
+        sampling |= _build_sampling(params)
+        ids = list(request.prompt_tokens)
+        body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
+        return _build_request("/generate", body, params.max_new_tokens)
 
     def parse_completion(self, answer: Any) -> ServerCompletion:
         """Parse token ids; `finish_reason` names the stop token that matched."""
@@ -258,17 +234,9 @@ class Echo:
     ) -> JsonRequest:
         """Ask for one generated token and cut it off, because some servers refuse to give none."""
         ids = [*request.prompt_tokens, *request.tokens]
-        body = {
-            "model": model,
-            "prompt": ids,
-            "max_tokens": 1,
-            "echo": True,
-            "logprobs": max(k, 1),
-            "return_tokens_as_token_ids": True,
-            "temperature": temperature,
-            "top_p": 1.0,
-        }
-        return JsonRequest("/v1/completions", body, max_answer_bytes=_limit_bytes(len(ids), k))
+        body = {"model": model, "prompt": ids, "max_tokens": 1, "echo": True, "logprobs": max(k, 1)}
+        body |= {"return_tokens_as_token_ids": True, "temperature": temperature, "top_p": 1.0}
+        return _build_request("/v1/completions", body, len(ids), k)
 
     def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Parse four parallel lists: the prompt first, then the generated tokens."""
@@ -316,15 +284,9 @@ def _build_openai_request(
     path: str, model: str, prompt: Mapping[str, Any], seed: int, params: SamplingParams
 ) -> JsonRequest:
     """Return a request with the fields that all OpenAI servers know; their seeds have 31 bits."""
-    body = {
-        "model": model,
-        **prompt,
-        "max_tokens": params.max_new_tokens,
-        "seed": seed % 2**31,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-    }
-    return JsonRequest(path, body, max_answer_bytes=_limit_bytes(params.max_new_tokens, 2))
+    body = {"model": model, **prompt, "max_tokens": params.max_new_tokens, "seed": seed % 2**31}
+    body |= {"temperature": params.temperature, "top_p": params.top_p}
+    return _build_request(path, body, params.max_new_tokens)
 
 
 def parse_chat_completion(answer: Any) -> ServerCompletion:

@@ -1,6 +1,7 @@
 """The common part of a route and a pool: several teachers under their names."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from practicum.core.plugins import Plugin
 from practicum.errors import TeacherError
 from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext
+from practicum.teachers.none import NO_CAPABILITIES
 from practicum.types import Datum, Rollout, TeacherSignal
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -45,15 +47,12 @@ def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
     follows = any(member.follows_student for member in everyone)
     scoring = [member for member in everyone if member.signals]
     if not scoring:
-        return Capabilities(
-            frozenset(), supports=frozenset(), writes=False, follows_student=follows
-        )
+        return replace(NO_CAPABILITIES, follows_student=follows)
+    limits = [member.largest_k for member in scoring if member.largest_k is not None]
     return Capabilities(
         signals=frozenset.intersection(*(member.signals for member in scoring)),
         supports=frozenset.intersection(*(member.supports for member in scoring)),
-        largest_k=min(
-            (member.largest_k for member in scoring if member.largest_k is not None), default=None
-        ),
+        largest_k=min(limits, default=None),
         writes=all(member.writes for member in everyone),
         needs_candidates=any(member.needs_candidates for member in scoring),
         follows_student=follows,
@@ -99,12 +98,9 @@ class TeacherOfMembers(Teacher):
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the state of every member."""
+        states: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for key, tensor in tensors.items():
+            name, _, rest = key.partition("/")
+            states[name][rest] = tensor
         for name, teacher in self._members.items():
-            prefix = f"{name}/"
-            teacher.load_state(
-                {
-                    key.removeprefix(prefix): tensor
-                    for key, tensor in tensors.items()
-                    if key.startswith(prefix)
-                }
-            )
+            teacher.load_state(states[name])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +38,6 @@ from practicum.types import (
     ScoreRequest,
     TeacherSignal,
 )
-
-T = TypeVar("T")
 
 MOST_CLAMPED = 1e-3
 """The largest share of log-probabilities that may be minus infinity."""
@@ -96,14 +94,15 @@ class ServerGenerator:
             replace(request, name=f"answer {number} of {len(requests)}")
             for number, request in enumerate(requests, start=1)
         ]
+        limited = [self.limits.add_timeout(request, params.max_new_tokens) for request in named]
         with self.counting("sample"):
-            answers = self.http.send_all(
-                [self.limits.add_timeout(request, params.max_new_tokens) for request in named]
-            )
-        return [
-            self._build_sample(_parse(self.http, request, parse, answer), params)
-            for request, answer in zip(named, answers, strict=True)
-        ]
+            answers = self.http.send_all(limited)
+        samples = []
+        for request, answer in zip(named, answers, strict=True):
+            with _refuse_other_form(self.http, request):
+                completion = parse(answer)
+            samples.append(self._build_sample(completion, params))
+        return samples
 
     def _build_sample(self, completion: ServerCompletion, params: SamplingParams) -> Sample:
         """Return the completion as a sample.
@@ -193,7 +192,7 @@ class RemoteClient(StepFollower):
     def _score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         k = min(signal.candidates, self._vocabulary)
         indexed = [(index, request) for index, request in enumerate(requests) if request.tokens]
-        tokens = sum(len(request.prompt_tokens) + len(request.tokens) for _, request in indexed)
+        tokens = sum(_count_tokens(request) for _, request in indexed)
         for _, request in indexed:
             self._check_context(request)
         if indexed:
@@ -217,16 +216,14 @@ class RemoteClient(StepFollower):
         if self._http.failures != failures:
             # The server may have been started again with another model.
             self.check_same_model()
-        signals = [TeacherSignal(logprobs=torch.zeros(0))] * len(requests)
-        for (index, _), answer in zip(indexed, answers, strict=True):
-            signals[index] = answer
         self._tokens_used += tokens
-        return signals
+        signals = {index: answer for (index, _), answer in zip(indexed, answers, strict=True)}
+        empty = TeacherSignal(logprobs=torch.zeros(0))
+        return [signals.get(index, empty) for index in range(len(requests))]
 
     def _build_request(self, name: str, request: ScoreRequest, k: int) -> JsonRequest:
         body = self._dialect.build_score_request(self._probe.model, request, k)
-        tokens = len(request.prompt_tokens) + len(request.tokens)
-        return self._generator.limits.add_timeout(replace(body, name=name), tokens)
+        return self._generator.limits.add_timeout(replace(body, name=name), _count_tokens(request))
 
     def _parse_signal(
         self, json_request: JsonRequest, request: ScoreRequest, answer: Any, k: int
@@ -240,12 +237,8 @@ class RemoteClient(StepFollower):
                 f"{self._http.quote(str(first_name))}; serve the model that the run began with and "
                 "resume, or start a new run"
             )
-        scores = _parse(
-            self._http,
-            json_request,
-            lambda answer: self._dialect.parse_scores(answer, request, k),
-            answer,
-        )
+        with _refuse_other_form(self._http, json_request):
+            scores = self._dialect.parse_scores(answer, request, k)
         try:
             signal, clamped = validate_scores(scores, request, k, self._vocabulary)
         except TeacherError as error:
@@ -317,9 +310,8 @@ class RemoteClient(StepFollower):
             self._dialect.build_sample_request(self._probe.model, request, params)
             for request in requests
         ]
-        samples = self._generator.request_samples(
-            json_requests, self._dialect.parse_completion, params
-        )
+        parse = self._dialect.parse_completion
+        samples = self._generator.request_samples(json_requests, parse, params)
         largest = max((int(sample.tokens.max()) for sample in samples), default=0)
         if largest >= self._vocabulary:
             raise TeacherError(
@@ -363,15 +355,11 @@ class TextTeacher(Teacher):
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """Return the server's replies in the student's tokens."""
-        json_requests = [
-            build_chat_request(
-                self._generator.model,
-                self._build_messages(request.prompt.messages),
-                request.seed,
-                params,
-            )
-            for request in requests
-        ]
+        model = self._generator.model
+        json_requests = []
+        for request in requests:
+            messages = self._build_messages(request.prompt.messages)
+            json_requests.append(build_chat_request(model, messages, request.seed, params))
         return self._generator.request_samples(json_requests, parse_chat_completion, params)
 
     def _build_messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
@@ -382,11 +370,8 @@ class TextTeacher(Teacher):
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient:
         """Return the server as a client of this prompt alone."""
-        return PromptedClient(
-            _ChatClient(self, prompt),
-            self._generator.renderer.render(prompt.messages),
-            accepts_tokens=False,
-        )
+        prompt_tokens = self._generator.renderer.render(prompt.messages)
+        return PromptedClient(_ChatClient(self, prompt), prompt_tokens, accepts_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,13 +388,16 @@ class _ChatClient:
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one reply for each seed."""
-        return self.teacher.sample(
-            [TeacherRequest(self.prompt, request.seed) for request in requests], params
-        )
+        teacher_requests = [TeacherRequest(self.prompt, request.seed) for request in requests]
+        return self.teacher.sample(teacher_requests, params)
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Return a silent signal for each request."""
         return [TeacherSignal() for _ in requests]
+
+
+def _count_tokens(request: ScoreRequest) -> int:
+    return len(request.prompt_tokens) + len(request.tokens)
 
 
 def find_canary_folder(folder: Path, model: str, canary: Tensor, tolerance: float) -> str:
@@ -444,10 +432,11 @@ def _read_canary(file: Path) -> Tensor:
         return torch.zeros(0)
 
 
-def _parse(http: JsonClient, request: JsonRequest, parse: Callable[[Any], T], answer: Any) -> T:
-    """Return the parsed answer; TeacherError if it has another form."""
+@contextlib.contextmanager
+def _refuse_other_form(http: JsonClient, request: JsonRequest) -> Iterator[None]:
+    """Raise TeacherError if the block fails to parse the answer to a request."""
     try:
-        return parse(answer)
+        yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         reason = http.quote(f"{type(error).__name__}: {error}", 120)
         raise TeacherError(

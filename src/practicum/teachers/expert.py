@@ -375,11 +375,9 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     """Take the task's expert; CapabilityError if it has none."""
     if not isinstance(context.task, Expert):
         raise CapabilityError(
-            [
-                "teacher: {type: expert} asks the task what to say, and this task has no expert; "
-                "write task: walker, give your own task a method expert(prompt, said), or take "
-                "another teacher such as {type: model, model: ...}"
-            ]
+            "teacher: {type: expert} asks the task what to say, and this task has no expert; "
+            "write task: walker, give your own task a method expert(prompt, said), or take "
+            "another teacher such as {type: model, model: ...}"
         )
     return ExpertTeacher(
         context.task, context.renderer, config.softness, context.meter, context.count_client

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
-from practicum.models.digests import find_commit
+from practicum.models.digests import digest_file, find_commit
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
 
@@ -44,10 +44,5 @@ def _identify(config: ModelConfig) -> object:
     folder = Path(config.model).expanduser()
     if not folder.is_dir():
         return [config.model, (find_commit(config.model) or "") if "/" in config.model else ""]
-    sums = []
-    for path in sorted(
-        [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.py")]
-    ):
-        with path.open("rb") as file:
-            sums.append([path.name, hashlib.file_digest(file, "sha256").hexdigest()])
-    return sums
+    paths = [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.py")]
+    return [[path.name, digest_file(path)] for path in sorted(paths)]

@@ -127,11 +127,9 @@ class PrivilegedTeacher(FollowerTeacher):
             if not self._is_silent(rollout.prompt, fields):
                 prompt = add_context(rollout.prompt, self._config, fields)
                 enriched[index] = replace(rollout, prompt=prompt)
-        signals = [TeacherSignal()] * len(rollouts)
         answers = self._inner.score(list(enriched.values()), signal)
-        for index, answer in zip(enriched, answers, strict=True):
-            signals[index] = answer
-        return signals
+        signals = dict(zip(enriched, answers, strict=True))
+        return [signals.get(index, TeacherSignal()) for index in range(len(rollouts))]
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
@@ -194,11 +192,8 @@ def add_context(
 def _list_prompt_fields(prompt: Prompt) -> dict[str, str]:
     """Return the texts of a prompt's placeholders; the names of a completion's are reserved."""
     fields = {"answer": prompt.answer, **prompt.privileged}
-    return {
-        name: value
-        for name, value in fields.items()
-        if value is not None and name not in ROLLOUT_FIELDS
-    }
+    texts = {name: value for name, value in fields.items() if value is not None}
+    return {name: text for name, text in texts.items() if name not in ROLLOUT_FIELDS}
 
 
 def _list_rollout_fields(
@@ -217,11 +212,8 @@ def _list_rollout_fields(
 def _find_successes(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
     """Return the correct completions of each prompt, in the order of their sample numbers."""
     ordered = sorted(rollouts, key=lambda rollout: rollout.sample)
-    return group_pairs(
-        (rollout.prompt.id, rollout)
-        for rollout in ordered
-        if classify_outcome(rollout) == "correct"
-    )
+    correct = [rollout for rollout in ordered if classify_outcome(rollout) == "correct"]
+    return group_pairs((rollout.prompt.id, rollout) for rollout in correct)
 
 
 def _fill(text: str, fields: Mapping[str, str]) -> str:

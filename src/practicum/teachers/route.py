@@ -93,12 +93,11 @@ class RouteTeacher(TeacherOfMembers):
         names = [
             self._choose_member(rollout.prompt, classify_outcome(rollout)) for rollout in rollouts
         ]
-        signals = [TeacherSignal()] * len(rollouts)
+        signals: dict[int, TeacherSignal] = {}
         for name, indices in _group_indices(names).items():
             answers = self._ask(name, [rollouts[index] for index in indices], signal)
-            for index, answer in zip(indices, answers, strict=True):
-                signals[index] = answer
-        return signals
+            signals.update(zip(indices, answers, strict=True))
+        return [signals[index] for index in range(len(rollouts))]
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
@@ -129,11 +128,9 @@ class RouteTeacher(TeacherOfMembers):
         if key is not None and key in self._members:
             return key
         if self._config.default is None:
-            reason = (
-                f"has no {by}"
-                if key is None
-                else f"has the {by} {key!r}, to which no teacher belongs"
-            )
+            reason = f"has the {by} {key!r}, to which no teacher belongs"
+            if key is None:
+                reason = f"has no {by}"
             raise DataError(
                 f"prompt {prompt.id!r} {reason}; the route knows {', '.join(self._members)}: add a "
                 "teacher for it under teacher.teachers, or name one of them as teacher.default"

@@ -82,10 +82,8 @@ def build(config: Config, context: TeacherContext) -> Teacher:
             f"{tape}: row {row} is not UTF-8; give the rollouts.jsonl of a run as it was written"
         ) from error
     context.register_file(tape)
-    return ScriptedTeacher(
-        dict(_parse_row(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)),
-        tape,
-    )
+    rows = [_parse_row(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)]
+    return ScriptedTeacher(dict(rows), tape)
 
 
 def _parse_row(line: str, where: str) -> tuple[Key, list[float]]:
@@ -106,20 +104,14 @@ def _parse_row(line: str, where: str) -> tuple[Key, list[float]]:
     if isinstance(logprobs, list) and len(logprobs) == len(tokens):
         mask = row.get("loss_mask") or [True] * len(tokens)
         # Tokens that the student did not write, such as an environment's, have no score.
-        logprobs = [
-            logprob if is_trained else 0.0
-            for logprob, is_trained in zip(logprobs, mask, strict=False)
-        ]
-    if (
-        not isinstance(logprobs, list)
-        or len(logprobs) != len(tokens)
-        or not all(map(_is_number, logprobs))
-    ):
-        raise DataError(
-            f"{where} has no teacher log-probability for each of its {len(tokens)} tokens; record "
-            "the tape with a teacher that scores every token"
-        )
-    return (prompt, tuple(tokens)), [float(value) for value in logprobs]
+        pairs = zip(logprobs, mask, strict=False)
+        logprobs = [logprob if is_trained else 0.0 for logprob, is_trained in pairs]
+        if len(logprobs) == len(tokens) and all(map(_is_number, logprobs)):
+            return (prompt, tuple(tokens)), [float(value) for value in logprobs]
+    raise DataError(
+        f"{where} has no teacher log-probability for each of its {len(tokens)} tokens; record "
+        "the tape with a teacher that scores every token"
+    )
 
 
 def _is_number(value: object) -> bool:
