@@ -85,8 +85,8 @@ def locate_cache() -> Path:
     """Return the folder of converted models: PRACTICUM_CACHE, or one in the user's cache folder."""
     if "PRACTICUM_CACHE" in os.environ:
         return Path(os.environ["PRACTICUM_CACHE"])
-    home = Path(os.environ.get("HOME") or tempfile.gettempdir())
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "practicum"
+    user_folder = Path(os.environ.get("HOME") or tempfile.gettempdir())
+    return Path(os.environ.get("XDG_CACHE_HOME") or user_folder / ".cache") / "practicum"
 
 
 def _convert(source: Path, folder: Path) -> None:
