@@ -119,9 +119,9 @@ def _sample_following(
     logits = head.logits(hidden).expand(len(question.following), -1)
     streams = [open_random_stream(seed) for seed in question.following]
     noise = draw_exponentials(streams, logits.shape[-1]).to(hidden.device)
-    drawn = [column.cpu() for column in sample_tokens(logits, question.params, noise)]
-    tokens, sampled, untempered = (column.split(1) for column in drawn)
-    stops = check(drawn[0][:, None].tolist())
+    columns = [column.cpu() for column in sample_tokens(logits, question.params, noise)]
+    tokens, sampled, untempered = (column.split(1) for column in columns)
+    stops = check(columns[0][:, None].tolist())
     return [
         Sample(token, logprob.float(), policy.float(), "stop" if stopped else "length")
         for token, logprob, policy, stopped in zip(tokens, sampled, untempered, stops, strict=True)
