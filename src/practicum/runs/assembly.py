@@ -197,9 +197,8 @@ def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | N
         problems += find_capability_problems(
             recipe.objective, reference.capabilities, recipe.reference.type, against="reference"
         )
-    problems += list_source_problems(
-        recipe.rollout.source, teacher.capabilities, recipe.teacher.type
-    )
+    source, kind = recipe.rollout.source, recipe.teacher.type
+    problems += list_source_problems(source, teacher.capabilities, kind)
     if problems:
         raise CapabilityError(problems)
 
@@ -331,8 +330,10 @@ class _Assembly:
         Raises CapabilityError or DataError if they do not fit together.
         """
         recipe, task, ledger = self.recipe, self.task, self.ledger
-        self.backend = backend or open_backend(recipe, self.backend_context)
-        self.on_paper = on_paper
+        self.on_paper, self.backend = (
+            on_paper,
+            backend or open_backend(recipe, self.backend_context),
+        )
         self.student = student = self.backend.load_student(recipe.student)
         is_local = recipe.backend.checkpoints_here
         self.identities.append(lambda: _digest_student(student, is_local=is_local))
@@ -340,8 +341,8 @@ class _Assembly:
         if student.dims is not None:
             ledger.dims["student"] = student.dims
         teacher = self.build_teacher("teacher", recipe.teacher)
-        build = self.build_teacher
-        reference = None if recipe.reference is None else build("reference", recipe.reference)
+        build, config = self.build_teacher, recipe.reference
+        reference = None if config is None else build("reference", config)
         _check_capabilities(recipe, teacher, reference)
         prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
         if not prompts:
