@@ -330,10 +330,8 @@ class _Assembly:
         Raises CapabilityError or DataError if they do not fit together.
         """
         recipe, task, ledger = self.recipe, self.task, self.ledger
-        self.on_paper, self.backend = (
-            on_paper,
-            backend or open_backend(recipe, self.backend_context),
-        )
+        self.backend = backend or open_backend(recipe, self.backend_context)
+        self.on_paper = on_paper
         self.student = student = self.backend.load_student(recipe.student)
         is_local = recipe.backend.checkpoints_here
         self.identities.append(lambda: _digest_student(student, is_local=is_local))
@@ -477,9 +475,8 @@ class _Assembly:
     def _needs_teacher_samples(self) -> bool:
         """Return True if the teacher must sample, for training or for its evaluation."""
         evaluation = self.recipe.evaluation
-        return needs_teacher_samples(self.recipe.rollout.source) or (
-            evaluation.teacher and evaluation.prompts > 0
-        )
+        is_evaluated = evaluation.teacher and evaluation.prompts > 0
+        return needs_teacher_samples(self.recipe.rollout.source) or is_evaluated
 
 
 def name_scorers(role: str, config: TeacherConfig) -> dict[int, str]:
