@@ -197,9 +197,8 @@ def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | N
         problems += find_capability_problems(
             recipe.objective, reference.capabilities, recipe.reference.type, against="reference"
         )
-    problems += list_source_problems(
-        recipe.rollout.source, teacher.capabilities, recipe.teacher.type
-    )
+    source, kind = recipe.rollout.source, recipe.teacher.type
+    problems += list_source_problems(source, teacher.capabilities, kind)
     if problems:
         raise CapabilityError(problems)
 
@@ -340,8 +339,8 @@ class _Assembly:
         if student.dims is not None:
             ledger.dims["student"] = student.dims
         teacher = self.build_teacher("teacher", recipe.teacher)
-        build = self.build_teacher
-        reference = None if recipe.reference is None else build("reference", recipe.reference)
+        build, config = self.build_teacher, recipe.reference
+        reference = None if config is None else build("reference", config)
         _check_capabilities(recipe, teacher, reference)
         prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
         if not prompts:
@@ -476,9 +475,8 @@ class _Assembly:
     def _needs_teacher_samples(self) -> bool:
         """Return True if the teacher must sample, for training or for its evaluation."""
         evaluation = self.recipe.evaluation
-        return needs_teacher_samples(self.recipe.rollout.source) or (
-            evaluation.teacher and evaluation.prompts > 0
-        )
+        is_evaluated = evaluation.teacher and evaluation.prompts > 0
+        return needs_teacher_samples(self.recipe.rollout.source) or is_evaluated
 
 
 def name_scorers(role: str, config: TeacherConfig) -> dict[int, str]:

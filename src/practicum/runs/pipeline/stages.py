@@ -216,8 +216,11 @@ def _build_stage(
     base, student = pipeline.get("student"), stage.get("student")
     # A stage that inherits the pipeline's student starts from the student of an earlier stage; one
     # that names a model itself is reported as a problem later.
-    are_sections = isinstance(student, Mapping) and isinstance(base, Mapping)
-    if are_sections and student.get("model") == base.get("model"):
+    if (
+        isinstance(student, Mapping)
+        and isinstance(base, Mapping)
+        and student.get("model") == base.get("model")
+    ):
         stage["student"] = {**student, "model": {"stage": start}}
     return Stage(index + 1, name, start, stage)
 
