@@ -242,7 +242,7 @@ def summarize_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     def select(**columns: str) -> dict[str, float]:
         return {name: total.get(column, 0.0) for name, column in columns.items()}
 
-    written = select(prompt_tokens="prompt_tokens", teacher_tokens="teacher_tokens")
+    prompt_columns = select(prompt_tokens="prompt_tokens", teacher_tokens="teacher_tokens")
     read = select(tokens="scored_tokens", prompt_tokens="scored_prompt_tokens")
     by_teacher = {
         name: select(tokens=f"scored_tokens/{name}", flops=f"flops_score/{name}")
@@ -250,7 +250,7 @@ def summarize_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
     return {
         "flops": total.get("flops", 0.0),
-        "sample": select(flops="flops_sample", tokens="sampled_tokens") | written,
+        "sample": select(flops="flops_sample", tokens="sampled_tokens") | prompt_columns,
         "score": {**select(flops="flops_score"), **read, "teachers": by_teacher},
         "update": select(flops="flops_update", tokens="update_tokens"),
     }

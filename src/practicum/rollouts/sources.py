@@ -136,9 +136,9 @@ def find_other_writer(source: Source) -> Literal["teacher", "dataset"] | None:
             return "teacher"
         case DatasetSource():
             return "dataset"
-        case Mix(other="replay"):
-            return None
-        case Mix() | Join():
+        case Mix():
+            return None if source.other == "replay" else source.other
+        case Join():
             return source.other
         case Prefix():
             return source.origin

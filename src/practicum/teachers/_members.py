@@ -100,7 +100,7 @@ class TeacherOfMembers(Teacher):
         """Restore the state of every member."""
         states: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, tensor in tensors.items():
-            name, _, rest = key.partition("/")
-            states[name][rest] = tensor
+            name, _, tensor_name = key.partition("/")
+            states[name][tensor_name] = tensor
         for name, teacher in self._members.items():
             teacher.load_state(states[name])

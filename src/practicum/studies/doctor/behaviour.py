@@ -137,8 +137,8 @@ def _measure_trapped_share(evidence: Evidence) -> float | None:
 
     None if none is long.
     """
-    known = [row.divergence for row in evidence.measurements if row.divergence is not None]
-    divergences = [values for values in known if len(values) >= WINDOW_TOKENS * WINDOWS]
+    scored = [row.divergence for row in evidence.measurements if row.divergence is not None]
+    divergences = [values for values in scored if len(values) >= WINDOW_TOKENS * WINDOWS]
     if not divergences:
         return None
     # KAT's threshold is relative: a quantile of the smallest window of each completion.

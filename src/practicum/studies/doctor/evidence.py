@@ -125,10 +125,10 @@ class Evidence:
     def group_by_prompt(self, measure: Measure[Tensor]) -> list[Tensor]:
         """Return the values of a measure, joined by prompt; rollouts without any are left out."""
         pairs = [(row.rollout.prompt.id, measure(row)) for row in self.measurements]
-        known = [
+        non_empty = [
             (key, values.double()) for key, values in pairs if values is not None and len(values)
         ]
-        return [torch.cat(group) for group in group_pairs(known).values()]
+        return [torch.cat(group) for group in group_pairs(non_empty).values()]
 
     def estimate_mean(self, measure: Measure[Tensor]) -> Interval | None:
         """Return a measure's mean over tokens, with a bootstrap interval over prompts.
