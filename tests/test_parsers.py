@@ -303,7 +303,7 @@ def test_answers_of_a_service_are_read_or_refused(
         reopened=0,
         service=None,
         wait=lambda requests, what: list(requests),
-        answer=lambda request, what: request(),
+        request=lambda request, what: request(),
     )
     pytest.importorskip("tinker")
     sampler = ServiceSampler(

@@ -152,8 +152,8 @@ class Answering(Connection):
     def wait(self, requests: Any, what: str) -> list[Any]:
         return list(requests)
 
-    def answer(self, request: Callable[[], Any], what: str) -> Any:
-        return request()
+    def request(self, send: Callable[[], Any], what: str) -> Any:
+        return send()
 
     def sample(self, *_: Any, **named: Any) -> Any:
         self.asked.append(named)

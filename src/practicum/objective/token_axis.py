@@ -6,7 +6,7 @@ It is the product of weights, corrections, rewards and the normalisation over th
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from practicum import functional as F
@@ -59,7 +59,7 @@ def compute_all_coefficients(
 def compute_full_coefficients(
     objective: Objective,
     values_by_part: Sequence[Sequence[TermValues]],
-    indices: Sequence[Int[Tensor, " t"]],
+    indices: Sequence[Tensor],
     batch: TokenBatch,
 ) -> list[Float[Tensor, " T"]]:
     """Return each term's coefficients of the full batch, from the values of its parts.
