@@ -174,16 +174,18 @@ def _span(node: ast.stmt) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number about the source and its bound, which is the least value if `at_least` and the greatest otherwise."""
+    """One number about the source and its bound, if it has one: the least value if `at_least`, the greatest otherwise."""
 
     name: str
     value: float
-    bound: float
+    bound: float | None
     at_least: bool = False
 
     @property
     def holds(self) -> bool:
         """Return True if the value is within the bound."""
+        if self.bound is None:
+            return True
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
 
@@ -196,7 +198,7 @@ def measure_house() -> list[Measure]:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     rooms = [folder for folder in SOURCE.iterdir() if (folder / "__init__.py").is_file()]
     return [
-        Measure("lines of code, with those of the laboratory", count_code(), 33_806),
+        Measure("lines of code, with those of the laboratory", count_code(), None),
         Measure("lines repeated in another file, %", round(100 * count_repeated() / lines, 2), 1.0),
         Measure("lines of the longest function", max(len(_span(node)) for node in functions), 80),
         Measure("lines of the longest file", max(len(file.lines) for file in files), 500),
@@ -371,7 +373,7 @@ def main() -> None:
         [
             measure.name,
             f"{measure.value:,g}" if measure.value < 1000 else f"{measure.value:,.0f}",
-            f"{'at least' if measure.at_least else 'at most'} {measure.bound:,g}",
+            _describe_bound(measure),
         ]
         for measure in measure_house()
     ]
@@ -383,6 +385,12 @@ def main() -> None:
         for word, find_places in PLACES.items():
             for file, line, text in find_places():
                 print(f"{file}:{line} {word}: {text}")
+
+
+def _describe_bound(measure: Measure) -> str:
+    if measure.bound is None:
+        return "none"
+    return f"{'at least' if measure.at_least else 'at most'} {measure.bound:,g}"
 
 
 def _record(rows: Sequence[Sequence[str]]) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from practicum.core.calls import suggest_name
 from practicum.monitors.table import MONITORS
+from practicum.types import FrozenConfig
 
 Action = Literal["off", "log", "warn", "checkpoint", "finish", "pause", "stop"]
 
@@ -14,10 +15,9 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 """All actions, from the mildest to the most severe."""
 
 
-class MonitorSettings(BaseModel):
+class MonitorSettings(FrozenConfig):
     """The settings of one monitor; an absent one is as in the table of monitors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     action: Action | None = Field(
         default=None, description="off, log, warn, checkpoint, finish, pause or stop"
     )

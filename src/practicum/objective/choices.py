@@ -9,9 +9,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     model_serializer,
     model_validator,
@@ -25,6 +23,7 @@ from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
 from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signals import AdvantageName, Draws, Full, Sampled, Score, Text, TopK
+from practicum.types import FrozenConfig
 
 Arguments = dict[str, int | float | str]
 
@@ -171,12 +170,11 @@ class ClipAdvantage(Call):
         return self
 
 
-class Choice(BaseModel):
+class Choice(FrozenConfig):
     """An entry of a table of `practicum.functional` with its arguments, defaults filled in."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     name: str
-    arguments: Arguments = {}
+    arguments: Arguments = Field(default_factory=dict)
 
     @model_serializer(mode="plain")
     def _serialize(self) -> str:

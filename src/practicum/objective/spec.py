@@ -34,6 +34,7 @@ from practicum.objective.choices import (
 )
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signals import Full, Sampled, TopK
+from practicum.types import FrozenConfig
 
 OTHER_ANSWERS = {
     "correct": "incorrect",
@@ -286,10 +287,8 @@ class Term(BaseModel):
         )
 
 
-class Objective(BaseModel):
+class Objective(FrozenConfig):
     """The full loss: terms that are summed, and the aggregate that turns tokens into one number."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     losses: tuple[Term, ...] = (Term(),)
     aggregate: Literal[

@@ -4,9 +4,10 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from practicum.text import excerpt, make_printable
+from practicum.types import FrozenConfig
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 METADATA_ADDRESSES = frozenset(
@@ -60,10 +61,9 @@ PLAIN_HTTP = (
 )
 
 
-class AddressConfig(BaseModel):
+class AddressConfig(FrozenConfig):
     """The address of a server in a configuration; a secret in it is refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     url: str = Field(
         description="https://host, or http://localhost:8000; other plain http needs `allow_http`"
     )

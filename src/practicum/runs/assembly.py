@@ -1,7 +1,5 @@
 """Assemble a run from its recipe: load models, compare vocabularies, build teachers."""
 
-import hashlib
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +46,7 @@ from practicum.rollouts import (
     needs_replay,
     needs_teacher_samples,
 )
+from practicum.runs.identity import add_prefix, digest_prompts, digest_student, digest_tokenizer
 from practicum.tasks import TaskContext
 from practicum.text import Renderer, compare_renderers
 from practicum.text.tokenizers import load_renderer
@@ -145,7 +144,7 @@ def assemble_run(
 
     `models` is the folder of from-scratch models, `rejected` the file for rows that cannot be used.
     `scores` is the folder of `cached` teachers that name none; with None they do not store scores.
-    `at_end`, or without it `RunComponents.close`, closes what was opened, also after an error.
+    `exit_stack`, or without it `RunComponents.close`, closes what was opened, also after an error.
     """
     warnings = explain_staleness(recipe.objective, recipe.rollout), explain_clip(recipe.objective)
     for warning in filter(None, warnings):
@@ -255,26 +254,6 @@ def split_by_length(
     return fit, too_long
 
 
-def _digest_student(student: Student, *, is_local: bool) -> dict[str, str]:
-    """Return the digests of the student's files.
-
-    A student at a service has its name and the digests of its tokenizer instead.
-    """
-    if is_local:
-        return _add_prefix("student", digest_model(student.source))
-    return {"student/name": student.source, **_digest_tokenizer("student", student.renderer)}
-
-
-def _digest_tokenizer(part: str, renderer: Renderer) -> dict[str, str]:
-    source = str(renderer.tokenizer.name_or_path)
-    return _add_prefix(f"{part}/tokenizer", digest_model(source, weights=False))
-
-
-def _add_prefix(part: str, digests: Mapping[str, str]) -> dict[str, str]:
-    """Return the digests under the name of the part of the run that they belong to."""
-    return {f"{part}/{name}": digest for name, digest in digests.items()}
-
-
 def load_archive(
     recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer
 ) -> tuple[RolloutArchive, dict[str, str]]:
@@ -297,7 +276,7 @@ class _Assembly:
         models: Path,
         rejected: Path | None = None,
         scores: Path | None = None,
-        at_end: ExitStack | None = None,
+        exit_stack: ExitStack | None = None,
     ) -> None:
         if recipe.train.threads is not None:
             torch.set_num_threads(recipe.train.threads)
@@ -311,7 +290,7 @@ class _Assembly:
             raise CapabilityError(problems)
         self.ledger = Ledger()
         self.after_training: list[Callable[[], None]] = []
-        self.at_end = at_end or ExitStack()
+        self.exit_stack = exit_stack or ExitStack()
         self.scorers: list[ScorerInfo] = []
         # Digests are read on request: large files take long to hash, and a dry run needs none.
         self.identities: list[Callable[[], Mapping[str, str]]] = []
@@ -320,7 +299,7 @@ class _Assembly:
             models_dir=models,
             task=lambda: self.task,
             local=lambda: open_local(self.backend_context),
-            at_end=self.at_end,
+            at_end=self.exit_stack,
             meter=self.ledger.meter("student"),
         )
 
@@ -334,7 +313,7 @@ class _Assembly:
         self.on_paper = on_paper
         self.student = student = self.backend.load_student(recipe.student)
         is_local = recipe.backend.checkpoints_here
-        self.identities.append(lambda: _digest_student(student, is_local=is_local))
+        self.identities.append(lambda: digest_student(student, is_local=is_local))
         meter = ledger.meter("student")
         if student.dims is not None:
             ledger.dims["student"] = student.dims
@@ -354,7 +333,7 @@ class _Assembly:
         evaluation = build_evaluation_settings(recipe, task, student)
         heldout = evaluation.prompts if evaluation else ()
         self.identities.append(
-            lambda: {"prompts": _digest(prompts), "heldout": _digest(heldout), **tape}
+            lambda: {"prompts": digest_prompts(prompts), "heldout": digest_prompts(heldout), **tape}
         )
         settings = StepSettings(
             seed=recipe.seed,
@@ -392,7 +371,7 @@ class _Assembly:
             packages=self.packages,
             scorers=self.scorers,
             after_training=self.after_training,
-            exit_stack=self.at_end,
+            exit_stack=self.exit_stack,
         )
 
     def build_teacher(self, role: str, config: Any) -> Teacher:
@@ -419,7 +398,7 @@ class _Assembly:
             base_dir=Path(self.recipe.base_dir),
             scores_dir=self.scores,
             after_training=self.after_training,
-            at_end=self.at_end,
+            at_end=self.exit_stack,
             task=self.task,
             is_dry_run=self.on_paper,
         )
@@ -457,7 +436,7 @@ class _Assembly:
                 f"{model.no_sampling_reason}; as a teacher it can score alone: write evaluation.teacher: "
                 "false and rollout.source: student"
             )
-        self.identities.append(lambda: _add_prefix(name, digest_model(model.source)))
+        self.identities.append(lambda: add_prefix(name, digest_model(model.source)))
         if model.dims is not None:
             self.ledger.dims[name] = model.dims
         self.scorers.append(ScorerInfo(name, model.renderer, model.dims))
@@ -469,7 +448,7 @@ class _Assembly:
     def load_renderer(self, config: ModelConfig, name: str) -> Renderer:
         """Load the tokenizer of a model that is at a service."""
         renderer = load_renderer(config)
-        self.identities.append(lambda: _digest_tokenizer(name, renderer))
+        self.identities.append(lambda: digest_tokenizer(name, renderer))
         return renderer
 
     def _needs_teacher_samples(self) -> bool:
@@ -486,15 +465,3 @@ def name_scorers(role: str, config: TeacherConfig) -> dict[int, str]:
         for keys, inside in walk(config)
         if not isinstance(inside, HoldsTeachers)
     }
-
-
-def _digest(prompts: Sequence[Prompt]) -> str:
-    contents = json.dumps([_encode_prompt(prompt) for prompt in prompts])
-    return hashlib.sha256(contents.encode()).hexdigest()
-
-
-def _encode_prompt(prompt: Prompt) -> list[Any]:
-    """Return a prompt as JSON data, with its labels: they may decide which teacher is asked."""
-    turns = [[message.role, message.content] for message in prompt.messages]
-    labels = [prompt.domain, prompt.teacher]
-    return [prompt.id, turns, prompt.answer, prompt.response, *labels, dict(prompt.privileged)]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError
@@ -20,7 +20,7 @@ from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._deadline import Walls
 from practicum.tasks._rows import HOPELESS_ROW, Rejected, read_lines, read_prompt
 from practicum.tasks._verifiers import PACKAGES, find_last_number, prepare
-from practicum.types import Prompt
+from practicum.types import FrozenConfig, Prompt
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,9 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The files, the choice of held-out prompts, and the verifier."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["jsonl"] = "jsonl"
     path: Path = Field(
         description="the training rows; a relative path starts at the recipe's folder"

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import TaskContext
 from practicum.tasks._verifiers import contains
-from practicum.types import Message, Prompt, Rollout
+from practicum.types import FrozenConfig, Message, Prompt, Rollout
 
 Domain = Literal["memos", "instructions"]
 
@@ -105,10 +105,9 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
 """The constraints by name; spaces around a reply are removed before the check."""
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The number of memos and of topics of instructions, and the domains to train on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["memos"] = "memos"
     train: tuple[Domain, ...] = Field(
         default=("memos", "instructions"),

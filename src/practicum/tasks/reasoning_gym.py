@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
@@ -18,7 +18,7 @@ from practicum.ports import Task
 from practicum.sandbox import NoLine
 from practicum.tasks import TaskContext
 from practicum.tasks._deadline import VerifierFailed, VerifierProcess, Walls
-from practicum.types import Message, Prompt, Rollout
+from practicum.types import FrozenConfig, Message, Prompt, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,9 @@ ITEM_SECONDS = 60.0
 _SET_BY_RECIPE = {"seed": "the recipe's seed", "size": "task.train_size and task.heldout_size"}
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The generator, its settings, and the number of prompts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["reasoning_gym"] = "reasoning_gym"
     generator: str = Field(description="its name, for example products or chain_sum")
     config: dict[str, Any] = Field(default={}, description="the generator's own settings")

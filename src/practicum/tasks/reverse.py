@@ -3,19 +3,18 @@
 import random
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._words import check_enough, sample_words
-from practicum.types import Message, Prompt
+from practicum.types import FrozenConfig, Message, Prompt
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The strings: their letters, and their lengths from `shortest` to `longest`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["reverse"] = "reverse"
     alphabet: str = Field(default="abcdefgh", min_length=2, description="the letters, each once")
     shortest: int = Field(default=3, ge=1, description="letters of the shortest string")

@@ -4,14 +4,14 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._words import check_enough, check_letters, sample_words
-from practicum.types import Message, Prompt
+from practicum.types import FrozenConfig, Message, Prompt
 
 Skill = Callable[[str, str], str]
 """A function from a word and its alphabet to the answer."""
@@ -40,10 +40,9 @@ cabd, bcad, ddccaabb, dcabbacd, cab, dddd.
 """
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The skills, and the words: their letters, and their lengths from `shortest` to `longest`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["skills"] = "skills"
     skills: tuple[str, ...] = Field(
         default=tuple(SKILLS), min_length=1, description="the skills that are held out"

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import FunctionEpisode, TaskContext
-from practicum.types import Message, Prompt, Rollout
+from practicum.types import FrozenConfig, Message, Prompt, Rollout
 
 FARTHEST, STRONGEST = 6, 2
 """Positions are -6 to 6, actions -2 to 2."""
@@ -29,10 +29,9 @@ ACTIONS = "vwxyz"
 """The letters of the actions: x is 0."""
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The length of a walk, the noise of the student's digits and the slips of the expert."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["walker"] = "walker"
     turns: int = Field(default=16, ge=1, le=1000, description="turns of a walk")
     spread: int = Field(default=0, ge=0, le=FARTHEST, description="how far from 0 a walk may start")

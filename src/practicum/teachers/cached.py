@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int8
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from practicum.core.plugins import Plugin
@@ -37,6 +37,7 @@ from practicum.teachers import none, pool, route, scripted
 from practicum.teachers._scores import Entry, ScoreStore
 from practicum.teachers.self import Config as SelfConfig
 from practicum.types import (
+    FrozenConfig,
     HeadLike,
     Sample,
     SampleRequest,
@@ -54,10 +55,9 @@ _HIGHEST = 15
 _LEAST_SHIFT, _LARGEST_SHIFT = -113, 100
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The teacher whose answers are stored, the folder and its size."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["cached"] = "cached"
     teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
         description="the scorer: a `model` or an `openai_api`, alone or inside `privileged`"

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from practicum.core.abandon import Cancelled
@@ -38,6 +38,7 @@ from practicum.ports import (
 )
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
+    FrozenConfig,
     Prompt,
     Rollout,
     Sample,
@@ -62,10 +63,9 @@ Next = tuple[tuple[int, float], ...]
 """Possible next tokens with probabilities before the uniform share; empty: all tokens alike."""
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The share of the uniform distribution in the expert's distributions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["expert"] = "expert"
     softness: float = Field(
         default=1e-4, gt=0, lt=1, description="the share of the uniform distribution at each token"

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherContext
-from practicum.types import Rollout, TeacherSignal
+from practicum.types import FrozenConfig, Rollout, TeacherSignal
 
 NO_CAPABILITIES = Capabilities(
     signals=frozenset(), supports=frozenset(), writes=False, follows_student=False
@@ -15,10 +13,9 @@ NO_CAPABILITIES = Capabilities(
 """The capabilities of a teacher that never answers."""
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """A teacher without settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["none"] = "none"
 
     def capabilities(self) -> Capabilities:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from practicum.core.calls import suggest_name
 from practicum.objective import Full, Signal
@@ -21,13 +21,12 @@ from practicum.teachers._members import (
     intersect_capabilities,
     place_members,
 )
-from practicum.types import PooledSignal, Rollout, TeacherSignal
+from practicum.types import FrozenConfig, PooledSignal, Rollout, TeacherSignal
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The members, and how they are combined; weights are equal and sum to 1 unless written."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["pool"] = "pool"
     kind: Literal["geometric", "arithmetic", "sum"] = Field(
         default="geometric",

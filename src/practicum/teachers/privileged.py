@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from practicum.core.plugins import Plugin
 from practicum.errors import DataError
@@ -26,7 +26,15 @@ from practicum.ports import (
 from practicum.statistics import group_pairs
 from practicum.teachers._client import FollowerTeacher
 from practicum.teachers._outcome import classify_outcome
-from practicum.types import Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.types import (
+    FrozenConfig,
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingParams,
+    TeacherSignal,
+)
 
 ROLLOUT_FIELDS = ("attempt", "outcome", "sibling")
 """The placeholders for the completion to score and for the prompt's other completions."""
@@ -34,15 +42,14 @@ ROLLOUT_FIELDS = ("attempt", "outcome", "sibling")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
-class Demonstration(BaseModel):
+class Demonstration(FrozenConfig):
     """A worked example, shown as an earlier turn."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     prompt: str
     answer: str
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The context that the teacher sees beyond the student's prompt.
 
     `reference` is put before the question, and `question` replaces it. In both, `{field}` stands
@@ -51,7 +58,6 @@ class Config(BaseModel):
     note of the rollout has its own name, such as an environment's `{feedback}`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["privileged"] = "privileged"
     teacher: Plugin("teachers") = Field(description="who scores")  # type: ignore[valid-type]
     system: str | None = Field(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from practicum.core.calls import suggest_name
 from practicum.errors import DataError
@@ -30,13 +30,12 @@ from practicum.teachers._members import (
     place_members,
 )
 from practicum.teachers._outcome import Outcome, classify_outcome
-from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.types import FrozenConfig, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The teachers, and the field that chooses among them; `none` leaves rollouts unscored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["route"] = "route"
     by: str = Field(
         default="domain",

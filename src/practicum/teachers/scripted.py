@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from practicum.errors import DataError, TeacherError
 from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherContext
-from practicum.types import Rollout, TeacherSignal
+from practicum.types import FrozenConfig, Rollout, TeacherSignal
 
 Key = tuple[str, tuple[int, ...]]
 
@@ -25,10 +25,9 @@ TAPE_CAPABILITIES = Capabilities(
 """The capabilities of a tape: one log-probability a token."""
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The tape to replay."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["scripted"] = "scripted"
     tape: Path = Field(description="a rollouts.jsonl with teacher_logprobs")
 

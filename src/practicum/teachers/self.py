@@ -2,20 +2,20 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from practicum.ports import Capabilities, Teacher, TeacherContext, WeightUpdateRule
 from practicum.teachers._client import ClientTeacher
+from practicum.types import FrozenConfig
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """The rule by which the teacher's weights follow the student's.
 
     A self-teacher with live weights and the student's own context teaches nothing: give it
     privileged context.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["self"] = "self"
     weights: Literal["live", "frozen", "ema", "periodic"] = "frozen"
     rate: float = Field(

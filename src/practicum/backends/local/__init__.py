@@ -6,19 +6,19 @@ See docs/models.md.
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from practicum.models.config import ModelConfig, ScratchConfig, StudentConfig
 from practicum.objective import Objective
 from practicum.ports import Backend, BackendContext, Task
 from practicum.ports.hosting import Hosted
 from practicum.ports.paper import PaperBackend
+from practicum.types import FrozenConfig
 
 
-class Config(BaseModel):
+class Config(FrozenConfig):
     """Limits on memory. None of them changes a result by more than rounding."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     checkpoints_here: ClassVar[bool] = True
     """True: checkpoints hold the student's weights."""
     not_compared: ClassVar[frozenset[str]] = frozenset({"sampling_batch"})
