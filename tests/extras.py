@@ -1,0 +1,248 @@
+"""Use each extra through practicum: `python tests/extras.py NAME`, in an environment that has the extra.
+
+`test_package.py` runs this file in processes of their own. What practicum prints or writes must show that the packages did their
+part. `SERVICE` names a service with the Tinker API, for the extra that asks one.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = {"hidden_size": 32, "layers": 1, "heads": 2}
+LETTERS = {"type": "reverse", "alphabet": "abcd"}
+"""A task whose letters are known to the models that are served or written here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A use of an extra: the packages that it takes, and the work."""
+
+    packages: frozenset[str]
+    work: Callable[[], None]
+
+
+USES: dict[str, Use] = {}
+"""The use of each extra, by the extra's name."""
+
+
+def uses(extra: str, *packages: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Enter a function as the use of an extra and all of its packages."""
+
+    def enter(work: Callable[[], None]) -> Callable[[], None]:
+        USES[extra] = Use(frozenset(packages), work)
+        return work
+
+    return enter
+
+
+def distil(**sections: Any) -> Any:
+    """Return the result of one step of tiny models; the sections replace those below."""
+    import practicum
+
+    return practicum.distill(
+        **{
+            "student": {"model": {**TINY, "seed": 1}},
+            "teacher": {"type": "model", "model": {**TINY, "seed": 2}},
+            "task": {"type": "reverse"},
+            "train": {"steps": 1, "prompts_per_step": 2, "threads": 1},
+            "rollout": {"max_new_tokens": 4},
+            "evaluation": {"prompts": 2},
+            "out": tempfile.mkdtemp(dir=Path.cwd()),
+            **sections,
+        }
+    )
+
+
+@uses("demo", "gguf")
+def use_demo() -> None:
+    """Train a student whose weights come as a GGUF file in a package."""
+    from practicum.models.sources import PACKAGED, Packaged
+
+    package = Path("tiny_weights")
+    package.mkdir()
+    (package / "__init__.py").touch()
+    write_gguf(package / "tiny.gguf")
+    sys.path.insert(0, str(Path.cwd()))
+    PACKAGED["tiny"] = Packaged("tiny_weights", "tiny-weights", "tiny.gguf")
+    teacher = {"type": "self", "weights": "frozen"}
+    result = distil(student={"model": "tiny"}, teacher=teacher, task=LETTERS)
+    assert result.summary["steps"] == 1
+
+
+def write_gguf(path: Path) -> None:
+    """Write a llama of one layer with random weights, in the names that llama.cpp gives them."""
+    import gguf
+    import numpy as np
+
+    words = ["<s>", "</s>", "<|endoftext|>", *"abcd", "Ġ", "ab"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_rope_dimension_count(16)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(words)
+    writer.add_token_types([3, 3, 3] + [1] * (len(words) - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template("{{ messages[-1]['content'] }}")
+    shapes = {"token_embd": (len(words), 32), "output": (len(words), 32)}
+    shapes |= dict.fromkeys(("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"), (32,))
+    for part in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+        shapes[f"blk.0.{part}"] = (32, 32)
+    random = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", random.normal(size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@uses("remote", "httpx2")
+def use_remote() -> None:
+    """Train under a teacher behind a server on this machine."""
+    from stub_server import Stub, table
+
+    with Stub(table()) as stub:
+        teacher = {"type": "openai_api", "url": stub.url}
+        result = distil(teacher=teacher, objective={"signal": "sampled"}, task=LETTERS)
+        assert result.summary["steps"] == 1
+        assert stub.scored
+
+
+@uses("tasks", "reasoning-gym", "math-verify")
+def use_tasks() -> None:
+    """Train on a generator's puzzles, and score an answer that is right as mathematics only."""
+    puzzles = {"type": "reasoning_gym", "generator": "chain_sum", "train_size": 4}
+    assert distil(task={**puzzles, "heldout_size": 2}).summary["steps"] == 1
+    rows = [{"id": f"{n}", "prompt": f"{n} of two?", "answer": "1/2"} for n in range(4)]
+    Path("halves.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl = {"type": "jsonl", "path": "halves.jsonl", "verifier": "math", "heldout": 2}
+    # The run asks the verifier whether one half is 0.5 before it begins, and stops if it says no.
+    assert distil(task=jsonl).summary["steps"] == 1
+
+
+@uses("track", "trackio", "wandb", "tensorboard", "mlflow")
+def use_track() -> None:
+    """Track a run with each service, and look for what its client wrote."""
+    os.environ.update(TRACKIO_DIR="trackio", WANDB_MODE="offline")
+    for tracker, pattern in {
+        "trackio": "trackio/**/*.db",
+        "wandb": "**/wandb/offline-run-*/*.wandb",
+        "tensorboard": "**/tensorboard/events.*",
+        "mlflow": "**/mlflow.db",
+    }.items():
+        assert distil(tracking=tracker).summary["steps"] == 1
+        assert list(Path.cwd().glob(pattern)), f"{tracker} wrote no {pattern}"
+
+
+@uses("tinker", "tinker", "httpx2")
+def use_tinker() -> None:
+    """Train under a teacher at a service that speaks the Tinker API."""
+    teacher = {"type": "tinker", "url": os.environ["SERVICE"], "model": "teacher"}
+    result = distil(teacher=teacher, objective={"signal": "sampled"}, task=LETTERS)
+    assert result.summary["steps"] == 1
+
+
+@uses("server", "starlette", "uvicorn", "httpx", "tinker")
+def use_server() -> None:
+    """Serve a model, and ask it for its name."""
+    import httpx
+
+    result = distil(task=LETTERS)
+    command = [
+        sys.executable,
+        "-m",
+        "practicum",
+        "serve",
+        f"tiny={result.folder / 'models/student'}",
+    ]
+    with subprocess.Popen(
+        [*command, "--port", "0", "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            line = next(line for line in process.stdout if "TINKER_BASE_URL=" in line)
+            address = line.split("TINKER_BASE_URL=")[1].split()[0]
+            about = httpx.get(f"{address}/api/v1/get_server_capabilities")
+            assert about.status_code == 200 and "tiny" in about.text, about.text
+        finally:
+            process.terminate()
+
+
+@uses("peers", "trl", "liger-kernel")
+def use_peers() -> None:
+    """Compare the loss with both libraries in its benchmark."""
+    command = [sys.executable, "-m", "benchmarks", "loss", "--quick", "--peer", "trl", "liger"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    line = json.loads(printed.splitlines()[-1])
+    assert {"trl", "liger"} <= set(line["seconds"]), line
+
+
+@uses(
+    "dev",
+    *("beartype", "build", "hatch-fancy-pypi-readme", "hatchling", "httpx", "hypothesis"),
+    *("import-linter", "matplotlib", "pillow", "playwright", "pyright", "pytest", "pytest-xdist"),
+    *("ruff", "starlette", "tinker", "uvicorn"),
+)
+def use_dev() -> None:
+    """Build the package, and hold its source to a gate or a test with each tool."""
+    tools = {
+        "build": ["--no-isolation", "--outdir", str(Path.cwd()), "."],
+        "ruff": ["check", "src"],
+        "pyright": ["src/practicum/errors.py"],
+        "pytest": ["-n", "1", "-p", "no:cacheprovider", *TESTS_WITH_TOOLS],
+    }
+    for tool, arguments in tools.items():
+        subprocess.run([sys.executable, "-m", tool, *arguments], cwd=ROOT, check=True)
+    lint = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    subprocess.run([sys.executable, "-c", lint, "--no-cache"], cwd=ROOT, check=True)
+    draw_picture(Path("picture.png"))
+    assert importlib.util.find_spec("playwright.sync_api")
+
+
+TESTS_WITH_TOOLS = (
+    "tests/functional/test_samples.py",
+    "tests/server/test_verbs.py",
+    "tests/server/test_protocol.py",
+)
+"""Short tests that take shapes, random inputs, and the service with its clients."""
+
+
+def draw_picture(path: Path) -> None:
+    """Draw a curve and halve its colours, as the pictures of the documentation are made."""
+    import matplotlib
+    from PIL import Image
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    pyplot.plot([1, 2, 4])
+    pyplot.savefig(path)
+    with Image.open(path) as picture:
+        assert picture.quantize(32).getcolors() is not None
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        os.environ["PRACTICUM_CACHE"] = folder
+        USES[sys.argv[1]].work()
