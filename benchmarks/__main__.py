@@ -50,21 +50,21 @@ def main() -> None:
     """Hand the arguments after the name to that benchmark."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(listing())
+        print(describe_benchmarks())
         return
-    name, *rest = arguments
-    if name not in NAMES or not _file(name).is_file():
-        sys.exit(f"no benchmark is named {name!r}; there are {', '.join(present())}")
+    name, *options = arguments
+    if name not in NAMES or not _locate(name).is_file():
+        sys.exit(f"no benchmark is named {name!r}; there are {', '.join(list_benchmarks())}")
     if name not in SEVERAL_THREADS:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.argv = [f"python -m benchmarks {name}", *rest]
+    sys.argv = [f"python -m benchmarks {name}", *options]
     importlib.import_module(f"benchmarks.{name}").main()
 
 
-def listing() -> str:
-    """What there is, a line each."""
+def describe_benchmarks() -> str:
+    """Return the help: a line for each benchmark, and an example."""
     width = max(map(len, NAMES))
-    lines = [f"  {name:<{width}}  {about(name)}" for name in present()]
+    lines = [f"  {name:<{width}}  {read_headline(name)}" for name in list_benchmarks()]
     example = (__doc__ or "").strip().rpartition("\n")[2]
     return "\n".join(
         [
@@ -77,19 +77,19 @@ def listing() -> str:
     )
 
 
-def present() -> list[str]:
-    """The names whose module is there."""
-    return [name for name in NAMES if _file(name).is_file()]
+def list_benchmarks() -> list[str]:
+    """Return the names whose module is there."""
+    return [name for name in NAMES if _locate(name).is_file()]
 
 
-def about(name: str) -> str:
-    """The first line of a benchmark's docstring, read without importing it."""
-    return (ast.get_docstring(ast.parse(_file(name).read_text(encoding="utf-8"))) or "").partition(
-        "\n"
-    )[0]
+def read_headline(name: str) -> str:
+    """Return the first line of a benchmark's docstring, read without importing it."""
+    return (
+        ast.get_docstring(ast.parse(_locate(name).read_text(encoding="utf-8"))) or ""
+    ).partition("\n")[0]
 
 
-def _file(name: str) -> Path:
+def _locate(name: str) -> Path:
     return Path(__file__).parent / f"{name}.py"
 
 

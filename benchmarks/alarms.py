@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measuring import parser, session, single, table
-from benchmarks.toys import only_warned, pair, play, recipe_data, task_data
+from benchmarks.measuring import build_parser, build_reading, format_table, open_session
+from benchmarks.toys import build_recipe_data, build_task_data, list_warnings, pair, play
 from practicum.monitors import MONITORS, History, MonitorSettings, StepView, Thresholds, Watch
 from practicum.monitors.facts import RecipeFacts
 from practicum.recipe import parse_recipe, resolve_recipe
@@ -125,32 +125,32 @@ AlarmRun = tuple[str, dict[str, Any], list[dict[str, Any]]]
 
 def main() -> None:
     """Report one line."""
-    made = parser(__doc__)
-    made.add_argument(
+    parser = build_parser(__doc__)
+    parser.add_argument(
         "--runs", type=int, help=f"how many (default {RUNS}, with --quick {len(KINDS)})"
     )
-    made.add_argument("--rows", type=Path, help="where the rows of all runs are kept, and go on")
-    options = made.parse_args()
+    parser.add_argument("--rows", type=Path, help="where the rows of all runs are kept, and go on")
+    options = parser.parse_args()
     count = options.runs or (len(KINDS) if options.quick else RUNS)
-    now = session("alarms", options)
+    session = open_session("alarms", options)
     spoke: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     looked: Counter[str] = Counter()
     runs: Counter[str] = Counter()
-    left = []
+    divergences_left = []
     ends: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {kind: [] for kind in KINDS}
-    for kind, recipe, rows in _runs(count, options.quick, options.rows):
+    for kind, recipe, rows in _yield_runs(count, options.quick, options.rows):
         runs[kind] += 1
         settings = parse_recipe(recipe, "toy").monitors
         alarms = Watch(recipe, settings).replay(rows)
         spoke[kind].update({alarm.id for alarm in alarms if alarm.action != "log"})
-        looked.update(looking(recipe, settings, rows))
+        looked.update(find_watching_monitors(recipe, settings, rows))
         ends[kind].append((rows[0], rows[-1]))
         if kind == "full":
-            left.append(rows[-1]["reverse_kl"] / rows[0]["reverse_kl"])
+            divergences_left.append(rows[-1]["reverse_kl"] / rows[0]["reverse_kl"])
     total: Counter[str] = sum(spoke.values(), Counter())
     rates = {name: total[name] / looked[name] for name in MONITORS if looked[name]}
     print(
-        table(
+        format_table(
             ["id", "monitor", *KINDS, "runs", "rate", "at most"],
             [
                 [
@@ -167,38 +167,41 @@ def main() -> None:
     )
     print("\nmedian at the first step, at the last, and the greatest at the last")
     print(
-        table(["kind", *HEALTH], [[kind, *_seen(pairs)] for kind, pairs in ends.items() if pairs])
+        format_table(
+            ["kind", *HEALTH],
+            [[kind, *_summarize_health(pairs)] for kind, pairs in ends.items() if pairs],
+        )
     )
     print(f"{runs.total()} runs; the highest rate is {max(rates.values()):.3f}")
-    now.report(
-        {"alarms.false": single(max(rates.values()))},
+    session.report(
+        {"alarms.false": build_reading(max(rates.values()))},
         runs=dict(runs),
         looked=dict(looked),
         spoke={name: total[name] for name in MONITORS if total[name]},
         by_kind={kind: dict(counts) for kind, counts in spoke.items()},
         upper_end_of_none=wilson(0, runs.total()).high,
-        reverse_kl_left=sum(left) / max(len(left), 1),
+        reverse_kl_left=sum(divergences_left) / max(len(divergences_left), 1),
     )
 
 
-def _seen(ends: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
-    """Whether runs of a kind are healthy, in words: each reading of `HEALTH` at their first and last steps."""
-    found = []
+def _summarize_health(ends: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    """Return each reading of `HEALTH` at the first and last steps of runs of a kind, which tell whether they are healthy."""
+    cells = []
     for reading in HEALTH:
         first, last = (
             [row[reading] for row in rows if reading in row] for rows in zip(*ends, strict=True)
         )
-        found.append(
+        cells.append(
             f"{median(first):.2f}, {median(last):.2f}, {max(last):.2f}" if first and last else ""
         )
-    return found
+    return cells
 
 
-def looking(
+def find_watching_monitors(
     recipe: Mapping[str, Any], settings: Mapping[str, MonitorSettings], rows: list[dict[str, Any]]
 ) -> set[str]:
     """The monitors that had something to look at in a run; those of the overlap have where there are tokens outside of it."""
-    history, facts, found = History(), RecipeFacts.of(recipe), set()
+    history, facts, watching = History(), RecipeFacts.of(recipe), set()
     for row in rows:
         history.add(
             {
@@ -207,35 +210,35 @@ def looking(
                 if name != "step" and isinstance(value, int | float)
             }
         )
-        seen = StepView(row["step"], history.get_rows(1)[0], history, facts)
-        for monitor in (one for one in MONITORS.values() if one.action != "off"):
+        view = StepView(row["step"], history.get_rows(1)[0], history, facts)
+        for monitor in (candidate for candidate in MONITORS.values() if candidate.action != "off"):
             level = settings[monitor.id].level if monitor.level is None else monitor.level
-            if monitor.judge(seen, Thresholds(level, monitor.change)) is not None:
-                found.add(monitor.id)
+            if monitor.judge(view, Thresholds(level, monitor.change)) is not None:
+                watching.add(monitor.id)
     everything = all(row.get("overlap", 1.0) > 0.95 for row in rows)
-    return found - {"M9", "M10"} if everything else found
+    return watching - {"M9", "M10"} if everything else watching
 
 
-def _runs(count: int, quick: bool, kept: Path | None) -> Iterator[AlarmRun]:
+def _yield_runs(count: int, quick: bool, store: Path | None) -> Iterator[AlarmRun]:
     """The runs that are kept, and those that are missing, which are kept where that is wanted."""
-    done = {} if kept is None else dict(_kept(kept))
+    stored = {} if store is None else dict(_read_runs(store))
     with ExitStack() as stack:
         models: dict[tuple[int, str], Path] = {}
         for number in range(count):
-            if number not in done:
-                done[number] = _new_run(number, quick, models, stack)
-                if kept is not None:
-                    _keep(kept, number, done[number])
-            yield done.pop(number)
+            if number not in stored:
+                stored[number] = _play_run(number, quick, models, stack)
+                if store is not None:
+                    _keep(store, number, stored[number])
+            yield stored.pop(number)
 
 
-def _kept(path: Path) -> Iterator[tuple[int, AlarmRun]]:
+def _read_runs(path: Path) -> Iterator[tuple[int, AlarmRun]]:
     """The runs of a file by their number; a last line that was torn by a kill is cut off."""
-    whole = path.read_bytes() if path.is_file() else b""
-    end = whole.rfind(b"\n") + 1
-    if end < len(whole):
-        path.write_bytes(whole[:end])
-    for line in whole[:end].splitlines():
+    content = path.read_bytes() if path.is_file() else b""
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        path.write_bytes(content[:end])
+    for line in content[:end].splitlines():
         row = json.loads(line)
         yield row["number"], (row["kind"], row["recipe"], row["rows"])
 
@@ -246,7 +249,7 @@ def _keep(path: Path, number: int, run: AlarmRun) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def _new_run(
+def _play_run(
     number: int, quick: bool, models: dict[tuple[int, str], Path], stack: ExitStack
 ) -> AlarmRun:
     """One run; pairs of models are made when they are first needed."""
@@ -260,19 +263,19 @@ def _new_run(
     folder = models[place]
     setting = {
         "seed": number,
-        "monitors": {**only_warned(list(MONITORS)), **kind.monitors},
+        "monitors": {**list_warnings(list(MONITORS)), **kind.monitors},
         "train.prompts_per_step": 6,
     }
-    setting |= {"task": task_data(kind.task), **_in_folder(kind.changes, folder)}
+    setting |= {"task": build_task_data(kind.task), **_fill_in_folder(kind.changes, folder)}
     setting |= {"train.steps": 12} if quick else {}
     rows = play(folder, setting).rows
-    return name, resolve_recipe(parse_recipe(recipe_data(folder, setting), "toy")), rows
+    return name, resolve_recipe(parse_recipe(build_recipe_data(folder, setting), "toy")), rows
 
 
-def _in_folder(value: Any, folder: Path) -> Any:
+def _fill_in_folder(value: Any, folder: Path) -> Any:
     """Settings with the folder of the models put in."""
     if isinstance(value, Mapping):
-        return {key: _in_folder(inner, folder) for key, inner in value.items()}
+        return {key: _fill_in_folder(inner, folder) for key, inner in value.items()}
     return value.replace("MODELS", str(folder)) if isinstance(value, str) else value
 
 

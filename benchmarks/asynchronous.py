@@ -18,8 +18,16 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.measuring import interleaved, parser, ratios, session, significant, spread, table
-from benchmarks.toys import pair, play, recipe_data
+from benchmarks.measuring import (
+    build_parser,
+    compute_ratios,
+    format_table,
+    interleave,
+    open_session,
+    round_digits,
+    spread,
+)
+from benchmarks.toys import build_recipe_data, pair, play
 from practicum.objective import Signal
 from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherRequest
 from practicum.recipe import parse_recipe
@@ -49,7 +57,7 @@ class Distant:
         return self._teacher.capabilities
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """What the teacher says, after a while."""
+        """Return the teacher's scores, after a while."""
         time.sleep(self._seconds)
         return self._teacher.score(rollouts, signal)
 
@@ -76,66 +84,74 @@ class Distant:
 
 def main() -> None:
     """Report one line."""
-    made = parser(__doc__)
-    made.add_argument(
+    parser = build_parser(__doc__)
+    parser.add_argument(
         "--delays",
         type=float,
         nargs="+",
         help="of the teacher, in steps (default 0 1 2, with --quick 1)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--lags", type=int, nargs="+", default=list(LAGS), help="values of max_staleness, 0 first"
     )
-    made.add_argument("--steps", type=int, help="of a measurement (default 12, with --quick 4)")
-    made.add_argument(
+    parser.add_argument("--steps", type=int, help="of a measurement (default 12, with --quick 4)")
+    parser.add_argument(
         "--seeds",
         type=int,
         nargs="+",
         default=list(SEEDS),
         help="of what is learned (default 0 1 2)",
     )
-    made.add_argument("--only", choices=("speed", "learning"), help="one half alone")
-    options = made.parse_args()
-    now = session("asynchronous", options)
+    parser.add_argument("--only", choices=("speed", "learning"), help="one half alone")
+    options = parser.parse_args()
+    session = open_session("asynchronous", options)
     options.delays = options.delays or ([1.0] if options.quick else [0.0, 1.0, 2.0])
     options.steps = options.steps or (4 if options.quick else 12)
     figures: dict[str, Any] = {}
     if options.only != "learning":
-        figures["speed"] = _speed(options, now.rounds, now.warm_up)
+        figures["speed"] = _measure_speed(options, session.rounds, session.warm_up)
     if options.only != "speed":
-        figures["learning"] = _learning(options)
-    now.report(**figures)
+        figures["learning"] = _measure_learning(options)
+    session.report(**figures)
 
 
-def _speed(options: argparse.Namespace, rounds: int, warm_up: int) -> dict[str, Any]:
+def _measure_speed(options: argparse.Namespace, rounds: int, warm_up: int) -> dict[str, Any]:
     """Tokens a second at each delay and lag, and the ratio to the first lag, round by round."""
     with tempfile.TemporaryDirectory() as name:
-        own = 1.0 / statistics.median(_run(Path(name), options, 0, 0.0)[1] for _ in range(2))
-        figures: dict[str, Any] = {"seconds_a_step": significant(own)}
+        step_seconds = 1.0 / statistics.median(
+            _run(Path(name), options, 0, 0.0)[1] for _ in range(2)
+        )
+        figures: dict[str, Any] = {"seconds_a_step": round_digits(step_seconds)}
         rows = []
         for delay in options.delays:
             contenders = {
-                str(lag): _timed(Path(name), options, lag, delay * own) for lag in options.lags
+                str(lag): _prepare_run(Path(name), options, lag, delay * step_seconds)
+                for lag in options.lags
             }
-            found = interleaved(contenders, rounds, warm_up)
-            first = found[str(options.lags[0])]
+            speeds = interleave(contenders, rounds, warm_up)
+            first = speeds[str(options.lags[0])]
             figures[f"delay {delay:g}"] = {
-                lag: {"tokens_per_second": spread(values), "ratio": ratios(values, first)}
-                for lag, values in found.items()
+                lag: {"tokens_per_second": spread(values), "ratio": compute_ratios(values, first)}
+                for lag, values in speeds.items()
             }
             rows += [
-                [f"{delay:g} steps", lag, spread(values)["median"], ratios(values, first)["median"]]
-                for lag, values in found.items()
+                [
+                    f"{delay:g} steps",
+                    lag,
+                    spread(values)["median"],
+                    compute_ratios(values, first)["median"],
+                ]
+                for lag, values in speeds.items()
             ]
     print(
-        table(
+        format_table(
             ["teacher's delay", "max_staleness", "tokens a second", f"of {options.lags[0]}'s"], rows
         )
     )
     return figures
 
 
-def _timed(
+def _prepare_run(
     folder: Path, options: argparse.Namespace, lag: int, seconds: float
 ) -> Callable[[], float]:
     return lambda: _run(folder, options, lag, seconds)[0]
@@ -145,10 +161,10 @@ def _run(
     folder: Path, options: argparse.Namespace, lag: int, seconds: float
 ) -> tuple[float, float]:
     """Tokens learned from a second, and steps a second, by the wall clock; models and threads are made before."""
-    recipe = parse_recipe(_recipe(options, lag), "asynchronous")
+    recipe = parse_recipe(_build_recipe(options, lag), "asynchronous")
     built = assemble_run(recipe, folder)
-    whole = built.parts
-    parts = replace(whole, teacher=Distant(whole.teacher, seconds))
+    components = built.parts
+    parts = replace(components, teacher=Distant(components.teacher, seconds))
     start = time.monotonic()
     with open_step_runner(parts, built.settings, options.steps, lag) as how:
         tokens = sum(
@@ -159,7 +175,7 @@ def _run(
     return tokens / wall, options.steps / wall
 
 
-def _recipe(options: argparse.Namespace, lag: int) -> dict[str, Any]:
+def _build_recipe(options: argparse.Namespace, lag: int) -> dict[str, Any]:
     """A pair that spends its time in products, not in Python: width 128, and answers of 32 tokens."""
     shape = {
         "architecture": "llama",
@@ -174,13 +190,13 @@ def _recipe(options: argparse.Namespace, lag: int) -> dict[str, Any]:
         "objective": OBJECTIVES["sampled, ratio"],
         "train": {"steps": options.steps, "prompts_per_step": 8, "threads": 1},
     }
-    return recipe_data(Path(), changes)
+    return build_recipe_data(Path(), changes)
 
 
-def _learning(options: argparse.Namespace) -> dict[str, Any]:
+def _measure_learning(options: argparse.Namespace) -> dict[str, Any]:
     """The reverse KL left on held-out prompts, for each objective and lag: all seeds, and their median."""
     lags, seeds, steps = ((0, 2), (0,), 8) if options.quick else (LEARNING_LAGS, options.seeds, 60)
-    left: dict[str, dict[int, list[float]]] = {
+    remaining: dict[str, dict[int, list[float]]] = {
         name: {lag: [] for lag in lags} for name in OBJECTIVES
     }
     start = []
@@ -188,8 +204,8 @@ def _learning(options: argparse.Namespace) -> dict[str, Any]:
         with pair(40, 200, seed) as models:
             for name, objective in OBJECTIVES.items():
                 for lag in lags:
-                    summary = play(models, _changes(seed, steps, lag, objective)).summary
-                    left[name][lag].append(
+                    summary = play(models, _build_changes(seed, steps, lag, objective)).summary
+                    remaining[name][lag].append(
                         summary["after"]["reverse_kl"] if summary else float("nan")
                     )
                     start += (
@@ -199,11 +215,11 @@ def _learning(options: argparse.Namespace) -> dict[str, Any]:
                     )
     rows = [
         [name, lag, statistics.median(values), *values]
-        for name, of in left.items()
+        for name, of in remaining.items()
         for lag, values in of.items()
     ]
     print(
-        table(
+        format_table(
             [
                 "objective",
                 "max_staleness",
@@ -215,19 +231,19 @@ def _learning(options: argparse.Namespace) -> dict[str, Any]:
     )
     return {
         "steps": steps,
-        "before": [significant(value) for value in start],
+        "before": [round_digits(value) for value in start],
         "left": {
-            name: {lag: [significant(v) for v in of[lag]] for lag in lags}
-            for name, of in left.items()
+            name: {lag: [round_digits(v) for v in of[lag]] for lag in lags}
+            for name, of in remaining.items()
         },
         "median": {
-            name: {lag: significant(statistics.median(of[lag])) for lag in lags}
-            for name, of in left.items()
+            name: {lag: round_digits(statistics.median(of[lag])) for lag in lags}
+            for name, of in remaining.items()
         },
     }
 
 
-def _changes(seed: int, steps: int, lag: int, objective: Mapping[str, Any]) -> dict[str, Any]:
+def _build_changes(seed: int, steps: int, lag: int, objective: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "seed": seed,
         "objective": dict(objective),

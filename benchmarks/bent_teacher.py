@@ -32,8 +32,12 @@ class Config(BaseModel):
 
     def capabilities(self) -> Capabilities:
         """Those of the teacher; where it is to agree, the sampled token alone."""
-        own = self.teacher.capabilities()
-        return own if self.agree_from is None else replace(own, signals=frozenset({"sampled"}))
+        capabilities = self.teacher.capabilities()
+        return (
+            capabilities
+            if self.agree_from is None
+            else replace(capabilities, signals=frozenset({"sampled"}))
+        )
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
@@ -50,7 +54,7 @@ class BentHead:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens it tells apart."""
+        """The number of tokens that it tells apart."""
         return self._head.vocab_size
 
     @property
@@ -94,24 +98,24 @@ class Bent:
         """The teacher's scores with the fault in them."""
         if self._config.agree_from is not None:
             return [
-                self._agreeing(*pair)
+                self._make_agree(*pair)
                 for pair in zip(rollouts, self._teacher.score(rollouts, Sampled()), strict=True)
             ]
-        return [self._bent(said) for said in self._teacher.score(rollouts, Full())]
+        return [self._bend(scores) for scores in self._teacher.score(rollouts, Full())]
 
-    def _bent(self, said: TeacherSignal) -> TeacherSignal:
-        if said.head is None:
-            return said
-        bias = torch.zeros(said.head.vocab_size)
+    def _bend(self, scores: TeacherSignal) -> TeacherSignal:
+        if scores.head is None:
+            return scores
+        bias = torch.zeros(scores.head.vocab_size)
         for token, value in self._bias.items():
             bias[token] = value
-        return replace(said, head=BentHead(said.head, bias))
+        return replace(scores, head=BentHead(scores.head, bias))
 
-    def _agreeing(self, rollout: Rollout, said: TeacherSignal) -> TeacherSignal:
-        assert said.logprobs is not None and self._config.agree_from is not None
+    def _make_agree(self, rollout: Rollout, scores: TeacherSignal) -> TeacherSignal:
+        assert scores.logprobs is not None and self._config.agree_from is not None
         late = torch.arange(len(rollout.tokens)) >= self._config.agree_after
         agrees = late & (self._step >= self._config.agree_from)
-        return TeacherSignal(logprobs=torch.where(agrees, rollout.policy_logprobs, said.logprobs))
+        return TeacherSignal(logprobs=torch.where(agrees, rollout.policy_logprobs, scores.logprobs))
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import Session, environment, parser, table
+from benchmarks.measuring import Session, build_environment, build_parser, format_table
 from practicum.models.sources import locate_packaged
 
 MODEL = "smollm2-135m-instruct"
 PLAIN = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}{{ 'assistant: ' }}"
 END_OF_TEXT = {"id": 0, "text": "<|endoftext|>"}
-"""Where a base model of this family stops, and an instruct model does not."""
+"""The token at which a base model of this family stops, and an instruct model does not."""
 
 APART = "teacher.teacher={type: model, model: " + MODEL + ', system: ""}'
 """The same teacher as a model of its own, which keeps its own template."""
@@ -32,46 +32,53 @@ STUDENT = "student.model="
 
 def main() -> None:
     """Report one line for each way."""
-    made = parser(__doc__)
-    made.add_argument("--only", nargs="+", help="some of the ways")
-    options = made.parse_args()
-    now = Session("broken", options.quick, options.record, command="python -m benchmarks broken")
+    parser = build_parser(__doc__)
+    parser.add_argument("--only", nargs="+", help="some of the ways")
+    options = parser.parse_args()
+    session = Session(
+        "broken", options.quick, options.record, command="python -m benchmarks broken"
+    )
     rows = []
     with tempfile.TemporaryDirectory() as place:
-        for name, overrides in ways(Path(place)).items():
+        for name, overrides in build_ways(Path(place)).items():
             if options.only is None or name in options.only:
-                found = examined(Path(place), overrides) | ran(
+                outcome = examine(Path(place), overrides) | run_quickstart(
                     Path(place), name, overrides, options.quick
                 )
                 rows.append(
                     [
                         name,
-                        found["verdict"],
-                        " ".join(found["checks"]),
-                        " ".join(found["alarms"]) or found["ended"],
+                        outcome["verdict"],
+                        " ".join(outcome["checks"]),
+                        " ".join(outcome["alarms"]) or outcome["ended"],
                     ]
                 )
-                now.report(way=name, overrides=[hidden(text, place) for text in overrides], **found)
+                session.report(
+                    way=name, overrides=[hide_place(text, place) for text in overrides], **outcome
+                )
     print(
-        table(
+        format_table(
             ["the quick start", "verdict before", "checks that do not pass", "alarms during"], rows
         )
     )
 
 
-def ways(place: Path) -> dict[str, list[str]]:
+def build_ways(place: Path) -> dict[str, list[str]]:
     """The overrides of each way to break it."""
     return {
         "as it is": [],
         "another template": [APART, f"student.template={PLAIN}"],
-        "another stop token": [APART, f"{STUDENT}{dressed(place / 'other-stop', stops=True)}"],
-        "a base model": [APART, f"{STUDENT}{dressed(place / 'base', stops=True, template=PLAIN)}"],
+        "another stop token": [APART, f"{STUDENT}{dress_model(place / 'other-stop', stops=True)}"],
+        "a base model": [
+            APART,
+            f"{STUDENT}{dress_model(place / 'base', stops=True, template=PLAIN)}",
+        ],
         "learning rate x 100": ["optimizer.learning_rate=0.01"],
         "temperature 0.2": ["rollout.temperature=0.2"],
     }
 
 
-def dressed(folder: Path, stops: bool = False, template: str | None = None) -> Path:
+def dress_model(folder: Path, stops: bool = False, template: str | None = None) -> Path:
     """The packaged model in a folder of its own, ending its answers and written to in another way."""
     shutil.copytree(locate_packaged(MODEL), folder)
     if stops:
@@ -96,24 +103,24 @@ def change(path: Path, changes: Mapping[str, Any]) -> None:
     )
 
 
-def examined(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def examine(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """The verdict, and the checks that do not pass."""
     path = place / "doctor.json"
-    practicum("doctor", "quickstart", *overrides, "--out", str(path))
-    found = json.loads(path.read_text("utf-8"))
+    run_practicum("doctor", "quickstart", *overrides, "--out", str(path))
+    diagnosis = json.loads(path.read_text("utf-8"))
     unwell = [
         f"{check['id']} {check['name']}"
-        for check in found["checks"]
+        for check in diagnosis["checks"]
         if check["status"] in ("warn", "fail")
     ]
-    return {"verdict": found["verdict"]["word"], "checks": unwell}
+    return {"verdict": diagnosis["verdict"]["word"], "checks": unwell}
 
 
-def ran(place: Path, name: str, overrides: Sequence[str], quick: bool) -> dict[str, Any]:
+def run_quickstart(place: Path, name: str, overrides: Sequence[str], quick: bool) -> dict[str, Any]:
     """The alarms of a run with the step at which each sounded first, and how it ended; nothing is evaluated."""
     run = name.replace(" ", "-")
     steps = ["train.steps=2"] if quick else []
-    code = practicum(
+    code = run_practicum(
         "run",
         "quickstart",
         *overrides,
@@ -130,13 +137,15 @@ def ran(place: Path, name: str, overrides: Sequence[str], quick: bool) -> dict[s
     return {"alarms": list(alarms.values()), "ended": f"exit {code}"}
 
 
-def practicum(*arguments: str) -> int:
+def run_practicum(*arguments: str) -> int:
     """The exit code of a command of this library."""
     command = [sys.executable, "-m", "practicum", *arguments]
-    return subprocess.run(command, capture_output=True, env=environment(), check=False).returncode
+    return subprocess.run(
+        command, capture_output=True, env=build_environment(), check=False
+    ).returncode
 
 
-def hidden(text: str, place: str) -> str:
+def hide_place(text: str, place: str) -> str:
     """The override without the place of this machine's temporary files."""
     return text.replace(place, "FOLDER")
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.broken import MODEL
-from benchmarks.measuring import Session, environment, parser, table
+from benchmarks.measuring import Session, build_environment, build_parser, format_table
 from practicum.models.sources import locate_packaged
 from practicum.teachers._probe import build_canary
 from tests.stub_server import FolderModel, Stub
@@ -65,83 +65,85 @@ class Way:
     pinned: bool = False
 
 
-def constant(server: Stub) -> None:
+def score_constant(server: Stub) -> None:
     """Say minus the ln of the vocabulary about every token."""
     server.bend = lambda rows: torch.full_like(rows, -math.log(rows.shape[1]))
 
 
-def shifted(server: Stub) -> None:
+def shift_scores(server: Stub) -> None:
     """Say of each place what is true of the one before."""
     server.bend = lambda rows: rows.roll(1, 0)
 
 
-def another(server: Stub) -> None:
+def change_weights(server: Stub) -> None:
     """Move every weight of the last norm a little, as a further trained checkpoint would have them."""
     norm = server.model.loaded.language_model.model.model.norm.weight
     with torch.no_grad():
         norm.mul_(1 + 0.05 * torch.randn(norm.shape, generator=torch.Generator().manual_seed(0)))
 
 
-def renamed(server: Stub) -> None:
+def rename_model(server: Stub) -> None:
     """Answer as another model than was asked for, with the same weights."""
     server.answers_as = "smollm2-135m-instruct-0711"
 
 
 WAYS = {
     "as it is": Way(),
-    "the ln of V for every token": Way(before=constant),
-    "the ln of V from step 2 on": Way(during=constant),
-    "off by one position": Way(before=shifted),
-    "off by one from step 2 on": Way(during=shifted),
-    "another model under the name, pinned": Way(before=another, pinned=True),
-    "another model from step 2 on": Way(during=another),
-    "answers by another name from step 2 on": Way(during=renamed),
+    "the ln of V for every token": Way(before=score_constant),
+    "the ln of V from step 2 on": Way(during=score_constant),
+    "off by one position": Way(before=shift_scores),
+    "off by one from step 2 on": Way(during=shift_scores),
+    "another model under the name, pinned": Way(before=change_weights, pinned=True),
+    "another model from step 2 on": Way(during=change_weights),
+    "answers by another name from step 2 on": Way(during=rename_model),
 }
 
 
 def main() -> None:
     """Report one line for each way."""
-    made = parser(__doc__)
-    made.add_argument("--only", nargs="+", help="some of the ways")
-    options = made.parse_args()
-    now = Session(
+    parser = build_parser(__doc__)
+    parser.add_argument("--only", nargs="+", help="some of the ways")
+    options = parser.parse_args()
+    session = Session(
         "broken_server", options.quick, options.record, command="python -m benchmarks broken_server"
     )
     rows = []
     for name, way in WAYS.items():
         if options.only is None or name in options.only:
-            endings = broken(way)
+            endings = run_broken(way)
             rows.append([name, endings["probe"], endings["run"]])
-            now.report(way=name, probe=endings["probe"], run=endings["run"])
-    print(table(["the server", "the probe", "the run"], rows))
+            session.report(way=name, probe=endings["probe"], run=endings["run"])
+    print(format_table(["the server", "the probe", "the run"], rows))
 
 
-def broken(way: Way) -> dict[str, str]:
+def run_broken(way: Way) -> dict[str, str]:
     """Return the last words of `practicum probe` and of a run, each with its exit code."""
     model = FolderModel(locate_packaged(MODEL))
     with (
         Turning(model, name=MODEL, context=512, answers_as=MODEL, during=way.during) as server,
         tempfile.TemporaryDirectory() as place,
     ):
-        pin = f", canary: {_canary(server)}" if way.pinned else ""
+        pin = f", canary: {_read_canary(server)}" if way.pinned else ""
         way.before(server)
-        probe = practicum(server, "probe", server.url)
+        probe = run_practicum(server, "probe", server.url)
         teacher = f"teacher.teacher={{type: openai_api, url: '{server.url}', canary_every: 1{pin}}}"
-        run = practicum(server, "run", "quickstart", teacher, TOPK, *SHORT, "--out", place)
+        run = run_practicum(server, "run", "quickstart", teacher, TOPK, *SHORT, "--out", place)
         return {"probe": probe, "run": run}
 
 
-def _canary(server: Stub) -> str:
+def _read_canary(server: Stub) -> str:
     """The canary that the probe prints."""
-    return practicum(server, "probe", server.url).rpartition("canary: ")[2].partition(" ")[0]
+    return run_practicum(server, "probe", server.url).rpartition("canary: ")[2].partition(" ")[0]
 
 
-def practicum(server: Stub, *arguments: str) -> str:
+def run_practicum(server: Stub, *arguments: str) -> str:
     """The last line that a command of this library prints, and its exit code; the port is left out."""
     command = [sys.executable, "-P", "-m", "practicum", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    lines = (done.stderr if done.returncode else done.stdout).strip().splitlines()
-    return f"{lines[-1].replace(server.url, 'http://localhost:8000')} (exit {done.returncode})"
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=build_environment(), check=False
+    )
+    lines = (ended.stderr if ended.returncode else ended.stdout).strip().splitlines()
+    return f"{lines[-1].replace(server.url, 'http://localhost:8000')} (exit {ended.returncode})"
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from benchmarks import ceilings, models
 from benchmarks.measuring import (
-    interleaved,
-    parser,
-    ratios,
-    seconds,
-    session,
-    single,
+    build_parser,
+    build_reading,
+    build_timer,
+    compute_ratios,
+    format_table,
+    interleave,
+    open_session,
     spread,
-    table,
 )
 from practicum import functional as F
 from practicum.functional.chunked import chunks
@@ -40,44 +40,49 @@ ENTROPY, DISTANCE, ERROR_TOKENS = 1.5, 0.25, 256
 
 def main() -> None:
     """Report one line."""
-    made = parser(__doc__)
-    made.add_argument("--rollouts", type=int, help="answers (default 32, with --quick 8)")
-    made.add_argument("--tokens", type=int, default=128, help="tokens of each")
-    options = made.parse_args()
+    parser = build_parser(__doc__)
+    parser.add_argument("--rollouts", type=int, help="answers (default 32, with --quick 8)")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each")
+    options = parser.parse_args()
     count = options.rollouts or (8 if options.quick else 32)
-    now = session("cache", options, ceilings.short())
+    session = open_session("cache", options, ceilings.measure_briefly())
     name = "tiny-teacher" if options.quick else "57m"
     shape = models.SHAPES[name]
-    client = models.sampler(models.language_model(shape), SLOTS)
-    requests = _requests(count, options.tokens, shape.vocabulary)
+    client = models.build_sampler(models.build_language_model(shape), SLOTS)
+    requests = _make_requests(count, options.tokens, shape.vocabulary)
     with tempfile.TemporaryDirectory() as folder:
-        kept = _client(client, Path(folder) / "kept")
-        _check(client, kept, requests)
-        times = interleaved(
-            _contenders(client, kept, requests, Path(folder)), now.rounds, now.warm_up
+        caching = _make_client(client, Path(folder) / "kept")
+        _check(client, caching, requests)
+        times = interleave(
+            _make_contenders(client, caching, requests, Path(folder)),
+            session.rounds,
+            session.warm_up,
         )
         sizes = {
-            "full": _bytes(kept),
-            "sampled": _sampled_bytes(client, requests, Path(folder) / "sampled"),
+            "full": _compute_bytes(caching),
+            "sampled": _measure_sampled_bytes(client, requests, Path(folder) / "sampled"),
         }
-    second, bare = ratios(times["second"], times["first"]), ratios(times["head"], times["bare"])
-    over = ratios(
+    second, bare = (
+        compute_ratios(times["second"], times["first"]),
+        compute_ratios(times["head"], times["bare"]),
+    )
+    over = compute_ratios(
         [a / b for a, b in zip(times["second"], times["first"], strict=True)],
         [a / b for a, b in zip(times["head"], times["bare"], strict=True)],
     )
-    errors = _errors(client, requests)
+    errors = _measure_errors(client, requests)
     tokens = count * options.tokens
     rows = [
         [who, spread(values)["median"], spread(values)["median"] / tokens * 1e6]
         for who, values in times.items()
     ]
-    print(table(["what", "s", "us a token"], rows))
-    print(table(["format", "error of the gradient"], list(errors.items())))
-    now.report(
+    print(format_table(["what", "s", "us a token"], rows))
+    print(format_table(["format", "error of the gradient"], list(errors.items())))
+    session.report(
         {
             "cache.second": over,
-            "cache.bytes": single(sizes["full"] - 2 * shape.width),
-            "cache.error": single(errors["kept"]),
+            "cache.bytes": build_reading(sizes["full"] - 2 * shape.width),
+            "cache.error": build_reading(errors["kept"]),
         },
         model=name,
         rollouts=count,
@@ -85,41 +90,41 @@ def main() -> None:
         seconds={who: spread(values) for who, values in times.items()},
         second_of_first=second,
         head_of_bare=bare,
-        first_of_bare=ratios(times["first"], times["bare"]),
+        first_of_bare=compute_ratios(times["first"], times["bare"]),
         bytes_a_token=sizes,
         width=shape.width,
         gradient_error=errors,
     )
 
 
-def _requests(count: int, tokens: int, vocabulary: int) -> list[ScoreRequest]:
+def _make_requests(count: int, tokens: int, vocabulary: int) -> list[ScoreRequest]:
     generator = torch.Generator().manual_seed(0)
     return [
         ScoreRequest(
             prompt, tuple(torch.randint(2, vocabulary, (tokens,), generator=generator).tolist())
         )
-        for prompt in models.prompts(count, vocabulary, 3, 32, 32)
+        for prompt in models.draw_prompts(count, vocabulary, 3, 32, 32)
     ]
 
 
-def _client(client: SamplingClient, folder: Path) -> CachingClient:
+def _make_client(client: SamplingClient, folder: Path) -> CachingClient:
     return CachingClient(client, lambda: ModelScores("benchmark", ScoreStore(folder, ROOM)))
 
 
-def _contenders(
-    client: SamplingClient, kept: CachingClient, requests: Sequence[ScoreRequest], folder: Path
+def _make_contenders(
+    client: SamplingClient, caching: CachingClient, requests: Sequence[ScoreRequest], folder: Path
 ) -> dict[str, Callable[[], float]]:
     fresh = client.score(requests, Full())
 
-    def first() -> None:
+    def score_first() -> None:
         with tempfile.TemporaryDirectory(dir=folder) as place:
-            _read(_client(client, Path(place)).score(requests, Full()))
+            _read(_make_client(client, Path(place)).score(requests, Full()))
 
     return {
-        "bare": seconds(lambda: _read(client.score(requests, Full()))),
-        "first": seconds(first),
-        "second": seconds(lambda: _read(kept.score(requests, Full()))),
-        "head": seconds(lambda: _read(fresh)),
+        "bare": build_timer(lambda: _read(client.score(requests, Full()))),
+        "first": build_timer(score_first),
+        "second": build_timer(lambda: _read(caching.score(requests, Full()))),
+        "head": build_timer(lambda: _read(fresh)),
     }
 
 
@@ -132,31 +137,35 @@ def _read(signals: Sequence[TeacherSignal]) -> None:
         head.logprobs(hidden[part])
 
 
-def _check(client: SamplingClient, kept: CachingClient, requests: Sequence[ScoreRequest]) -> None:
+def _check(
+    client: SamplingClient, caching: CachingClient, requests: Sequence[ScoreRequest]
+) -> None:
     """Both scorings give the same bits, and those of the bare model within the rounding of float16."""
-    own, first, second = (who.score(requests, Full()) for who in (client, kept, kept))
-    for fresh, missed, found in zip(own, first, second, strict=True):
-        assert fresh.states is not None and missed.states is not None and found.states is not None
-        assert missed.states.equal(found.states), "a hit says something else than its miss"
+    bare, first, second = (who.score(requests, Full()) for who in (client, caching, caching))
+    for fresh, missed, hit in zip(bare, first, second, strict=True):
+        assert fresh.states is not None and missed.states is not None and hit.states is not None
+        assert missed.states.equal(hit.states), "a hit says something else than its miss"
         assert missed.states.equal(restore_states(*scale_states(fresh.states))), (
             "a miss is more than rounded"
         )
-    assert kept.counts.hits == len(requests), "the second scoring asked the model"
+    assert caching.counts.hits == len(requests), "the second scoring asked the model"
 
 
-def _bytes(kept: CachingClient) -> float:
-    assert kept.scores is not None
-    return kept.scores.size / kept.scores.tokens
+def _compute_bytes(caching: CachingClient) -> float:
+    assert caching.scores is not None
+    return caching.scores.size / caching.scores.tokens
 
 
-def _sampled_bytes(client: SamplingClient, requests: Sequence[ScoreRequest], folder: Path) -> float:
+def _measure_sampled_bytes(
+    client: SamplingClient, requests: Sequence[ScoreRequest], folder: Path
+) -> float:
     sampled: Signal = Sampled()
-    keeping = _client(client, folder)
+    keeping = _make_client(client, folder)
     keeping.score(requests, sampled)
-    return _bytes(keeping)
+    return _compute_bytes(keeping)
 
 
-def _errors(client: SamplingClient, requests: Sequence[ScoreRequest]) -> dict[str, float]:
+def _measure_errors(client: SamplingClient, requests: Sequence[ScoreRequest]) -> dict[str, float]:
     """The relative error of the gradient by format of the hidden states."""
     answers = client.score(requests[:SLOTS], Full())
     hidden = torch.cat([answer.states for answer in answers if answer.states is not None])[
@@ -166,36 +175,36 @@ def _errors(client: SamplingClient, requests: Sequence[ScoreRequest]) -> dict[st
     assert head is not None
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(len(hidden), head.vocab_size, generator=generator)
-    sharpness = _solved(lambda factor: ENTROPY - _entropy(head.logits(hidden) * factor))
+    sharpness = _solve(lambda factor: ENTROPY - _compute_entropy(head.logits(hidden) * factor))
     logits = head.logits(hidden) * sharpness
-    size = _solved(lambda factor: _distance(logits + factor * noise, logits) - DISTANCE)
+    size = _solve(lambda factor: _compute_distance(logits + factor * noise, logits) - DISTANCE)
     student = logits + size * noise
 
-    def gradient(states: Tensor) -> Tensor:
+    def compute_gradient(states: Tensor) -> Tensor:
         leaf = student.clone().requires_grad_()
         teacher = torch.log_softmax(head.logits(states) * sharpness, dim=-1)
         F.reverse_kl(torch.log_softmax(leaf, dim=-1), teacher).sum().backward()
         assert leaf.grad is not None
         return leaf.grad
 
-    exact = gradient(hidden)
+    exact = compute_gradient(hidden)
     formats = {
         "kept": restore_states(*scale_states(hidden)),
         "float16": hidden.half().float(),
         "bfloat16": hidden.bfloat16().float(),
     }
     return {
-        name: float(f"{((gradient(states) - exact).norm() / exact.norm()).item():.3g}")
+        name: float(f"{((compute_gradient(states) - exact).norm() / exact.norm()).item():.3g}")
         for name, states in formats.items()
     }
 
 
-def _entropy(logits: Tensor) -> float:
+def _compute_entropy(logits: Tensor) -> float:
     logprobs = torch.log_softmax(logits, dim=-1)
     return -(logprobs.exp() * logprobs).sum(dim=-1).mean().item()
 
 
-def _distance(student: Tensor, teacher: Tensor) -> float:
+def _compute_distance(student: Tensor, teacher: Tensor) -> float:
     return (
         F.reverse_kl(torch.log_softmax(student, dim=-1), torch.log_softmax(teacher, dim=-1))
         .mean()
@@ -203,7 +212,7 @@ def _distance(student: Tensor, teacher: Tensor) -> float:
     )
 
 
-def _solved(rising: Callable[[float], float]) -> float:
+def _solve(rising: Callable[[float], float]) -> float:
     """The factor between 0.001 and 1000 at which a rising function is 0."""
     low, high = 1e-3, 1e3
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""What this machine can do at most on one core: matrix products, reading memory, the skinny head product, exponentials.
+"""The most that one core of this machine can do: matrix products, reading memory, the skinny head product, exponentials.
 
     python -m benchmarks ceilings [--quick]
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.measuring import parser, session, significant, spread, table
+from benchmarks.measuring import build_parser, format_table, open_session, round_digits, spread
 
 SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (256, 512, 49152))
 HEAD, BATCHES = (49152, 576), (2, 4, 8, 16, 32)
@@ -18,16 +18,18 @@ HEAD, BATCHES = (49152, 576), (2, 4, 8, 16, 32)
 
 def main() -> None:
     """Report one line."""
-    options = parser(__doc__).parse_args()
-    now = session("ceilings", options)
-    rounds = now.rounds
+    options = build_parser(__doc__).parse_args()
+    session = open_session("ceilings", options)
+    rounds = session.rounds
     products = {
-        "x".join(map(str, shape)): _gflops(shape, rounds)
+        "x".join(map(str, shape)): _measure_products(shape, rounds)
         for shape in SHAPES[:: 2 if options.quick else 1]
     }
     read = _read(rounds, 64 if options.quick else 256)
-    heads = {str(batch): _head(batch, rounds) for batch in BATCHES[:: 2 if options.quick else 1]}
-    exponentials = _exponentials(rounds)
+    heads = {
+        str(batch): _time_head(batch, rounds) for batch in BATCHES[:: 2 if options.quick else 1]
+    }
+    exponentials = _measure_exponentials(rounds)
     rows = [[f"product {name}", figure["median"], "GFLOP/s"] for name, figure in products.items()]
     rows += [
         ["read", read["median"], "GB/s"],
@@ -37,50 +39,55 @@ def main() -> None:
         [f"head product, {batch} rows", figure["median"] * 1000, "ms"]
         for batch, figure in heads.items()
     ]
-    print(table(["what", "median", "unit"], rows))
-    now.report(gflops=products, read_gb=read, head_seconds=heads, exponentials_g=exponentials)
+    print(format_table(["what", "median", "unit"], rows))
+    session.report(gflops=products, read_gb=read, head_seconds=heads, exponentials_g=exponentials)
 
 
-def short() -> dict[str, float]:
+def measure_briefly() -> dict[str, float]:
     """Products in GFLOP/s, reading in GB/s: what floors are computed from, in about a second."""
-    return {"gflops": _gflops(SHAPES[0], 5)["greatest"], "read_gb": _read(5, 256)["greatest"]}
+    return {
+        "gflops": _measure_products(SHAPES[0], 5)["greatest"],
+        "read_gb": _read(5, 256)["greatest"],
+    }
 
 
-def seconds_at_least(flops: float, nbytes: float, ceilings: dict[str, float]) -> float:
+def compute_floor(flops: float, nbytes: float, ceilings: dict[str, float]) -> float:
     """The floor of something that computes so much on so many bytes."""
     return max(flops / (ceilings["gflops"] * 1e9), nbytes / (ceilings["read_gb"] * 1e9))
 
 
-def _gflops(shape: tuple[int, int, int], rounds: int) -> dict[str, float]:
+def _measure_products(shape: tuple[int, int, int], rounds: int) -> dict[str, float]:
     rows, inner, columns = shape
-    left, right, out = (
+    first, second, out = (
         torch.randn(rows, inner),
         torch.randn(inner, columns),
         torch.empty(rows, columns),
     )
-    return _rates(lambda: torch.mm(left, right, out=out), 2e-9 * rows * inner * columns, rounds)
+    return _measure_rates(
+        lambda: torch.mm(first, second, out=out), 2e-9 * rows * inner * columns, rounds
+    )
 
 
 def _read(rounds: int, mib: int) -> dict[str, float]:
     numbers = torch.ones(mib * 2**18)
-    return _rates(lambda: numbers.sum(), numbers.nbytes / 1e9, rounds)
+    return _measure_rates(lambda: numbers.sum(), numbers.nbytes / 1e9, rounds)
 
 
-def _head(batch: int, rounds: int) -> dict[str, float]:
+def _time_head(batch: int, rounds: int) -> dict[str, float]:
     weight, hidden = torch.randn(HEAD), torch.randn(batch, HEAD[1])
-    return spread(_times(lambda: torch.nn.functional.linear(hidden, weight), rounds))
+    return spread(_time_rounds(lambda: torch.nn.functional.linear(hidden, weight), rounds))
 
 
-def _exponentials(rounds: int) -> dict[str, float]:
+def _measure_exponentials(rounds: int) -> dict[str, float]:
     numbers, out = torch.randn(2**22), torch.empty(2**22)
-    return _rates(lambda: torch.exp(numbers, out=out), 2**22 / 1e9, rounds)
+    return _measure_rates(lambda: torch.exp(numbers, out=out), 2**22 / 1e9, rounds)
 
 
-def _rates(work: Callable[[], object], amount: float, rounds: int) -> dict[str, float]:
-    return spread([significant(amount / taken) for taken in _times(work, rounds)])
+def _measure_rates(work: Callable[[], object], amount: float, rounds: int) -> dict[str, float]:
+    return spread([round_digits(amount / seconds) for seconds in _time_rounds(work, rounds)])
 
 
-def _times(work: Callable[[], object], rounds: int) -> list[float]:
+def _time_rounds(work: Callable[[], object], rounds: int) -> list[float]:
     """Processor seconds of each round after one that is dropped."""
     times = []
     for _ in range(rounds + 1):

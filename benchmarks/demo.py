@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measuring import Session, parser, spread
+from benchmarks.measuring import Session, build_parser, spread
 from practicum import functional as F
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.objective import Full
@@ -46,18 +46,18 @@ PHASES = ("sample", "score", "update")
 
 def main() -> None:
     """Run every seed in a process of its own and report once."""
-    made = parser(__doc__)
-    made.add_argument("--seeds", type=int, nargs="+", help="default 0 1 2, with --quick 0")
-    options = made.parse_args()
+    parser = build_parser(__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", help="default 0 1 2, with --quick 0")
+    options = parser.parse_args()
     seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
-    now = Session("demo", options.quick, options.record, command="python -m benchmarks demo")
+    session = Session("demo", options.quick, options.record, command="python -m benchmarks demo")
     with tempfile.TemporaryDirectory() as folder:
         runs = [_run(Path(folder), seed) for seed in seeds]
-        honesty = _honesty([Path(folder) / f"seed-{seed}" for seed in seeds])
+        honesty = _measure_honesty([Path(folder) / f"seed-{seed}" for seed in seeds])
     # The same questions come back in every seed, so it is questions that are drawn again, each with its mean over seeds.
     gains = torch.tensor([run["gains"] for run in runs], dtype=torch.float64).mean(dim=0)
     pooled = bootstrap(gains, seed=0)
-    now.report(
+    session.report(
         seeds=seeds,
         wall_seconds=spread([run["seconds"] for run in runs]),
         accuracy_before=[run["before"] for run in runs],
@@ -90,8 +90,8 @@ def _run(folder: Path, seed: int) -> dict:
     start = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.monotonic() - start
-    home = folder / f"seed-{seed}"
-    summary = json.loads((home / "summary.json").read_text())
+    run_folder = folder / f"seed-{seed}"
+    summary = json.loads((run_folder / "summary.json").read_text())
     print(
         f"seed {seed}: {seconds:.0f} s, {summary['before']['accuracy']} -> {summary['after']['accuracy']}",
         file=sys.stderr,
@@ -105,12 +105,12 @@ def _run(folder: Path, seed: int) -> dict:
         "gains": [
             sample["reward_after"] - sample["reward_before"] for sample in summary["samples"]
         ],
-        "share": _share(home / "timings.jsonl"),
+        "share": _read_shares(run_folder / "timings.jsonl"),
     }
 
 
-def _honesty(homes: list[Path]) -> dict:
-    """What the untrained student could already do, and how the trained ones answer unrelated questions."""
+def _measure_honesty(run_folders: list[Path]) -> dict:
+    """Return the untrained student's accuracy with a longer limit, and how the trained ones answer unrelated questions."""
     recipe = load_recipe(RECIPE)
     base = load_model(
         ScorerConfig.model_validate(
@@ -119,29 +119,31 @@ def _honesty(homes: list[Path]) -> dict:
     )
     client, renderer = base.client, base.renderer
     heldout = build_task(recipe).heldout_prompts()
-    long = _answers(client, renderer, [prompt.messages[-1].content for prompt in heldout], 64)
+    long = _sample_answers(
+        client, renderer, [prompt.messages[-1].content for prompt in heldout], 64
+    )
     right = [
         prompt.answer in re.findall(r"[0-9]+", text)
         for prompt, (text, _) in zip(heldout, long, strict=True)
     ]
-    before = _answers(client, renderer, UNRELATED, 24)
+    before = _sample_answers(client, renderer, UNRELATED, 24)
     unrelated = []
-    for home in homes:
-        backend, learner = open_student(home)
+    for run_folder in run_folders:
+        backend, learner = open_student(run_folder)
         student = backend.build_sampler(learner)
-        after = _answers(student, learner.renderer, UNRELATED, 24)
+        after = _sample_answers(student, learner.renderer, UNRELATED, 24)
         same = sum(old[0] == new[0] for old, new in zip(before, after, strict=True))
         unrelated.append(
             {
                 "same": same,
                 "of": len(UNRELATED),
-                "reverse_kl": round(_drift(student, client, after), 4),
+                "reverse_kl": round(_measure_drift(student, client, after), 4),
             }
         )
     return {"anywhere_in_64": round(sum(right) / len(right), 4), "unrelated": unrelated}
 
 
-def _answers(
+def _sample_answers(
     client: SamplingClient, renderer: Renderer, questions: Sequence[str], new_tokens: int
 ) -> list[tuple[str, ScoreRequest]]:
     """Greedy answers with what it takes to score them."""
@@ -159,7 +161,7 @@ def _answers(
     ]
 
 
-def _drift(
+def _measure_drift(
     student: SamplingClient, base: SamplingClient, answers: Sequence[tuple[str, ScoreRequest]]
 ) -> float:
     """Mean reverse KL a token from the trained student to the untrained one."""
@@ -171,7 +173,7 @@ def _drift(
     return torch.cat(values).mean().item()
 
 
-def _share(path: Path) -> dict[str, float]:
+def _read_shares(path: Path) -> dict[str, float]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     sums = {phase: sum(row[f"seconds_{phase}"] for row in rows) for phase in PHASES}
     return {phase: value / sum(sums.values()) for phase, value in sums.items()}

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import table
+from benchmarks.measuring import format_table
 
 STUDENT = {
     "architecture": "llama",
@@ -109,46 +109,46 @@ RUNS: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""What each run has in place of the sections of `BASE`."""
+"""The sections of each run that replace those of `BASE`."""
 
 
 def main() -> None:
     """Print a line for each run; exit with 1 where one differs from an earlier output."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--quick", action="store_true", help="the plain run alone")
-    made.add_argument(
+    parser.add_argument("--quick", action="store_true", help="the plain run alone")
+    parser.add_argument(
         "--against", type=Path, metavar="FILE", help="an earlier output of this command"
     )
-    options = made.parse_args()
+    options = parser.parse_args()
     before = None if options.against is None else read(options.against)
     lines = []
-    for line in digests(["plain"] if options.quick else list(RUNS)):
+    for line in yield_digests(["plain"] if options.quick else list(RUNS)):
         print(json.dumps(line), flush=True)
         lines.append(line)
-    differing = [] if before is None else differences(lines, before)
+    differing = [] if before is None else find_differences(lines, before)
     if differing:
-        print(table(["run", "file", "before", "now"], differing))
+        print(format_table(["run", "file", "before", "now"], differing))
         sys.exit(1)
 
 
-def digests(names: Sequence[str]) -> Iterator[dict[str, str]]:
+def yield_digests(names: Sequence[str]) -> Iterator[dict[str, str]]:
     """Do the runs of those names in a folder that is thrown away, and yield the line of each."""
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            yield {"run": name, **digests_of(_run(name, Path(folder)))}
+            yield {"run": name, **hash_run(_run(name, Path(folder)))}
 
 
-def digests_of(run: Path) -> dict[str, str]:
+def hash_run(run: Path) -> dict[str, str]:
     """Return the digests of a run folder's rows, and of all tensors of its newest checkpoint."""
     from practicum.run_dir.checkpoints import step_folders
 
     _, newest = max(step_folders(run / "checkpoints"))
     tensors = sorted(newest.glob("*.safetensors"))
     return {
-        **{name: _sha256([run / name]) for name in ("metrics.jsonl", "rollouts.jsonl")},
-        "checkpoint": _sha256(tensors),
+        **{name: _hash_files([run / name]) for name in ("metrics.jsonl", "rollouts.jsonl")},
+        "checkpoint": _hash_files(tensors),
     }
 
 
@@ -163,7 +163,7 @@ def read(path: Path) -> dict[str, dict[str, str]]:
         )
 
 
-def differences(
+def find_differences(
     lines: Iterable[Mapping[str, str]], before: Mapping[str, Mapping[str, str]]
 ) -> list[list[str]]:
     """Return a row for each digest that is another one than before, or was not there."""
@@ -183,19 +183,19 @@ def _run(name: str, folder: Path) -> Path:
 
     recipe = parse_recipe({"name": name, **BASE, **RUNS[name]}, name)
     if name == "resumed":
-        asked = iter([None, signal.SIGINT])
+        signals = iter([None, signal.SIGINT])
         with suppress(Interrupted):
-            run(recipe, out=folder, stop=lambda: next(asked, None))
+            run(recipe, out=folder, stop=lambda: next(signals, None))
     return run(recipe, out=folder, resume=name == "resumed").folder
 
 
-def _sha256(paths: Sequence[Path]) -> str:
+def _hash_files(paths: Sequence[Path]) -> str:
     """Return the digest of some files, their names included."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in paths:
-        found.update(f"{path.name} {path.stat().st_size}\n".encode())
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from statistics import median
 
 import psutil
 
-from benchmarks.measuring import parser, session, single, table
+from benchmarks.measuring import build_parser, build_reading, format_table, open_session
 from practicum.recipe import load_recipe
 from practicum.runs import run
 from practicum.runs.console import SilentConsole
@@ -22,10 +22,12 @@ WARM = 500
 
 def main() -> None:
     """Report one line: growth of the resident set and of the time of a step over all but the first steps."""
-    made = parser(__doc__)
-    made.add_argument("--steps", type=int, help="steps of the run (default 2000, with --quick 200)")
-    options = made.parse_args()
-    now = session("endurance", options)
+    parser = build_parser(__doc__)
+    parser.add_argument(
+        "--steps", type=int, help="steps of the run (default 2000, with --quick 200)"
+    )
+    options = parser.parse_args()
+    session = open_session("endurance", options)
     steps = options.steps or (200 if options.quick else 2000)
     warm = min(WARM, steps // 4)
     console = Gauge()
@@ -52,9 +54,16 @@ def main() -> None:
         ],
         ["a step", f"{1000 * early:.1f} ms", f"{1000 * late:.1f} ms"],
     ]
-    print(table(["of one processor thread", f"after step {warm}", f"before step {steps}"], rows))
-    now.report(
-        {"endurance.memory": single(growth), "endurance.seconds": single(late / early)},
+    print(
+        format_table(
+            ["of one processor thread", f"after step {warm}", f"before step {steps}"], rows
+        )
+    )
+    session.report(
+        {
+            "endurance.memory": build_reading(growth),
+            "endurance.seconds": build_reading(late / early),
+        },
         steps=steps,
         resident_mib=[
             round(console.resident[step] / 2**20, 1)

@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import parser, session, table
-from benchmarks.toys import TASK, Played, only_warned, pair, play
+from benchmarks.measuring import build_parser, format_table, open_session
+from benchmarks.toys import TASK, Played, list_warnings, pair, play
 from practicum.monitors import MONITORS
 from practicum.training import loop
 from practicum.types import Rollout
@@ -42,7 +42,7 @@ class FailedRun:
     teacher: int = TEACHER
 
 
-def bent(models: str = "teacher", **faults: Any) -> dict[str, Any]:
+def bend_teacher(models: str = "teacher", **faults: Any) -> dict[str, Any]:
     """A teacher with a fault; see `benchmarks.bent_teacher`."""
     return {
         "type": "benchmarks.bent_teacher",
@@ -51,12 +51,12 @@ def bent(models: str = "teacher", **faults: Any) -> dict[str, Any]:
     }
 
 
-def shifted(rollout: Rollout) -> Rollout:
+def shift_logprobs(rollout: Rollout) -> Rollout:
     """The sampler's log-probabilities one token late."""
     return replace(rollout, policy_logprobs=rollout.policy_logprobs.roll(1))
 
 
-def hotter(rollout: Rollout) -> Rollout:
+def halve_logprobs(rollout: Rollout) -> Rollout:
     """The sampler's log-probabilities as they would be at another temperature, but for a constant."""
     return replace(rollout, policy_logprobs=rollout.policy_logprobs / 2)
 
@@ -86,7 +86,7 @@ FAILURES: dict[str, FailedRun] = {
     "stop id that the student never sees": FailedRun(
         "M8",
         {
-            "teacher": bent(stop=-25.0),
+            "teacher": bend_teacher(stop=-25.0),
             "objective": {"signal": "sampled"},
             "train.steps": 30,
             "optimizer.learning_rate": 0.003,
@@ -99,7 +99,7 @@ FAILURES: dict[str, FailedRun] = {
     "repetition": FailedRun(
         "M5",
         {
-            "teacher": bent(bias={"a": 9.0}),
+            "teacher": bend_teacher(bias={"a": 9.0}),
             "train.steps": 30,
             "optimizer.learning_rate": 0.003,
             "rollout.max_new_tokens": 24,
@@ -112,7 +112,7 @@ FAILURES: dict[str, FailedRun] = {
     "length collapse": FailedRun(
         "M6",
         {
-            "teacher": bent(stop=12.0),
+            "teacher": bend_teacher(stop=12.0),
             "train.steps": 36,
             "optimizer.learning_rate": 0.002,
             "rollout.max_new_tokens": 24,
@@ -163,7 +163,7 @@ FAILURES: dict[str, FailedRun] = {
     ),
     "one token dominates": FailedRun(
         "M15",
-        {"teacher": bent(bias={"a": -30.0}), "train.steps": 20},
+        {"teacher": bend_teacher(bias={"a": -30.0}), "train.steps": 20},
         {"objective.divergence": "jsd(0.5)"},
         "grad_norm",
         "a bounded divergence",
@@ -217,7 +217,7 @@ FAILURES: dict[str, FailedRun] = {
     "flawed prefix": FailedRun(
         "M14",
         {
-            "teacher": bent(agree_from=60),
+            "teacher": bend_teacher(agree_from=60),
             "objective": {"signal": "sampled"},
             "train.steps": 72,
             "rollout.max_new_tokens": 64,
@@ -239,7 +239,7 @@ FAILURES: dict[str, FailedRun] = {
         "probability_error",
         "the sampler's own",
         "NeMo-RL",
-        tampered=shifted,
+        tampered=shift_logprobs,
     ),
     "log-probabilities at another temperature": FailedRun(
         "M16",
@@ -248,14 +248,14 @@ FAILURES: dict[str, FailedRun] = {
         "probability_error",
         "the sampler's own",
         "NeMo-RL",
-        tampered=hotter,
+        tampered=halve_logprobs,
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a failure: the step at which its monitor spoke, all that spoke, and the reading without and with the remedy."""
+    """The result of a failure: the step at which its monitor spoke, all that spoke, and the reading without and with the remedy."""
 
     step: int | None
     spoke: list[str]
@@ -263,8 +263,8 @@ class Outcome:
     mended: float
     still: list[str]
 
-    def better(self, less: bool) -> bool:
-        """Whether the remedy helped."""
+    def has_helped(self, less: bool) -> bool:
+        """Return True if the remedy helped."""
         return self.mended < self.broken if less else self.mended > self.broken
 
 
@@ -272,22 +272,22 @@ def provoke(failure: FailedRun) -> Outcome:
     """Let a toy run fail, and run it again with the remedy."""
     with pair(failure.student, failure.teacher, task=failure.task) as models:
         with _tampered(failure.tampered) if failure.tampered else nullcontext():
-            broken = play(models, _settings(models, failure, {}))
-        mended = play(models, _settings(models, failure, failure.mended))
+            broken = play(models, _build_settings(models, failure, {}))
+        mended = play(models, _build_settings(models, failure, failure.mended))
     steps = [alarm["step"] for alarm in broken.alarms if alarm["id"] == failure.monitor]
     return Outcome(
         min(steps, default=None),
-        broken.ids(),
-        _reading(broken, failure.outcome),
-        _reading(mended, failure.outcome),
-        mended.ids(),
+        broken.list_ids(),
+        _read_outcome(broken, failure.outcome),
+        _read_outcome(mended, failure.outcome),
+        mended.list_ids(),
     )
 
 
-def _settings(models: Path, failure: FailedRun, remedy: Mapping[str, Any]) -> dict[str, Any]:
+def _build_settings(models: Path, failure: FailedRun, remedy: Mapping[str, Any]) -> dict[str, Any]:
     made = {
         "task": {**TASK, **failure.task},
-        "monitors": only_warned(list(MONITORS)),
+        "monitors": list_warnings(list(MONITORS)),
         **failure.broken,
         **remedy,
     }
@@ -302,10 +302,10 @@ def _settings(models: Path, failure: FailedRun, remedy: Mapping[str, Any]) -> di
     return made
 
 
-def _reading(played: Played, name: str) -> float:
+def _read_outcome(played: Played, name: str) -> float:
     """A reading's end; `fall` is the greatest fall of the divergence from one step to the next, as a share."""
     if name != "fall":
-        return played.last(name)
+        return played.average_last(name)
     far = [row["reverse_kl"] for row in played.rows][6:]
     return max(1.0 - later / max(earlier, 1e-9) for earlier, later in pairwise(far))
 
@@ -314,7 +314,7 @@ def _reading(played: Played, name: str) -> float:
 def _tampered(change: Callable[[Rollout], Rollout]) -> Iterator[None]:
     """Within the block every completion is changed on its way to the learner."""
     write = loop.collect_rollouts
-    loop.collect_rollouts = lambda *given: [change(rollout) for rollout in write(*given)]
+    loop.collect_rollouts = lambda *arguments: [change(rollout) for rollout in write(*arguments)]
     try:
         yield
     finally:
@@ -323,13 +323,13 @@ def _tampered(change: Callable[[Rollout], Rollout]) -> Iterator[None]:
 
 def main() -> None:
     """Report one line."""
-    made = parser(__doc__)
-    made.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="these alone")
-    options = made.parse_args()
+    parser = build_parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="these alone")
+    options = parser.parse_args()
     chosen = options.only or [
         name for name in FAILURES if not (options.quick and FAILURES[name].slow)
     ]
-    now = session("failures", options)
+    session = open_session("failures", options)
     rows, figures = [], {}
     for name in chosen:
         failure, outcome = FAILURES[name], provoke(FAILURES[name])
@@ -354,13 +354,13 @@ def main() -> None:
             "spoke_mended": outcome.still,
         }
         print(
-            table(
+            format_table(
                 ["failure", "monitor", "step", "reading", "failing", "mended", "remedy"], rows[-1:]
             ),
             outcome.spoke,
             outcome.still,
         )
-    now.report(failures=figures)
+    session.report(failures=figures)
 
 
 if __name__ == "__main__":

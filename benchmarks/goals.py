@@ -30,8 +30,8 @@ class Goal:
             return f"{self.threshold:g} to {self.upper:g}{self.unit}"
         return f"{'≤' if self.sense == 'most' else '≥'} {self.threshold:g}{self.unit}"
 
-    def reached(self, value: float) -> bool:
-        """Whether a value is on the right side."""
+    def accepts(self, value: float) -> bool:
+        """Return True if a value is on the right side."""
         if self.sense == "between":
             return self.threshold <= value <= self.upper
         return value <= self.threshold if self.sense == "most" else value >= self.threshold
@@ -286,28 +286,28 @@ GOALS: dict[str, tuple[Goal, ...]] = {
 BY_KEY = {goal.key: goal for group in GOALS.values() for goal in group}
 
 
-def verdict(goal: Goal, reading: Mapping[str, float]) -> str:
-    """How a reading stands, in words."""
-    ends = [goal.reached(reading[end]) for end in ("least", "greatest")]
-    if goal.reached(reading["median"]):
-        said = "pass"
+def judge_goal(goal: Goal, reading: Mapping[str, float]) -> str:
+    """Return the verdict on a reading in words."""
+    ends = [goal.accepts(reading[end]) for end in ("least", "greatest")]
+    if goal.accepts(reading["median"]):
+        word = "pass"
     elif any(ends):
-        said = "pass in its best round only"
+        word = "pass in its best round only"
     else:
-        said = "fail"
+        word = "fail"
     agreed = all(ends) or not any(ends)
     if reading["spread"] > SPREAD and not agreed:
-        return f"{said}, but void: the rounds differ by {reading['spread']:.0%}"
-    return said
+        return f"{word}, but void: the rounds differ by {reading['spread']:.0%}"
+    return word
 
 
-def stand(goal: Goal, reading: Mapping[str, float]) -> tuple[str, ...]:
-    """A row of `HEAD`."""
+def describe_standing(goal: Goal, reading: Mapping[str, float]) -> tuple[str, ...]:
+    """Return a row of `HEAD`."""
     return (
         goal.about,
         f"{number(reading['median'])}{goal.unit}",
         goal.bound,
-        verdict(goal, reading),
+        judge_goal(goal, reading),
         str(int(reading["count"])),
         f"{reading['spread']:.0%}",
     )

@@ -10,16 +10,25 @@ from collections.abc import Callable
 import torch
 
 from benchmarks import ceilings, rollout
-from benchmarks.loss_kernels import Inputs, Kernel, Size, inputs, ours, products, reference, trl
+from benchmarks.loss_kernels import (
+    Inputs,
+    Kernel,
+    Size,
+    build_ours,
+    build_trl,
+    compute_reference,
+    make_inputs,
+    run_products,
+)
 from benchmarks.measuring import (
     Session,
-    interleaved,
-    parser,
-    ratios,
-    session,
-    single,
+    build_parser,
+    build_reading,
+    compute_ratios,
+    format_table,
+    interleave,
+    open_session,
     spread,
-    table,
 )
 
 CHUNK, TOLERANCE = 4096, 2e-2
@@ -31,20 +40,20 @@ NOTHING = "no CUDA device is at hand, so there is nothing to measure; python -m 
 
 def main() -> None:
     """Report one line for the loss and one for the rollouts."""
-    options = parser(__doc__).parse_args()
+    options = build_parser(__doc__).parse_args()
     if not torch.cuda.is_available():
         print(NOTHING)
         return
-    now = session("gpu", options, ceilings.short())
+    session = open_session("gpu", options, ceilings.measure_briefly())
     print(f"on {torch.cuda.get_device_name()}")
-    _loss(now, QUICK_SIZE if now.quick else SIZE)
-    rollout.measure(now, QUICK_CASE if now.quick else CASE, "cuda", cuda_seconds)
+    _measure_loss(session, QUICK_SIZE if session.quick else SIZE)
+    rollout.measure(session, QUICK_CASE if session.quick else CASE, "cuda", build_cuda_timer)
 
 
-def cuda_seconds(work: Callable[[], object]) -> Callable[[], float]:
+def build_cuda_timer(work: Callable[[], object]) -> Callable[[], float]:
     """The work as something that returns the device's seconds."""
 
-    def timed() -> float:
+    def run_timed() -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         start.record()
@@ -53,52 +62,54 @@ def cuda_seconds(work: Callable[[], object]) -> Callable[[], float]:
         torch.cuda.synchronize()
         return start.elapsed_time(end) / 1000
 
-    return timed
+    return run_timed
 
 
-def _kernels() -> dict[str, Kernel]:
+def _load_kernels() -> dict[str, Kernel]:
     """The contenders; TRL's kernel where it is installed here."""
-    found: dict[str, Kernel] = {
-        "reverse_kl": ours("reverse_kl", CHUNK),
-        "products": lambda given: products(given, CHUNK),
+    kernels: dict[str, Kernel] = {
+        "reverse_kl": build_ours("reverse_kl", CHUNK),
+        "products": lambda inputs: run_products(inputs, CHUNK),
     }
     try:
-        found["trl"] = trl()
+        kernels["trl"] = build_trl()
     except ImportError:
         print("trl is not installed here, so it is left out: pip install 'practicum[peers]'")
-    return found
+    return kernels
 
 
-def _loss(now: Session, size: Size) -> None:
-    kernels = _kernels()
-    errors = {name: _error(run, size) for name, run in kernels.items() if name != "products"}
+def _measure_loss(session: Session, size: Size) -> None:
+    kernels = _load_kernels()
+    errors = {
+        name: _measure_error(run, size) for name, run in kernels.items() if name != "products"
+    }
     if max(errors.values()) > TOLERANCE:
         raise SystemExit(f"the gradients differ from those in float64: {errors}")
-    given = [inputs(size, seed, "cuda", torch.bfloat16) for seed in range(2)]
+    batches = [make_inputs(size, seed, "cuda", torch.bfloat16) for seed in range(2)]
     turn = iter(range(10**9))
-    times = interleaved(
+    times = interleave(
         {
-            name: cuda_seconds(lambda run=run: run(given[next(turn) % 2]))
+            name: build_cuda_timer(lambda run=run: run(batches[next(turn) % 2]))
             for name, run in kernels.items()
         },
-        now.rounds,
-        now.warm_up,
+        session.rounds,
+        session.warm_up,
     )
-    peaks = {name: _peak(run, given[0]) for name, run in kernels.items()}
+    peaks = {name: _measure_peak(run, batches[0]) for name, run in kernels.items()}
     rows = [
         [
             name,
             1000 * spread(times[name])["median"],
-            ratios(times[name], times["products"])["median"],
+            compute_ratios(times[name], times["products"])["median"],
             peaks[name],
         ]
         for name in times
     ]
-    print(table(["contender", "ms", "/ products", "peak MiB"], rows))
-    now.report(
+    print(format_table(["contender", "ms", "/ products", "peak MiB"], rows))
+    session.report(
         {
-            "gpu.loss.products": ratios(times["reverse_kl"], times["products"]),
-            "gpu.loss.memory": single(peaks["reverse_kl"]),
+            "gpu.loss.products": compute_ratios(times["reverse_kl"], times["products"]),
+            "gpu.loss.memory": build_reading(peaks["reverse_kl"]),
         },
         device=torch.cuda.get_device_name(),
         tokens=size.tokens,
@@ -110,20 +121,22 @@ def _loss(now: Session, size: Size) -> None:
     )
 
 
-def _error(run: Kernel, size: Size) -> float:
+def _measure_error(run: Kernel, size: Size) -> float:
     """The error of the hidden states' gradient on a slice, relative to its greatest number."""
-    few = inputs(Size(64, size.vocabulary, size.student, size.teacher), 7, "cuda", torch.bfloat16)
+    few = make_inputs(
+        Size(64, size.vocabulary, size.student, size.teacher), 7, "cuda", torch.bfloat16
+    )
     _, gradient = run(few)
-    wanted = reference("reverse_kl", few)[1]
-    return float(((gradient.double() - wanted).abs().max() / wanted.abs().max()).item())
+    expected = compute_reference("reverse_kl", few)[1]
+    return float(((gradient.double() - expected).abs().max() / expected.abs().max()).item())
 
 
-def _peak(run: Kernel, given: Inputs) -> float:
+def _measure_peak(run: Kernel, inputs: Inputs) -> float:
     """MiB by which the device's memory grows at its peak."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    run(given)
+    run(inputs)
     torch.cuda.synchronize()
     return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
 

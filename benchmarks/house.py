@@ -1,5 +1,7 @@
 """Measure the source without running it: repetition, lengths, names, docstrings, comments, rooms and levels.
 
+Names and docstrings are those of the package, of benchmarks, laboratory and examples; all else is about the package.
+
     python -m benchmarks house [--names] [--record]
 
 `tests/test_house.py` holds each measure to its bound. `--record` writes the table into docs/architecture.md. `--names` lists the
@@ -18,11 +20,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.measuring import table
+from benchmarks.measuring import format_table
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "practicum"
-LABORATORY = ROOT / "laboratory"
+TOOLS = ("benchmarks", "laboratory", "examples")
+"""Folders beside the package whose names and docstrings are held to the same measures."""
 PAGE = ROOT / "docs" / "architecture.md"
 ADDING = ROOT / "docs" / "adding.md"
 BLOCK = 5
@@ -38,8 +41,11 @@ def _split_words(text: str) -> frozenset[str]:
 
 
 DEICTICS = _split_words(
-    "said found mine theirs ours one other own whole held told known kept now here home given asked begun written answered shown "
-    "drawn taken left wanted done its rest near gone lost spent won learned heard seen each some"
+    """
+    said found mine theirs ours one other others own whole held told known kept now here home
+    given asked begun written answered shown drawn taken left wanted done its rest near gone
+    lost spent won learned heard seen each some
+    """
 )
 """Names that point at a value and do not say what it is."""
 
@@ -62,13 +68,13 @@ VERBS = _split_words(
     """
     abandon accept accepts adapt add admit advance aggregate align allow analyse anchor announce
     append apply arrange ask assemble assert assign attach attend audit average backward balance
-    begin bind blend blot bootstrap bound break bring build cache calibrate call can cancel cap
+    begin bend bind blend blot bootstrap bound break bring build cache calibrate call can cancel cap
     cast change check choose clamp classify clear clip clone close collect combine compact
     compare compile complete compose compress compute concatenate configure connect construct
     consume contain contains continue converse convert copy correct count cover create cut
     decide decode define delete depends derive describe detach detect determine die
-    differentiate digest discard disconnect distill divide do double download downsample draw
-    drop embed emit empty enable encode end enforce enter enumerate escape estimate evaluate
+    differentiate digest discard disconnect distil distill divide do double download downsample
+    draw dress drop embed emit empty enable encode end enforce enter enumerate escape estimate evaluate
     evict examine exceed excerpt exchange exclude execute expand expire explain exponentiate
     export extend extract fail fetch fill filter find fingerprint finish fit fits fix flatten
     flush follow follows forget format forward fuse gather generate get give grade group guard
@@ -78,15 +84,15 @@ VERBS = _split_words(
     look loop lower make map mark mask match matches materialize measure merge meter minimize
     mix mock modulate move multiply name narrow needs normalize note notify number observe offer
     on open order override pack pad parse part pass patch pause peek permute pick place plan
-    plot point poll pool pop predict prefill prepack prepare prepend pretrain print probe
-    process produce project propose protect prune publish pull push put queue quote race raise
+    play plot point poll pool pop predict prefill prepack prepare prepend pretrain print probe
+    process produce project propose protect provoke prune publish pull push put queue quote race raise
     rank rate reach read rebuild recall receive recognize recommend recompute record recover
     redact reduce refill refresh refuse register reject release reload remember remove rename
     render reopen reorder repair repeat replace replay report reproduce request require resample
     reset reshape resolve respond restart restore restrict resume retrieve retry return reverse
     rewrite rotate round route run sample save say scale scan schedule score scrub search see
     seed select send separate serialize serve set shift shorten should show shuffle shut
-    simulate skip sleep smooth solve sort speculate split spread stack start step stop store
+    simulate skip sleep smooth soak solve sort speculate split spread stack start step stop store
     strip submit subscribe subtract suggest sum summarize supervise supports suppress surround
     suspend swap switch sync tabulate take tell terminate test tidy tie time tokenize touch
     trace track train transform translate trim truncate try turn unload unlock unpack update
@@ -105,6 +111,9 @@ NOUNS = {
     "setter",
 }
 """Decorators of functions that are read as values, or that repeat a name."""
+
+ENTRY = "main"
+"""The function that a command begins with."""
 
 PLUGIN_FIELDS = {"Config"}
 """Classes that every plug-in has under one name."""
@@ -132,9 +141,16 @@ def load_source() -> tuple[SourceFile, ...]:
     return tuple(_parse(path) for path in sorted(SOURCE.rglob("*.py")))
 
 
+@cache
+def load_tools() -> tuple[SourceFile, ...]:
+    """Parse every file of `TOOLS`."""
+    paths = [path for folder in TOOLS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return tuple(map(_parse, paths))
+
+
 def count_code() -> int:
     """Count the lines of code of the package and the laboratory, which was a part of it."""
-    laboratory = [_parse(path) for path in LABORATORY.rglob("*.py")]
+    laboratory = [file for file in load_tools() if file.path.startswith("laboratory")]
     return sum(len(file.code) for file in (*load_source(), *laboratory))
 
 
@@ -151,7 +167,7 @@ def _parse(path: Path) -> SourceFile:
             code.update(range(token.start[0], token.end[0] + 1))
     for node in nodes:
         if isinstance(node, ast.Expr) and _read_text(node):
-            code.difference_update(_span(node))
+            code.difference_update(_list_lines(node))
     name = path.relative_to(SOURCE if path.is_relative_to(SOURCE) else ROOT)
     return SourceFile(
         str(name), tuple(text.splitlines()), nodes, frozenset(comments), frozenset(code)
@@ -168,7 +184,7 @@ def _read_text(node: ast.Expr) -> str | None:
     )
 
 
-def _span(node: ast.stmt) -> range:
+def _list_lines(node: ast.stmt) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
@@ -194,21 +210,25 @@ def measure_house() -> list[Measure]:
     files = load_source()
     lines = sum(len(file.lines) for file in files)
     functions = [function for file in files for function in file.functions]
-    acting = sum(1 for _ in acting_functions())
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     rooms = [folder for folder in SOURCE.iterdir() if (folder / "__init__.py").is_file()]
     return [
         Measure("lines of code, with those of the laboratory", count_code(), None),
         Measure("lines repeated in another file, %", round(100 * count_repeated() / lines, 2), 1.0),
-        Measure("lines of the longest function", max(len(_span(node)) for node in functions), 80),
-        Measure("lines of the longest file", max(len(file.lines) for file in files), 500),
-        Measure("names that point and do not say", len(deictic_names()), 0),
-        Measure("docstrings that open with a question's word", len(asking_docstrings()), 0),
-        Measure("classes with another class's name", len(repeated_classes()), 0),
-        Measure("modules with the name of two others", len(repeated_modules()), 0),
         Measure(
-            "functions that begin with a verb, %",
-            round(100 * (1 - len(nameless_functions()) / acting), 1),
+            "lines of the longest function", max(len(_list_lines(node)) for node in functions), 80
+        ),
+        Measure("lines of the longest file", max(len(file.lines) for file in files), 500),
+        Measure("names that point and do not say", len(find_deictic_names()), 0),
+        Measure("docstrings that open with a question's word", len(find_asking_docstrings()), 0),
+        Measure("classes with another class's name", len(find_repeated_classes()), 0),
+        Measure("modules with the name of two others", len(find_repeated_modules()), 0),
+        Measure(
+            "functions that begin with a verb, %", compute_verb_share(files), 80.0, at_least=True
+        ),
+        Measure(
+            f"the same in {', '.join(TOOLS)}, %",
+            compute_verb_share(load_tools()),
             80.0,
             at_least=True,
         ),
@@ -233,7 +253,7 @@ def count_repeated() -> int:
             number
             for node in file.nodes
             if isinstance(node, ast.Import | ast.ImportFrom)
-            for number in _span(node)
+            for number in _list_lines(node)
         }
         code = [
             (number, line.strip())
@@ -253,18 +273,18 @@ def count_repeated() -> int:
     return len(set(repeated))
 
 
-def deictic_names() -> list[Place]:
+def find_deictic_names() -> list[Place]:
     """Return the names that point, and the vague ones that live longer than `FEW_LINES`."""
     return [
         (file, line, name)
-        for file, line, name, life in _assigned_names()
+        for file, line, name, life in _yield_assigned_names()
         if name.strip("_") in DEICTICS or (name in VAGUE and life > FEW_LINES)
     ]
 
 
-def _assigned_names() -> Iterator[tuple[str, int, str, int]]:
+def _yield_assigned_names() -> Iterator[tuple[str, int, str, int]]:
     """Yield arguments and names that are assigned in functions: file, line, name, lines to the last use."""
-    for file in load_source():
+    for file in (*load_source(), *load_tools()):
         for function in file.functions:
             last: dict[str, int] = {}
             first: dict[str, int] = {}
@@ -281,22 +301,28 @@ def _assigned_names() -> Iterator[tuple[str, int, str, int]]:
                 yield file.path, line, name, last.get(name, line) - line
 
 
-def asking_docstrings() -> list[Place]:
+def find_asking_docstrings() -> list[Place]:
     """Return the docstrings of modules, classes, functions and attributes that open with a question's word."""
-    return [place for place in docstrings() if OPENINGS.match(place[2])]
+    return [place for place in yield_docstrings() if OPENINGS.match(place[2])]
 
 
-def docstrings() -> Iterator[Place]:
+def yield_docstrings() -> Iterator[Place]:
     """Yield all texts that stand alone as a statement."""
-    for file in load_source():
+    for file in (*load_source(), *load_tools()):
         for node in file.nodes:
             if isinstance(node, ast.Expr) and (text := _read_text(node)):
                 yield file.path, node.lineno, text.strip().partition("\n")[0]
 
 
-def acting_functions() -> Iterator[tuple[str, Function]]:
+def compute_verb_share(files: Sequence[SourceFile]) -> float:
+    """Return the share of the functions whose name is to be a verb that begin with one, in percent."""
+    acting = sum(1 for _ in _yield_acting_functions(files))
+    return round(100 * (1 - len(_list_verbless(files)) / acting), 1)
+
+
+def _yield_acting_functions(files: Sequence[SourceFile]) -> Iterator[tuple[str, Function]]:
     """Yield the functions whose name is to be a verb: no operators, properties, conversions, context managers, mathematics."""
-    for file in load_source():
+    for file in files:
         if not file.path.startswith(("functional", "statistics")):
             for function in file.functions:
                 decorators = {
@@ -305,20 +331,24 @@ def acting_functions() -> Iterator[tuple[str, Function]]:
                     for name in re.findall(r"\w+", ast.unparse(decorator))
                 }
                 named = function.name.startswith("__") or CONVERSIONS.match(function.name)
-                if not named and not decorators & NOUNS:
+                if not named and not decorators & NOUNS and function.name != ENTRY:
                     yield file.path, function
 
 
-def nameless_functions() -> list[Place]:
+def find_verbless_functions() -> list[Place]:
     """Return the functions that do not begin with a verb."""
+    return _list_verbless((*load_source(), *load_tools()))
+
+
+def _list_verbless(files: Sequence[SourceFile]) -> list[Place]:
     return [
         (file, function.lineno, function.name)
-        for file, function in acting_functions()
+        for file, function in _yield_acting_functions(files)
         if function.name.strip("_").split("_")[0] not in VERBS
     ]
 
 
-def repeated_classes() -> list[Place]:
+def find_repeated_classes() -> list[Place]:
     """Return the classes whose name, a leading underscore left out, is that of an earlier class."""
     places = [
         (file.path, node.lineno, node.name.strip("_"))
@@ -326,16 +356,16 @@ def repeated_classes() -> list[Place]:
         for node in file.nodes
         if isinstance(node, ast.ClassDef)
     ]
-    return _repeated(places, allowed=1, exempt=PLUGIN_FIELDS)
+    return _find_repeated(places, allowed=1, exempt=PLUGIN_FIELDS)
 
 
-def repeated_modules() -> list[Place]:
+def find_repeated_modules() -> list[Place]:
     """Return the modules whose name two earlier ones have, packages left out."""
     places = [(file.path, 1, Path(file.path).stem) for file in load_source()]
-    return _repeated(places, allowed=2, exempt={"__init__"})
+    return _find_repeated(places, allowed=2, exempt={"__init__"})
 
 
-def _repeated(places: Sequence[Place], allowed: int, exempt: set[str]) -> list[Place]:
+def _find_repeated(places: Sequence[Place], allowed: int, exempt: set[str]) -> list[Place]:
     by_name: dict[str, list[Place]] = defaultdict(list)
     for place in places:
         if place[2] not in exempt:
@@ -350,25 +380,25 @@ def count_files_to_add() -> int:
 
 
 PLACES: dict[str, Callable[[], list[Place]]] = {
-    "no verb": nameless_functions,
-    "points": deictic_names,
-    "asks": asking_docstrings,
-    "class again": repeated_classes,
-    "module again": repeated_modules,
+    "no verb": find_verbless_functions,
+    "points": find_deictic_names,
+    "asks": find_asking_docstrings,
+    "class again": find_repeated_classes,
+    "module again": find_repeated_modules,
 }
-"""What `--names` lists, by the word that it writes before each place."""
+"""The places that `--names` lists, by the word that it writes before each."""
 
 
 def main() -> None:
     """Print the table, and on request the names behind it."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--names", action="store_true", help="list the places behind the shares")
-    made.add_argument(
+    parser.add_argument("--names", action="store_true", help="list the places behind the shares")
+    parser.add_argument(
         "--record", action="store_true", help="write the table into docs/architecture.md"
     )
-    options = made.parse_args()
+    options = parser.parse_args()
     rows = [
         [
             measure.name,
@@ -378,7 +408,7 @@ def main() -> None:
         for measure in measure_house()
     ]
     header = ["measure", "value", "bound"]
-    print(table(header, rows))
+    print(format_table(header, rows))
     if options.record:
         _record([header, ["---"] * 3, *rows])
     if options.names:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from benchmarks.measuring import parser, session, table
+from benchmarks.measuring import build_parser, format_table, open_session
 
 T = TypeVar("T")
 RECIPE = "smoke/toy"
@@ -33,7 +33,7 @@ class Journey:
     depth: int = 0
     made: Counter[str] = field(default_factory=Counter)
 
-    def row(self) -> list[int]:
+    def to_row(self) -> list[int]:
         """Return files, functions, moves and depth."""
         files = {file for file, _ in self.functions}
         return [len(files), len(self.functions), self.moves.total(), self.depth]
@@ -41,16 +41,16 @@ class Journey:
 
 def main() -> None:
     """Report one line."""
-    made = parser(__doc__)
-    made.add_argument(
+    parser = build_parser(__doc__)
+    parser.add_argument(
         "--moves", type=int, default=0, help="also show so many of the most frequent moves"
     )
-    options = made.parse_args()
-    now = session("journey", options)
-    legs = _legs()
-    rows = {name: leg.row() for name, leg in legs.items()}
+    options = parser.parse_args()
+    session = open_session("journey", options)
+    legs = _follow_legs()
+    rows = {name: leg.to_row() for name, leg in legs.items()}
     print(
-        table(
+        format_table(
             ["leg", "files", "functions", "moves", "depth"],
             [[name, *row] for name, row in rows.items()],
         )
@@ -59,10 +59,10 @@ def main() -> None:
     print(f"{len(shapes)} shapes of a rollout in a step: {', '.join(shapes)}")
     for (start, end), count in legs["step"].moves.most_common(options.moves):
         print(f"{count:5} {start} -> {end}")
-    now.report({}, **rows, shapes=shapes)
+    session.report({}, **rows, shapes=shapes)
 
 
-def _legs() -> dict[str, Journey]:
+def _follow_legs() -> dict[str, Journey]:
     from practicum.recipe import load_recipe
     from practicum.runs.assembly import assemble_run
     from practicum.training.loop import train_step

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measuring import clear_peak, memory
+from benchmarks.measuring import clear_peak, read_memory
 from benchmarks.peers import serve
 
 WIDTHS, CHUNK = (256, 512), 128
@@ -36,7 +36,7 @@ Kernel = Callable[[Inputs], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is: tokens, vocabulary, the widths of student and teacher."""
+    """The numbers of tokens and of the vocabulary, and the widths of student and teacher."""
 
     tokens: int
     vocabulary: int
@@ -44,7 +44,7 @@ class Size:
     teacher: int = WIDTHS[1]
 
 
-def inputs(
+def make_inputs(
     size: Size, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Inputs:
     """Random ones; two distributions of some nats that differ."""
@@ -66,36 +66,36 @@ def inputs(
     return made
 
 
-def products(given: Inputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+def run_products(inputs: Inputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
     """The four matrix products alone: the floor of the time."""
-    weight = given.student_weight.detach()
-    assert given.student_weight.grad is not None
-    pulled = torch.empty_like(given.student)
+    weight = inputs.student_weight.detach()
+    assert inputs.student_weight.grad is not None
+    pulled = torch.empty_like(inputs.student)
     logits = torch.empty(chunk, len(weight), dtype=weight.dtype, device=weight.device)
-    theirs = torch.empty_like(logits)
-    for start in range(0, len(given.ids), chunk):
-        part = slice(start, min(start + chunk, len(given.ids)))
+    teacher_logits = torch.empty_like(logits)
+    for start in range(0, len(inputs.ids), chunk):
+        part = slice(start, min(start + chunk, len(inputs.ids)))
         count = part.stop - part.start
-        torch.mm(given.student[part], weight.T, out=logits[:count])
-        torch.mm(given.teacher[part], given.teacher_weight.T, out=theirs[:count])
+        torch.mm(inputs.student[part], weight.T, out=logits[:count])
+        torch.mm(inputs.teacher[part], inputs.teacher_weight.T, out=teacher_logits[:count])
         torch.mm(logits[:count], weight, out=pulled[part])
-        given.student_weight.grad.addmm_(logits[:count].T, given.student[part])
+        inputs.student_weight.grad.addmm_(logits[:count].T, inputs.student[part])
     return torch.zeros(()), pulled
 
 
-def naive(given: Inputs) -> tuple[Tensor, Tensor]:
+def run_naive(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Whole [T, V] matrices and autograd."""
-    hidden = given.student.detach().requires_grad_()
-    logprobs = torch.log_softmax(hidden @ given.student_weight.T, dim=-1)
+    hidden = inputs.student.detach().requires_grad_()
+    logprobs = torch.log_softmax(hidden @ inputs.student_weight.T, dim=-1)
     with torch.no_grad():
-        teacher = torch.log_softmax(given.teacher @ given.teacher_weight.T, dim=-1)
+        teacher = torch.log_softmax(inputs.teacher @ inputs.teacher_weight.T, dim=-1)
     value = (logprobs.exp() * (logprobs - teacher)).sum(dim=-1).mean()
     value.backward()
     assert hidden.grad is not None
     return value.detach(), hidden.grad
 
 
-def ours(name: str, chunk: int = CHUNK) -> Kernel:
+def build_ours(name: str, chunk: int = CHUNK) -> Kernel:
     """This library's step: a divergence over the whole vocabulary, or `sampled` for the sampled token alone."""
     from practicum import functional as F
     from practicum.backends.local.prepared import prepack_head
@@ -109,15 +109,15 @@ def ours(name: str, chunk: int = CHUNK) -> Kernel:
     )
     tiles = BufferPool()
 
-    def run(given: Inputs) -> tuple[Tensor, Tensor]:
-        mine = prepack_head(
-            Head(given.student_weight, len(given.student_weight))
+    def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        student_head = prepack_head(
+            Head(inputs.student_weight, len(inputs.student_weight))
         )  # anew after every update
-        theirs = Head(given.teacher_weight, len(given.teacher_weight))
-        count = len(given.ids)
+        teacher_head = Head(inputs.teacher_weight, len(inputs.teacher_weight))
+        count = len(inputs.ids)
         zeros, rows = torch.zeros(count), torch.zeros(count, dtype=torch.long)
         batch = TokenBatch(
-            tokens=given.ids.cpu(),
+            tokens=inputs.ids.cpu(),
             rows=rows,
             positions=torch.arange(count),
             sampling_logprobs=zeros,
@@ -133,13 +133,20 @@ def ours(name: str, chunk: int = CHUNK) -> Kernel:
         )
         total, gradients = torch.zeros(()), []
         for part in F.chunks(count, chunk):
-            said = TeacherSignal(hidden=given.teacher[part], head=theirs)
+            scores = TeacherSignal(hidden=inputs.teacher[part], head=teacher_head)
             if name == "sampled":
-                known = F.gather_logprobs(theirs.logprobs(given.teacher[part]), given.ids[part])
-                said = TeacherSignal(logprobs=known)
-            tokens = batch[part].to(given.ids.device)
+                sampled_logprobs = F.gather_logprobs(
+                    teacher_head.logprobs(inputs.teacher[part]), inputs.ids[part]
+                )
+                scores = TeacherSignal(logprobs=sampled_logprobs)
+            tokens = batch[part].to(inputs.ids.device)
             side = build_chunk(
-                mine, given.student[part], (said, TeacherSignal()), tokens, objective, tiles
+                student_head,
+                inputs.student[part],
+                (scores, TeacherSignal()),
+                tokens,
+                objective,
+                tiles,
             )
             share = compute_coefficients(objective.losses[0], side.values[0], batch[part])
             total = total + (share * side.values[0].loss_value).sum().item()
@@ -149,14 +156,14 @@ def ours(name: str, chunk: int = CHUNK) -> Kernel:
     return run
 
 
-def trl() -> Kernel:
+def build_trl() -> Kernel:
     """The kernel of TRL's DistillationTrainer."""
     from trl.kernels.chunked_divergence import ChunkedDivergenceFunction  # type: ignore[import-not-found]
 
-    def run(given: Inputs) -> tuple[Tensor, Tensor]:
-        hidden = given.student.detach().requires_grad_()
+    def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        hidden = inputs.student.detach().requires_grad_()
         values, _ = ChunkedDivergenceFunction.apply(
-            hidden, given.student_weight, None, given.teacher, given.teacher_weight, None, 1.0
+            hidden, inputs.student_weight, None, inputs.teacher, inputs.teacher_weight, None, 1.0
         )
         values.mean().backward()
         assert hidden.grad is not None
@@ -165,7 +172,7 @@ def trl() -> Kernel:
     return run
 
 
-def liger() -> Kernel:
+def build_liger() -> Kernel:
     """Liger's fused linear loss, not compiled, without the hard loss."""
     from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss  # type: ignore[import-not-found]
 
@@ -173,9 +180,11 @@ def liger() -> Kernel:
         weight_hard_loss=0.0, weight_soft_loss=1.0, beta=1.0, compiled=False
     )
 
-    def run(given: Inputs) -> tuple[Tensor, Tensor]:
-        hidden = given.student.detach().requires_grad_()
-        value = loss(hidden, given.student_weight, given.teacher, given.teacher_weight, given.ids)
+    def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        hidden = inputs.student.detach().requires_grad_()
+        value = loss(
+            hidden, inputs.student_weight, inputs.teacher, inputs.teacher_weight, inputs.ids
+        )
         value.backward()
         assert hidden.grad is not None
         return value.detach(), hidden.grad
@@ -183,23 +192,26 @@ def liger() -> Kernel:
     return run
 
 
-def kernel(name: str) -> Kernel:
+def build_kernel(name: str) -> Kernel:
     """A contender by its name."""
     if name in OURS:
-        return ours(name)
-    return {"products": lambda: products, "naive": lambda: naive, "trl": trl, "liger": liger}[
-        name
-    ]()
+        return build_ours(name)
+    return {
+        "products": lambda: run_products,
+        "naive": lambda: run_naive,
+        "trl": build_trl,
+        "liger": build_liger,
+    }[name]()
 
 
-def reference(name: str, given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+def compute_reference(name: str, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Value and both gradients in float64, from the definition."""
-    hidden = given.student.detach().double().requires_grad_()
-    weight = given.student_weight.detach().double().requires_grad_()
+    hidden = inputs.student.detach().double().requires_grad_()
+    weight = inputs.student_weight.detach().double().requires_grad_()
     s = torch.log_softmax(hidden @ weight.T, dim=-1)
-    t = torch.log_softmax(given.teacher.double() @ given.teacher_weight.double().T, dim=-1)
+    t = torch.log_softmax(inputs.teacher.double() @ inputs.teacher_weight.double().T, dim=-1)
     m = torch.logaddexp(s, t) - torch.log(torch.tensor(2.0, dtype=torch.float64))
-    at = given.ids[:, None]
+    at = inputs.ids[:, None]
     values = {
         "forward_kl": lambda: (t.exp() * (t - s)).sum(dim=-1),
         "tvd": lambda: (t.exp() - s.exp()).abs().sum(dim=-1) / 2,
@@ -212,31 +224,33 @@ def reference(name: str, given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     return value.detach(), hidden.grad, weight.grad
 
 
-def errors(name: str, size: Size, tokens: int = 48, seed: int = 7) -> dict[str, float]:
+def measure_errors(name: str, size: Size, tokens: int = 48, seed: int = 7) -> dict[str, float]:
     """The contender's errors on a slice of fresh inputs, relative to the greatest number of each."""
     few = replace(size, tokens=tokens)
-    given = inputs(few, seed)
-    run = kernel(name)
-    run(inputs(few, seed + 1))  # so that what is held between calls is of other inputs
-    value, gradient = run(given)
-    wanted = reference(name, given)
-    assert given.student_weight.grad is not None
-    found = (value, gradient, given.student_weight.grad)
+    inputs = make_inputs(few, seed)
+    run = build_kernel(name)
+    run(make_inputs(few, seed + 1))  # so that what is held between calls is of other inputs
+    value, gradient = run(inputs)
+    expected = compute_reference(name, inputs)
+    assert inputs.student_weight.grad is not None
+    actual = (value, gradient, inputs.student_weight.grad)
     return {
         which: float(((a.double() - b).abs().max() / b.abs().max()).item())
-        for which, a, b in zip(("value", "hidden", "head"), found, wanted, strict=True)
+        for which, a, b in zip(("value", "hidden", "head"), actual, expected, strict=True)
     }
 
 
-def peak_growth(name: str, size: Size) -> float:
+def measure_peak_growth(name: str, size: Size) -> float:
     """MiB by which the peak grows above the inputs and the gradient that is wanted anyway (Linux)."""
-    given = inputs(size)
-    run = kernel(name)
-    run(inputs(replace(size, tokens=8, vocabulary=64)))  # what the libraries keep for themselves
+    inputs = make_inputs(size)
+    run = build_kernel(name)
+    run(
+        make_inputs(replace(size, tokens=8, vocabulary=64))
+    )  # what the libraries keep for themselves
     clear_peak()
-    before = memory("VmRSS")
-    run(given)
-    return memory("VmHWM") - before
+    before = read_memory("VmRSS")
+    run(inputs)
+    return read_memory("VmHWM") - before
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -249,21 +263,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     size = Size(*options.sizes)
     torch.set_num_threads(1)
-    held: list[tuple[Kernel, Inputs]] = []
+    loaded: list[tuple[Kernel, Inputs]] = []
 
-    def answer(question: dict[str, Any]) -> Any:
+    def respond(question: dict[str, Any]) -> Any:
         if question["do"] == "errors":
-            return errors(options.name, size)
+            return measure_errors(options.name, size)
         if question["do"] == "memory":
-            return peak_growth(options.name, size)
-        if not held:
-            held.append((kernel(options.name), inputs(size)))
-        run, given = held[0]
+            return measure_peak_growth(options.name, size)
+        if not loaded:
+            loaded.append((build_kernel(options.name), make_inputs(size)))
+        run, inputs = loaded[0]
         start = time.process_time()
-        run(given)
+        run(inputs)
         return time.process_time() - start
 
-    serve(answer)
+    serve(respond)
 
 
 if __name__ == "__main__":

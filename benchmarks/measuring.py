@@ -1,4 +1,4 @@
-"""What all benchmarks share: rounds, medians and ratios, peak memory, the machine, one table and one JSON line a result.
+"""The parts that all benchmarks share: rounds, medians and ratios, peak memory, the machine, one table and one JSON line a result.
 
 Times are processor seconds of one thread, which other work on the machine hardly moves; contenders take turns within a round, and
 what is compared are ratios within one round.
@@ -54,18 +54,18 @@ class Session:
             **figures,
             "readings": readings,
             "ceilings": dict(self.ceilings),
-            "machine": machine(),
+            "machine": describe_machine(),
             "load": [round(self.load, 1), round(os.getloadavg()[0], 1)],
-            "commit": commit(),
+            "commit": describe_commit(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         stands = [
-            goals.stand(goals.BY_KEY[key], reading)
+            goals.describe_standing(goals.BY_KEY[key], reading)
             for key, reading in readings.items()
             if key in goals.BY_KEY
         ]
         if stands and not self.quick:  # small sizes say nothing about the goals
-            print(table(goals.HEAD, stands))
+            print(format_table(goals.HEAD, stands))
         print(json.dumps(line), flush=True)
         if self.record:
             with LINES.open("a", encoding="utf-8") as file:
@@ -73,117 +73,117 @@ class Session:
         return line
 
 
-def parser(about: str | None) -> argparse.ArgumentParser:
+def build_parser(about: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument(
+    parser.add_argument(
         "--quick",
         action="store_true",
         help="small sizes and few rounds: whether it works, not how fast",
     )
-    made.add_argument(
+    parser.add_argument(
         "--record", action="store_true", help=f"append the results to {LINES.relative_to(ROOT)}"
     )
-    made.add_argument(
+    parser.add_argument(
         "--rounds", type=int, help=f"rounds that are kept (default {ROUNDS}, with --quick 2)"
     )
-    return made
+    return parser
 
 
-def session(
+def open_session(
     name: str, options: argparse.Namespace, ceilings: Mapping[str, float] | None = None
 ) -> Session:
     """The session of a command, with one thread; warm-up rounds come before those that are kept."""
     torch.set_num_threads(1)
     rounds = options.rounds or (2 if options.quick else ROUNDS)
-    command = f"python -m benchmarks {name} {shlex.join(repeatable(sys.argv[1:]))}".strip()
+    command = f"python -m benchmarks {name} {shlex.join(strip_local_options(sys.argv[1:]))}".strip()
     warm_up = 1 if options.quick else WARM_UP
     return Session(
         name, options.quick, options.record, warm_up, rounds, command, ceilings=ceilings or {}
     )
 
 
-def repeatable(arguments: Sequence[str]) -> list[str]:
+def strip_local_options(arguments: Sequence[str]) -> list[str]:
     """The arguments that anyone would repeat: without `--record` and without where this machine keeps its peers."""
-    kept = []
-    left = iter(arguments)
-    for argument in left:
+    repeated = []
+    remaining = iter(arguments)
+    for argument in remaining:
         if argument == "--peer-python":
-            next(left, None)
+            next(remaining, None)
         elif argument != "--record" and not argument.startswith("--peer-python="):
-            kept.append(argument)
-    return kept
+            repeated.append(argument)
+    return repeated
 
 
-def interleaved(
+def interleave(
     contenders: Mapping[str, Callable[[], float]], rounds: int, warm_up: int
 ) -> dict[str, list[float]]:
-    """What each contender returns in each round that is kept; every other round goes through them backwards."""
-    kept: dict[str, list[float]] = {name: [] for name in contenders}
+    """Return the results of each contender in the rounds after the warm-up; every other round goes through them backwards."""
+    results: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warm_up + rounds):
         order = list(contenders) if number % 2 == 0 else list(contenders)[::-1]
         for name in order:
             value = contenders[name]()
             if number >= warm_up:
-                kept[name].append(value)
-    return kept
+                results[name].append(value)
+    return results
 
 
-def seconds(work: Callable[[], object]) -> Callable[[], float]:
+def build_timer(work: Callable[[], object]) -> Callable[[], float]:
     """The work as something that returns the processor seconds it took."""
 
-    def timed() -> float:
+    def run_timed() -> float:
         start = time.process_time()
         work()
         return time.process_time() - start
 
-    return timed
+    return run_timed
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """The median with the least and the greatest, and how far those are apart as a share of the median."""
     middle = statistics.median(values)
     return {
-        "median": significant(middle),
-        "least": significant(min(values)),
-        "greatest": significant(max(values)),
-        "spread": significant((max(values) - min(values)) / abs(middle)) if middle else 0.0,
+        "median": round_digits(middle),
+        "least": round_digits(min(values)),
+        "greatest": round_digits(max(values)),
+        "spread": round_digits((max(values) - min(values)) / abs(middle)) if middle else 0.0,
         "count": len(values),
     }
 
 
-def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, float]:
+def compute_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, float]:
     """The ratios of each round: their median, least and greatest."""
     return spread([above / below for above, below in zip(numerators, denominators, strict=True)])
 
 
-def single(value: float) -> dict[str, float]:
+def build_reading(value: float) -> dict[str, float]:
     """A reading that was taken once."""
     return spread([value])
 
 
-def scaled(reading: Mapping[str, float], factor: float) -> dict[str, float]:
+def scale_reading(reading: Mapping[str, float], factor: float) -> dict[str, float]:
     """The reading in another unit."""
-    sized = {key: significant(reading[key] * factor) for key in ("median", "least", "greatest")}
+    sized = {key: round_digits(reading[key] * factor) for key in ("median", "least", "greatest")}
     return {**reading, **sized}
 
 
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+def fit_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """The slope of a straight line through the logarithms: 1 where the value grows in proportion to the size."""
     xs, ys = [math.log(size) for size in sizes], [math.log(value) for value in values]
     return statistics.linear_regression(xs, ys).slope
 
 
-def significant(value: float, digits: int = 5) -> float:
+def round_digits(value: float, digits: int = 5) -> float:
     """The value with so many digits."""
     return float(f"{value:.{digits}g}")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def format_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Aligned columns for a terminal."""
-    cells = [list(map(str, head)), *([_cell(value) for value in row] for row in rows)]
+    cells = [list(map(str, head)), *([_format_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -192,7 +192,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -201,7 +201,7 @@ def clear_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def memory(what: str = "VmHWM") -> float:
+def read_memory(what: str = "VmHWM") -> float:
     """This process's memory in MiB (Linux): `VmHWM` its peak, `VmRSS` what it holds now."""
     status = Path("/proc/self/status").read_text()
     return (
@@ -209,11 +209,11 @@ def memory(what: str = "VmHWM") -> float:
     )
 
 
-def in_a_process(module: str, *arguments: object, python: str = sys.executable) -> Any:
-    """What another process prints as the last line of its output, read as JSON."""
+def run_in_process(module: str, *arguments: object, python: str = sys.executable) -> Any:
+    """Return the last line that another process prints, read as JSON."""
     command = [python, "-m", module, *map(str, arguments)]
     ended = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False
+        command, capture_output=True, text=True, cwd=ROOT, env=build_environment(), check=False
     )
     if ended.returncode:
         raise SystemExit(
@@ -222,7 +222,7 @@ def in_a_process(module: str, *arguments: object, python: str = sys.executable) 
     return json.loads(ended.stdout.strip().splitlines()[-1])
 
 
-def environment() -> dict[str, str]:
+def build_environment() -> dict[str, str]:
     """That of another process: one thread, and nothing fetched from a hub."""
     return {
         **os.environ,
@@ -232,21 +232,21 @@ def environment() -> dict[str, str]:
     }
 
 
-def machine() -> dict[str, object]:
-    """What the figures were measured on."""
+def describe_machine() -> dict[str, object]:
+    """Describe the machine and the versions that the figures were measured on."""
     return {
-        "processor": _processor(),
+        "processor": _read_processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": _version("transformers"),
-        "practicum": _version("practicum"),
+        "transformers": _read_version("transformers"),
+        "practicum": _read_version("practicum"),
         "load": round(os.getloadavg()[0], 1),
     }
 
 
-def commit() -> str:
+def describe_commit() -> str:
     """The commit that was measured, with a plus where files differ from it."""
     try:
         head = subprocess.run(
@@ -268,14 +268,14 @@ def commit() -> str:
     return f"{head}+" if changed else head
 
 
-def _version(package: str) -> str:
+def _read_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "unknown"
 
 
-def _processor() -> str:
+def _read_processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(

@@ -1,7 +1,7 @@
 """The models that are measured: Llama shapes with random weights, made here or written as folders; lengths and prompts.
 
-Everything that knows how a model of this library is made, or how it draws, stands in `language_model`, `sampler`, `trainer` and
-`metered`.
+Everything that knows how a model of this library is made, or how it draws, stands in `build_language_model`,
+`build_sampler`, `build_trainer` and `metered`.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ SHAPES = {
 }
 
 
-def config(shape: ModelDims) -> LlamaConfig:
+def build_config(shape: ModelDims) -> LlamaConfig:
     """The shape as settings of transformers."""
     made = AutoConfig.for_model(
         "llama",
@@ -83,29 +83,29 @@ def config(shape: ModelDims) -> LlamaConfig:
     return made
 
 
-def causal_lm(shape: ModelDims, seed: int = 0, device: str = "cpu") -> PreTrainedModel:
+def build_causal_lm(shape: ModelDims, seed: int = 0, device: str = "cpu") -> PreTrainedModel:
     """A model of transformers with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config(shape)).eval().to(device)
+        return AutoModelForCausalLM.from_config(build_config(shape)).eval().to(device)
 
 
-def language_model(shape: ModelDims, seed: int = 0, device: str = "cpu"):  # type: ignore[no-untyped-def]
+def build_language_model(shape: ModelDims, seed: int = 0, device: str = "cpu"):  # type: ignore[no-untyped-def]
     """The same weights as this library's language model."""
     from practicum.backends.local.language_model import LanguageModel
     from practicum.backends.local.packing import enable_packing
 
-    return enable_packing(LanguageModel(causal_lm(shape, seed, device), shape.vocabulary))
+    return enable_packing(LanguageModel(build_causal_lm(shape, seed, device), shape.vocabulary))
 
 
-def sampler(model, slots: int):  # type: ignore[no-untyped-def]
+def build_sampler(model, slots: int):  # type: ignore[no-untyped-def]
     """This library's sampler with so many sequences at once."""
     from practicum.backends.local.sampler import LocalSampler
 
     return LocalSampler(model, batch_size=slots)
 
 
-def trainer(model, slots: int):  # type: ignore[no-untyped-def]
+def build_trainer(model, slots: int):  # type: ignore[no-untyped-def]
     """This library's trainer, which samples so many sequences at once."""
     from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 
@@ -114,7 +114,7 @@ def trainer(model, slots: int):  # type: ignore[no-untyped-def]
 
 @dataclass(slots=True)
 class Meter:
-    """How many decode steps there were, and the seconds of drawing tokens, and of what comes before: weights and prompts."""
+    """The number of decode steps, the seconds of drawing tokens, and those of what comes before: weights and prompts."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -134,27 +134,27 @@ def metered() -> Iterator[Meter]:
         SlotDecodeBatch.admit,
     )
 
-    def before(call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*given: Any) -> Any:
+    def time_before(call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_timed(*arguments: Any) -> Any:
             start = time.process_time()
             try:
-                return call(*given)
+                return call(*arguments)
             finally:
                 meter.before += time.process_time() - start
 
-        return timed
+        return call_timed
 
-    def counted(*given: Any) -> Any:
+    def draw_counted(*arguments: Any) -> Any:
         start = time.process_time()
-        drawn = draw(*given)
+        tokens = draw(*arguments)
         meter.steps += 1
         meter.seconds += time.process_time() - start
-        return drawn
+        return tokens
 
     engine.sample_tokens, engine.open_decode_batch, SlotDecodeBatch.admit = (
-        counted,
-        before(opened),
-        before(admit),
+        draw_counted,
+        time_before(opened),
+        time_before(admit),
     )
     try:
         yield meter
@@ -162,7 +162,7 @@ def metered() -> Iterator[Meter]:
         engine.sample_tokens, engine.open_decode_batch, SlotDecodeBatch.admit = draw, opened, admit
 
 
-def prompts(
+def draw_prompts(
     count: int, vocabulary: int, seed: int = 0, shortest: int = 16, longest: int = 48
 ) -> list[tuple[int, ...]]:
     """Prompts of random tokens, none of them padding."""
@@ -174,7 +174,7 @@ def prompts(
     ]
 
 
-def geometric_stops(vocabulary: int, mean: int, seed: int = 0) -> frozenset[int]:
+def draw_stops(vocabulary: int, mean: int, seed: int = 0) -> frozenset[int]:
     """So many random tokens as stop tokens that lengths are geometric with that mean, as long as weights are random."""
     generator = torch.Generator().manual_seed(seed)
     return frozenset(
@@ -182,18 +182,18 @@ def geometric_stops(vocabulary: int, mean: int, seed: int = 0) -> frozenset[int]
     )
 
 
-def refill_bound(lengths: Sequence[int], slots: int) -> float:
+def compute_refill_bound(lengths: Sequence[int], slots: int) -> float:
     """The greatest share of the slots that can be at work: no order of answers of these lengths does better."""
     total = sum(lengths)
     return total / (slots * max(-(-total // slots), max(lengths)))
 
 
-def batch_steps(lengths: Sequence[int], slots: int) -> int:
+def count_batch_steps(lengths: Sequence[int], slots: int) -> int:
     """The decode steps of batches that wait for their longest answer."""
     return sum(max(lengths[start : start + slots]) for start in range(0, len(lengths), slots))
 
 
-def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """Words `w2`, `w3`, ... between spaces, one token each; 0 is padding and 1 the end."""
     words = {"<pad>": 0, END: 1, **{f"w{number}": number for number in range(2, vocabulary)}}
     made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
@@ -207,8 +207,8 @@ def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     )
 
 
-def words(tokens: Sequence[int]) -> str:
-    """The text that `tokenizer` reads as these tokens."""
+def render_words(tokens: Sequence[int]) -> str:
+    """Return the text that the tokenizer of `build_tokenizer` reads as these tokens."""
     return " ".join(f"w{token}" for token in tokens)
 
 
@@ -216,9 +216,9 @@ def write_folder(
     shape: ModelDims, folder: Path, seed: int, stops: frozenset[int] = frozenset()
 ) -> None:
     """The model with its tokenizer and its stop tokens, for anyone who loads folders."""
-    model = causal_lm(shape, seed)
+    model = build_causal_lm(shape, seed)
     if model.generation_config is not None:
         model.generation_config.eos_token_id = sorted({1, *stops})
         model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)
-    tokenizer(shape.vocabulary).save_pretrained(folder)
+    build_tokenizer(shape.vocabulary).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What watching costs: seconds of readings, rules and their columns in rollouts.jsonl, as a share of the step that they are about.
+"""The cost of watching: seconds of readings, rules and their columns in rollouts.jsonl, as a share of the step that they are about.
 
     python -m benchmarks monitors
 
@@ -11,7 +11,14 @@ import time
 from pathlib import Path
 
 from benchmarks import models
-from benchmarks.measuring import Session, parser, ratios, session, spread, table
+from benchmarks.measuring import (
+    Session,
+    build_parser,
+    compute_ratios,
+    format_table,
+    open_session,
+    spread,
+)
 from benchmarks.step_ours import Given
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.residency import build_scorer
@@ -31,34 +38,34 @@ QUICK = {"toy": ("tiny", "tiny-teacher", 4, 16)}
 
 def main() -> None:
     """Report one line for each workload."""
-    made = parser(__doc__)
-    made.add_argument(
+    parser = build_parser(__doc__)
+    parser.add_argument(
         "--config", nargs="+", choices=sorted(WORKLOADS), default=list(WORKLOADS), help="only these"
     )
-    options = made.parse_args()
-    now = session("monitors", options)
+    options = parser.parse_args()
+    session = open_session("monitors", options)
     for name in ["toy"] if options.quick else options.config:
-        _measure(now, name, *(QUICK if options.quick else WORKLOADS)[name])
+        _measure(session, name, *(QUICK if options.quick else WORKLOADS)[name])
 
 
 def _measure(
-    now: Session, name: str, student: str, teacher: str, count: int, new_tokens: int
+    session: Session, name: str, student: str, teacher: str, count: int, new_tokens: int
 ) -> None:
     """Steps of one pair, each timed and then watched."""
     with tempfile.TemporaryDirectory() as folder:
-        parts, settings = _parts(Path(folder), student, teacher, count, new_tokens)
+        parts, settings = _build_parts(Path(folder), student, teacher, count, new_tokens)
     watch = Watch(resolve_recipe(load_recipe("smoke/toy")), {})
     steps, watched, tokens = [], [], []
-    for step in range(1, now.warm_up + now.rounds + 1):
+    for step in range(1, session.warm_up + session.rounds + 1):
         start = time.process_time()
         result = train_step(step, parts, settings)
         middle = time.process_time()
-        _watched(watch, result)
-        if step > now.warm_up:
+        _watch_step(watch, result)
+        if step > session.warm_up:
             steps.append(middle - start)
             watched.append(time.process_time() - middle)
             tokens.append(result.metrics["tokens"])
-    share = ratios(watched, steps)
+    share = compute_ratios(watched, steps)
     rows = [
         [
             name,
@@ -68,8 +75,8 @@ def _measure(
             share["greatest"],
         ]
     ]
-    print(table(["pair", "s a step", "s watching", "share", "greatest"], rows))
-    now.report(
+    print(format_table(["pair", "s a step", "s watching", "share", "greatest"], rows))
+    session.report(
         {"monitors.cost": share} if name == "17m" else {},
         config=name,
         pair=[student, teacher],
@@ -80,7 +87,7 @@ def _measure(
     )
 
 
-def _watched(watch: Watch, result: StepResult) -> None:
+def _watch_step(watch: Watch, result: StepResult) -> None:
     """All that is done for the monitors after a step."""
     watch.judge(result.step, watch.read(result).metrics)
     for output in result.outputs.split(result.rollouts):
@@ -88,7 +95,7 @@ def _watched(watch: Watch, result: StepResult) -> None:
             to_exact_floats(column)
 
 
-def _parts(
+def _build_parts(
     folder: Path, student: str, teacher: str, count: int, new_tokens: int
 ) -> tuple[StepComponents, StepSettings]:
     stops = frozenset({1})
@@ -97,14 +104,14 @@ def _parts(
     models.write_folder(models.SHAPES[teacher], folder / "teacher", 2, stops)
     loaded = load_student(StudentConfig(model=str(folder / "student"), device="cpu"), seed=0)
     taught = ScorerConfig(model=str(folder / "teacher"), device="cpu")
-    other = load(taught)
-    trainer = models.trainer(loaded.language_model, count)
+    teacher_model = load(taught)
+    trainer = models.build_trainer(loaded.language_model, count)
     scoring = build_scorer(
-        other, taught, trainer.limits.sampling_batch, trainer.limits.chunk_tokens
+        teacher_model, taught, trainer.limits.sampling_batch, trainer.limits.chunk_tokens
     )
     prompts = [
-        Prompt(str(number), (Message("user", models.words(prompt)),))
-        for number, prompt in enumerate(models.prompts(count, vocabulary, seed=5))
+        Prompt(str(number), (Message("user", models.render_words(prompt)),))
+        for number, prompt in enumerate(models.draw_prompts(count, vocabulary, seed=5))
     ]
     plan = StepPlan(
         Objective(),
@@ -113,7 +120,7 @@ def _parts(
         StudentSource(),
         AdamParams(1e-4),
     )
-    scores = ClientTeacher(scoring, other.renderer)
+    scores = ClientTeacher(scoring, teacher_model.renderer)
     parts = StepComponents(
         trainer, trainer.build_sampling_client(), scores, Given(prompts), loaded.renderer, prompts
     )

@@ -58,13 +58,13 @@ class Plot:
 
     @property
     def digest(self) -> str:
-        """What tells an image of other data, whichever version drew it."""
-        said = [self.name, self.caption, self.kind, self.x, self.y, self.series]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+        """The digest of the data, which tells an image of other data, whichever version drew it."""
+        content = [self.name, self.caption, self.kind, self.x, self.y, self.series]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The file of the image."""
         return IMAGES / f"performance-{self.name}.svg"
 
 
@@ -74,7 +74,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
     lines = read(LINES)
-    made = plots(lines)
+    made = build_plots(lines)
     if made:
         try:
             import matplotlib  # noqa: F401
@@ -83,7 +83,7 @@ def main() -> None:
         IMAGES.mkdir(exist_ok=True)
     for plot in made:
         draw(plot)
-    PAGE.write_text(text(lines), encoding="utf-8")
+    PAGE.write_text(render_page(lines), encoding="utf-8")
     print(f"wrote {PAGE.name} and {len(made)} plots from {len(lines)} lines")
 
 
@@ -95,45 +95,48 @@ def read(path: Path) -> list[Line]:
     return [line for line in lines if not line.get("quick")]
 
 
-def text(lines: Sequence[Line]) -> str:
+def render_page(lines: Sequence[Line]) -> str:
     """The whole page."""
-    newest = latest(lines)
+    newest = find_latest(lines)
     used: list[Line] = []
-    sections = [_section(group, members, newest, used) for group, members in goals.GOALS.items()]
-    images = [
-        f"![{plot.caption}](img/{plot.path.name})\n\n{plot.caption}.\n" for plot in plots(lines)
+    sections = [
+        _render_section(group, members, newest, used) for group, members in goals.GOALS.items()
     ]
-    parts = [INTRODUCTION, summary(newest), *sections]
+    images = [
+        f"![{plot.caption}](img/{plot.path.name})\n\n{plot.caption}.\n"
+        for plot in build_plots(lines)
+    ]
+    parts = [INTRODUCTION, render_summary(newest), *sections]
     if images:
         parts += ["## Plots\n", *images]
-    return "\n".join([*parts, _measurements(used)])
+    return "\n".join([*parts, _render_measurements(used)])
 
 
-def latest(lines: Iterable[Line]) -> dict[str, Line]:
+def find_latest(lines: Iterable[Line]) -> dict[str, Line]:
     """The newest line that holds a reading of each goal."""
     return {key: line for line in lines for key in line.get("readings", {}) if key in goals.BY_KEY}
 
 
-def summary(newest: Mapping[str, Line]) -> str:
-    """How many goals stand how."""
+def render_summary(newest: Mapping[str, Line]) -> str:
+    """Return the sentence that counts the goals by verdict."""
     counts: dict[str, int] = {}
     for goal in goals.BY_KEY.values():
-        said = _verdict(goal, newest).partition(":")[0]
-        counts[said] = counts.get(said, 0) + 1
+        verdict = _judge(goal, newest).partition(":")[0]
+        counts[verdict] = counts.get(verdict, 0) + 1
     order = ["pass", "fail", *sorted(counts.keys() - {"pass", "fail", NOTHING}), NOTHING]
-    said = ", ".join(f"{counts[name]} {name}" for name in order if name in counts)
-    return f"Of {len(goals.BY_KEY)} goals: {said}.\n"
+    sentence = ", ".join(f"{counts[name]} {name}" for name in order if name in counts)
+    return f"Of {len(goals.BY_KEY)} goals: {sentence}.\n"
 
 
 NOTHING = "not measured"
 
 
-def _verdict(goal: goals.Goal, newest: Mapping[str, Line]) -> str:
+def _judge(goal: goals.Goal, newest: Mapping[str, Line]) -> str:
     line = newest.get(goal.key)
-    return NOTHING if line is None else goals.verdict(goal, line["readings"][goal.key])
+    return NOTHING if line is None else goals.judge_goal(goal, line["readings"][goal.key])
 
 
-def _section(
+def _render_section(
     group: str, members: Sequence[goals.Goal], newest: Mapping[str, Line], used: list[Line]
 ) -> str:
     rows = []
@@ -146,7 +149,7 @@ def _section(
             used.append(line)
         reading = line["readings"][goal.key]
         between = f"{goals.number(reading['least'])} to {goals.number(reading['greatest'])}"
-        said = f"**{_verdict(goal, newest)}**"
+        verdict = f"**{_judge(goal, newest)}**"
         measured = f"{goals.number(reading['median'])}{goal.unit}"
         rounds, apart = str(int(reading["count"])), f"{reading['spread']:.0%}"
         rows.append(
@@ -154,7 +157,7 @@ def _section(
                 goal.about,
                 measured,
                 goal.bound,
-                said,
+                verdict,
                 between,
                 rounds,
                 apart,
@@ -171,10 +174,10 @@ def _section(
         "spread",
         "measurement",
     ]
-    return f"## {group}\n\n{table(head, rows)}"
+    return f"## {group}\n\n{render_table(head, rows)}"
 
 
-def _measurements(used: Sequence[Line]) -> str:
+def _render_measurements(used: Sequence[Line]) -> str:
     if not used:
         return "## Measurements\n\nNone has been recorded yet.\n"
     rows = []
@@ -188,7 +191,7 @@ def _measurements(used: Sequence[Line]) -> str:
         rows.append(
             [
                 str(number),
-                f"`{line['command']}`{_case(line)}",
+                f"`{line['command']}`{_describe_case(line)}",
                 f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} in use",
                 ", ".join(f"{name} {version}" for name, version in versions.items()),
                 f"{before:g}, {after:g}",
@@ -209,11 +212,11 @@ def _measurements(used: Sequence[Line]) -> str:
         "commit",
         "day",
     ]
-    return f"## Measurements\n\nA plus after a commit: files of `src` differed from it.\n\n{table(head, rows)}"
+    return f"## Measurements\n\nA plus after a commit: files of `src` differed from it.\n\n{render_table(head, rows)}"
 
 
-def _case(line: Line) -> str:
-    """Which of a command's results a line is."""
+def _describe_case(line: Line) -> str:
+    """Return the words that tell a line from the other results of its command."""
     if line["benchmark"] == "loss":
         return f", T = {line['tokens']:,}, V = {line['vocabulary']:,}"
     if line["benchmark"] == "rollout":
@@ -221,14 +224,14 @@ def _case(line: Line) -> str:
     return f", {line['config']}" if line["benchmark"] == "step" else ""
 
 
-def plots(lines: Sequence[Line]) -> list[Plot]:
+def build_plots(lines: Sequence[Line]) -> list[Plot]:
     """Those that have something to show, from the newest line of each case."""
-    loss = {line["tokens"]: line for line in _of(lines, "loss") if _plotted(line)}
+    loss = {line["tokens"]: line for line in _select_lines(lines, "loss") if _is_plotted(line)}
     rollouts = {
         f"{line['model']}, {line['lengths']}, {line['slots']}": line
-        for line in _of(lines, "rollout")
+        for line in _select_lines(lines, "rollout")
     }
-    steps = {line["config"]: line for line in _of(lines, "step")}
+    steps = {line["config"]: line for line in _select_lines(lines, "step")}
     speed = "tokens_per_second"
     made = [
         Plot(
@@ -237,7 +240,9 @@ def plots(lines: Sequence[Line]) -> list[Plot]:
             "lines",
             "tokens",
             "seconds",
-            _turned({tokens: _medians(line["seconds"]) for tokens, line in sorted(loss.items())}),
+            _turn(
+                {tokens: _take_medians(line["seconds"]) for tokens, line in sorted(loss.items())}
+            ),
         ),
         Plot(
             "loss-memory",
@@ -245,7 +250,7 @@ def plots(lines: Sequence[Line]) -> list[Plot]:
             "lines",
             "tokens",
             "MiB",
-            _turned({tokens: line["peak_mib"] for tokens, line in sorted(loss.items())}),
+            _turn({tokens: line["peak_mib"] for tokens, line in sorted(loss.items())}),
         ),
         Plot(
             "rollout-speed",
@@ -253,7 +258,7 @@ def plots(lines: Sequence[Line]) -> list[Plot]:
             "bars",
             "",
             "tokens / s",
-            _turned({name: _medians(line[speed]) for name, line in rollouts.items()}),
+            _turn({name: _take_medians(line[speed]) for name, line in rollouts.items()}),
         ),
         Plot(
             "step-speed",
@@ -261,7 +266,7 @@ def plots(lines: Sequence[Line]) -> list[Plot]:
             "bars",
             "",
             "tokens / s",
-            _turned({name: _medians(line[speed]) for name, line in steps.items()}),
+            _turn({name: _take_medians(line[speed]) for name, line in steps.items()}),
         ),
         Plot(
             "step-memory",
@@ -269,17 +274,17 @@ def plots(lines: Sequence[Line]) -> list[Plot]:
             "bars",
             "",
             "MiB",
-            _turned({name: _medians(line["peak_mib"]) for name, line in steps.items()}),
+            _turn({name: _take_medians(line["peak_mib"]) for name, line in steps.items()}),
         ),
-        *_of_teachers(lines),
-        *_of_scaling(lines),
+        *_plot_teachers(lines),
+        *_plot_scaling(lines),
     ]
     return [plot for plot in made if plot.series]
 
 
-def _of_teachers(lines: Sequence[Line]) -> list[Plot]:
+def _plot_teachers(lines: Sequence[Line]) -> list[Plot]:
     made = []
-    for line in _of(lines, "teachers")[-1:]:
+    for line in _select_lines(lines, "teachers")[-1:]:
         routed = {"route": "routed", "sum": "summed"}
         times = {
             routed[kind]: [(k, line["seconds"][f"{kind} {k}"]["median"]) for k in line["k"]]
@@ -314,7 +319,7 @@ def _of_teachers(lines: Sequence[Line]) -> list[Plot]:
     return made
 
 
-def _of_scaling(lines: Sequence[Line]) -> list[Plot]:
+def _plot_scaling(lines: Sequence[Line]) -> list[Plot]:
     """Each cost over that of its least size."""
     titles = {
         "loss.tokens": "loss, tokens",
@@ -323,7 +328,7 @@ def _of_scaling(lines: Sequence[Line]) -> list[Plot]:
         "rollout.prompts": "decoding a token, prompts",
     }
     made = []
-    for line in _of(lines, "scaling")[-1:]:
+    for line in _select_lines(lines, "scaling")[-1:]:
         series = {
             title: [
                 (size / fit["sizes"][0], seconds / fit["seconds"][0])
@@ -346,7 +351,7 @@ def _of_scaling(lines: Sequence[Line]) -> list[Plot]:
     return made
 
 
-def _of(lines: Sequence[Line], benchmark: str) -> list[Line]:
+def _select_lines(lines: Sequence[Line], benchmark: str) -> list[Line]:
     return [
         line
         for line in lines
@@ -354,15 +359,15 @@ def _of(lines: Sequence[Line], benchmark: str) -> list[Line]:
     ]
 
 
-def _plotted(line: Line) -> bool:
+def _is_plotted(line: Line) -> bool:
     return line["vocabulary"] == 49152 and line["widths"] == [256, 512]
 
 
-def _medians(readings: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _take_medians(readings: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {name: reading["median"] for name, reading in readings.items()}
 
 
-def _turned(columns: Mapping[Any, Mapping[str, float]]) -> dict[str, list[tuple[Any, float]]]:
+def _turn(columns: Mapping[Any, Mapping[str, float]]) -> dict[str, list[tuple[Any, float]]]:
     """From values by place and name to the points of each name."""
     series: dict[str, list[tuple[Any, float]]] = {}
     for place, values in columns.items():
@@ -392,14 +397,14 @@ def draw(plot: Plot) -> None:
         pyplot.close(figure)
 
 
-def _lines(axes: Any, plot: Plot) -> None:
+def _draw_lines(axes: Any, plot: Plot) -> None:
     for name, points in plot.series.items():
-        own = name in ("ours", "reverse_kl")
+        is_ours = name in ("ours", "reverse_kl")
         axes.plot(
             *zip(*points, strict=True),
             marker="o",
             markersize=3,
-            linewidth=2 if own else 1,
+            linewidth=2 if is_ours else 1,
             label=name,
         )
     axes.set_xscale("log", base=2)
@@ -410,7 +415,7 @@ def _lines(axes: Any, plot: Plot) -> None:
     axes.set_xticks(places, [f"{place:g}" for place in places])
 
 
-def _bars(axes: Any, plot: Plot) -> None:
+def _draw_bars(axes: Any, plot: Plot) -> None:
     places = list(dict.fromkeys(x for points in plot.series.values() for x, _ in points))
     width = 0.8 / len(plot.series)
     for number, (name, points) in enumerate(plot.series.items()):
@@ -420,10 +425,10 @@ def _bars(axes: Any, plot: Plot) -> None:
     axes.set_xticks(range(len(places)), places)
 
 
-DRAWN: dict[str, Callable[[Any, Plot], None]] = {"lines": _lines, "bars": _bars}
+DRAWN: dict[str, Callable[[Any, Plot], None]] = {"lines": _draw_lines, "bars": _draw_bars}
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def render_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of Markdown."""
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *cells])

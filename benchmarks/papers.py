@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import machine
+from benchmarks.measuring import describe_machine
 from practicum.recipe import (
     SWITCH,
     WORDS,
@@ -41,16 +41,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", choices=["all", "recipes", "controls"], default="all")
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     names = [name for name in list_recipe_names() if name.startswith("papers/")]
-    if wanted.names:
-        names = [name for name in names if name.removeprefix("papers/") in wanted.names]
-    runs: list[tuple[str, bool]] = [(name, False) for name in names if wanted.only != "controls"]
-    if wanted.only != "recipes":
-        runs += [(name, True) for name in different_controls(names)]
-    with ThreadPoolExecutor(wanted.jobs) as pool:
+    if options.names:
+        names = [name for name in names if name.removeprefix("papers/") in options.names]
+    runs: list[tuple[str, bool]] = [(name, False) for name in names if options.only != "controls"]
+    if options.only != "recipes":
+        runs += [(name, True) for name in find_different_controls(names)]
+    with ThreadPoolExecutor(options.jobs) as pool:
         for number, line in enumerate(
-            pool.map(lambda run: measured(run[0], run[1], wanted.seeds), runs), start=1
+            pool.map(lambda run: measure_recipe(run[0], run[1], options.seeds), runs), start=1
         ):
             keep(line)
             print(f"{number} of {len(runs)}: {json.dumps(line)}", flush=True)
@@ -65,33 +65,35 @@ ABOUT_IT = ("prices", "monitors", "tracking")
 
 def fingerprint(recipe: Recipe) -> str:
     """Return what a line is of: the recipe without its words about itself and the settings that only bound memory and time."""
-    data = {
-        key: value
-        for key, value in resolve_recipe(recipe).items()
+    settings = {
+        key: setting
+        for key, setting in resolve_recipe(recipe).items()
         if key not in ("name", *WORDS, *ABOUT_IT)
     }
-    del data["evaluation"]["every"]
-    assert data.pop("backend")["type"] == "local", (
+    del settings["evaluation"]["every"]
+    assert settings.pop("backend")["type"] == "local", (
         "recipes of papers run here, and how much is held at once changes rounding alone"
     )
     # Lines are older than these settings, which change nothing as they stand by default.
-    if not data["rollout"]["max_staleness"]:
-        del data["rollout"]["max_staleness"]
-    if not data["student"]["dropout"]:
-        del data["student"]["dropout"]
-    if data["task"].get("seed", 0) is None:
-        del data["task"]["seed"]
+    if not settings["rollout"]["max_staleness"]:
+        del settings["rollout"]["max_staleness"]
+    if not settings["student"]["dropout"]:
+        del settings["student"]["dropout"]
+    if settings["task"].get("seed", 0) is None:
+        del settings["task"]["seed"]
     # Walls around a verifier change no score.
-    data["task"].pop("sandbox", None)
-    if data["train"]["epochs"] == 1:
-        del data["train"]["epochs"]
-    data["train"] = {key: value for key, value in data["train"].items() if key not in LIMITS}
+    settings["task"].pop("sandbox", None)
+    if settings["train"]["epochs"] == 1:
+        del settings["train"]["epochs"]
+    settings["train"] = {
+        key: setting for key, setting in settings["train"].items() if key not in LIMITS
+    }
     return hashlib.sha256(
-        json.dumps({**data, "base_dir": ""}, sort_keys=True).encode()
+        json.dumps({**settings, "base_dir": ""}, sort_keys=True).encode()
     ).hexdigest()[:12]
 
 
-def different_controls(names: Sequence[str]) -> list[str]:
+def find_different_controls(names: Sequence[str]) -> list[str]:
     """Return those of the recipes that have a control, one where several have the same."""
     by_fingerprint: dict[str, str] = {}
     for name in names:
@@ -101,29 +103,33 @@ def different_controls(names: Sequence[str]) -> list[str]:
     return list(by_fingerprint.values())
 
 
-def measured(name: str, off: bool, seeds: Sequence[int]) -> dict[str, Any]:
+def measure_recipe(name: str, off: bool, seeds: Sequence[int]) -> dict[str, Any]:
     """One recipe, or its control with the teacher off, over its seeds, each in a process of its own with one thread."""
-    summaries = [_summary(name, off, seed) for seed in seeds]
+    summaries = [_run_seed(name, off, seed) for seed in seeds]
     return {
         "recipe": name,
         **({"teacher": "off"} if off else {}),
         "of": fingerprint(load_recipe(name, [SWITCH] if off else [])),
         "seeds": list(seeds),
-        "accuracy_before": _mean([summary["before"]["accuracy"]["mean"] for summary in summaries]),
-        "accuracy_after": _mean([summary["after"]["accuracy"]["mean"] for summary in summaries]),
+        "accuracy_before": _average(
+            [summary["before"]["accuracy"]["mean"] for summary in summaries]
+        ),
+        "accuracy_after": _average([summary["after"]["accuracy"]["mean"] for summary in summaries]),
         "gains": [
             [round(summary["gain"][end], 3) for end in ("low", "mean", "high")]
             for summary in summaries
         ],
-        "accuracy_teacher": _mean([_teacher(summary) for summary in summaries]),
-        "reverse_kl_before": _mean([summary["before"].get("reverse_kl") for summary in summaries]),
-        "reverse_kl_after": _mean([summary["after"].get("reverse_kl") for summary in summaries]),
-        "seconds": _mean([summary["seconds"] for summary in summaries]),
-        "machine": machine(),
+        "accuracy_teacher": _average([_read_teacher(summary) for summary in summaries]),
+        "reverse_kl_before": _average(
+            [summary["before"].get("reverse_kl") for summary in summaries]
+        ),
+        "reverse_kl_after": _average([summary["after"].get("reverse_kl") for summary in summaries]),
+        "seconds": _average([summary["seconds"] for summary in summaries]),
+        "machine": describe_machine(),
     }
 
 
-def _summary(name: str, off: bool, seed: int) -> dict[str, Any]:
+def _run_seed(name: str, off: bool, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         changes = [f"seed={seed}", "train.threads=1", *([SWITCH] if off else [])]
         command = [sys.executable, "-m", "practicum", "run", name, *changes, "--out", folder]
@@ -147,32 +153,32 @@ def _summary(name: str, off: bool, seed: int) -> dict[str, Any]:
         }
 
 
-def _teacher(summary: dict[str, Any]) -> float | None:
+def _read_teacher(summary: dict[str, Any]) -> float | None:
     teacher = summary["teacher"]
     return None if teacher is None else teacher["accuracy"]["mean"]
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known) / len(known), 3) if known else None
+def _average(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return round(sum(numbers) / len(numbers), 3) if numbers else None
 
 
 def keep(line: dict[str, Any]) -> None:
     """Put a line in its place by name, those of controls after all others."""
-    lines_by_key = {**lines(), _key(line): line}
+    lines_by_key = {**read_lines(), _build_key(line): line}
     LINES.write_text(
         "".join(json.dumps(lines_by_key[key]) + "\n" for key in sorted(lines_by_key)),
         encoding="utf-8",
     )
 
 
-def lines() -> dict[tuple[bool, str], dict[str, Any]]:
+def read_lines() -> dict[tuple[bool, str], dict[str, Any]]:
     """Return the stored lines, each by whether it is of a control and by its recipe's name."""
     texts = LINES.read_text(encoding="utf-8").splitlines() if LINES.is_file() else []
-    return {_key(line): line for line in map(json.loads, texts)}
+    return {_build_key(line): line for line in map(json.loads, texts)}
 
 
-def _key(line: dict[str, Any]) -> tuple[bool, str]:
+def _build_key(line: dict[str, Any]) -> tuple[bool, str]:
     return "teacher" in line, line["recipe"]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from benchmarks.measuring import ROOT, environment
+from benchmarks.measuring import ROOT, build_environment
 
 PACKAGES = {"trl": ("trl", "trl>=1.16,<1.17"), "liger": ("liger_kernel", "liger-kernel>=0.8.5")}
 """Each peer's module, and what `pip install` needs to hear."""
@@ -26,22 +26,22 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     )
 
 
-def installed(names: Sequence[str], python: str) -> list[str]:
+def find_installed(names: Sequence[str], python: str) -> list[str]:
     """Those that are installed there; a line is printed for each that is not."""
-    found = [name for name in names if _version(name, python)]
+    present = [name for name in names if _read_version(name, python)]
     for name in names:
-        if name not in found:
-            print(missing(name), flush=True)
-    return found
+        if name not in present:
+            print(describe_missing(name), flush=True)
+    return present
 
 
-def versions(names: Sequence[str], python: str) -> dict[str, str]:
+def read_versions(names: Sequence[str], python: str) -> dict[str, str]:
     """The version of each peer."""
-    return {name: _version(name, python) for name in names}
+    return {name: _read_version(name, python) for name in names}
 
 
-def missing(name: str) -> str:
-    """What to do where a peer is not installed."""
+def describe_missing(name: str) -> str:
+    """Return the line that tells how to install a missing peer."""
     return (
         f"{name} is not installed, so it is left out: pip install 'practicum[peers]' (or '{PACKAGES[name][1]}'), or name "
         "another environment with --peer-python PATH"
@@ -49,14 +49,18 @@ def missing(name: str) -> str:
 
 
 @functools.cache
-def _version(name: str, python: str) -> str:
-    asked = (
+def _read_version(name: str, python: str) -> str:
+    code = (
         "import importlib.metadata as m, importlib.util as u; "
         f"print(m.version({PACKAGES[name][1].split('>')[0]!r}) if u.find_spec({PACKAGES[name][0]!r}) else '')"
     )
     try:
         ended = subprocess.run(
-            [python, "-c", asked], capture_output=True, text=True, check=False, env=environment()
+            [python, "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=build_environment(),
         )
     except OSError as error:
         raise SystemExit(f"--peer-python {python}: {error.strerror}") from error
@@ -80,7 +84,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env=environment(),
+            env=build_environment(),
         )
         return self
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from benchmarks import ceilings
 from benchmarks.measuring import (
-    interleaved,
-    parser,
-    ratios,
-    seconds,
-    session,
-    significant,
+    build_parser,
+    build_timer,
+    compute_ratios,
+    format_table,
+    interleave,
+    open_session,
+    round_digits,
     spread,
-    table,
 )
 from practicum import functional as F
 from practicum.backends.local.language_model import LanguageModel
@@ -39,75 +39,79 @@ TEXT = (
 
 def main() -> None:
     """Report one line."""
-    made = parser(__doc__)
-    made.add_argument("--tokens", type=int, help="of the text (default 512, with --quick 64)")
-    options = made.parse_args()
+    parser = build_parser(__doc__)
+    parser.add_argument("--tokens", type=int, help="of the text (default 512, with --quick 64)")
+    options = parser.parse_args()
     count = options.tokens or (64 if options.quick else 512)
-    now = session("precision", options, ceilings.short())
-    whole = load(ScorerConfig(model=MODEL, device="cpu"))
+    session = open_session("precision", options, ceilings.measure_briefly())
+    full = load(ScorerConfig(model=MODEL, device="cpu"))
     rounded = load(ScorerConfig(model=MODEL, device="cpu", dtype="bfloat16")).language_model
     eighth = load(ScorerConfig(model=MODEL, device="cpu")).language_model
-    _to_int8(eighth)
-    tokens = tuple((whole.renderer.encode(TEXT) * (1 + count // 40))[: count + 8])
+    _round_to_int8(eighth)
+    tokens = tuple((full.renderer.encode(TEXT) * (1 + count // 40))[: count + 8])
     text = [ScoreRequest(tokens[:8], tokens[8:])]
-    models = {"float32": whole.language_model, "bfloat16": rounded, "int8": eighth}
-    works = {name: _reading(model, text) for name, model in models.items()}
-    errors = _errors({name: work() for name, work in works.items()}, whole.language_model)
-    times = interleaved(
-        {name: seconds(work) for name, work in works.items()}, now.rounds, now.warm_up
+    models = {"float32": full.language_model, "bfloat16": rounded, "int8": eighth}
+    works = {name: _prepare_pass(model, text) for name, model in models.items()}
+    errors = _measure_errors({name: work() for name, work in works.items()}, full.language_model)
+    times = interleave(
+        {name: build_timer(work) for name, work in works.items()}, session.rounds, session.warm_up
     )
     rows = [
         [
             name,
             spread(values)["median"],
-            ratios(values, times["float32"])["median"],
+            compute_ratios(values, times["float32"])["median"],
             *errors[name].values(),
         ]
         for name, values in times.items()
     ]
-    print(table(["teacher", "s", "/ float32", "error of the gradient", "KL"], rows))
-    now.report(
+    print(format_table(["teacher", "s", "/ float32", "error of the gradient", "KL"], rows))
+    session.report(
         {},
         model=MODEL,
         tokens=count,
         seconds={name: spread(values) for name, values in times.items()},
-        of_float32={name: ratios(values, times["float32"]) for name, values in times.items()},
+        of_float32={
+            name: compute_ratios(values, times["float32"]) for name, values in times.items()
+        },
         errors=errors,
     )
 
 
-def _reading(model: LanguageModel, text: list[ScoreRequest]) -> Callable[[], Tensor]:
+def _prepare_pass(model: LanguageModel, text: list[ScoreRequest]) -> Callable[[], Tensor]:
     @torch.no_grad()
-    def work() -> Tensor:
+    def run_pass() -> Tensor:
         return compute_hidden_states(model, text).float()
 
-    return work
+    return run_pass
 
 
 @torch.no_grad()
-def _errors(states: dict[str, Tensor], model: LanguageModel) -> dict[str, dict[str, float]]:
+def _measure_errors(states: dict[str, Tensor], model: LanguageModel) -> dict[str, dict[str, float]]:
     head = model.head().detached()
     exact = head.logprobs(states["float32"])
     noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
     student = torch.log_softmax(exact + DISTANCE * noise, dim=-1)
 
-    def gradient(teacher: Tensor) -> Tensor:
+    def compute_gradient(teacher: Tensor) -> Tensor:
         ratio = student - teacher
         return student.exp() * (ratio - (student.exp() * ratio).sum(dim=-1, keepdim=True))
 
-    found = {}
+    errors = {}
     for name, hidden in states.items():
         teacher = head.logprobs(hidden)
-        error = (gradient(teacher) - gradient(exact)).norm() / gradient(exact).norm()
+        error = (compute_gradient(teacher) - compute_gradient(exact)).norm() / compute_gradient(
+            exact
+        ).norm()
         divergence = F.forward_kl(teacher, exact).mean()
-        found[name] = {
-            "gradient": significant(error.item()),
-            "forward_kl": significant(divergence.item()),
+        errors[name] = {
+            "gradient": round_digits(error.item()),
+            "forward_kl": round_digits(divergence.item()),
         }
-    return found
+    return errors
 
 
-def _to_int8(model: LanguageModel) -> None:
+def _round_to_int8(model: LanguageModel) -> None:
     torch.backends.quantized.engine = "onednn"
     for layer in model.model.base_model.modules():
         if type(layer) is torch.nn.Linear:

@@ -1,4 +1,4 @@
-"""What a teacher behind a server costs this process: requests, JSON and checks, with a server that answers at once.
+"""The cost of a teacher behind a server to this process: requests, JSON and checks, with a server that answers at once.
 
     python -m benchmarks remote [--completions 64] [--prompt 256] [--tokens 128] [--rounds 5]
 
@@ -29,8 +29,8 @@ from practicum.types import ScoreRequest
 VOCABULARY = 50_000
 
 
-def answer(ids: Sequence[int], k: int) -> bytes:
-    """What vLLM says about a text: k candidates a token and the token itself."""
+def build_answer(ids: Sequence[int], k: int) -> bytes:
+    """Return what vLLM answers about a text: k candidates a token and the token itself."""
     generator = torch.Generator().manual_seed(0)
     rows: list[dict[str, object] | None] = [None]
     for token in ids[1:]:
@@ -62,7 +62,7 @@ def answer(ids: Sequence[int], k: int) -> bytes:
 def serve(pipe: Connection, answers: dict[int, bytes]) -> None:
     """Answer every request with what belongs to its `prompt_logprobs`, on a port that is sent through the pipe."""
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             try:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -80,7 +80,7 @@ def serve(pipe: Connection, answers: dict[int, bytes]) -> None:
             await writer.drain()
 
     async def main() -> None:
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        server = await asyncio.start_server(respond, "127.0.0.1", 0)
         pipe.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
@@ -94,21 +94,24 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     ids = torch.randint(
-        0, VOCABULARY, (wanted.prompt + wanted.tokens,), generator=torch.Generator().manual_seed(1)
+        0,
+        VOCABULARY,
+        (options.prompt + options.tokens,),
+        generator=torch.Generator().manual_seed(1),
     ).tolist()
     signals: dict[int, Signal] = {0: Sampled(), 20: TopK(k=20, support="teacher")}
-    answers = {k: answer(ids, k) for k in signals}
-    ours, theirs = multiprocessing.Pipe()
+    answers = {k: build_answer(ids, k) for k in signals}
+    receiver, sender = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(
-        target=serve, args=(theirs, answers), daemon=True
+        target=serve, args=(sender, answers), daemon=True
     )
     process.start()
-    http = JsonClient(Server(f"http://127.0.0.1:{ours.recv()}"))
+    http = JsonClient(Server(f"http://127.0.0.1:{receiver.recv()}"))
     requests = [
-        ScoreRequest(tuple(ids[: wanted.prompt]), tuple(ids[wanted.prompt :]))
-    ] * wanted.completions
+        ScoreRequest(tuple(ids[: options.prompt]), tuple(ids[options.prompt :]))
+    ] * options.completions
     canary = torch.zeros(1)
     for k, signal in signals.items():
         speaker = ServerGenerator(
@@ -118,17 +121,17 @@ def main() -> None:
         client = RemoteClient(
             speaker, probe, Vllm(), Capabilities(frozenset({"sampled", "topk"})), VOCABULARY
         )
-        walls, spent = [], []
-        for _ in range(wanted.rounds):
-            wall, own = monotonic(), process_time()
+        walls, processors = [], []
+        for _ in range(options.rounds):
+            wall, processor = monotonic(), process_time()
             client.score(requests, signal)
             walls.append(monotonic() - wall)
-            spent.append(process_time() - own)
-        tokens = wanted.completions * wanted.tokens
+            processors.append(process_time() - processor)
+        tokens = options.completions * options.tokens
         print(
-            f"{signal.type:8} k={k:<3} {1e6 * sorted(spent)[len(spent) // 2] / tokens:7.1f} us of processor a token   "
-            f"{1e3 * sorted(walls)[len(walls) // 2]:7.0f} ms a call of {wanted.completions}   "
-            f"{len(answers[k]) / wanted.tokens:7.0f} bytes a token"
+            f"{signal.type:8} k={k:<3} {1e6 * sorted(processors)[len(processors) // 2] / tokens:7.1f} us of processor a token   "
+            f"{1e3 * sorted(walls)[len(walls) // 2]:7.0f} ms a call of {options.completions}   "
+            f"{len(answers[k]) / options.tokens:7.0f} bytes a token"
         )
     process.terminate()
 

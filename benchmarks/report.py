@@ -1,4 +1,4 @@
-"""How long the page of a long run takes, and how large it is, from a folder made up for it: no model is loaded.
+"""The time and the size of the page of a long run, from a folder made up for it: no model is loaded.
 
 python -m benchmarks report [--steps 1000] [--rollouts 8] [--tokens 200]
 """
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import parser, session, spread, table
+from benchmarks.measuring import build_parser, format_table, open_session, spread
 
 COLUMNS = (
     "sampling_logprobs",
@@ -26,32 +26,37 @@ WORDS = 400
 
 def main() -> None:
     """Report processor seconds of writing the page and of a live page's refresh, and the page's megabytes."""
-    made = parser(__doc__)
-    made.add_argument("--steps", type=int, default=1000)
-    made.add_argument("--rollouts", type=int, default=8, help="of each step")
-    made.add_argument("--tokens", type=int, default=200, help="of each rollout")
-    options = made.parse_args()
-    now = session("report", options)
+    parser = build_parser(__doc__)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--rollouts", type=int, default=8, help="of each step")
+    parser.add_argument("--tokens", type=int, default=200, help="of each rollout")
+    options = parser.parse_args()
+    session = open_session("report", options)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made_up(folder, options)
-        rounds = [_seconds(folder) for _ in range(now.warm_up + now.rounds)][now.warm_up :]
+        make_up_run(folder, options)
+        rounds = [_time_page(folder) for _ in range(session.warm_up + session.rounds)][
+            session.warm_up :
+        ]
         size = (folder / "report.html").stat().st_size / 1e6
         read = (folder / "rollouts.jsonl").stat().st_size / 1e6
-    written, live = spread([one for one, _ in rounds]), spread([other for _, other in rounds])
+    page, live = (
+        spread([page_seconds for page_seconds, _ in rounds]),
+        spread([live_seconds for _, live_seconds in rounds]),
+    )
     rows = [
-        ["processor seconds of the page", written["median"]],
+        ["processor seconds of the page", page["median"]],
         ["processor seconds of a live page", live["median"]],
         ["megabytes of the page", size],
         ["megabytes of rollouts.jsonl", read],
     ]
-    print(table(["what", "value"], rows))
-    now.report(
-        {"report.page": written, "report.live": live}, megabytes=size, rollouts_megabytes=read
+    print(format_table(["what", "value"], rows))
+    session.report(
+        {"report.page": page, "report.live": live}, megabytes=size, rollouts_megabytes=read
     )
 
 
-def _seconds(folder: Path) -> tuple[float, float]:
+def _time_page(folder: Path) -> tuple[float, float]:
     """Processor seconds of writing the page, and of making the parts of a live one."""
     from practicum.report import write_report
     from practicum.report.live import LivePage
@@ -63,7 +68,7 @@ def _seconds(folder: Path) -> tuple[float, float]:
     return middle - start, time.process_time() - middle
 
 
-def made_up(folder: Path, options: argparse.Namespace) -> None:
+def make_up_run(folder: Path, options: argparse.Namespace) -> None:
     """A run's folder of random numbers, as large as asked."""
     chance = random.Random(0)
     recipe = {
@@ -77,19 +82,21 @@ def made_up(folder: Path, options: argparse.Namespace) -> None:
     _write(folder / "vocabulary.jsonl", words)
     _write(
         folder / "metrics.jsonl",
-        [_metrics(step, options, chance) for step in range(1, options.steps + 1)],
+        [_draw_metrics(step, options, chance) for step in range(1, options.steps + 1)],
     )
     with (folder / "rollouts.jsonl").open("w") as file:
         for step in range(1, options.steps + 1):
             for number in range(options.rollouts):
-                file.write(json.dumps(_rollout(step, number, options.tokens, chance)) + "\n")
+                file.write(json.dumps(_draw_rollout(step, number, options.tokens, chance)) + "\n")
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _metrics(step: int, options: argparse.Namespace, chance: random.Random) -> dict[str, float]:
+def _draw_metrics(
+    step: int, options: argparse.Namespace, chance: random.Random
+) -> dict[str, float]:
     names = (
         "reverse_kl",
         "reward",
@@ -108,7 +115,7 @@ def _metrics(step: int, options: argparse.Namespace, chance: random.Random) -> d
     return {"step": step, **counts, **{name: chance.random() for name in names}}
 
 
-def _rollout(step: int, number: int, tokens: int, chance: random.Random) -> dict[str, Any]:
+def _draw_rollout(step: int, number: int, tokens: int, chance: random.Random) -> dict[str, Any]:
     return {
         "step": step,
         "prompt": f"prompt-{(step * 7 + number // 2) % 300}",

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measuring import clear_peak, in_a_process, memory, parser, session, spread
+from benchmarks.measuring import (
+    build_parser,
+    clear_peak,
+    open_session,
+    read_memory,
+    run_in_process,
+    spread,
+)
 from practicum import functional as F
 from practicum.backends.local.loading import load
 from practicum.backends.local.residency import build_scorer
@@ -37,22 +44,22 @@ LETTERS = [
 
 def main() -> None:
     """Report one line for each residency."""
-    made = parser(__doc__)
-    made.add_argument("--teachers", type=int, help="default 4, with --quick 2")
-    made.add_argument("--rollouts", type=int, help="default 32, with --quick 4")
-    made.add_argument("--tokens", type=int, default=128)
-    made.add_argument(
+    parser = build_parser(__doc__)
+    parser.add_argument("--teachers", type=int, help="default 4, with --quick 2")
+    parser.add_argument("--rollouts", type=int, help="default 32, with --quick 4")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument(
         "--measure", nargs=2, metavar=("FOLDER", "RESIDENCY"), help="internal: measure one and stop"
     )
-    options = made.parse_args()
+    options = parser.parse_args()
     options.teachers = options.teachers or (2 if options.quick else 4)
     options.rollouts = options.rollouts or (4 if options.quick else 32)
-    now = session("residency", options)
+    session = open_session("residency", options)
     if options.measure:
         folder, residency = options.measure
         print(
             json.dumps(
-                _measured(
+                _measure(
                     Path(folder), residency, options.teachers, options.rollouts, options.tokens
                 )
             )
@@ -69,13 +76,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mib = sum(_make(Path(folder) / str(number), number) for number in range(options.teachers))
         for residency in ("resident", "swap", "disk"):
-            now.report(
+            session.report(
                 residency=residency,
                 teachers=options.teachers,
                 weights_mib=round(mib, 1),
                 rollouts=options.rollouts,
                 tokens=options.tokens,
-                **in_a_process("benchmarks.residency", "--measure", folder, residency, *sizes),
+                **run_in_process("benchmarks.residency", "--measure", folder, residency, *sizes),
             )
 
 
@@ -88,15 +95,15 @@ def _make(folder: Path, seed: int) -> float:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
 
 
-def _measured(
+def _measure(
     folder: Path, residency: str, teachers: int, rollouts: int, tokens: int
 ) -> dict[str, object]:
     """Seconds of the two passes, and MiB above the bare process: at the peak, and held between the steps."""
-    before = memory("VmRSS")
+    before = read_memory("VmRSS")
     start = time.perf_counter()
-    teacher = _route(folder, residency, teachers)
+    teacher = _build_route(folder, residency, teachers)
     load_seconds = time.perf_counter() - start
-    items = _rollouts(rollouts, tokens, teachers)
+    items = _make_rollouts(rollouts, tokens, teachers)
     clear_peak()
     score, read = [], []
     for _ in range(REPEATS):
@@ -111,12 +118,12 @@ def _measured(
         "load_seconds": round(load_seconds, 2),
         "score_seconds": spread(score),
         "read_seconds": spread(read),
-        "peak_mib": round(memory("VmHWM") - before, 1),
-        "held_mib": round(memory("VmRSS") - before, 1),
+        "peak_mib": round(read_memory("VmHWM") - before, 1),
+        "held_mib": round(read_memory("VmRSS") - before, 1),
     }
 
 
-def _route(folder: Path, residency: str, teachers: int) -> Teacher:
+def _build_route(folder: Path, residency: str, teachers: int) -> Teacher:
     members: dict[str, Teacher] = {}
     for number in range(teachers):
         config = ScorerConfig(model=str(folder / str(number)), residency=residency)  # type: ignore[arg-type]
@@ -129,7 +136,7 @@ def _route(folder: Path, residency: str, teachers: int) -> Teacher:
     )
 
 
-def _rollouts(count: int, tokens: int, teachers: int) -> list[Rollout]:
+def _make_rollouts(count: int, tokens: int, teachers: int) -> list[Rollout]:
     generator = torch.Generator().manual_seed(0)
     items = []
     for number in range(count):
@@ -160,10 +167,10 @@ def _rollouts(count: int, tokens: int, teachers: int) -> list[Rollout]:
 def _read(signals: Sequence[TeacherSignal]) -> None:
     """Read all that was said, teacher by teacher."""
     for name in sorted({signal.name for signal in signals}):
-        said = [signal for signal in signals if signal.name == name]
-        head = said[0].head
+        group = [signal for signal in signals if signal.name == name]
+        head = group[0].head
         assert head is not None
-        hidden = torch.cat([signal.states for signal in said if signal.states is not None])
+        hidden = torch.cat([signal.states for signal in group if signal.states is not None])
         for part in F.chunks(len(hidden), CHUNK):
             head.logprobs(hidden[part])
         head.release()

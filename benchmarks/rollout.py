@@ -17,14 +17,14 @@ from transformers import PreTrainedModel
 from benchmarks import ceilings, models
 from benchmarks.measuring import (
     Session,
-    interleaved,
-    parser,
-    ratios,
-    scaled,
-    seconds,
-    session,
+    build_parser,
+    build_timer,
+    compute_ratios,
+    format_table,
+    interleave,
+    open_session,
+    scale_reading,
     spread,
-    table,
 )
 from practicum.types import SampleRequest, SamplingParams
 
@@ -47,7 +47,7 @@ class Case:
     def stops(self) -> frozenset[int]:
         """The stop tokens; none where all answers have the same length."""
         return (
-            models.geometric_stops(models.SHAPES[self.model].vocabulary, self.mean)
+            models.draw_stops(models.SHAPES[self.model].vocabulary, self.mean)
             if self.mean
             else frozenset()
         )
@@ -79,51 +79,51 @@ class Contender:
 
 def main() -> None:
     """Report one line for each workload."""
-    made = parser(__doc__)
-    made.add_argument("--model", nargs="+", choices=sorted(models.SHAPES), help="only these")
-    made.add_argument("--lengths", nargs="+", choices=("fixed", "geometric"), help="only these")
-    options = made.parse_args()
-    now = session("rollout", options, ceilings.short())
+    parser = build_parser(__doc__)
+    parser.add_argument("--model", nargs="+", choices=sorted(models.SHAPES), help="only these")
+    parser.add_argument("--lengths", nargs="+", choices=("fixed", "geometric"), help="only these")
+    options = parser.parse_args()
+    session = open_session("rollout", options, ceilings.measure_briefly())
     for case in QUICK if options.quick else CASES:
-        wanted = (
+        conditions = (
             not options.model or case.model in options.model,
             not options.lengths or case.lengths in options.lengths,
         )
-        if all(wanted):
-            measure(now, case)
+        if all(conditions):
+            measure(session, case)
 
 
 def measure(
-    now: Session, case: Case, device: str = "cpu", timer: Timer = seconds
+    session: Session, case: Case, device: str = "cpu", timer: Timer = build_timer
 ) -> dict[str, float]:
     """Time both sides of one workload; how many times as fast as `generate` this library is."""
     shape = models.SHAPES[case.model]
-    prompts = models.prompts(case.prompts, shape.vocabulary)
-    mine, theirs = (
+    prompts = models.draw_prompts(case.prompts, shape.vocabulary)
+    library, generate = (
         Contender(make(shape, device=device), case)
-        for make in (models.language_model, models.causal_lm)
+        for make in (models.build_language_model, models.build_causal_lm)
     )
-    error = check(mine, prompts, device)
-    times = interleaved(
+    error = check(library, prompts, device)
+    times = interleave(
         {
-            "ours": timer(lambda: _ours(mine, prompts)),
-            "generate": timer(lambda: _generate(theirs, prompts)),
+            "ours": timer(lambda: _sample_ours(library, prompts)),
+            "generate": timer(lambda: _generate(generate, prompts)),
         },
-        now.rounds,
-        now.warm_up,
+        session.rounds,
+        session.warm_up,
     )
     counts = {
-        name: [sum(one) for one in side.lengths[-now.rounds :]]
-        for name, side in _sides(mine, theirs)
+        name: [sum(lengths) for lengths in side.lengths[-session.rounds :]]
+        for name, side in _name_sides(library, generate)
     }
     speed = {
         name: [n / t for n, t in zip(counts[name], times[name], strict=True)] for name in times
     }
-    figures = _steps(case, mine, theirs, times, now)
-    floor = _floor(shape, case.slots, dict(now.ceilings))
+    figures = _measure_steps(case, library, generate, times, session)
+    floor = _compute_floor(shape, case.slots, dict(session.ceilings))
     drawing = [
-        drawn / taken
-        for drawn, taken in zip(mine.drawing[-now.rounds :], times["ours"], strict=True)
+        part / total
+        for part, total in zip(library.drawing[-session.rounds :], times["ours"], strict=True)
     ]
     rows = [
         [name, spread(speed[name])["median"], *(figures[name][key]["median"] for key in STEP)]
@@ -132,10 +132,10 @@ def measure(
     print(
         f"{case.model}, {case.lengths} lengths, {case.prompts} prompts in {case.slots} slots, at most {case.new_tokens}"
     )
-    print(table(["contender", "tokens/s", "ms a step", "slots at work", "at best"], rows))
-    ratio = ratios(speed["ours"], speed["generate"])
-    now.report(
-        _readings(case, speed, figures, floor, drawing)
+    print(format_table(["contender", "tokens/s", "ms a step", "slots at work", "at best"], rows))
+    ratio = compute_ratios(speed["ours"], speed["generate"])
+    session.report(
+        _build_readings(case, speed, figures, floor, drawing)
         if device == "cpu"
         else {"gpu.rollout": ratio},
         device=device,
@@ -151,19 +151,19 @@ def measure(
         floor_milliseconds=floor * 1000,
         drawing=spread(drawing),
         logprob_error=error,
-        mean_length=sum(map(sum, mine.lengths)) / sum(map(len, mine.lengths)),
-        longest=max(map(max, mine.lengths)),
+        mean_length=sum(map(sum, library.lengths)) / sum(map(len, library.lengths)),
+        longest=max(map(max, library.lengths)),
     )
     return ratio
 
 
-def _sides(mine: Contender, theirs: Contender) -> list[tuple[str, Contender]]:
-    return [("ours", mine), ("generate", theirs)]
+def _name_sides(library: Contender, generate: Contender) -> list[tuple[str, Contender]]:
+    return [("ours", library), ("generate", generate)]
 
 
-def _ours(side: Contender, prompts: list[tuple[int, ...]]) -> None:
+def _sample_ours(side: Contender, prompts: list[tuple[int, ...]]) -> None:
     case = side.case
-    client = models.sampler(side.model, case.slots)
+    client = models.build_sampler(side.model, case.slots)
     requests = [SampleRequest(prompt, number) for number, prompt in enumerate(prompts)]
     with models.metered() as meter:
         samples = client.sample(requests, SamplingParams(case.new_tokens, stop_ids=case.stops))
@@ -181,7 +181,7 @@ def _generate(side: Contender, prompts: list[tuple[int, ...]]) -> None:
     torch.manual_seed(0)
     lengths = []
     for start in range(0, len(prompts), case.slots):
-        ids, mask = _left_padded(prompts[start : start + case.slots], side.model.device)
+        ids, mask = _pad_left(prompts[start : start + case.slots], side.model.device)
         settings = {"eos_token_id": sorted(case.stops)} if case.stops else {}
         made = side.model.generate(  # type: ignore[operator]
             input_ids=ids,
@@ -194,34 +194,34 @@ def _generate(side: Contender, prompts: list[tuple[int, ...]]) -> None:
             pad_token_id=0,
             **settings,
         )
-        lengths += _lengths(made[:, ids.shape[1] :], case.stops)
+        lengths += _count_lengths(made[:, ids.shape[1] :], case.stops)
     side.lengths.append(lengths)
-    side.steps.append(models.batch_steps(lengths, case.slots))
+    side.steps.append(models.count_batch_steps(lengths, case.slots))
 
 
-def _left_padded(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
+def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
     width = max(map(len, prompts))
     ids = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([(0,) * (width - len(prompt)) + (1,) * len(prompt) for prompt in prompts])
     return ids.to(device), mask.to(device)
 
 
-def _lengths(answers: Tensor, stops: frozenset[int]) -> list[int]:
+def _count_lengths(answers: Tensor, stops: frozenset[int]) -> list[int]:
     """The tokens of each answer up to and with its stop token."""
-    found = []
+    lengths = []
     for answer in answers.tolist():
         at = next((place for place, token in enumerate(answer) if token in stops), len(answer) - 1)
-        found.append(at + 1)
-    return found
+        lengths.append(at + 1)
+    return lengths
 
 
 @torch.no_grad()
 def check(side: Contender, prompts: list[tuple[int, ...]], device: str) -> float:
     """The greatest difference of the reported log-probabilities from the whole model's own, over a few short answers."""
     shape = models.SHAPES[side.case.model]
-    model = models.causal_lm(shape, device=device)
+    model = models.build_causal_lm(shape, device=device)
     requests = [SampleRequest(prompt, number) for number, prompt in enumerate(prompts[:4])]
-    samples = models.sampler(side.model, 4).sample(
+    samples = models.build_sampler(side.model, 4).sample(
         requests, SamplingParams(8, stop_ids=side.case.stops)
     )
     worst = 0.0
@@ -230,59 +230,72 @@ def check(side: Contender, prompts: list[tuple[int, ...]], device: str) -> float
         logprobs = torch.log_softmax(
             model(input_ids=ids).logits[0, len(request.prompt_tokens) - 1 : -1], dim=-1
         )
-        wanted = logprobs.cpu().gather(-1, sample.tokens[:, None])[:, 0]
-        worst = max(worst, (wanted - sample.policy_logprobs).abs().max().item())
+        expected = logprobs.cpu().gather(-1, sample.tokens[:, None])[:, 0]
+        worst = max(worst, (expected - sample.policy_logprobs).abs().max().item())
     if worst > 1e-3:
         raise SystemExit(f"the sampler's log-probabilities differ from the model's by {worst:.2g}")
     return worst
 
 
-def _steps(
-    case: Case, mine: Contender, theirs: Contender, times: dict[str, list[float]], now: Session
+def _measure_steps(
+    case: Case,
+    library: Contender,
+    generate: Contender,
+    times: dict[str, list[float]],
+    session: Session,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Milliseconds a decode step, with and without what comes before, the share of slots at work and the greatest possible."""
     figures = {}
-    for name, side in _sides(mine, theirs):
+    for name, side in _name_sides(library, generate):
         rounds = list(
-            zip(side.lengths[-now.rounds :], side.steps[-now.rounds :], times[name], strict=True)
+            zip(
+                side.lengths[-session.rounds :],
+                side.steps[-session.rounds :],
+                times[name],
+                strict=True,
+            )
         )
         figures[name] = {
-            "milliseconds": spread([1000 * taken / count for _, count, taken in rounds]),
-            "occupancy": spread([sum(one) / (case.slots * count) for one, count, _ in rounds]),
+            "milliseconds": spread([1000 * seconds / count for _, count, seconds in rounds]),
+            "occupancy": spread(
+                [sum(lengths) / (case.slots * count) for lengths, count, _ in rounds]
+            ),
             "occupancy_bound": spread(
-                [models.refill_bound(one, case.slots) for one, _, _ in rounds]
+                [models.compute_refill_bound(lengths, case.slots) for lengths, _, _ in rounds]
             ),
         }
         if side.before:
-            ready = zip(rounds, side.before[-now.rounds :], strict=True)
+            ready = zip(rounds, side.before[-session.rounds :], strict=True)
             figures[name]["decode"] = spread(
-                [1000 * (taken - before) / count for (_, count, taken), before in ready]
+                [1000 * (seconds - before) / count for (_, count, seconds), before in ready]
             )
     return figures
 
 
-def _floor(shape: models.ModelDims, rows: int, limits: dict[str, float]) -> float:
+def _compute_floor(shape: models.ModelDims, rows: int, limits: dict[str, float]) -> float:
     """Seconds that reading all weights, or the products of so many rows, take at least."""
     numbers = shape.body + shape.head
-    return ceilings.seconds_at_least(2.0 * rows * numbers, 4.0 * numbers, limits)
+    return ceilings.compute_floor(2.0 * rows * numbers, 4.0 * numbers, limits)
 
 
-def _readings(
+def _build_readings(
     case: Case,
     speed: dict[str, list[float]],
     figures: dict[str, dict[str, dict[str, float]]],
     floor: float,
     drawing: list[float],
 ) -> dict[str, dict[str, float]]:
-    """What the goals ask of this workload."""
-    ratio = ratios(speed["ours"], speed["generate"])
+    """Return the readings of this workload that the goals ask for."""
+    ratio = compute_ratios(speed["ours"], speed["generate"])
     if case.model == "17m" and case.lengths == "geometric":
         return {"rollout.mixed": ratio, "rollout.occupancy": figures["ours"]["occupancy"]}
     readings = {}
     if case.model == "17m":
         readings[f"rollout.draw.{case.slots}"] = spread(drawing)
     if case.model in ("17m", "135m") and case.slots == 8:
-        readings[f"rollout.floor.{case.model}"] = scaled(figures["ours"]["decode"], 0.001 / floor)
+        readings[f"rollout.floor.{case.model}"] = scale_reading(
+            figures["ours"]["decode"], 0.001 / floor
+        )
     if case.model == "17m" and case.slots == 8:
         readings["rollout.fixed"] = ratio
     return readings

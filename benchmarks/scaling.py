@@ -1,4 +1,4 @@
-"""How costs grow: the loss with tokens and vocabulary, a step with its tokens or their share, decoding with prompts.
+"""The growth of costs: the loss with tokens and vocabulary, a step with its tokens or their share, decoding with prompts.
 
     python -m benchmarks scaling [--quick]
 
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from benchmarks import ceilings, models
-from benchmarks.loss_kernels import Size, inputs, kernel
+from benchmarks.loss_kernels import Size, build_kernel, make_inputs
 from benchmarks.measuring import (
     Session,
-    exponent,
-    interleaved,
-    memory,
-    parser,
-    ratios,
-    session,
-    significant,
+    build_parser,
+    compute_ratios,
+    fit_exponent,
+    format_table,
+    interleave,
+    open_session,
+    read_memory,
+    round_digits,
     spread,
-    table,
 )
 from benchmarks.peers import Worker, serve
 from practicum.objective import Full, Objective
@@ -55,77 +55,83 @@ BUSY = 0.3
 
 def main() -> None:
     """Report one line."""
-    made = parser(__doc__)
-    made.add_argument("--serve", action="store_true", help="internal: decode on demand")
-    options = made.parse_args()
+    parser = build_parser(__doc__)
+    parser.add_argument("--serve", action="store_true", help="internal: decode on demand")
+    options = parser.parse_args()
     if options.serve:
         _serve(options.quick)
         return
-    now = session("scaling", options)
-    second = _second_process(now)  # first, while the machine is idle
-    now = replace(now, ceilings=ceilings.short())
+    session = open_session("scaling", options)
+    second = _measure_second_process(session)  # first, while the machine is idle
+    session = replace(session, ceilings=ceilings.measure_briefly())
     sizes = QUICK if options.quick else FULL
     shape = models.SHAPES["tiny" if options.quick else "toy"]
     makers: dict[str, Callable[[int], Callable[[], float]]] = {
-        "loss.tokens": lambda tokens: _loss(Size(tokens, sizes["loss.vocabulary"][-1] // 2)),
-        "loss.vocabulary": lambda vocabulary: _loss(Size(sizes["loss.tokens"][1], vocabulary)),
-        "step.tokens": _steps(shape, "tiny-teacher" if options.quick else "toy-teacher"),
-        "rollout.prompts": _decoding(shape),
+        "loss.tokens": lambda tokens: _prepare_loss(
+            Size(tokens, sizes["loss.vocabulary"][-1] // 2)
+        ),
+        "loss.vocabulary": lambda vocabulary: _prepare_loss(
+            Size(sizes["loss.tokens"][1], vocabulary)
+        ),
+        "step.tokens": _prepare_steps(shape, "tiny-teacher" if options.quick else "toy-teacher"),
+        "rollout.prompts": _prepare_decoding(shape),
     }
-    found = {what: _fit(now, sizes[what], make) for what, make in makers.items()}
-    rows = [[what, *one["seconds"], one["exponent"]["median"]] for what, one in found.items()]
+    fits = {what: _fit(session, sizes[what], make) for what, make in makers.items()}
+    rows = [[what, *fit["seconds"], fit["exponent"]["median"]] for what, fit in fits.items()]
     heads = [f"size {number}" for number in range(1, len(sizes["loss.tokens"]) + 1)]
-    print(table(["seconds of", *heads, "exponent"], rows))
-    prefix = _prefix(now, shape, "tiny-teacher" if options.quick else "toy-teacher")
+    print(format_table(["seconds of", *heads, "exponent"], rows))
+    prefix = _measure_prefix(session, shape, "tiny-teacher" if options.quick else "toy-teacher")
     print(f"a step on the first {SHARE:.0%} of each answer / on all of it: {prefix['median']:.3g}")
-    now.report(
+    session.report(
         {
-            **{f"scaling.{what}": one["exponent"] for what, one in found.items()},
+            **{f"scaling.{what}": fit["exponent"] for what, fit in fits.items()},
             "scaling.prefix": prefix,
             **second,
         },
-        fits=found,
-        peak_mib=round(memory("VmHWM")),
+        fits=fits,
+        peak_mib=round(read_memory("VmHWM")),
     )
 
 
-def _fit(now: Session, sizes: Sequence[int], make: Callable[[int], Callable[[], float]]) -> dict:
+def _fit(
+    session: Session, sizes: Sequence[int], make: Callable[[int], Callable[[], float]]
+) -> dict:
     """Median seconds of each size, and the exponent of each round."""
-    times = interleaved({str(size): make(size) for size in sizes}, now.rounds, now.warm_up)
+    times = interleave({str(size): make(size) for size in sizes}, session.rounds, session.warm_up)
     exponents = [
-        exponent(sizes, [times[str(size)][number] for size in sizes])
-        for number in range(now.rounds)
+        fit_exponent(sizes, [times[str(size)][number] for size in sizes])
+        for number in range(session.rounds)
     ]
     return {
         "sizes": list(sizes),
         "seconds": [spread(times[str(size)])["median"] for size in sizes],
-        "exponent": {**spread(exponents), "spread": significant(max(exponents) - min(exponents))},
+        "exponent": {**spread(exponents), "spread": round_digits(max(exponents) - min(exponents))},
     }
 
 
-def _loss(size: Size) -> Callable[[], float]:
-    run, given = kernel("reverse_kl"), inputs(size)
-    return _timed(lambda: run(given))
+def _prepare_loss(size: Size) -> Callable[[], float]:
+    run, inputs = build_kernel("reverse_kl"), make_inputs(size)
+    return _build_timer(lambda: run(inputs))
 
 
-def _timed(work: Callable[[], object], share: float = 1.0) -> Callable[[], float]:
+def _build_timer(work: Callable[[], object], share: float = 1.0) -> Callable[[], float]:
     """The work as something that returns its processor seconds, divided by `share`."""
 
-    def timed() -> float:
+    def run_timed() -> float:
         start = time.process_time()
         work()
         return (time.process_time() - start) / share
 
-    return timed
+    return run_timed
 
 
-def _steps(shape: models.ModelDims, teacher: str) -> Callable[[int], Callable[[], float]]:
+def _prepare_steps(shape: models.ModelDims, teacher: str) -> Callable[[int], Callable[[], float]]:
     """Scores, gradient and AdamW on so many tokens of answers, all of one length."""
-    trainer = models.trainer(models.language_model(shape), SLOTS)
-    scorer = models.sampler(models.language_model(models.SHAPES[teacher], 1), SLOTS)
+    trainer = models.build_trainer(models.build_language_model(shape), SLOTS)
+    scorer = models.build_sampler(models.build_language_model(models.SHAPES[teacher], 1), SLOTS)
 
     def make(tokens: int) -> Callable[[], float]:
-        items = [_rollout(shape, number) for number in range(tokens // ANSWER)]
+        items = [_make_rollout(shape, number) for number in range(tokens // ANSWER)]
         requests = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in items]
 
         def step() -> None:
@@ -134,37 +140,41 @@ def _steps(shape: models.ModelDims, teacher: str) -> Callable[[int], Callable[[]
             )
             trainer.optim_step(AdamParams(1e-6))
 
-        return _timed(step)
+        return _build_timer(step)
 
     return make
 
 
-def _prefix(now: Session, shape: models.ModelDims, teacher: str) -> dict[str, float]:
+def _measure_prefix(session: Session, shape: models.ModelDims, teacher: str) -> dict[str, float]:
     """Seconds of a whole step on the beginnings of answers over those on whole answers."""
-    trainer = models.trainer(models.language_model(shape), SLOTS)
-    scorer = models.sampler(models.language_model(models.SHAPES[teacher], 1), SLOTS)
-    prompts = models.prompts(SLOTS, shape.vocabulary)
+    trainer = models.build_trainer(models.build_language_model(shape), SLOTS)
+    scorer = models.build_sampler(models.build_language_model(models.SHAPES[teacher], 1), SLOTS)
+    prompts = models.draw_prompts(SLOTS, shape.vocabulary)
 
     def step(new_tokens: int) -> None:
         requests = [SampleRequest(prompt, seed) for seed, prompt in enumerate(prompts)]
         samples = trainer.build_sampling_client().sample(requests, SamplingParams(new_tokens))
         items = [
-            _answered(prompt, sample.tokens)
+            _build_rollout(prompt, sample.tokens)
             for prompt, sample in zip(prompts, samples, strict=True)
         ]
-        asked = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in items]
-        trainer.forward_backward(assemble(items, scorer.score(asked, Full())), Objective(), 0)
+        score_requests = [
+            ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in items
+        ]
+        trainer.forward_backward(
+            assemble(items, scorer.score(score_requests, Full())), Objective(), 0
+        )
         trainer.optim_step(AdamParams(1e-6))
 
     lengths = {"part": int(SHARE * WHOLE), "whole": WHOLE}
     contenders = {
-        name: _timed(lambda length=length: step(length)) for name, length in lengths.items()
+        name: _build_timer(lambda length=length: step(length)) for name, length in lengths.items()
     }
-    times = interleaved(contenders, now.rounds, now.warm_up)
-    return ratios(times["part"], times["whole"])
+    times = interleave(contenders, session.rounds, session.warm_up)
+    return compute_ratios(times["part"], times["whole"])
 
 
-def _second_process(now: Session) -> dict[str, dict[str, float]]:
+def _measure_second_process(session: Session) -> dict[str, dict[str, float]]:
     """Tokens a wall second of two processes that decode over those of one; nothing where the machine is busy."""
     load = os.getloadavg()[0]
     if load >= BUSY:
@@ -172,21 +182,21 @@ def _second_process(now: Session) -> dict[str, dict[str, float]]:
             f"the load is {load:.1f}, so wall times mean nothing and a second process is not measured"
         )
         return {}
-    arguments = ["--serve", *(["--quick"] if now.quick else [])]
+    arguments = ["--serve", *(["--quick"] if session.quick else [])]
     gains = []
     with (
-        Worker("benchmarks.scaling", arguments) as one,
-        Worker("benchmarks.scaling", arguments) as other,
+        Worker("benchmarks.scaling", arguments) as first,
+        Worker("benchmarks.scaling", arguments) as second,
     ):
-        for number in range(now.warm_up + now.rounds):
-            alone = _wall([one])
-            both = _wall([one, other])
-            if number >= now.warm_up:
+        for number in range(session.warm_up + session.rounds):
+            alone = _time_decoding([first])
+            both = _time_decoding([first, second])
+            if number >= session.warm_up:
                 gains.append(2 * alone / both)
     return {"scaling.processes": spread(gains)}
 
 
-def _wall(workers: Sequence[Worker]) -> float:
+def _time_decoding(workers: Sequence[Worker]) -> float:
     start = time.monotonic()
     for worker in workers:
         worker.send(do="decode")
@@ -197,17 +207,17 @@ def _wall(workers: Sequence[Worker]) -> float:
 
 def _serve(quick: bool) -> None:
     torch.set_num_threads(1)
-    decode = _decoding(models.SHAPES["tiny" if quick else "17m"])(16 if quick else 32)
+    decode = _prepare_decoding(models.SHAPES["tiny" if quick else "17m"])(16 if quick else 32)
     serve(lambda question: decode())
 
 
-def _rollout(shape: models.ModelDims, number: int) -> Rollout:
-    (prompt,) = models.prompts(1, shape.vocabulary, number, 32, 32)
-    (answer,) = models.prompts(1, shape.vocabulary, 10**6 + number, ANSWER, ANSWER)
-    return _answered(prompt, torch.tensor(answer))
+def _make_rollout(shape: models.ModelDims, number: int) -> Rollout:
+    (prompt,) = models.draw_prompts(1, shape.vocabulary, number, 32, 32)
+    (answer,) = models.draw_prompts(1, shape.vocabulary, 10**6 + number, ANSWER, ANSWER)
+    return _build_rollout(prompt, torch.tensor(answer))
 
 
-def _answered(prompt: tuple[int, ...], tokens: Tensor) -> Rollout:
+def _build_rollout(prompt: tuple[int, ...], tokens: Tensor) -> Rollout:
     return Rollout(
         prompt=Prompt(" ".join(map(str, prompt)), ()),
         prompt_tokens=prompt,
@@ -221,18 +231,18 @@ def _answered(prompt: tuple[int, ...], tokens: Tensor) -> Rollout:
     )
 
 
-def _decoding(shape: models.ModelDims) -> Callable[[int], Callable[[], float]]:
+def _prepare_decoding(shape: models.ModelDims) -> Callable[[int], Callable[[], float]]:
     """Seconds a token of so many prompts' answers of mixed lengths, in few slots."""
-    client = models.sampler(models.language_model(shape), SLOTS)
-    params = SamplingParams(LONGEST, stop_ids=models.geometric_stops(shape.vocabulary, MEAN))
+    client = models.build_sampler(models.build_language_model(shape), SLOTS)
+    params = SamplingParams(LONGEST, stop_ids=models.draw_stops(shape.vocabulary, MEAN))
 
     def make(count: int) -> Callable[[], float]:
         requests = [
             SampleRequest(prompt, seed)
-            for seed, prompt in enumerate(models.prompts(count, shape.vocabulary))
+            for seed, prompt in enumerate(models.draw_prompts(count, shape.vocabulary))
         ]
         tokens = sum(len(sample.tokens) for sample in client.sample(requests, params))
-        return _timed(lambda: client.sample(requests, params), tokens)
+        return _build_timer(lambda: client.sample(requests, params), tokens)
 
     return make
 

@@ -27,7 +27,15 @@ import httpx
 import torch
 
 from benchmarks import models
-from benchmarks.measuring import interleaved, parser, ratios, seconds, session, spread, table
+from benchmarks.measuring import (
+    build_parser,
+    build_timer,
+    compute_ratios,
+    format_table,
+    interleave,
+    open_session,
+    spread,
+)
 from practicum.backends.local.hosted import add_shared_adapters
 from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
@@ -48,17 +56,17 @@ RANK = 16
 
 def main() -> None:
     """Report one line."""
-    made = parser(__doc__)
-    made.add_argument("--texts", type=int, help="texts of a batch (default 32, with --quick 8)")
-    made.add_argument("--tokens", type=int, help="tokens of each (default 128, with --quick 32)")
-    made.add_argument(
+    parser = build_parser(__doc__)
+    parser.add_argument("--texts", type=int, help="texts of a batch (default 32, with --quick 8)")
+    parser.add_argument("--tokens", type=int, help="tokens of each (default 128, with --quick 32)")
+    parser.add_argument(
         "--model", choices=sorted(models.SHAPES), help="shape (default 17m, with --quick tiny)"
     )
-    options = made.parse_args()
+    options = parser.parse_args()
     options.texts = options.texts or (8 if options.quick else 32)
     options.tokens = options.tokens or (32 if options.quick else 128)
     shape = models.SHAPES[options.model or ("tiny" if options.quick else "17m")]
-    now = session("service", options)
+    session = open_session("service", options)
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(
         2, shape.vocabulary, (options.texts, options.tokens), generator=generator
@@ -68,25 +76,25 @@ def main() -> None:
         local = LocalSampler(
             load(ModelConfig(model=str(Path(folder) / "model"), device="cpu")).language_model
         )
-        with served(Path(folder), [f"model={Path(folder) / 'model'}"]) as (http, process):
+        with serve_models(Path(folder), [f"model={Path(folder) / 'model'}"]) as (http, process):
             clock: dict[str, list[float]] = {}
 
-            def by_server(name: str, work: Callable[[], object]) -> Callable[[], float]:
-                def timed() -> float:
-                    before, start = _processor_seconds(process), time.perf_counter()
+            def time_server(name: str, work: Callable[[], object]) -> Callable[[], float]:
+                def run_timed() -> float:
+                    before, start = _read_processor_seconds(process), time.perf_counter()
                     work()
                     clock.setdefault(name, []).append(time.perf_counter() - start)
-                    return _processor_seconds(process) - before
+                    return _read_processor_seconds(process) - before
 
-                return timed
+                return run_timed
 
-            def both(work: Callable[[], object]) -> Callable[[], float]:
-                def timed() -> float:
-                    before = _processor_seconds(process) + time.process_time()
+            def time_both(work: Callable[[], object]) -> Callable[[], float]:
+                def run_timed() -> float:
+                    before = _read_processor_seconds(process) + time.process_time()
                     work()
-                    return _processor_seconds(process) + time.process_time() - before
+                    return _read_processor_seconds(process) + time.process_time() - before
 
-                return timed
+                return run_timed
 
             connection = Connection(ServiceConfig(url=str(http.base_url)), "benchmark")
             teacher = ServiceSampler(
@@ -101,58 +109,67 @@ def main() -> None:
                     base_model="model", rank=RANK, train_unembed=False
                 ),
             )
-            here = LocalTrainer(add_shared_adapters(local.language_model, Lora(rank=RANK), 0))
-            data = _data(texts)
+            local_student = LocalTrainer(
+                add_shared_adapters(local.language_model, Lora(rank=RANK), 0)
+            )
+            batch = _build_data(texts)
             contenders = {
-                "local, one batch": seconds(lambda: _locally(local, texts)),
-                "service, all at once": by_server(
-                    "all at once", lambda: _remotely(http, texts, AT_ONCE)
+                "local, one batch": build_timer(lambda: _score_locally(local, texts)),
+                "service, all at once": time_server(
+                    "all at once", lambda: _score_remotely(http, texts, AT_ONCE)
                 ),
-                "local, one by one": seconds(lambda: [_locally(local, [text]) for text in texts]),
-                "service, one by one": by_server("one by one", lambda: _remotely(http, texts, 1)),
-                "health, one by one": by_server(
+                "local, one by one": build_timer(
+                    lambda: [_score_locally(local, [text]) for text in texts]
+                ),
+                "service, one by one": time_server(
+                    "one by one", lambda: _score_remotely(http, texts, 1)
+                ),
+                "health, one by one": time_server(
                     "health", lambda: [http.get("/healthz") for _ in texts]
                 ),
-                "teacher tinker": both(lambda: _locally(teacher, texts)),
-                "local student, an update": seconds(lambda: _update(here, data)),
-                "student tinker, an update": both(lambda: _update(student, data)),
+                "teacher tinker": time_both(lambda: _score_locally(teacher, texts)),
+                "local student, an update": build_timer(lambda: _update(local_student, batch)),
+                "student tinker, an update": time_both(lambda: _update(student, batch)),
             }
-            found = interleaved(contenders, now.rounds, now.warm_up)
-            difference = _largest_difference(local, http, texts[:2])
+            times = interleave(contenders, session.rounds, session.warm_up)
+            difference = _find_largest_difference(local, http, texts[:2])
             connection.close()
     count = options.texts * (options.tokens - 1)
-    medians = {name: statistics.median(values) for name, values in found.items()}
+    medians = {name: statistics.median(values) for name, values in times.items()}
     rows = [
         [name, value, "-" if name.startswith("health") else count / value]
         for name, value in medians.items()
     ]
-    print(table(["scored by", "processor s a batch", "tokens a second"], rows))
-    apart = zip(found["service, one by one"], found["local, one by one"], strict=True)
-    overhead = [1e3 * (one - other) / options.texts for one, other in apart]
+    print(format_table(["scored by", "processor s a batch", "tokens a second"], rows))
+    apart = zip(times["service, one by one"], times["local, one by one"], strict=True)
+    overhead = [
+        1e3 * (service_seconds - local_seconds) / options.texts
+        for service_seconds, local_seconds in apart
+    ]
     beside = statistics.median(overhead)
     print(
         f"{beside:.1f} ms a request beside the model's own work; log-probabilities differ by at most {difference:.1e}"
     )
-    now.report(
+    session.report(
         {},
         texts=options.texts,
         tokens=options.tokens,
-        processor_seconds={name: spread(values) for name, values in found.items()},
-        clock_seconds={name: spread(values[-now.rounds :]) for name, values in clock.items()},
-        throughput=ratios(found["local, one batch"], found["service, all at once"]),
+        processor_seconds={name: spread(values) for name, values in times.items()},
+        clock_seconds={name: spread(values[-session.rounds :]) for name, values in clock.items()},
+        throughput=compute_ratios(times["local, one batch"], times["service, all at once"]),
         overhead_ms=spread(overhead),
         difference=difference,
     )
 
 
-def _processor_seconds(process: int) -> float:
-    """What a process has used so far, all threads together, in steps of about 10 ms."""
+def _read_processor_seconds(process: int) -> float:
+    """Return the processor seconds of a process so far, all threads together, in steps of about 10 ms."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def served(folder: Path, names: Sequence[str]) -> Iterator[tuple[httpx.Client, int]]:
+def serve_models(folder: Path, names: Sequence[str]) -> Iterator[tuple[httpx.Client, int]]:
     """`practicum serve` of the models on a free port until the block ends."""
     log = folder / "log"
     words = [sys.executable, "-m", "practicum", "serve", *names, "--port", "0", "--device", "cpu"]
@@ -173,17 +190,17 @@ def served(folder: Path, names: Sequence[str]) -> Iterator[tuple[httpx.Client, i
         process.wait()
 
 
-def _data(texts: Sequence[Sequence[int]]) -> list[Datum]:
+def _build_data(texts: Sequence[Sequence[int]]) -> list[Datum]:
     """The texts as rollouts that a teacher found all tokens of equally likely."""
-    data = []
+    batch = []
     for number, text in enumerate(texts):
         tokens = torch.tensor(text[1:])
         flat = torch.full((len(tokens),), -1.0)
         mask = torch.ones(len(tokens), dtype=torch.bool)
         prompt = Prompt(str(number), ())
         rollout = Rollout(prompt, (text[0],), tokens, mask, flat, flat, 0, "length", "")
-        data.append(Datum(rollout, TeacherSignal(logprobs=flat)))
-    return data
+        batch.append(Datum(rollout, TeacherSignal(logprobs=flat)))
+    return batch
 
 
 def _update(trainer: TrainingClient, data: Sequence[Datum]) -> None:
@@ -191,21 +208,23 @@ def _update(trainer: TrainingClient, data: Sequence[Datum]) -> None:
     trainer.optim_step(AdamParams(1e-4))
 
 
-def _locally(
+def _score_locally(
     sampler: LocalSampler | ServiceSampler, texts: Sequence[Sequence[int]]
 ) -> list[torch.Tensor]:
     requests = [ScoreRequest((text[0],), tuple(text[1:])) for text in texts]
-    found = [signal.logprobs for signal in sampler.score(requests, Sampled())]
-    assert all(logprobs is not None for logprobs in found)
-    return [logprobs for logprobs in found if logprobs is not None]
+    scores = [signal.logprobs for signal in sampler.score(requests, Sampled())]
+    assert all(logprobs is not None for logprobs in scores)
+    return [logprobs for logprobs in scores if logprobs is not None]
 
 
-def _remotely(http: httpx.Client, texts: Sequence[Sequence[int]], at_once: int) -> list[bytes]:
+def _score_remotely(
+    http: httpx.Client, texts: Sequence[Sequence[int]], at_once: int
+) -> list[bytes]:
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(lambda text: _scored(http, text), texts))
+        return list(pool.map(lambda text: _score_text(http, text), texts))
 
 
-def _scored(http: httpx.Client, text: Sequence[int]) -> bytes:
+def _score_text(http: httpx.Client, text: Sequence[int]) -> bytes:
     """As `compute_logprobs` of the tinker package: ask, then fetch the answer."""
     body = {
         "prompt": {"chunks": [{"tokens": list(text)}]},
@@ -225,18 +244,20 @@ def _scored(http: httpx.Client, text: Sequence[int]) -> bytes:
         assert answer.json().get("type") == "try_again", answer.text
 
 
-def _largest_difference(
+def _find_largest_difference(
     sampler: LocalSampler, http: httpx.Client, texts: Sequence[Sequence[int]]
 ) -> float:
     """Between the log-probabilities of the two ways."""
     from practicum.server.wire import load_messages
 
     largest = 0.0
-    for own, content in zip(_locally(sampler, texts), _remotely(http, texts, 1), strict=True):
+    for local, content in zip(
+        _score_locally(sampler, texts), _score_remotely(http, texts, 1), strict=True
+    ):
         message = load_messages().SampleResponse()
         message.ParseFromString(content)
-        other = torch.frombuffer(bytearray(message.prompt_logprobs), dtype=torch.float32)[1:]
-        largest = max(largest, (own - other).abs().max().item())
+        remote = torch.frombuffer(bytearray(message.prompt_logprobs), dtype=torch.float32)[1:]
+        largest = max(largest, (local - remote).abs().max().item())
     return largest
 
 

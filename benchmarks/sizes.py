@@ -11,18 +11,18 @@ from collections.abc import Callable
 import torch
 
 from benchmarks import ceilings
-from benchmarks.loss_kernels import Size, inputs, ours
+from benchmarks.loss_kernels import Size, build_ours, make_inputs
 from benchmarks.measuring import (
     Session,
-    interleaved,
-    parser,
-    ratios,
-    seconds,
-    session,
+    build_parser,
+    build_timer,
+    compute_ratios,
+    format_table,
+    interleave,
+    open_session,
     spread,
-    table,
 )
-from benchmarks.models import SHAPES, language_model
+from benchmarks.models import SHAPES, build_language_model
 from practicum.backends.local import sampler
 from practicum.objective import Full
 from practicum.types import ScoreRequest
@@ -34,76 +34,78 @@ ROWS, WIDTH, VOCABULARY = 8, 256, 49152
 
 def main() -> None:
     """Report one line for each choice."""
-    options = parser(__doc__).parse_args()
-    now = session("sizes", options, ceilings.short())
-    _report(now, "pass", sampler.SCORED_TOKENS, _passes(options.quick))
-    _report(now, "chunk", 128, _chunks(options.quick))
-    _report(now, "layout", "torch", _layouts())
+    options = build_parser(__doc__).parse_args()
+    session = open_session("sizes", options, ceilings.measure_briefly())
+    _report(session, "pass", sampler.SCORED_TOKENS, _prepare_passes(options.quick))
+    _report(session, "chunk", 128, _prepare_chunks(options.quick))
+    _report(session, "layout", "torch", _prepare_layouts())
 
 
 def _report(
-    now: Session, choice: str, used: int | str, works: dict[int | str, Callable[[], object]]
+    session: Session, choice: str, used: int | str, works: dict[int | str, Callable[[], object]]
 ) -> None:
-    times = interleaved(
-        {str(size): seconds(work) for size, work in works.items()}, now.rounds, now.warm_up
+    times = interleave(
+        {str(size): build_timer(work) for size, work in works.items()},
+        session.rounds,
+        session.warm_up,
     )
-    of_used = {size: ratios(values, times[str(used)]) for size, values in times.items()}
+    of_used = {size: compute_ratios(values, times[str(used)]) for size, values in times.items()}
     print(
-        table(
+        format_table(
             [choice, f"seconds / those at {used}"],
             [[size, ratio["median"]] for size, ratio in of_used.items()],
         )
     )
     spreads = {size: spread(values) for size, values in times.items()}
-    now.report({}, choice=choice, used=used, seconds=spreads, of_used=of_used)
+    session.report({}, choice=choice, used=used, seconds=spreads, of_used=of_used)
 
 
-def _passes(quick: bool) -> dict[int | str, Callable[[], object]]:
+def _prepare_passes(quick: bool) -> dict[int | str, Callable[[], object]]:
     """Completions of 64 tokens scored by the 57m teacher in passes of so many tokens."""
-    client = sampler.LocalSampler(language_model(SHAPES["57m"]))
+    client = sampler.LocalSampler(build_language_model(SHAPES["57m"]))
     count = 8 if quick else 64
     draws = torch.randint(3, 1000, (count, 96), generator=torch.Generator().manual_seed(0)).tolist()
     requests = [ScoreRequest(tuple(row[:32]), tuple(row[32:])) for row in draws]
 
-    def scored(tokens: int) -> Callable[[], object]:
-        def work() -> object:
+    def score_in_passes(tokens: int) -> Callable[[], object]:
+        def run_pass() -> object:
             used, sampler.SCORED_TOKENS = sampler.SCORED_TOKENS, tokens
             try:
                 return client.score(requests, Full())
             finally:
                 sampler.SCORED_TOKENS = used
 
-        return work
+        return run_pass
 
-    return {tokens: scored(tokens) for tokens in PASSES}
+    return {tokens: score_in_passes(tokens) for tokens in PASSES}
 
 
-def _chunks(quick: bool) -> dict[int | str, Callable[[], object]]:
+def _prepare_chunks(quick: bool) -> dict[int | str, Callable[[], object]]:
     """The loss over 1,024 tokens in chunks of so many."""
-    given = inputs(Size(128 if quick else 1024, 8192 if quick else VOCABULARY))
+    inputs = make_inputs(Size(128 if quick else 1024, 8192 if quick else VOCABULARY))
 
-    def learned(tokens: int) -> Callable[[], object]:
-        kernel = ours("reverse_kl", tokens)
-        return lambda: kernel(given)
+    def train_in_chunks(tokens: int) -> Callable[[], object]:
+        kernel = build_ours("reverse_kl", tokens)
+        return lambda: kernel(inputs)
 
-    return {tokens: learned(tokens) for tokens in CHUNKS}
+    return {tokens: train_in_chunks(tokens) for tokens in CHUNKS}
 
 
-def _layouts() -> dict[int | str, Callable[[], object]]:
+def _prepare_layouts() -> dict[int | str, Callable[[], object]]:
     """Sixteen products, each with a weight of its own, so that none is found in the caches."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(ROWS, WIDTH, generator=generator)
     weights = [torch.randn(VOCABULARY, WIDTH, generator=generator) for _ in range(4)]
 
-    def laid_out(hint: int) -> Callable[[], object]:
-        found = [torch.ops.mkldnn._reorder_linear_weight(weight, hint) for weight in weights]
+    def multiply_in_layout(hint: int) -> Callable[[], object]:
+        reordered = [torch.ops.mkldnn._reorder_linear_weight(weight, hint) for weight in weights]
         return lambda: [
             torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")
-            for weight in 4 * found
+            for weight in 4 * reordered
         ]
 
     plain = {"torch": lambda: [torch.nn.functional.linear(rows, weight) for weight in 4 * weights]}
-    return {**plain, **{hint: laid_out(hint) for hint in LAYOUTS}}
+    return {**plain, **{hint: multiply_in_layout(hint) for hint in LAYOUTS}}
 
 
 if __name__ == "__main__":

@@ -25,8 +25,14 @@ import httpx
 import torch
 
 from benchmarks import models
-from benchmarks.measuring import parser, session, significant, single, table
-from benchmarks.service import served
+from benchmarks.measuring import (
+    build_parser,
+    build_reading,
+    format_table,
+    open_session,
+    round_digits,
+)
+from benchmarks.service import serve_models
 from practicum.server.wire import PROTOBUF, load_messages
 
 SHAPE = models.SHAPES["tiny"]
@@ -55,7 +61,7 @@ BAD = (
 
 
 class Load:
-    """What all who ask share: the address, when to stop, and what was answered."""
+    """The state that all clients share: the address, the time to stop, and the answers."""
 
     def __init__(self, address: str, seconds: float) -> None:
         self.address = address
@@ -66,10 +72,10 @@ class Load:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is time left."""
+        """Return True while there is time left."""
         return time.monotonic() < self.until
 
-    def timed(self, name: str, work: Callable[[], object]) -> None:
+    def time_work(self, name: str, work: Callable[[], object]) -> None:
         """Note the seconds of the clock that some work takes."""
         start = time.monotonic()
         work()
@@ -113,7 +119,7 @@ class Client:
                 return answer
 
 
-def sampling_client(load: Load, number: int) -> None:
+def run_sampling_client(load: Load, number: int) -> None:
     """Sample and score in turn until the time is over."""
     with contextlib.closing(Client(load)) as client:
         _sample(client, load, random.Random(number))
@@ -130,13 +136,13 @@ def _sample(client: Client, load: Load, draw: random.Random) -> None:
             "num_samples": 1 if score else draw.randrange(1, 5),
             "base_model": draw.choice(("student", "teacher")),
         }
-        load.timed(
+        load.time_work(
             "score" if score else "sample",
             lambda body=body: client.wait(client.ask("asample", **body)),
         )
 
 
-def trainer(load: Load) -> None:
+def run_trainer(load: Load) -> None:
     """Learn, step, publish and save until the time is over."""
     with contextlib.closing(Client(load)) as client:
         _train(client, load)
@@ -167,14 +173,18 @@ def _train(client: Client, load: Load) -> None:
                 load_messages().DTYPE_INT32,
                 tokens.roll(-1).numpy().tobytes(),
             )
-        learned = client.send("forward_backward", request.SerializeToString(), PROTOBUF).json()
-        stepped = client.ask("optim_step", model_id=model, seq_id=next(numbers), adam_params={})
-        client.wait(learned)
-        client.wait(stepped)
+        gradient_request = client.send(
+            "forward_backward", request.SerializeToString(), PROTOBUF
+        ).json()
+        step_request = client.ask(
+            "optim_step", model_id=model, seq_id=next(numbers), adam_params={}
+        )
+        client.wait(gradient_request)
+        client.wait(step_request)
 
-    load.timed("train step", step)  # one at least, however little time there is
+    load.time_work("train step", step)  # one at least, however little time there is
     while load.goes_on:
-        load.timed("train step", step)
+        load.time_work("train step", step)
         number = next(numbers)
         saved = {
             "model_id": model,
@@ -185,8 +195,8 @@ def _train(client: Client, load: Load) -> None:
         sampler = client.wait(client.ask("save_weights_for_sampler", **saved)).json()[
             "sampling_session_id"
         ]
-        asked = {"prompt": {"chunks": [{"tokens": [2, 3]}]}, "sampling_params": {"max_tokens": 4}}
-        client.wait(client.ask("asample", sampling_session_id=sampler, seq_id=0, **asked))
+        request = {"prompt": {"chunks": [{"tokens": [2, 3]}]}, "sampling_params": {"max_tokens": 4}}
+        client.wait(client.ask("asample", sampling_session_id=sampler, seq_id=0, **request))
         if number % 10 == 0:
             client.wait(
                 client.ask(
@@ -199,7 +209,7 @@ def _train(client: Client, load: Load) -> None:
             )
 
 
-def vandal(load: Load) -> None:
+def run_vandal(load: Load) -> None:
     """Send what has to be refused, ask for a great deal and cancel it, until the time is over."""
     with contextlib.closing(Client(load)) as client:
         _break(client, load, random.Random(-1))
@@ -226,27 +236,27 @@ def soak(seconds: float, clients: int) -> dict[str, Any]:
         for seed, name in enumerate(("student", "teacher")):
             models.write_folder(SHAPE, Path(folder) / name, seed)
             words.append(f"{name}={Path(folder) / name}")
-        with served(Path(folder), words) as (http, process):
+        with serve_models(Path(folder), words) as (http, process):
             load = Load(str(http.base_url), seconds)
             works = [
-                lambda number=number: sampling_client(load, number) for number in range(clients)
+                lambda number=number: run_sampling_client(load, number) for number in range(clients)
             ]
-            works += [lambda: trainer(load), lambda: vandal(load)]
+            works += [lambda: run_trainer(load), lambda: run_vandal(load)]
             failures: list[BaseException] = []
             threads = [
-                threading.Thread(target=_caught, args=(work, failures), daemon=True)
+                threading.Thread(target=_run_catching, args=(work, failures), daemon=True)
                 for work in works
             ]
             for thread in threads:
                 thread.start()
             time.sleep(seconds * WARM)
-            warm = resident(process)
+            warm = read_resident(process)
             for thread in threads:
                 thread.join(seconds + 300)
-            end = resident(process)
+            end = read_resident(process)
         if failures:
             raise failures[0]
-    waits = {name: _quantiles(values) for name, values in sorted(load.waits.items())}
+    waits = {name: _compute_quantiles(values) for name, values in sorted(load.waits.items())}
     broken = sum(count for status, count in load.statuses.items() if status >= 500)
     return {
         "requests": load.statuses.total(),
@@ -258,7 +268,7 @@ def soak(seconds: float, clients: int) -> dict[str, Any]:
     }
 
 
-def resident(process: int) -> float:
+def read_resident(process: int) -> float:
     """Return what a process holds in memory, in MiB (Linux)."""
     status = Path(f"/proc/{process}/status").read_text()
     return (
@@ -267,44 +277,47 @@ def resident(process: int) -> float:
     )
 
 
-def _caught(work: Callable[[], None], failures: list[BaseException]) -> None:
+def _run_catching(work: Callable[[], None], failures: list[BaseException]) -> None:
     try:
         work()
     except Exception as error:  # the thread cannot tell otherwise
         failures.append(error)
 
 
-def _quantiles(values: list[float]) -> dict[str, float]:
+def _compute_quantiles(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     return {
         "count": len(ordered),
-        "p50": significant(statistics.median(ordered)),
-        "p99": significant(ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]),
+        "p50": round_digits(statistics.median(ordered)),
+        "p99": round_digits(ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]),
     }
 
 
 def main() -> None:
     """Report one line."""
-    made = parser(__doc__)
-    made.add_argument("--seconds", type=float, help="of load (default 185, with --quick 15)")
-    made.add_argument(
+    parser = build_parser(__doc__)
+    parser.add_argument("--seconds", type=float, help="of load (default 185, with --quick 15)")
+    parser.add_argument(
         "--clients", type=int, help="that sample and score (default 48, with --quick 8)"
     )
-    options = made.parse_args()
-    now = session("soak", options)
+    options = parser.parse_args()
+    session = open_session("soak", options)
     seconds = options.seconds or (15 if options.quick else 185)
-    found = soak(seconds, options.clients or (8 if options.quick else 48))
+    figures = soak(seconds, options.clients or (8 if options.quick else 48))
     rows = [
-        [name, wait["count"], wait["p50"], wait["p99"]] for name, wait in found["waits"].items()
+        [name, wait["count"], wait["p50"], wait["p99"]] for name, wait in figures["waits"].items()
     ]
-    print(table(["waited for", "count", "p50 s", "p99 s"], rows))
+    print(format_table(["waited for", "count", "p50 s", "p99 s"], rows))
     print(
-        f"{found['requests']} requests, {found['broken']} broken; {found['warm_mib']:.0f} MiB, then {found['end_mib']:.0f}"
+        f"{figures['requests']} requests, {figures['broken']} broken; {figures['warm_mib']:.0f} MiB, then {figures['end_mib']:.0f}"
     )
-    memory = {"warm": single(found.pop("warm_mib")), "end": single(found.pop("end_mib"))}
-    now.report({}, seconds=seconds, memory_mib=memory, **found)
-    if found["broken"]:
-        sys.exit(f"{found['broken']} requests were answered with a status of 500 or more")
+    memory = {
+        "warm": build_reading(figures.pop("warm_mib")),
+        "end": build_reading(figures.pop("end_mib")),
+    }
+    session.report({}, seconds=seconds, memory_mib=memory, **figures)
+    if figures["broken"]:
+        sys.exit(f"{figures['broken']} requests were answered with a status of 500 or more")
 
 
 if __name__ == "__main__":

@@ -11,27 +11,36 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.measuring import environment, in_a_process, parser, session, spread, table
+from benchmarks.measuring import (
+    build_environment,
+    build_parser,
+    format_table,
+    open_session,
+    run_in_process,
+    spread,
+)
 
 STEPS = 6
 
 
 def main() -> None:
     """Report one line; these are wall seconds but for `check`, so the machine should be idle."""
-    made = parser(__doc__)
-    made.add_argument("--recipe", default="smoke/toy")
-    made.add_argument("--measure", action="store_true", help="internal: the seconds of a few steps")
-    options = made.parse_args()
+    parser = build_parser(__doc__)
+    parser.add_argument("--recipe", default="smoke/toy")
+    parser.add_argument(
+        "--measure", action="store_true", help="internal: the seconds of a few steps"
+    )
+    options = parser.parse_args()
     if options.measure:
-        print(json.dumps(_steps(options.recipe)))
+        print(json.dumps(_time_steps(options.recipe)))
         return
-    now = session("startup", options)
-    rounds = range(now.warm_up + now.rounds)
-    helps = spread([_wall_seconds("--help") for _ in rounds][now.warm_up :])
-    checks = spread([_processor_seconds("check", "quickstart") for _ in rounds][now.warm_up :])
+    session = open_session("startup", options)
+    rounds = range(session.warm_up + session.rounds)
+    helps = spread([_time_wall("--help") for _ in rounds][session.warm_up :])
+    checks = spread([_time_processor("check", "quickstart") for _ in rounds][session.warm_up :])
     runs = [
-        in_a_process("benchmarks.startup", "--measure", "--recipe", options.recipe)
-        for _ in range(now.rounds)
+        run_in_process("benchmarks.startup", "--measure", "--recipe", options.recipe)
+        for _ in range(session.rounds)
     ]
     beyond = spread([steps[0] - spread(steps[1:])["median"] for steps in runs])
     warm = spread([spread(steps[1:])["median"] for steps in runs])
@@ -41,36 +50,36 @@ def main() -> None:
         ["first step beyond a warm one", beyond["median"]],
         ["a warm step", warm["median"]],
     ]
-    print(table(["what", "seconds"], rows))
+    print(format_table(["what", "seconds"], rows))
     readings = {"startup.help": helps, "startup.check": checks, "startup.first": beyond}
-    now.report(readings, recipe=options.recipe, warm_step_seconds=warm)
+    session.report(readings, recipe=options.recipe, warm_step_seconds=warm)
 
 
-def _practicum(*words: str) -> None:
+def _run_practicum(*words: str) -> None:
     command = [sys.executable, "-m", "practicum", *words]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=build_environment())
 
 
-def _wall_seconds(*words: str) -> float:
+def _time_wall(*words: str) -> float:
     """Return the wall seconds of a command."""
     start = time.monotonic()
-    _practicum(*words)
+    _run_practicum(*words)
     return time.monotonic() - start
 
 
-def _processor_seconds(*words: str) -> float:
+def _time_processor(*words: str) -> float:
     """Return the processor seconds of a command, its own and the system's for it."""
 
-    def used() -> float:
+    def read_used() -> float:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         return children.ru_utime + children.ru_stime
 
-    before = used()
-    _practicum(*words)
-    return used() - before
+    before = read_used()
+    _run_practicum(*words)
+    return read_used() - before
 
 
-def _steps(recipe: str) -> list[float]:
+def _time_steps(recipe: str) -> list[float]:
     """Wall seconds of the first steps of a recipe."""
     from practicum.recipe import load_recipe
     from practicum.runs.assembly import assemble_run

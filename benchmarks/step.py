@@ -20,19 +20,19 @@ import torch
 from benchmarks import ceilings, models, peers
 from benchmarks.measuring import (
     Session,
-    in_a_process,
-    interleaved,
-    parser,
-    ratios,
-    session,
-    single,
+    build_parser,
+    build_reading,
+    compute_ratios,
+    format_table,
+    interleave,
+    open_session,
+    run_in_process,
     spread,
-    table,
 )
 
 TRAINERS = ("gkd", "distillation")
 PROCESSES = 3
-"""How many processes of each contender take turns."""
+"""The number of processes of each contender, which take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +66,26 @@ QUICK = {
 
 def main() -> None:
     """Report one line for each workload."""
-    made = parser(__doc__)
-    made.add_argument(
+    parser = build_parser(__doc__)
+    parser.add_argument(
         "--config", nargs="+", choices=sorted(CONFIGS), default=list(CONFIGS), help="only these"
     )
-    peers.add_options(made, ("trl",))
-    options = made.parse_args()
+    peers.add_options(parser, ("trl",))
+    options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else PROCESSES)
-    now = session("step", options, ceilings.short())
-    found = peers.installed(options.peer, options.peer_python)
+    session = open_session("step", options, ceilings.measure_briefly())
+    installed = peers.find_installed(options.peer, options.peer_python)
     for name in options.config:
         _measure(
-            now, (QUICK if options.quick else CONFIGS)[name], TRAINERS if found else (), options
+            session,
+            (QUICK if options.quick else CONFIGS)[name],
+            TRAINERS if installed else (),
+            options,
         )
 
 
 def _measure(
-    now: Session, config: Config, trainers: Sequence[str], options: argparse.Namespace
+    session: Session, config: Config, trainers: Sequence[str], options: argparse.Namespace
 ) -> None:
     """Alternate the contenders on one workload."""
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ours", *trainers)}
@@ -90,20 +93,22 @@ def _measure(
         _write(config, Path(folder))
 
         def run(name: str) -> float:
-            job = _job(config, Path(folder), name, len(answers[name]))
+            job = _write_job(config, Path(folder), name, len(answers[name]))
             module = "benchmarks.step_ours" if name == "ours" else "benchmarks.step_trl"
             python = {} if name == "ours" else {"python": options.peer_python}
-            answers[name].append(in_a_process(module, job, **python))
-            return _speed(answers[name][-1])
+            answers[name].append(run_in_process(module, job, **python))
+            return _compute_speed(answers[name][-1])
 
-        speed = interleaved({name: lambda name=name: run(name) for name in answers}, now.rounds, 0)
-    peak = {name: [one["peak_mib"] for one in rows] for name, rows in answers.items()}
+        speed = interleave(
+            {name: lambda name=name: run(name) for name in answers}, session.rounds, 0
+        )
+    peak = {name: [answer["peak_mib"] for answer in rows] for name, rows in answers.items()}
     rows = [
         [
             name,
             spread(speed[name])["median"],
-            spread([_mean(one["seconds"]) for one in answers[name]])["median"],
-            spread([_mean(one["sample"]) for one in answers[name]])["median"],
+            spread([_average(answer["seconds"]) for answer in answers[name]])["median"],
+            spread([_average(answer["sample"]) for answer in answers[name]])["median"],
             spread(peak[name])["median"],
             answers[name][0]["loss"],
         ]
@@ -112,12 +117,20 @@ def _measure(
     print(
         f"{config.name}: {config.student} <- {config.teacher}, {config.prompts} prompts, at most {config.new_tokens} new"
     )
-    print(table(["contender", "tokens/s", "s a step", "of it rollout", "peak MiB", "loss"], rows))
-    phases = _phases(answers["ours"])
-    print(table(["phase", "share"], [[phase, share["median"]] for phase, share in phases.items()]))
-    ideal = _roofline(config, answers["ours"], dict(now.ceilings))
-    now.report(
-        _readings(config, speed, peak, answers, phases, ideal),
+    print(
+        format_table(
+            ["contender", "tokens/s", "s a step", "of it rollout", "peak MiB", "loss"], rows
+        )
+    )
+    phases = _compute_phases(answers["ours"])
+    print(
+        format_table(
+            ["phase", "share"], [[phase, share["median"]] for phase, share in phases.items()]
+        )
+    )
+    ideal = _compute_roofline(config, answers["ours"], dict(session.ceilings))
+    session.report(
+        _build_readings(config, speed, peak, answers, phases, ideal),
         config=config.name,
         pair=[config.student, config.teacher],
         prompts=config.prompts,
@@ -125,55 +138,58 @@ def _measure(
         new_tokens=config.new_tokens,
         mean=config.mean,
         tokens_per_second={name: spread(values) for name, values in speed.items()},
-        ratios={name: ratios(speed["ours"], speed[name]) for name in trainers},
+        ratios={name: compute_ratios(speed["ours"], speed[name]) for name in trainers},
         peak_mib={name: spread(values) for name, values in peak.items()},
         imports_mib={
-            name: spread([one["imports_mib"] for one in rows]) for name, rows in answers.items()
+            name: spread([answer["imports_mib"] for answer in rows])
+            for name, rows in answers.items()
         },
         rollout_seconds={
-            name: spread([_mean(one["sample"]) for one in rows]) for name, rows in answers.items()
+            name: spread([_average(answer["sample"]) for answer in rows])
+            for name, rows in answers.items()
         },
         step_seconds={
-            name: spread([_mean(one["seconds"]) for one in rows]) for name, rows in answers.items()
+            name: spread([_average(answer["seconds"]) for answer in rows])
+            for name, rows in answers.items()
         },
         phases=phases,
         roofline=ideal,
         loss={name: rows[0]["loss"] for name, rows in answers.items()},
         measured_steps=config.steps,
-        peers=peers.versions(["trl"] if trainers else [], options.peer_python),
+        peers=peers.read_versions(["trl"] if trainers else [], options.peer_python),
     )
 
 
 def _write(config: Config, folder: Path) -> None:
-    stops = _stops(config)
+    stops = _draw_stops(config)
     models.write_folder(models.SHAPES[config.student], folder / "student", 1, stops)
     models.write_folder(models.SHAPES[config.teacher], folder / "teacher", 2, stops)
 
 
-def _stops(config: Config) -> frozenset[int]:
+def _draw_stops(config: Config) -> frozenset[int]:
     """The tokens that end an answer; the tokenizer's own end is always among them."""
     vocabulary = models.SHAPES[config.student].vocabulary
     return frozenset({1}) | (
-        models.geometric_stops(vocabulary, config.mean) if config.mean else frozenset()
+        models.draw_stops(vocabulary, config.mean) if config.mean else frozenset()
     )
 
 
-def _job(config: Config, folder: Path, name: str, number: int) -> Path:
-    """What a process is to do, as a file."""
+def _write_job(config: Config, folder: Path, name: str, number: int) -> Path:
+    """Write the file that tells a process what to do."""
     vocabulary = models.SHAPES[config.student].vocabulary
     generator = torch.Generator().manual_seed(99)
     answers = [
         (prompt, torch.randint(2, vocabulary, (5 + 3 * place,), generator=generator).tolist())
-        for place, prompt in enumerate(models.prompts(4, vocabulary, seed=98))
+        for place, prompt in enumerate(models.draw_prompts(4, vocabulary, seed=98))
     ]
     job = {
         "trainer": name,
         "student": str(folder / "student"),
         "teacher": str(folder / "teacher"),
         "out": str(folder / f"{name}-{number}"),
-        "prompts": models.prompts(config.prompts, vocabulary, seed=5),
+        "prompts": models.draw_prompts(config.prompts, vocabulary, seed=5),
         "answers": answers,
-        "stops": sorted(_stops(config)),
+        "stops": sorted(_draw_stops(config)),
         "batch": config.batch,
         "new_tokens": config.new_tokens,
         "steps": config.steps + 1,
@@ -185,36 +201,36 @@ def _job(config: Config, folder: Path, name: str, number: int) -> Path:
     return path
 
 
-def _speed(answer: dict[str, Any]) -> float:
+def _compute_speed(answer: dict[str, Any]) -> float:
     return sum(answer["tokens"]) / sum(answer["seconds"])
 
 
-def _mean(values: Sequence[float]) -> float:
+def _average(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _phases(answers: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def _compute_phases(answers: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """The share of each phase in the seconds of a step, and of what is outside the calls of the backend."""
     shares: dict[str, list[float]] = {}
     for answer in answers:
-        whole = sum(answer["seconds"])
+        total = sum(answer["seconds"])
         for phase in answer["phases"][0]:
-            shares.setdefault(phase, []).append(sum(row[phase] for row in answer["phases"]) / whole)
+            shares.setdefault(phase, []).append(sum(row[phase] for row in answer["phases"]) / total)
         shares.setdefault("outside", []).append(
-            1 - sum(sum(row.values()) for row in answer["phases"]) / whole
+            1 - sum(sum(row.values()) for row in answer["phases"]) / total
         )
     return {phase: spread(values) for phase, values in shares.items()}
 
 
-def _roofline(
+def _compute_roofline(
     config: Config, answers: Sequence[dict[str, Any]], limits: dict[str, float]
 ) -> dict[str, float]:
     """Seconds that the arithmetic and the weights' bytes of a step take at the ceilings, by phase, for its mean tokens."""
     student, teacher = models.SHAPES[config.student], models.SHAPES[config.teacher]
-    new = _mean([_mean(answer["tokens"]) for answer in answers])
-    read = new + sum(map(len, models.prompts(config.prompts, student.vocabulary, seed=5)))
+    new = _average([_average(answer["tokens"]) for answer in answers])
+    read = new + sum(map(len, models.draw_prompts(config.prompts, student.vocabulary, seed=5)))
     numbers, rows = student.body + student.head, config.batch
-    decode = new / rows * ceilings.seconds_at_least(2.0 * rows * numbers, 4.0 * numbers, limits)
+    decode = new / rows * ceilings.compute_floor(2.0 * rows * numbers, 4.0 * numbers, limits)
     rate = limits["gflops"] * 1e9
     parts = {
         "decode": decode,
@@ -223,12 +239,12 @@ def _roofline(
         "student": 6.0 * student.body * read / rate,
         "loss": 2.0 * new * student.vocabulary * (3 * student.width + teacher.width) / rate,
     }
-    whole = sum(parts.values())
-    taken = _mean([_mean(answer["seconds"]) for answer in answers])
-    return {**parts, "whole": whole, "measured": taken, "ratio": taken / whole}
+    total = sum(parts.values())
+    measured = _average([_average(answer["seconds"]) for answer in answers])
+    return {**parts, "whole": total, "measured": measured, "ratio": measured / total}
 
 
-def _readings(
+def _build_readings(
     config: Config,
     speed: dict[str, list[float]],
     peak: dict[str, list[float]],
@@ -236,18 +252,18 @@ def _readings(
     phases: dict[str, dict[str, float]],
     ideal: dict[str, float],
 ) -> dict[str, dict[str, float]]:
-    """What the goals ask of this workload."""
+    """Return the readings of this workload that the goals ask for."""
     readings = {
-        f"step.{config.name}.roofline": single(ideal["ratio"]),
-        f"step.{config.name}.framework": single(phases["outside"]["median"]),
+        f"step.{config.name}.roofline": build_reading(ideal["ratio"]),
+        f"step.{config.name}.framework": build_reading(phases["outside"]["median"]),
     }
     for name in speed:
         if name != "ours":
-            readings[f"step.{config.name}.{name}"] = ratios(speed["ours"], speed[name])
-            readings[f"step.{config.name}.memory.{name}"] = ratios(peak["ours"], peak[name])
+            readings[f"step.{config.name}.{name}"] = compute_ratios(speed["ours"], speed[name])
+            readings[f"step.{config.name}.memory.{name}"] = compute_ratios(peak["ours"], peak[name])
     losses = [rows[0]["loss"] for rows in answers.values()]
     if len(losses) > 1:
-        readings["step.loss"] = single(max(losses) - min(losses))
+        readings["step.loss"] = build_reading(max(losses) - min(losses))
     return readings
 
 

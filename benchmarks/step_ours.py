@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.measuring import memory
-from benchmarks.models import trainer as make_trainer
-from benchmarks.models import words
+from benchmarks.measuring import read_memory
+from benchmarks.models import build_trainer as make_trainer
+from benchmarks.models import render_words
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.residency import build_scorer
 from practicum.models.config import ScorerConfig, StudentConfig
@@ -54,19 +54,19 @@ class Phases:
     def watch(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call, its seconds counted under the phase."""
 
-        def watched(*given: Any, **named: Any) -> Any:
+        def call_watched(*arguments: Any, **keywords: Any) -> Any:
             start = time.process_time()
             try:
-                return call(*given, **named)
+                return call(*arguments, **keywords)
             finally:
                 self.seconds[phase] = self.seconds.get(phase, 0.0) + time.process_time() - start
 
-        return watched
+        return call_watched
 
     def take(self) -> dict[str, float]:
-        """What has been counted, which begins anew."""
-        taken, self.seconds = self.seconds, {}
-        return taken
+        """Return the seconds counted so far, and begin anew."""
+        counted, self.seconds = self.seconds, {}
+        return counted
 
 
 class Sampling:
@@ -82,7 +82,7 @@ def main() -> None:
     """Compare the loss on given answers, then train and print the seconds, tokens and phases of each step."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
-    imports = memory("VmRSS")
+    imports = read_memory("VmRSS")
     student = load_student(StudentConfig(model=job["student"], device="cpu"), seed=0)
     taught = ScorerConfig(model=job["teacher"], device="cpu")
     loaded = load(taught)
@@ -91,10 +91,10 @@ def main() -> None:
     teacher = ClientTeacher(
         build_scorer(loaded, taught, limits.sampling_batch, limits.chunk_tokens), loaded.renderer
     )
-    loss = _loss(job, trainer, teacher)
+    loss = _compute_loss(job, trainer, teacher)
     phases = Phases()
     _watch(trainer, teacher, phases)
-    prompts = [_prompt(number, prompt) for number, prompt in enumerate(job["prompts"])]
+    prompts = [_build_prompt(number, prompt) for number, prompt in enumerate(job["prompts"])]
     parts = StepComponents(
         trainer, trainer.build_sampling_client(), teacher, Given(prompts), student.renderer, prompts
     )
@@ -110,15 +110,17 @@ def main() -> None:
     for step in range(1, job["steps"] + 1):
         start = time.process_time()
         result = train_step(step, parts, settings)
-        taken = time.process_time() - start
-        rows.append((taken, sum(len(rollout.tokens) for rollout in result.rollouts), phases.take()))
+        seconds = time.process_time() - start
+        rows.append(
+            (seconds, sum(len(rollout.tokens) for rollout in result.rollouts), phases.take())
+        )
     answer = {
         "seconds": [row[0] for row in rows[1:]],
         "tokens": [row[1] for row in rows[1:]],
         "sample": [row[2]["sample"] for row in rows[1:]],
         "phases": [row[2] for row in rows[1:]],
         "loss": loss,
-        "peak_mib": memory("VmHWM"),
+        "peak_mib": read_memory("VmHWM"),
         "imports_mib": imports,
     }
     print(json.dumps(answer))
@@ -133,15 +135,15 @@ def _watch(trainer: Any, teacher: Any, phases: Phases) -> None:
     teacher.score = phases.watch("teacher", teacher.score)
 
 
-def _prompt(number: int, tokens: Sequence[int]) -> Prompt:
-    return Prompt(str(number), (Message("user", words(tokens)),))
+def _build_prompt(number: int, tokens: Sequence[int]) -> Prompt:
+    return Prompt(str(number), (Message("user", render_words(tokens)),))
 
 
-def _loss(job: dict[str, Any], trainer: Any, teacher: ClientTeacher) -> float:
+def _compute_loss(job: dict[str, Any], trainer: Any, teacher: ClientTeacher) -> float:
     """The mean over the tokens of the given answers; the gradient is thrown away."""
     rollouts = [
         Rollout(
-            prompt=_prompt(number, prompt),
+            prompt=_build_prompt(number, prompt),
             prompt_tokens=tuple(prompt),
             tokens=torch.tensor(answer),
             loss_mask=torch.ones(len(answer), dtype=torch.bool),

@@ -18,8 +18,8 @@ from transformers.utils import logging
 from trl import DistillationConfig, DistillationTrainer  # type: ignore[import-not-found]
 from trl.experimental.gkd import GKDConfig, GKDTrainer  # type: ignore[import-not-found]
 
-from benchmarks.measuring import memory
-from benchmarks.models import words
+from benchmarks.measuring import read_memory
+from benchmarks.models import render_words
 
 
 class Marks(TrainerCallback):
@@ -32,7 +32,7 @@ class Marks(TrainerCallback):
         self.generating = 0.0
         self.generated: list[float] = []
 
-    def on_step_end(self, *given: Any, **named: Any) -> None:
+    def on_step_end(self, *arguments: Any, **keywords: Any) -> None:
         self.seconds.append(time.process_time())
         self.tokens.append(self.count)
         self.generated.append(self.generating)
@@ -43,29 +43,31 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    imports = memory("VmRSS")
+    imports = read_memory("VmRSS")
     marks = Marks()
-    trainer = {"gkd": _gkd, "distillation": _distillation}[job["trainer"]](job, marks)
-    loss = {"gkd": _gkd_loss, "distillation": _distillation_loss}[job["trainer"]](trainer, job)
+    trainer = {"gkd": _build_gkd, "distillation": _build_distillation}[job["trainer"]](job, marks)
+    loss = {"gkd": _compute_gkd_loss, "distillation": _compute_distillation_loss}[job["trainer"]](
+        trainer, job
+    )
     trainer.add_callback(marks)
     trainer.train()
     answer = {
-        "seconds": _steps(marks.seconds),
-        "tokens": _steps(marks.tokens),
-        "sample": _steps(marks.generated),
+        "seconds": _subtract_marks(marks.seconds),
+        "tokens": _subtract_marks(marks.tokens),
+        "sample": _subtract_marks(marks.generated),
         "loss": loss,
-        "peak_mib": memory("VmHWM"),
+        "peak_mib": read_memory("VmHWM"),
         "imports_mib": imports,
     }
     print(json.dumps(answer))
 
 
-def _steps(marks: list[Any]) -> list[Any]:
+def _subtract_marks(marks: list[Any]) -> list[Any]:
     """The differences of the marks: every step but the first, which warms up."""
     return [later - earlier for earlier, later in itertools.pairwise(marks)]
 
 
-def _settings(job: dict[str, Any]) -> dict[str, Any]:
+def _build_settings(job: dict[str, Any]) -> dict[str, Any]:
     return {
         "output_dir": job["out"],
         "per_device_train_batch_size": job["batch"],
@@ -86,7 +88,7 @@ def _settings(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _models(job: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _load_models(job: dict[str, Any]) -> tuple[Any, Any, Any]:
     student, teacher = (
         AutoModelForCausalLM.from_pretrained(job[name], dtype=torch.float32)
         for name in ("student", "teacher")
@@ -96,22 +98,22 @@ def _models(job: dict[str, Any]) -> tuple[Any, Any, Any]:
     return student, teacher, AutoTokenizer.from_pretrained(job["student"])
 
 
-def _gkd(job: dict[str, Any], marks: Marks) -> Any:
-    student, teacher, tokenizer = _models(job)
+def _build_gkd(job: dict[str, Any], marks: Marks) -> Any:
+    student, teacher, tokenizer = _load_models(job)
     rows = [
         {
             "messages": [
-                {"role": "user", "content": words(prompt)},
-                {"role": "assistant", "content": words([2])},
+                {"role": "user", "content": render_words(prompt)},
+                {"role": "assistant", "content": render_words([2])},
             ]
         }
         for prompt in job["prompts"]
     ]
     plain = GKDTrainer.generate_on_policy_outputs
 
-    def generate(*given: Any, **named: Any) -> Any:
+    def generate(*arguments: Any, **keywords: Any) -> Any:
         start = time.process_time()
-        ids, mask, labels = plain(*given, **named)
+        ids, mask, labels = plain(*arguments, **keywords)
         marks.generating += time.process_time() - start
         marks.count += int((labels != -100).sum())
         return ids, mask, labels
@@ -120,19 +122,19 @@ def _gkd(job: dict[str, Any], marks: Marks) -> Any:
     return GKDTrainer(
         model=student,
         teacher_model=teacher,
-        args=GKDConfig(**_settings(job), lmbda=1.0, max_new_tokens=job["new_tokens"]),
+        args=GKDConfig(**_build_settings(job), lmbda=1.0, max_new_tokens=job["new_tokens"]),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
     )
 
 
-def _distillation(job: dict[str, Any], marks: Marks) -> Any:
-    student, teacher, tokenizer = _models(job)
+def _build_distillation(job: dict[str, Any], marks: Marks) -> Any:
+    student, teacher, tokenizer = _load_models(job)
 
     class Counted(DistillationTrainer):
-        def _generate(self, *given: Any, **named: Any) -> Any:
+        def _generate(self, *arguments: Any, **keywords: Any) -> Any:
             start = time.process_time()
-            made = super()._generate(*given, **named)
+            made = super()._generate(*arguments, **keywords)
             marks.generating += time.process_time() - start
             marks.count += sum(map(len, made[1]))
             return made
@@ -140,17 +142,21 @@ def _distillation(job: dict[str, Any], marks: Marks) -> Any:
     return Counted(
         model=student,
         teacher_model=teacher,
-        args=DistillationConfig(**_settings(job), max_completion_length=job["new_tokens"], top_k=0),
-        train_dataset=Dataset.from_list([{"prompt": words(prompt)} for prompt in job["prompts"]]),
+        args=DistillationConfig(
+            **_build_settings(job), max_completion_length=job["new_tokens"], top_k=0
+        ),
+        train_dataset=Dataset.from_list(
+            [{"prompt": render_words(prompt)} for prompt in job["prompts"]]
+        ),
         processing_class=tokenizer,
     )
 
 
 @torch.no_grad()
-def _gkd_loss(trainer: Any, job: dict[str, Any]) -> float:
+def _compute_gkd_loss(trainer: Any, job: dict[str, Any]) -> float:
     """The mean over the tokens of the given answers."""
     texts = [(*prompt, *answer) for prompt, answer in job["answers"]]
-    ids, mask = _padded(texts, "right")
+    ids, mask = _pad_texts(texts, "right")
     labels = ids.masked_fill(mask == 0, -100)
     for row, (prompt, _) in enumerate(job["answers"]):
         labels[row, : len(prompt)] = -100
@@ -162,10 +168,10 @@ def _gkd_loss(trainer: Any, job: dict[str, Any]) -> float:
 
 
 @torch.no_grad()
-def _distillation_loss(trainer: Any, job: dict[str, Any]) -> float:
+def _compute_distillation_loss(trainer: Any, job: dict[str, Any]) -> float:
     """The same."""
-    prompt_ids, prompt_mask = _padded([prompt for prompt, _ in job["answers"]], "left")
-    completion_ids, completion_mask = _padded([answer for _, answer in job["answers"]], "right")
+    prompt_ids, prompt_mask = _pad_texts([prompt for prompt, _ in job["answers"]], "left")
+    completion_ids, completion_mask = _pad_texts([answer for _, answer in job["answers"]], "right")
     inputs = {
         "prompt_ids": prompt_ids,
         "prompt_mask": prompt_mask,
@@ -175,7 +181,7 @@ def _distillation_loss(trainer: Any, job: dict[str, Any]) -> float:
     return float(trainer._compute_loss(trainer.model, inputs, None)[0])
 
 
-def _padded(texts: list[Any], side: str) -> tuple[Tensor, Tensor]:
+def _pad_texts(texts: list[Any], side: str) -> tuple[Tensor, Tensor]:
     width = max(map(len, texts))
     ids, mask = torch.zeros(2, len(texts), width, dtype=torch.long)
     for row, text in enumerate(texts):

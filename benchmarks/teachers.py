@@ -17,16 +17,16 @@ import torch
 
 from benchmarks import ceilings, models
 from benchmarks.measuring import (
+    build_parser,
+    build_reading,
     clear_peak,
-    in_a_process,
-    interleaved,
-    memory,
-    parser,
-    ratios,
-    session,
-    single,
+    compute_ratios,
+    format_table,
+    interleave,
+    open_session,
+    read_memory,
+    run_in_process,
     spread,
-    table,
 )
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.residency import build_scorer
@@ -45,37 +45,37 @@ KINDS, RESIDENCIES = ("route", "sum"), ("resident", "disk")
 
 def main() -> None:
     """Report one line."""
-    made = parser(__doc__)
-    made.add_argument(
+    parser = build_parser(__doc__)
+    parser.add_argument(
         "--k", type=int, nargs="+", help="numbers of teachers (default 1 2 4 8, with --quick 1 2)"
     )
-    made.add_argument("--rollouts", type=int, help="answers (default 32, with --quick 8)")
-    made.add_argument("--tokens", type=int, default=64, help="tokens of each")
-    made.add_argument(
+    parser.add_argument("--rollouts", type=int, help="answers (default 32, with --quick 8)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each")
+    parser.add_argument(
         "--measure",
         nargs=4,
         metavar=("FOLDER", "KIND", "K", "RESIDENCY"),
         help="internal: memory of one",
     )
-    options = made.parse_args()
+    options = parser.parse_args()
     options.k = options.k or ([1, 2] if options.quick else [1, 2, 4, 8])
     options.rollouts = options.rollouts or (8 if options.quick else 32)
     if options.measure:
         torch.set_num_threads(1)
-        print(json.dumps(_peak(options)))
+        print(json.dumps(_measure_peak(options)))
         return
-    now = session("teachers", options, ceilings.short())
+    session = open_session("teachers", options, ceilings.measure_briefly())
     pair = QUICK_PAIR if options.quick else PAIR
     with tempfile.TemporaryDirectory() as folder:
         models.write_folder(models.SHAPES[pair[0]], Path(folder) / "student", 100)
         for number in range(max(options.k)):
             models.write_folder(models.SHAPES[pair[1]], Path(folder) / str(number), number)
-        steps, parts = _steps(Path(folder), options)
-        times = interleaved(steps, now.rounds, now.warm_up)
-        scoring = {name: values[-now.rounds :] for name, values in parts.items()}
+        steps, parts = _prepare_steps(Path(folder), options)
+        times = interleave(steps, session.rounds, session.warm_up)
+        scoring = {name: values[-session.rounds :] for name, values in parts.items()}
         sizes = ["--rollouts", options.rollouts, "--tokens", options.tokens]
         peaks = {
-            f"{kind} {k} {residency}": in_a_process(
+            f"{kind} {k} {residency}": run_in_process(
                 "benchmarks.teachers", *sizes, "--measure", folder, kind, k, residency
             )
             for kind in KINDS
@@ -92,16 +92,22 @@ def main() -> None:
         for kind in KINDS
         for k in options.k
     ]
-    print(table(["kind", "teachers", "s a step", "peak MiB, resident", "peak MiB, on disk"], rows))
+    print(
+        format_table(
+            ["kind", "teachers", "s a step", "peak MiB, resident", "peak MiB, on disk"], rows
+        )
+    )
     few, many = min(options.k), max(options.k)
     readings = {
-        "teachers.route.time": ratios(times[f"route {many}"], times[f"route {few}"]),
-        "teachers.route.memory": single(peaks[f"route {many} disk"] / peaks[f"route {few} disk"]),
-        "teachers.sum.time": ratios(
-            scoring[f"sum {many}"], [many / few * value for value in scoring[f"sum {few}"]]
+        "teachers.route.time": compute_ratios(times[f"route {many}"], times[f"route {few}"]),
+        "teachers.route.memory": build_reading(
+            peaks[f"route {many} disk"] / peaks[f"route {few} disk"]
+        ),
+        "teachers.sum.time": compute_ratios(
+            scoring[f"sum {many}"], [many / few * seconds for seconds in scoring[f"sum {few}"]]
         ),
     }
-    now.report(
+    session.report(
         readings if (few, many) == (1, 8) else {},
         pair=list(pair),
         k=options.k,
@@ -109,25 +115,25 @@ def main() -> None:
         tokens=options.tokens,
         seconds={name: spread(values) for name, values in times.items()},
         scoring_and_loss={name: spread(values) for name, values in scoring.items()},
-        peak_mib={name: round(value, 1) for name, value in peaks.items()},
+        peak_mib={name: round(mib, 1) for name, mib in peaks.items()},
     )
 
 
-def _steps(
+def _prepare_steps(
     folder: Path, options: argparse.Namespace
 ) -> tuple[dict[str, Callable[[], float]], dict[str, list[float]]]:
     """A step for each kind and number of teachers, and where its seconds of scoring and loss are written down."""
-    student, trainer = _student(folder)
+    student, trainer = _load_student(folder)
     loaded = [
-        _client(folder / str(number), "resident", trainer) for number in range(max(options.k))
+        _load_client(folder / str(number), "resident", trainer) for number in range(max(options.k))
     ]
     scoring: dict[str, list[float]] = {}
     steps: dict[str, Callable[[], float]] = {}
     for kind in KINDS:
         for k in options.k:
             teacher, items = (
-                _teacher(kind, loaded[:k]),
-                _rollouts(options.rollouts, options.tokens, k, student),
+                _build_teacher(kind, loaded[:k]),
+                _make_rollouts(options.rollouts, options.tokens, k, student),
             )
             notes = scoring.setdefault(f"{kind} {k}", [])
             steps[f"{kind} {k}"] = lambda teacher=teacher, items=items, notes=notes: _step(
@@ -147,13 +153,13 @@ def _step(
     return time.process_time() - start
 
 
-def _student(folder: Path) -> tuple[int, LocalTrainer]:
+def _load_student(folder: Path) -> tuple[int, LocalTrainer]:
     """The student's vocabulary and its trainer."""
     loaded = load_student(StudentConfig(model=str(folder / "student"), device="cpu"), seed=0)
-    return loaded.language_model.vocab_size, models.trainer(loaded.language_model, 8)
+    return loaded.language_model.vocab_size, models.build_trainer(loaded.language_model, 8)
 
 
-def _client(folder: Path, residency: str, trainer: LocalTrainer) -> ClientTeacher:
+def _load_client(folder: Path, residency: str, trainer: LocalTrainer) -> ClientTeacher:
     config = ScorerConfig(model=str(folder), device="cpu", residency=residency)  # type: ignore[arg-type]
     loaded = load(config)
     return ClientTeacher(
@@ -162,24 +168,24 @@ def _client(folder: Path, residency: str, trainer: LocalTrainer) -> ClientTeache
     )
 
 
-def _teacher(kind: str, clients: Sequence[Teacher]) -> Teacher:
+def _build_teacher(kind: str, clients: Sequence[Teacher]) -> Teacher:
     members = {str(number): client for number, client in enumerate(clients)}
-    given = {"teachers": dict.fromkeys(members, "none")}
+    settings = {"teachers": dict.fromkeys(members, "none")}
     if kind == "route":
-        return route.RouteTeacher(members, route.Config.model_validate(given))
-    return pool.PoolTeacher(members, pool.Config.model_validate({**given, "kind": "sum"}))
+        return route.RouteTeacher(members, route.Config.model_validate(settings))
+    return pool.PoolTeacher(members, pool.Config.model_validate({**settings, "kind": "sum"}))
 
 
-def _rollouts(count: int, tokens: int, teachers: int, vocabulary: int) -> list[Rollout]:
+def _make_rollouts(count: int, tokens: int, teachers: int, vocabulary: int) -> list[Rollout]:
     """The same answers whatever the number of teachers, which take turns as domains."""
     generator = torch.Generator().manual_seed(0)
     items = []
-    for number, prompt in enumerate(models.prompts(count, vocabulary, 3, 32, 32)):
+    for number, prompt in enumerate(models.draw_prompts(count, vocabulary, 3, 32, 32)):
         items.append(
             Rollout(
                 prompt=Prompt(
                     str(number),
-                    (Message("user", models.words(prompt)),),
+                    (Message("user", models.render_words(prompt)),),
                     domain=str(number % teachers),
                 ),
                 prompt_tokens=prompt,
@@ -195,7 +201,7 @@ def _rollouts(count: int, tokens: int, teachers: int, vocabulary: int) -> list[R
     return items
 
 
-def _peak(options: argparse.Namespace) -> float:
+def _measure_peak(options: argparse.Namespace) -> float:
     """MiB by which a step's peak is above the student after a step with nobody else loaded."""
     folder, kind, k, residency = (
         Path(options.measure[0]),
@@ -203,17 +209,17 @@ def _peak(options: argparse.Namespace) -> float:
         int(options.measure[2]),
         options.measure[3],
     )
-    vocabulary, trainer = _student(folder)
+    vocabulary, trainer = _load_student(folder)
     clear_peak()
-    before = memory("VmRSS")
-    teacher = _teacher(
-        kind, [_client(folder / str(number), residency, trainer) for number in range(k)]
+    before = read_memory("VmRSS")
+    teacher = _build_teacher(
+        kind, [_load_client(folder / str(number), residency, trainer) for number in range(k)]
     )
-    items = _rollouts(options.rollouts, options.tokens, k, vocabulary)
+    items = _make_rollouts(options.rollouts, options.tokens, k, vocabulary)
     clear_peak()
     for _ in range(2):
         _step(trainer, teacher, items, [])
-    return memory("VmHWM") - before
+    return read_memory("VmHWM") - before
 
 
 if __name__ == "__main__":

@@ -30,19 +30,19 @@ WIDTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a run left: its rows, its alarms, its summary (empty where it did not come to its end), and how it ended."""
+    """The outcome of a run: its rows, its alarms, its summary (empty where it did not come to its end), and how it ended."""
 
     rows: list[dict[str, Any]]
     alarms: list[dict[str, Any]]
     summary: dict[str, Any]
     ended: str
 
-    def ids(self) -> list[str]:
-        """The monitors that spoke, each once, in the order in which they did."""
+    def list_ids(self) -> list[str]:
+        """Return the monitors that spoke, each once, in the order in which they did."""
         return list(dict.fromkeys(alarm["id"] for alarm in self.alarms if alarm["action"] != "log"))
 
-    def last(self, name: str, count: int = 5) -> float:
-        """The mean of a reading's newest values."""
+    def average_last(self, name: str, count: int = 5) -> float:
+        """Return the mean of a reading's newest values."""
         values = [row[name] for row in self.rows if row.get(name) is not None][-count:]
         return sum(values) / len(values)
 
@@ -54,9 +54,9 @@ def pair(
     """A folder with a `student` and a `teacher`, after so many steps of supervised training each; `task` changes the task."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = task_data(task or {})
-        module = load_plugin("tasks", data["type"])
-        config = module.Config(**data)
+        settings = build_task_data(task or {})
+        module = load_plugin("tasks", settings["type"])
+        config = module.Config(**settings)
         prompts = module.build(config, TaskContext(seed=0, base_dir=folder)).train_prompts()
         for number, (who, steps) in enumerate((("student", student), ("teacher", teacher))):
             made = ScratchConfig(
@@ -70,14 +70,14 @@ def pair(
         yield folder
 
 
-def task_data(changes: Mapping[str, Any]) -> dict[str, Any]:
+def build_task_data(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The toy task with changes, or another one where they name its type."""
     return {**({} if "type" in changes else TASK), **changes}
 
 
-def recipe_data(models: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+def build_recipe_data(models: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe of seconds; `changes` are dotted keys, for example `train.steps`."""
-    data: dict[str, Any] = {
+    recipe: dict[str, Any] = {
         "name": "toy",
         "student": {"model": str(models / "student")},
         "teacher": {"type": "model", "model": str(models / "teacher")},
@@ -90,11 +90,11 @@ def recipe_data(models: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     }
     for key, value in changes.items():
         *parents, last = key.split(".")
-        place = data
+        place = recipe
         for parent in parents:
             place = place.setdefault(parent, {})
         place[last] = value
-    return data
+    return recipe
 
 
 def play(models: Path, changes: Mapping[str, Any]) -> Played:
@@ -103,23 +103,23 @@ def play(models: Path, changes: Mapping[str, Any]) -> Played:
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
         try:
-            run(parse_recipe(recipe_data(models, changes), "toy"), out=out)
+            run(parse_recipe(build_recipe_data(models, changes), "toy"), out=out)
         except (AlarmError, NumericError) as error:
             ended = str(error)
         folder = out / "toy"
         summary = folder / "summary.json"
         return Played(
-            _lines(folder / "metrics.jsonl"),
-            _lines(folder / "alarms.jsonl"),
+            _read_lines(folder / "metrics.jsonl"),
+            _read_lines(folder / "alarms.jsonl"),
             json.loads(summary.read_text()) if summary.is_file() else {},
             ended,
         )
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def only_warned(ids: Sequence[str]) -> dict[str, str]:
-    """The section `monitors` under which none of these ends the run; what is off by default stays off."""
+def list_warnings(ids: Sequence[str]) -> dict[str, str]:
+    """Return the section `monitors` under which none of these ends the run; what is off by default stays off."""
     return {name: "warn" for name in ids if MONITORS[name].action != "off"}

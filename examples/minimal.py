@@ -14,7 +14,7 @@ from practicum import functional as F
 VOCABULARY, STOP, LONGEST, BLOCK = 24, 1, 12, 64
 
 
-def tiny_model(seed: int, hidden: int) -> LlamaForCausalLM:
+def build_tiny_model(seed: int, hidden: int) -> LlamaForCausalLM:
     """A two-layer Llama with random weights."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -34,7 +34,7 @@ def tiny_model(seed: int, hidden: int) -> LlamaForCausalLM:
 
 
 @torch.no_grad()
-def answer(model: LlamaForCausalLM, prompt: list[int], seed: int) -> list[int]:
+def sample_answer(model: LlamaForCausalLM, prompt: list[int], seed: int) -> list[int]:
     """Sample one token after another until the stop token: the first to arrive, each at the rate of its probability.
 
     The arrivals come from the answer's own random stream; the library races blocks of 64 tokens first, of which this is one.
@@ -52,7 +52,7 @@ def answer(model: LlamaForCausalLM, prompt: list[int], seed: int) -> list[int]:
     return tokens
 
 
-def logprobs(model: LlamaForCausalLM, prompt: list[int], tokens: list[int]) -> Tensor:
+def compute_logprobs(model: LlamaForCausalLM, prompt: list[int], tokens: list[int]) -> Tensor:
     """The model's log-probabilities at each token of the answer, [T, V]."""
     logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits, dim=-1)
@@ -66,14 +66,16 @@ def distil(
     seeds: list[int],
 ) -> float:
     """One step: sample, score, differentiate, update. Returns the mean reverse KL a token."""
-    answers = [answer(student, prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    answers = [
+        sample_answer(student, prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
     count = sum(len(tokens) for tokens in answers)
     total = 0.0
     optimizer.zero_grad()
     for prompt, tokens in zip(prompts, answers, strict=True):
         with torch.no_grad():
-            target = logprobs(teacher, prompt, tokens)
-        divergence = F.reverse_kl(logprobs(student, prompt, tokens), target).sum()
+            target = compute_logprobs(teacher, prompt, tokens)
+        divergence = F.reverse_kl(compute_logprobs(student, prompt, tokens), target).sum()
         (divergence / count).backward()
         total += divergence.item()
     torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -83,7 +85,7 @@ def distil(
 
 def main() -> None:
     """Forty steps of eight prompts; the divergence falls."""
-    student, teacher = tiny_model(1, 32), tiny_model(2, 48)
+    student, teacher = build_tiny_model(1, 32), build_tiny_model(2, 48)
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2, weight_decay=0.0)
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(2, VOCABULARY, (8, 4), generator=generator).tolist()

@@ -4,7 +4,7 @@ from, and what was measured here."""
 from functools import cache
 from typing import Any
 
-from benchmarks.papers import fingerprint, lines
+from benchmarks.papers import fingerprint, read_lines
 from practicum.recipe import (
     Recipe,
     build_control,
@@ -148,14 +148,16 @@ def adds(line: dict[str, Any], control: dict[str, Any]) -> str:
 
 def _line(name: str) -> dict[str, Any] | None:
     """Return the line of a recipe as it is, None where it was not measured since it changed."""
-    line = lines().get((False, name))
+    line = read_lines().get((False, name))
     return line if line and line["of"] == fingerprint(_recipe(name)) else None
 
 
 def _control_line(name: str) -> dict[str, Any] | None:
     """Return the line of a recipe's control as it is, None where it has none or was not measured since it changed."""
     control = build_control(_recipe(name))
-    by_fingerprint = {line["of"]: line for (is_control, _), line in lines().items() if is_control}
+    by_fingerprint = {
+        line["of"]: line for (is_control, _), line in read_lines().items() if is_control
+    }
     return None if control is None else by_fingerprint.get(fingerprint(control))
 
 

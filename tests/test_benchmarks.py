@@ -36,7 +36,7 @@ def test_spread_is_the_median_with_its_ends():
 
 
 def test_ratios_are_of_the_same_round():
-    found = measuring.ratios([2.0, 6.0, 8.0], [1.0, 2.0, 2.0])
+    found = measuring.compute_ratios([2.0, 6.0, 8.0], [1.0, 2.0, 2.0])
     assert (found["median"], found["least"], found["greatest"], found["count"]) == (
         3.0,
         2.0,
@@ -48,7 +48,7 @@ def test_ratios_are_of_the_same_round():
 @pytest.mark.parametrize(("power", "factor"), [(1.0, 3.0), (2.0, 0.5), (0.0, 7.0), (-1.0, 1.0)])
 def test_exponent_finds_the_power(power: float, factor: float):
     sizes = [1, 2, 4, 8]
-    assert measuring.exponent(sizes, [factor * size**power for size in sizes]) == pytest.approx(
+    assert measuring.fit_exponent(sizes, [factor * size**power for size in sizes]) == pytest.approx(
         power, abs=1e-12
     )
 
@@ -60,7 +60,7 @@ def test_rounds_are_interleaved_there_and_back():
         calls.append(name)
         return float(len(calls))
 
-    kept = measuring.interleaved(
+    kept = measuring.interleave(
         {name: lambda name=name: contender(name) for name in "ABC"}, rounds=2, warm_up=1
     )
     assert "".join(calls) == "ABCCBAABC"
@@ -77,11 +77,11 @@ def test_a_recorded_command_names_no_folder_of_this_machine():
         "--peer-python=/else/where",
         "--quick",
     ]
-    assert measuring.repeatable(given) == ["--peer", "trl", "--quick"]
+    assert measuring.strip_local_options(given) == ["--peer", "trl", "--quick"]
 
 
 def test_scaled_changes_the_unit_and_not_the_spread():
-    assert measuring.scaled(READING, 10) == {
+    assert measuring.scale_reading(READING, 10) == {
         **READING,
         "median": 12.0,
         "least": 11.0,
@@ -101,12 +101,12 @@ def test_scaled_changes_the_unit_and_not_the_spread():
 )
 def test_verdicts(median: float, least: float, greatest: float, spread: float, said: str):
     reading = {"median": median, "least": least, "greatest": greatest, "spread": spread, "count": 5}
-    assert goals.verdict(goals.Goal("x", "", "most", 1.35), reading) == said
+    assert goals.judge_goal(goals.Goal("x", "", "most", 1.35), reading) == said
 
 
 def test_a_goal_between_two_bounds():
     goal = goals.Goal("x", "", "between", 0.95, 1.05)
-    assert [goal.reached(value) for value in (0.9, 0.95, 1.0, 1.05, 1.1)] == [
+    assert [goal.accepts(value) for value in (0.9, 0.95, 1.0, 1.05, 1.1)] == [
         False,
         True,
         True,
@@ -118,18 +118,18 @@ def test_a_goal_between_two_bounds():
 
 def test_a_floor_is_the_slower_of_arithmetic_and_reading():
     limits = {"gflops": 50.0, "read_gb": 10.0}
-    assert ceilings.seconds_at_least(1e9, 1e6, limits) == pytest.approx(0.02)
-    assert ceilings.seconds_at_least(1e6, 1e9, limits) == pytest.approx(0.1)
+    assert ceilings.compute_floor(1e9, 1e6, limits) == pytest.approx(0.02)
+    assert ceilings.compute_floor(1e6, 1e9, limits) == pytest.approx(0.1)
 
 
 def test_slots_cannot_be_busier_than_the_longest_answer_allows():
-    assert models.refill_bound([4, 4, 4, 4], 2) == 1.0
-    assert models.refill_bound([8, 1, 1], 2) == 10 / 16
-    assert models.batch_steps([8, 1, 1, 2], 2) == 10
+    assert models.compute_refill_bound([4, 4, 4, 4], 2) == 1.0
+    assert models.compute_refill_bound([8, 1, 1], 2) == 10 / 16
+    assert models.count_batch_steps([8, 1, 1, 2], 2) == 10
 
 
 def test_stop_tokens_are_few_and_none_is_padding():
-    stops = models.geometric_stops(4096, 64)
+    stops = models.draw_stops(4096, 64)
     assert len(stops) == 64 and min(stops) > 1 and max(stops) < 4096
 
 
@@ -137,28 +137,28 @@ def test_stop_tokens_are_few_and_none_is_padding():
 def test_shapes_count_their_parameters(name: str):
     shape = models.SHAPES[name]
     assert (
-        sum(weight.numel() for weight in models.causal_lm(shape).parameters())
+        sum(weight.numel() for weight in models.build_causal_lm(shape).parameters())
         == shape.body + shape.head
     )
 
 
 def test_words_are_read_as_their_tokens():
-    assert models.tokenizer(32)(models.words([2, 31, 7]))["input_ids"] == [2, 31, 7]
+    assert models.build_tokenizer(32)(models.render_words([2, 31, 7]))["input_ids"] == [2, 31, 7]
 
 
 def test_answers_end_with_their_stop_token():
     torch = pytest.importorskip("torch")
     answers = torch.tensor([[5, 9, 0, 0], [5, 5, 5, 5]])
-    assert rollout._lengths(answers, frozenset({9})) == [2, 4]
+    assert rollout._count_lengths(answers, frozenset({9})) == [2, 4]
 
 
 def test_a_missing_peer_is_named_with_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    peers._version.cache_clear()
+    peers._read_version.cache_clear()
     monkeypatch.setitem(peers.PACKAGES, "trl", ("no_such_module", "trl>=1.16,<1.17"))
-    assert peers.installed(["trl"], sys.executable) == []
-    peers._version.cache_clear()
+    assert peers.find_installed(["trl"], sys.executable) == []
+    peers._read_version.cache_clear()
     assert capsys.readouterr().out == (
         "trl is not installed, so it is left out: pip install 'practicum[peers]' (or 'trl>=1.16,<1.17'), or name another "
         "environment with --peer-python PATH\n"
@@ -167,13 +167,13 @@ def test_a_missing_peer_is_named_with_what_to_install(
 
 def test_a_python_that_is_not_there_is_an_error():
     with pytest.raises(SystemExit, match="--peer-python /no/such/python: No such file"):
-        peers.installed(["trl"], "/no/such/python")
+        peers.find_installed(["trl"], "/no/such/python")
 
 
 def test_every_benchmark_is_listed_with_a_line():
-    listed = dispatcher.listing()
-    for name in dispatcher.present():
-        assert f"  {name} " in listed and len(dispatcher.about(name)) > 20
+    listed = dispatcher.describe_benchmarks()
+    for name in dispatcher.list_benchmarks():
+        assert f"  {name} " in listed and len(dispatcher.read_headline(name)) > 20
     assert "Example: `python -m benchmarks" in listed
 
 
@@ -214,12 +214,12 @@ def test_a_tiny_run_has_the_digests_that_it_had(
 
 def test_what_was_not_there_before_differs():
     now = {"run": "plain", "metrics.jsonl": "a", "checkpoint": "b"}
-    assert digests.differences([now], {"plain": now}) == []
-    assert digests.differences([now], {"plain": {"run": "plain", "checkpoint": "c"}}) == [
+    assert digests.find_differences([now], {"plain": now}) == []
+    assert digests.find_differences([now], {"plain": {"run": "plain", "checkpoint": "c"}}) == [
         ["plain", "metrics.jsonl", "-", "a"],
         ["plain", "checkpoint", "c", "b"],
     ]
-    assert [row[2] for row in digests.differences([now], {})] == ["-", "-", "-"]
+    assert [row[2] for row in digests.find_differences([now], {})] == ["-", "-", "-"]
 
 
 def test_what_holds_no_digests_is_refused(tmp_path: Path):
@@ -241,13 +241,13 @@ def test_without_a_gpu_it_says_so(
 
 def test_the_page_shows_what_was_recorded():
     said = page.PAGE.read_text(encoding="utf-8")
-    assert said == page.text(page.read(page.LINES)), (
+    assert said == page.render_page(page.read(page.LINES)), (
         "docs/performance.md is out of date; run: python -m benchmarks page"
     )
 
 
 def test_the_plots_are_of_what_was_recorded():
-    for plot in page.plots(page.read(page.LINES)):
+    for plot in page.build_plots(page.read(page.LINES)):
         assert plot.digest in plot.path.read_text(encoding="utf-8"), (
             "run: python -m benchmarks page"
         )
@@ -257,7 +257,7 @@ def test_the_page_takes_the_newest_reading_and_no_quick_one(tmp_path):
     lines = [_line(1.9), _line(1.2), {**_line(0.5), "quick": True}]
     path = tmp_path / "lines.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    said = page.text(page.read(path))
+    said = page.render_page(page.read(path))
     assert "| 1.2 | ≤ 1.35 | **pass** | 1.1 to 1.3 | 5 | 10% | [1] |" in said
     assert f"Of {len(goals.BY_KEY)} goals: 1 pass, {len(goals.BY_KEY) - 1} not measured." in said
     assert "`python -m benchmarks loss`, T = 2,048, V = 49,152" in said
@@ -297,7 +297,7 @@ def _run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         text=True,
         check=False,
         cwd=measuring.ROOT,
-        env=measuring.environment(),
+        env=measuring.build_environment(),
     )
 
 
@@ -317,7 +317,7 @@ def test_a_controls_line_stands_whatever_its_teacher_saw_and_its_recipe_says() -
 
 
 def test_a_control_that_two_recipes_have_is_measured_once() -> None:
-    assert papers.different_controls(
+    assert papers.find_different_controls(
         ["papers/gkd", "papers/rlsd", "papers/slime", "papers/srpo"]
     ) == [
         "papers/rlsd",

@@ -38,7 +38,7 @@ def test_it_imports_only_torch_transformers_and_the_mathematics() -> None:
 
 
 def test_the_library_takes_the_same_steps() -> None:
-    student, teacher = minimal.tiny_model(1, 32), minimal.tiny_model(2, 48)
+    student, teacher = minimal.build_tiny_model(1, 32), minimal.build_tiny_model(2, 48)
     twin = copy.deepcopy(student)
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3, weight_decay=0.0)
     trainer = LocalTrainer(LanguageModel(twin, minimal.VOCABULARY), TrainerLimits(chunk_tokens=5))
@@ -47,7 +47,7 @@ def test_the_library_takes_the_same_steps() -> None:
     for step in range(1, 4):
         seeds = [10 * step + place for place in range(len(prompts))]
         expected = [
-            minimal.answer(student, prompt, seed)
+            minimal.sample_answer(student, prompt, seed)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         divergence = minimal.distil(student, teacher, optimizer, prompts, seeds)

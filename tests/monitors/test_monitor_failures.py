@@ -18,6 +18,6 @@ FAST = ("no numbers",)
 def test_a_failure_is_caught_and_its_remedy_helps(failure: FailedRun):
     outcome = provoke(failure)
     assert failure.monitor in outcome.spoke
-    assert outcome.better(failure.less), (
+    assert outcome.has_helped(failure.less), (
         f"{failure.outcome}: {outcome.broken} with the failure, {outcome.mended} mended"
     )

@@ -161,11 +161,11 @@ def measure_repetition(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readi
         "repeated_tokens": _compute_share(tokens.is_repeated),
     }
     repeats = _drop_nan(tokens.gap[tokens.is_repeated]).double()
-    others = _drop_nan(tokens.gap[~tokens.is_repeated]).double()
-    if min(len(repeats), len(others)) >= MIN_TOKENS:
+    other_gaps = _drop_nan(tokens.gap[~tokens.is_repeated]).double()
+    if min(len(repeats), len(other_gaps)) >= MIN_TOKENS:
         # This is Welch's error: the two groups differ in size and in spread.
-        variance = repeats.var() / len(repeats) + others.var() / len(others)
-        readings["repeated_gap"] = (repeats.mean() - others.mean()).item()
+        variance = repeats.var() / len(repeats) + other_gaps.var() / len(other_gaps)
+        readings["repeated_gap"] = (repeats.mean() - other_gaps.mean()).item()
         readings["repeated_gap_error"] = variance.sqrt().item()
     return readings
 

@@ -103,11 +103,11 @@ def build_curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     if not charts:
         return None, {}
     time = Timeline(float(run.num_steps), [_mark_alarm(alarm) for alarm in run.alarms])
-    main = others = ""
+    main = other_charts = ""
     for id, (spec, curves) in charts.items():
         figure = _render_chart(id, spec, curves, time)
         if id.startswith("other-"):
-            others += figure
+            other_charts += figure
         else:
             main += figure
     hint = "Point at a curve to read it, or focus it and use the arrow keys."
@@ -116,8 +116,8 @@ def build_curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     if time.marks:
         hint += " A flag is an alarm, with a line where it is about that reading: see below."
     body = f'{render_note(hint)}<div class="charts">{main}</div>'
-    if others:
-        body += render_details("every other reading", f'<div class="charts">{others}</div>')
+    if other_charts:
+        body += render_details("every other reading", f'<div class="charts">{other_charts}</div>')
     data = {id: {"curves": list(map(_collect_data, curves))} for id, (_, curves) in charts.items()}
     return Section("curves", "Curves", "While training", "one reading a step", body), data
 
@@ -154,8 +154,8 @@ def _choose_charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
             charts[id] = (spec, curves)
             drawn_points.append(points)
     used = {key for spec in specs.values() for key, _, _ in spec.readings}
-    others = [key for key in keys if key not in used and key not in NOT_DRAWN]
-    for index, key in enumerate(others):
+    other_keys = [key for key in keys if key not in used and key not in NOT_DRAWN]
+    for index, key in enumerate(other_keys):
         reading = (key, escape_text(key), "student")
         curve = _read_curve(run.metrics, *reading)
         # A reading that never moves has no curve to look at.

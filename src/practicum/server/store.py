@@ -193,8 +193,8 @@ class Store:
     def _build_missing_error(self, address: CheckpointAddress) -> CheckpointError:
         siblings = (sibling for sibling, _, _ in self.list_checkpoints(address.run))
         names = [sibling.name for sibling in siblings if sibling.kind == address.kind]
-        others = ", ".join(names[-8:]) or "none of that kind"
-        return CheckpointError(f"there is no checkpoint {address}; the run has {others}")
+        stored_names = ", ".join(names[-8:]) or "none of that kind"
+        return CheckpointError(f"there is no checkpoint {address}; the run has {stored_names}")
 
     def _remove(self, folder: Path) -> None:
         """Remove a folder that another thread may be removing too."""

@@ -104,12 +104,12 @@ class Probe:
 
     def render_lines(self) -> list[str]:
         """Return the result for a terminal, line by line."""
-        alias = others = ""
+        alias = offered_models = ""
         if self.answered_by not in (None, self.model):
             alias = f" (its answers say {make_printable(str(self.answered_by))[:MAX_EXCERPT_CHARACTERS]})"
         if len(self.models) > 1:
-            others = f" of {len(self.models)}: {', '.join(self.models[:SHOWN_MODELS])}"
-        lines = [f"model: {self.model}{alias}{others}", f"signals: {self.signals}"]
+            offered_models = f" of {len(self.models)}: {', '.join(self.models[:SHOWN_MODELS])}"
+        lines = [f"model: {self.model}{alias}{offered_models}", f"signals: {self.signals}"]
         if self.dialect is None:
             return [*lines, f"time: {self.seconds:.2f} s for one token"]
         if self.parity is not None and self.parity < FITS:
@@ -223,10 +223,10 @@ class _CanaryScorer:
         k = min(k, self.vocabulary or k)
         prompt, tokens = self.canary.prompt_tokens, self.canary.tokens
         # Rotations of the canary: other texts of the same length.
-        others = [ScoreRequest(prompt, tokens[n:] + tokens[:n]) for n in range(1, company + 1)]
+        rotations = [ScoreRequest(prompt, tokens[n:] + tokens[:n]) for n in range(1, company + 1)]
         json_requests = [
             self.dialect.build_score_request(self.model, request, k, temperature)
-            for request in (self.canary, *others)
+            for request in (self.canary, *rotations)
         ]
         answer = self.client.send_all(
             [replace(json_request, name="the canary") for json_request in json_requests]

@@ -223,9 +223,9 @@ class _LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.total)
 
 
-def _multiply_grouped(rows: Tensor, weights: Tensor, *others: Any, **options: Any) -> Tensor:
+def _multiply_grouped(rows: Tensor, weights: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """Multiply rows by the weights of experts; torch's fake product knows bfloat16 alone."""
     product = torch.ops.aten._grouped_mm.default(
-        rows.bfloat16(), weights.bfloat16(), *others, **options
+        rows.bfloat16(), weights.bfloat16(), *arguments, **options
     )
     return product.to(rows.dtype)

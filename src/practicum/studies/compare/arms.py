@@ -209,10 +209,10 @@ def build_recipe(arm: Arm, seed: int, settings: ComparisonSettings) -> Recipe:
 
 def _require_equal_controls(design: Design, may_differ: frozenset[str]) -> None:
     """Raise RecipeError if arms differ in something that a comparison holds equal."""
-    first, *others = design.arms
+    first, *other_arms = design.arms
     for seed in design.seeds:
         controls = _collect_controls(design.recipes[first.name][seed], design.budget)
-        for arm in others:
+        for arm in other_arms:
             arm_controls = _collect_controls(design.recipes[arm.name][seed], design.budget)
             for name, control in controls.items():
                 if control == arm_controls[name] or name in may_differ:

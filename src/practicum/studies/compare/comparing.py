@@ -89,8 +89,8 @@ def _show(content: Mapping[str, Any], folder: Path, console: Console) -> None:
     console.table("arms", *build_arm_table(content))
     if content["pairs"]:
         console.table("differences", *build_pair_table(content))
-    first, *others = content["verdict"]
-    for line in others:
+    first, *further_lines = content["verdict"]
+    for line in further_lines:
         console.event(line)
     files = {"table": "compare.json", "page": "compare.html"}
     paths = {kind: shorten_path(folder / name) for kind, name in files.items()}

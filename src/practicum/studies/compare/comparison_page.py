@@ -50,7 +50,7 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
     colours = dict(zip(names, cycle(COLOURS), strict=False))
     seeds, budget = len(content["design"]["seeds"]), content["design"]["budget"]
     about = f"{seeds} seed{'' if seeds == 1 else 's'}, budget: {budget}"
-    first, *others = content["verdict"]
+    first, *further_lines = content["verdict"]
     title = "Comparison of " + ", ".join(names)
     legend = "".join(
         f'<span><i style="background:{colour}"></i>{escape_text(name)}</span>'
@@ -59,7 +59,7 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
     body = (
         f'<h1>{escape_text(title)}</h1><p class="about">{escape_text(about)}</p>'
         f'<p class="verdict">{escape_text(first)}</p>'
-        f'<ul class="more">{"".join(f"<li>{escape_text(line)}</li>" for line in others)}</ul>'
+        f'<ul class="more">{"".join(f"<li>{escape_text(line)}</li>" for line in further_lines)}</ul>'
         f"<h2>Arms</h2>{_render_methods(content, colours)}"
         f"{_render_arm_chart(content, colours)}{_render_table(build_arm_table(content))}"
         f"<h2>Held-out accuracy against what was spent</h2>"

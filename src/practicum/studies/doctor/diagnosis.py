@@ -117,8 +117,11 @@ def _build_refusal(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagn
     """Return the diagnosis of a pair whose vocabularies differ, so that only P1 has an outcome."""
     refusal = validate_fix(recipe, refuse_vocabulary(reason))
     skipped = skip_check("the two vocabularies differ, so nothing could be drawn")
-    first, *others = CHECKS
-    results = [CheckResult(first, refusal), *(CheckResult(check, skipped) for check in others)]
+    first, *other_checks = CHECKS
+    results = [
+        CheckResult(first, refusal),
+        *(CheckResult(check, skipped) for check in other_checks),
+    ]
     return Diagnosis(recipe.name, recipe.seed, 0, 0, decide(results, None), results, list(remarks))
 
 

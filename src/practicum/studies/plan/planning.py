@@ -209,10 +209,10 @@ def _find_largest_micro_batch(run: DryRun, memory: Memory, limit: int) -> int:
 
     0 if other items fill the limit.
     """
-    others = sum(
+    other_bytes = sum(
         size for name, size in memory.phases["update"].items() if name != "graph and its gradients"
     )
-    available = (limit - others) // estimate_fragmentation(run) - run.body.update.fixed
+    available = (limit - other_bytes) // estimate_fragmentation(run) - run.body.update.fixed
     return max(available // max(run.body.update.each, 1), 0)
 
 
