@@ -140,6 +140,8 @@ def use_tasks() -> None:
 @uses("track", "trackio", "wandb", "tensorboard", "mlflow")
 def use_track() -> None:
     """Track a run with each service, and look for what its client wrote."""
+    import practicum
+
     os.environ.update(TRACKIO_DIR="trackio", WANDB_MODE="offline")
     for tracker, pattern in {
         "trackio": "trackio/**/*.db",
@@ -147,7 +149,12 @@ def use_track() -> None:
         "tensorboard": "**/tensorboard/events.*",
         "mlflow": "**/mlflow.db",
     }.items():
-        assert distil(tracking=tracker).summary["steps"] == 1
+        steps = [
+            "train.steps=1",
+            "student.model.pretrain.steps=1",
+            "teacher.model.pretrain.steps=1",
+        ]
+        practicum.run("smoke/toy", [*steps, f"tracking={tracker}"], out=Path(tracker))
         assert list(Path.cwd().glob(pattern)), f"{tracker} wrote no {pattern}"
 
 
