@@ -81,6 +81,9 @@ def fingerprint(recipe: Recipe) -> str:
         del data["student"]["dropout"]
     if data["task"].get("seed", 0) is None:
         del data["task"]["seed"]
+    for key in ("columns", "strict"):
+        if not data["task"].get(key, True):
+            del data["task"][key]
     # Walls around a verifier change no score.
     data["task"].pop("sandbox", None)
     if data["train"]["epochs"] == 1:
