@@ -25,7 +25,7 @@ from practicum.tasks._formats import (
     quote_name,
 )
 from practicum.tasks._rows import FIELDS, Rejected, read_prompt
-from practicum.tasks._verifiers import PACKAGES, find_last_number, prepare
+from practicum.tasks._verifiers import PACKAGES, check_installed, find_last_number, prepare
 from practicum.text.safe import excerpt
 from practicum.types import FrozenConfig, Prompt
 
@@ -70,6 +70,14 @@ class RowsConfig(FrozenConfig):
     max_rejected: float = Field(
         default=0.01, ge=0, le=1, description="a larger share of bad rows ends the run"
     )
+
+    def find_verifier_problems(self) -> list[str]:
+        """Return the line on a verifier whose package is missing, if it is."""
+        try:
+            check_installed(self.verifier)
+        except DataError as error:
+            return [str(error)]
+        return []
 
 
 @dataclass

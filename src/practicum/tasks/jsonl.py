@@ -16,7 +16,6 @@ from practicum.ports import Task
 from practicum.tasks import TaskContext
 from practicum.tasks._files import HOPELESS_ROW, read_rows
 from practicum.tasks._prompts import Count, PromptReader, RowsConfig, Share, build_prompt_set
-from practicum.tasks._verifiers import check_installed
 from practicum.types import Prompt
 
 Files = Path | tuple[Path, ...]
@@ -39,11 +38,7 @@ class Config(RowsConfig):
 
     def find_problems(self, base_dir: Path) -> list[str]:
         """Return what is wrong with the files and with the verifier, one line each."""
-        problems = []
-        try:
-            check_installed(self.verifier)
-        except DataError as error:
-            problems.append(str(error))
+        problems = self.find_verifier_problems()
         reader = PromptReader(self)
         for part, place in (("train", self.path), ("heldout", self.heldout)):
             for path in _list_files(place, base_dir):
