@@ -91,11 +91,12 @@ def run(  # noqa: PLR0913  (its options, one by one)
 
 @app.command(epilog="Example: practicum check my.yaml")
 def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Report all mistakes of a recipe at once, without loading a model."""
+    """Report all mistakes of a recipe, then of its data and model folders, without loading a model."""
     with _errors(debug):
+        from practicum.runs.inputs import check_inputs
         from practicum.runs.pipeline import load_pipeline_or_recipe
 
-        load_pipeline_or_recipe(recipe, overrides or [])
+        check_inputs(load_pipeline_or_recipe(recipe, overrides or []), recipe)
         print(f"{recipe}: no mistakes found")
 
 
