@@ -100,6 +100,23 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = Fa
         print(f"{recipe}: no mistakes found")
 
 
+@app.command(epilog="Example: practicum convert verl.yaml --out recipe.yaml")
+def convert(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="YAML file of a verl distillation run")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the recipe to write")] = Path(
+        "recipe.yaml"
+    ),
+    debug: Debug = False,
+) -> None:
+    """Turn a verl distillation config into a recipe, and name each key that is not taken."""
+    with _errors(debug):
+        from practicum.cli.convert import write_recipe
+
+        write_recipe(config, out)
+
+
 @app.command(epilog="Example: practicum doctor quickstart --prompts 32")
 def doctor(
     recipe: RecipeArgument,

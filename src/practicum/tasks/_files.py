@@ -75,6 +75,11 @@ def read_rows(path: Path, largest: int) -> Iterator[Row]:
         yield from READERS.get(suffix, read_json_lines)(path, largest)
 
 
+def count_rows(path: Path) -> int:
+    """Return the number of rows of a file; DataError if it cannot be read."""
+    return sum(1 for _ in read_rows(path, HOPELESS_ROW))
+
+
 @contextmanager
 def _explain_failure(path: Path) -> Iterator[None]:
     try:
