@@ -65,7 +65,7 @@ $(VENV)/.ready-demo: $(VENV)/.ready-base
 
 $(VENV)/.ready-dev: $(VENV)/.ready-base
 	@echo "== installing what the tests need =="
-	@$(BIN)/python -m pip install --quiet -e ".[demo,tasks,dev]"
+	@$(BIN)/python -m pip install --quiet -e ".[demo,tasks,datasets,dev]"
 	@touch $@
 
 clean:

@@ -81,6 +81,9 @@ def fingerprint(recipe: Recipe) -> str:
         del settings["student"]["dropout"]
     if settings["task"].get("seed", 0) is None:
         del settings["task"]["seed"]
+    for key in ("columns", "strict"):
+        if not settings["task"].get(key, True):
+            del settings["task"][key]
     # Walls around a verifier change no score.
     settings["task"].pop("sandbox", None)
     if settings["train"]["epochs"] == 1:

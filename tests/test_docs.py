@@ -99,7 +99,7 @@ MEANINGS = {
     "Lora.alpha": "the adapter's output is scaled by alpha / rank",
     "privileged.demonstrations": "worked examples, each `{prompt: ..., answer: ...}`, shown as earlier turns",
     "self.weights": "how they follow the student's weights, below",
-    "jsonl.verifier": "how answers are checked, below",
+    "RowsConfig.verifier": "how answers are checked, below",
     "Objective.losses": "the loss terms, which are summed; one term needs no list",
     "Objective.aggregate": "how token losses are combined",
     "Term.signal": "what the teacher returns for each token",

@@ -327,6 +327,19 @@ ROW = {
 }
 
 
+# Rows as other tools write them: they are recognised by their columns.
+FOREIGN_ROWS = [
+    {
+        "prompt": [{"role": "user", "content": "q"}],
+        "reward_model": {"ground_truth": "72"},
+        "data_source": "d",
+    },
+    {"prompt": "q", "completion": [{"role": "assistant", "content": "a"}]},
+    {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+    {"instruction": "i", "input": "", "output": "a", "history": [["h", "g"]], "system": "s"},
+]
+
+
 def lines_of(rows: Sequence[Any]) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
@@ -352,6 +365,34 @@ def test_task_rows_are_read_or_refused(content: bytes) -> None:
                 with show_notes(said.append):
                     reads(lambda config=config, context=context: build(config, context))
                 assert not any("\n" in text for text in said)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv", ".parquet"])
+@given(
+    content=st.data(),
+    columns=st.sampled_from([{}, {"prompt": "prompt", "answer": "reward_model.ground_truth"}]),
+)
+def test_files_of_every_kind_are_read_or_refused(
+    suffix: str, content: st.DataObject, columns: dict[str, str]
+) -> None:
+    rows = st.lists(st.sampled_from([ROW, *FOREIGN_ROWS]).flatmap(changed), min_size=1, max_size=3)
+    cells = st.text(st.sampled_from('prompt,answer\t\n\r";\x00\ufeff'), max_size=40)
+    written = st.one_of(
+        st.binary(max_size=60),
+        cells.map(lambda text: f"prompt,answer\n{text}".encode()),
+        rows.map(lines_of),
+        rows.map(lambda row: json.dumps(row).encode()),
+        st.binary(max_size=60).map(lambda inner: b"PAR1" + inner + b"PAR1"),
+    )
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / f"rows{suffix}"
+        path.write_bytes(content.draw(written))
+        for strict in (False, True):
+            config = Config(path=path, max_rejected=1.0, columns=columns, strict=strict)
+            notes: list[str] = []
+            with show_notes(notes.append):
+                reads(lambda config=config: build(config, TaskContext(0, Path(place))))
+            assert not any("\n" in text for text in notes)
 
 
 RENDERER = Renderer(

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.long
 COMMANDS = [
     "run",
     "check",
+    "convert",
     "doctor",
     "plan",
     "show",

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from practicum.core.notes import show_notes
 from practicum.errors import DataError
 from practicum.ports import Task
-from practicum.tasks import TaskContext, _rows
-from practicum.tasks._rows import Rejected, read_prompt
+from practicum.tasks import TaskContext, _files
+from practicum.tasks._rows import Rejected, parse_line, read_prompt
 from practicum.tasks.jsonl import Config, build
 from practicum.types import Message, Rollout
 
@@ -93,13 +93,13 @@ BAD = [
     (b'{"prompt": "a",}', "not JSON"),
     (b'{"prompt": "a"', "not JSON"),
     (b"prompt: a", "not JSON"),
-    (b'["a"]', "not an object but of type list; write one JSON object a line"),
+    (b'["a"]', "not an object but of type list; write one JSON object a row"),
     (b'"a"', "not an object but of type str"),
     (b'{"prompt": "a", "prompt": "b"}', "field 'prompt' stands twice"),
     (b'{"prompt": "a", "privileged": {"k": "a", "k": "b"}}', "field 'k' stands twice"),
     (b'{"prompt": "a", "answer": NaN}', "NaN is not a number that JSON knows"),
     (b'{"prompt": "a", "answer": -Infinity}', "-Infinity is not a number"),
-    (b'{"prompt": "a", "answer": 1e999}', "answer is too large for a number; write it as a text"),
+    (b'{"prompt": "a", "answer": 1e999}', "answer is inf, which is no number; write it as a text"),
     (b'{"prompt": "a", "answer": ' + b"9" * 5000 + b"}", "not JSON .*digits"),
     (b'{"prompt": "a", "answer": true}', "answer is of type bool, not a text or a number"),
     (b'{"prompt": "a", "answer": ["b"]}', "answer is of type list, not a text or a number"),
@@ -108,10 +108,9 @@ BAD = [
     (b'{"prompt": " "}', "prompt is empty"),
     (b'{"answer": "b"}', "give either prompt or messages"),
     (b'{"prompt": "a", "messages": []}', "give either prompt or messages, not both"),
-    (b'{"promt": "a"}', "unknown field 'promt'; did you mean 'prompt'?"),
-    (b'{"prompt": "a", "id": 5}', "id is of type int, not a text"),
+    (b'{"prompt": "a", "id": 5.5}', "id is of type float, not a text"),
     (b'{"prompt": "a", "id": ""}', "id is empty; leave it out or give it a text"),
-    (b'{"prompt": "a", "domain": 5}', "domain is of type int, not a text"),
+    (b'{"prompt": "a", "domain": [5]}', "domain is of type list, not a text"),
     (b'{"prompt": "a", "privileged": {"k": 5}}', "privileged is not an object of texts"),
     (b'{"prompt": "a", "privileged": "k"}', "privileged is not an object of texts"),
     (b'{"messages": []}', "messages is not a list of turns"),
@@ -120,7 +119,7 @@ BAD = [
     (b'{"messages": [{"role": "user", "content": 5}]}', r"messages\[0\].content is not a text"),
     (
         b'{"messages": [{"role": "bot", "content": "a"}]}',
-        r"messages\[0\].role is 'bot'; known: system, user, assistant",
+        r"messages\[0\].role is 'bot'; known: system, user, assistant, human, gpt",
     ),
     (b'{"messages": [{"role": "user", "content": ""}]}', "the last turn is empty"),
     (
@@ -133,8 +132,9 @@ BAD = [
     ),
     (b'{"messages": [{"role": "system", "content": "a"}]}', "do not alternate"),
     (
-        b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
-        "leave the reply out",
+        b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],'
+        b' "response": "c"}',
+        "the last turn is the assistant's, and response is given; leave one out",
     ),
     (
         b'{"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}',
@@ -179,7 +179,9 @@ def test_a_bad_row_is_rejected_with_its_number_and_reason(
 
 def test_brackets_inside_texts_are_not_nesting() -> None:
     row = json.dumps({"prompt": '"[' * 50 + "\\"}).encode()
-    assert read_prompt(row, "x", 1000).messages[0].content == '"[' * 50 + "\\"
+    columns = parse_line(row, 1000)
+    assert not isinstance(columns, Rejected)
+    assert read_prompt(columns, "x").messages[0].content == '"[' * 50 + "\\"
 
 
 @given(
@@ -189,8 +191,10 @@ def test_brackets_inside_texts_are_not_nesting() -> None:
     )
 )
 def test_whatever_the_bytes_a_row_is_taken_or_rejected(line: bytes) -> None:
-    with suppress(Rejected):
-        assert read_prompt(line, "name", 1000).id == "name"
+    columns = parse_line(line, 1000)
+    if not isinstance(columns, Rejected):
+        with suppress(Rejected):
+            assert read_prompt(columns, "name").id == "name"
 
 
 def test_the_counts_add_up_and_the_order_stays(folder: Folder) -> None:
@@ -211,7 +215,7 @@ def test_too_many_bad_rows_end_the_run(folder: Folder) -> None:
     folder.write(*rows(99), b"x")
     assert len(folder.task().train_prompts()) == 99
     folder.write(*rows(98), b"{}", b"x", b"y", b"z")
-    expected = r"rows.jsonl: 4 of 102 rows cannot be used \(row 99: give either.*; row 100: not JSON.*; row 101: .*\); mend"
+    expected = r"rows.jsonl: 4 of 102 rows cannot be used; row 99 is {}: give either prompt or messages; mend them"
     with pytest.raises(DataError, match=expected):
         folder.task()
     with pytest.raises(DataError, match=r"raise task.max_rejected, which is 0\.01"):
@@ -236,7 +240,7 @@ def test_an_answer_must_suit_the_verifier(folder: Folder) -> None:
 def test_a_file_without_rows_is_refused(folder: Folder, text: bytes) -> None:
     (folder.path / "rows.jsonl").write_bytes(text)
     with pytest.raises(
-        DataError, match=r'rows.jsonl: no rows; write one JSON object a line, for example {"prompt"'
+        DataError, match=r'rows.jsonl: no rows; write one a line, for example {"prompt"'
     ):
         folder.task()
 
@@ -255,11 +259,11 @@ def test_what_is_no_file_of_rows_is_refused(
             "missing",
             r"missing cannot be read \(No such file or directory\); check the path, which starts at the recipe",
         ),
-        ("folder", "folder is a folder; give a JSONL file"),
-        ("pipe", "pipe is not a regular file; give a JSONL file"),
-        ("rows.gz", "rows.gz is a gzip file, which is not read; unpack it to JSONL first"),
-        ("table.jsonl", "table.jsonl is a parquet file"),
-        ("sparse", "sparse has a row of over 64 MiB; give a JSONL file, one object a line"),
+        ("folder", "folder is a folder; give a file, or write task.type: datasets"),
+        ("pipe", "pipe is not a regular file; give a file of rows"),
+        ("rows.gz", "rows.gz is a gzip file, which is not read; unpack it first"),
+        ("table.jsonl", "table.jsonl is a parquet file; end its name in .parquet"),
+        ("sparse", "sparse has a row of over 64 MiB; give JSON Lines, one object a line"),
     ]:
         with pytest.raises(DataError, match=message):
             folder.task(path=name)
@@ -276,7 +280,7 @@ def test_what_is_no_file_of_rows_is_refused(
 def test_a_long_row_does_not_fill_the_memory(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_rows, "HOPELESS_ROW", 1000)
+    monkeypatch.setattr(_files, "HOPELESS_ROW", 1000)
     folder.write(b'{"prompt": "' + b"a" * 900 + b'"}', GOOD)
     assert len(folder.task(max_row_bytes=100, max_rejected=0.5).train_prompts()) == 1
     exact = json.dumps({"prompt": "a" * 86}).encode()

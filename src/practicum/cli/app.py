@@ -91,12 +91,30 @@ def run(  # noqa: PLR0913  (its options, one by one)
 
 @app.command(epilog="Example: practicum check my.yaml")
 def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Report all mistakes of a recipe at once, without loading a model."""
+    """Report all mistakes of a recipe, then of its data and model folders, without loading a model."""
     with _errors(debug):
+        from practicum.runs.inputs import check_inputs
         from practicum.runs.pipeline import load_pipeline_or_recipe
 
-        load_pipeline_or_recipe(recipe, overrides or [])
+        check_inputs(load_pipeline_or_recipe(recipe, overrides or []), recipe)
         print(f"{recipe}: no mistakes found")
+
+
+@app.command(epilog="Example: practicum convert verl.yaml --out recipe.yaml")
+def convert(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="YAML file of a verl distillation run")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the recipe to write")] = Path(
+        "recipe.yaml"
+    ),
+    debug: Debug = False,
+) -> None:
+    """Turn a verl distillation config into a recipe, and name each key that is not taken."""
+    with _errors(debug):
+        from practicum.cli.convert import write_recipe
+
+        write_recipe(config, out)
 
 
 @app.command(epilog="Example: practicum doctor quickstart --prompts 32")

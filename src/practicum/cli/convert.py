@@ -1,0 +1,30 @@
+"""`practicum convert`: write a recipe from the configuration of another tool."""
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from practicum.errors import RecipeError
+from practicum.recipe.verl import convert_verl
+from practicum.text.safe import excerpt
+
+
+def write_recipe(source: Path, target: Path) -> None:
+    """Write a recipe from verl's configuration, and name on stderr each key that is not taken.
+
+    The same lines stand in the recipe as comments. Raises RecipeError if the target exists.
+    """
+    if target.exists():
+        raise RecipeError(f"{target} exists; give another file to --out, or remove it first")
+    recipe, notes = convert_verl(source, target)
+    lines = [excerpt(note) for note in notes]
+    text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    comments = "".join(f"# {line}\n" for line in lines)
+    try:
+        target.write_text(f"{text}\n# From {source.name}:\n{comments}", encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"{target} cannot be written ({error.strerror})") from error
+    for line in lines:
+        print(line, file=sys.stderr)
+    print(f"wrote {target}; next: practicum check {target}")
