@@ -94,12 +94,25 @@ def test_the_facts_of_an_entry_decide_where_it_can_be_used(add: Any) -> None:
         ),
         (
             "my_parts.lat",
-            r"no module 'my_parts.lat' to load a Weight from \(No module named 'my_parts.lat'\)",
+            "module 'my_parts' has no 'lat'; did you mean 'late'\\? known: late",
+        ),
+        (
+            "your_parts.late",
+            "no module 'your_parts.late' in the installed packages.*; if it lies in FOLDER: "
+            "write PYTHONPATH=FOLDER before the command, or pip install -e FOLDER",
         ),
         (
             "torch.nn",
-            r"module 'torch.nn' has no Weight; write entry = practicum.functional.Weight\(\.\.\.\) in it",
+            r"module 'torch.nn' has no Weight named 'entry'; write entry = "
+            r"practicum.functional.Weight\(\.\.\.\) in it",
         ),
+        (
+            "my_parts.late:late",
+            r"'my_parts.late:late' is a function and no Weight; put it into entry = "
+            r"practicum.functional.Weight\(\.\.\.\), and name that",
+        ),
+        ("my_parts.late:lat", "module 'my_parts.late' has no 'lat'; did you mean 'late'"),
+        ("my_parts:late:x", "no weight named 'my_parts:late:x'"),
         ("late", "no weight named 'late'; known: accepted, all"),
         ("my..late", "no weight named 'my..late'; known: accepted, all"),
     ],

@@ -163,7 +163,10 @@ def show(
 @app.command("ls", epilog="Example: practicum ls divergences")
 def list_choices(
     kind: Annotated[
-        str, typer.Argument(help="recipes, teachers, tasks, backends, divergences, signals, ...")
+        str,
+        typer.Argument(
+            help="recipes, teachers, tasks, backends, divergences, signals, ..., or a module of yours"
+        ),
     ] = "recipes",
     as_json: Json = False,
     debug: Debug = False,
@@ -423,11 +426,25 @@ def _describe(
 
 def main() -> None:
     """Run the command line. An error for the user is one line on stderr and an exit code."""
-    # A file in the current folder, such as json.py, must not replace a module.
-    sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
+    _drop_start_folder()
     # A tracking client may give the root logger a handler: every note would be printed twice.
     logging.getLogger("practicum").propagate = False
     app()
+
+
+def _drop_start_folder() -> None:
+    """Take off the path what Python put there by itself, and nothing that the user named.
+
+    That is the folder of the script, or the working directory with `python -m`. A file there, such
+    as json.py, must not replace a module. An empty entry of PYTHONPATH names no folder either.
+    """
+    start_folder = os.path.dirname(os.path.realpath(sys.argv[0]))
+    if not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()], [start_folder]):
+        del sys.path[0]
+    variable = os.environ.get("PYTHONPATH")
+    named = variable.split(os.pathsep) if variable else []
+    if "" in named and os.getcwd() not in map(os.path.abspath, filter(None, named)):
+        sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
 
 
 @contextmanager
