@@ -17,9 +17,10 @@ from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.ports import Task
 from practicum.tasks import PromptSet, TaskContext
-from practicum.tasks._deadline import Walls
+from practicum.tasks._deadline import OwnWalls
+from practicum.tasks._grading import RewardRange, Verifier, name_function, open_grader
 from practicum.tasks._rows import HOPELESS_ROW, Rejected, read_lines, read_prompt
-from practicum.tasks._verifiers import PACKAGES, find_last_number, prepare
+from practicum.tasks._verifiers import PACKAGES, find_last_number
 from practicum.types import FrozenConfig, Prompt
 
 log = logging.getLogger(__name__)
@@ -41,10 +42,15 @@ class Config(FrozenConfig):
         default=0.1,
         description="the number or share of rows to hold out, or a file of held-out rows",
     )
-    verifier: Literal["exact", "contains", "number", "math"] = "exact"
-    sandbox: Walls = Field(
+    verifier: Verifier = Field(
+        default="exact", description="a name, or a function of yours as `package.module:function`"
+    )
+    reward_range: RewardRange = Field(
+        default=(0.0, 1.0), description="the least and largest number that your function returns"
+    )
+    sandbox: OwnWalls = Field(
         default="require",
-        description="refuse `math` if a wall around it is missing, or run it without",
+        description="a missing wall around the verifier: refuse, do without it; `off`: no walls",
     )
     max_rejected: float = Field(
         default=0.01, ge=0, le=1, description="a larger share of bad rows ends the run"
@@ -56,8 +62,8 @@ class Config(FrozenConfig):
 
 def build(config: Config, context: TaskContext) -> Task:
     """Read the files; DataError if too many rows are bad or none is good."""
-    verify = prepare(config.verifier, config.sandbox)
-    context.packages.extend(PACKAGES.get(config.verifier, ()))
+    grade = open_grader(config.verifier, config.sandbox, config.reward_range)
+    context.packages.extend(PACKAGES.get(name_function(config.verifier), ()))
     if context.rejected_path is not None:
         context.rejected_path.unlink(missing_ok=True)
     path = context.base_dir / config.path
@@ -79,7 +85,7 @@ def build(config: Config, context: TaskContext) -> Task:
             f"{len(train) - len(unseen)} of {len(train)} training rows left out: "
             "the same question is held out"
         )
-    return PromptSet(train=unseen, heldout=heldout, verify=verify)
+    return PromptSet(train=unseen, heldout=heldout, grade=grade)
 
 
 def _choose_heldout(prompts: Sequence[Prompt], amount: int | float, seed: int) -> list[Prompt]:
@@ -108,7 +114,7 @@ def _read(path: Path, split: str, config: Config, context: TaskContext) -> list[
     for number, line in read_lines(path, config.max_row_bytes):
         try:
             prompt = read_prompt(line, f"{split}-{number}", config.max_row_bytes)
-            _check_answer(prompt, config.verifier)
+            _check_answer(prompt, name_function(config.verifier))
             if prompt.id in prompts:
                 raise Rejected(f"id {prompt.id!r} was used before")
             prompts[prompt.id] = prompt
