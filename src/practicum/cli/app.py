@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -176,6 +177,30 @@ def list_choices(
         from practicum.cli.listing import list_names
 
         print_rows(list_names(kind), as_json)
+
+
+@app.command(epilog="Example: practicum laws my_package.losses:chi_square")
+def laws(
+    entry: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENTRY",
+            help="package.module:entry, also with arguments, or a module; or a name such as jsd",
+        ),
+    ],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Hold a divergence, weight, correction, ... of yours to the laws of practicum's own."""
+    with _errors(debug):
+        from practicum.cli.laws import check_entries, format_verdicts
+
+        verdicts = check_entries(entry)
+        for name, laws in verdicts.items():
+            rows = [{"entry": name, **asdict(verdict)} for verdict in laws]
+            print("\n".join(map(json.dumps, rows) if as_json else format_verdicts(name, laws)))
+    if not all(verdict.holds for laws in verdicts.values() for verdict in laws):
+        raise typer.Exit(1)
 
 
 @app.command("plan", epilog="Example: practicum plan quickstart --memory 2GiB")
