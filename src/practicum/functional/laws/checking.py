@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from practicum.core.foreign import describe_error
+from practicum.functional.advantages import Advantage
 from practicum.functional.divergence_entry import Divergence
 from practicum.functional.laws.divergences import DIVERGENCE_LAWS
 from practicum.functional.laws.factors import (
@@ -20,19 +21,24 @@ from practicum.functional.laws.requirements import LawBroken, normalize, random_
 from practicum.functional.registry import AnyEntry
 from practicum.functional.table import Number
 
-FACTOR_LAWS: Mapping[str, Sequence[Callable[..., None]]] = {
+LAWS: Mapping[str, Sequence[Callable[..., None]]] = {
+    "divergence": DIVERGENCE_LAWS,
     "weight": WEIGHT_LAWS,
     "sample weight": SAMPLE_WEIGHT_LAWS,
     "correction": CORRECTION_LAWS,
     "advantage": ADVANTAGE_LAWS,
     "reward": REWARD_LAWS,
 }
+"""The laws of the entries of each kind."""
 
-SHAPES = ((1, 2), (1, 3), (2, 4), (4, 6), (4, 9))
+SHAPES = ((1, 2), (1, 3), (2, 5), (3, 8))
 """Positions and vocabulary of the inputs of divergences, the smallest first."""
 SCALES = (0.5, 1.5, 3.0)
 LENGTHS = (1, 2, 3, 5, 12)
 SEEDS = (0, 1, 2)
+
+
+Case = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +60,19 @@ def check_laws(kind: str, entry: AnyEntry, arguments: Mapping[str, Number]) -> l
 
     Without an argument, a divergence with a parameter is also checked at two other values.
     """
-    if isinstance(entry, Divergence):
-        return [_judge(law, _list_divergence_cases(entry, arguments)) for law in DIVERGENCE_LAWS]
-    chosen = arguments if kind == "advantage" else {**entry.defaults, **arguments}
-    laws = FACTOR_LAWS[kind]
-    return [_judge(law, _list_factor_cases(entry, chosen)) for law in laws]
+    return [judge_law(law, entry, arguments) for law in LAWS[kind]]
 
 
-def _judge(law: Callable[..., None], cases: Iterator[tuple[str, tuple[Any, ...]]]) -> Verdict:
-    """Return whether a law holds on all cases, and the first case that breaks it."""
+def judge_law(
+    law: Callable[..., None], entry: AnyEntry, arguments: Mapping[str, Number]
+) -> Verdict:
+    """Return whether a law holds for an entry, and the first and smallest case that breaks it."""
     statement = (inspect.getdoc(law) or "").partition("\n\n")[0]
-    for words, inputs in cases:
+    for words, inputs in _list_cases(entry, arguments):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                law(*inputs)
+                law(entry, *inputs)
         except LawBroken as broken:
             return Verdict(law.__name__, statement, f"{words}: {broken}")
         except Exception as error:
@@ -77,20 +81,24 @@ def _judge(law: Callable[..., None], cases: Iterator[tuple[str, tuple[Any, ...]]
     return Verdict(law.__name__, statement, None)
 
 
-def _list_divergence_cases(
-    entry: Divergence, arguments: Mapping[str, Number]
-) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _list_cases(entry: AnyEntry, arguments: Mapping[str, Number]) -> Iterator[Case]:
+    """Return the inputs of the laws besides the entry, each with its words, the smallest first."""
+    if isinstance(entry, Divergence):
+        return _list_divergence_cases(entry, arguments)
+    defaults = {} if isinstance(entry, Advantage) else entry.defaults
+    return _list_factor_cases({**defaults, **arguments})
+
+
+def _list_divergence_cases(entry: Divergence, arguments: Mapping[str, Number]) -> Iterator[Case]:
     for positions, vocabulary in SHAPES:
         for parameter in _choose_parameters(entry, arguments):
-            for scale in SCALES:
-                for seed in SEEDS:
-                    logits = random_logits(seed, positions, vocabulary, scale)
-                    # Few digits, so that a person can repeat it.
-                    student, teacher = (part.mul(10).round().div(10) for part in logits)
-                    words = f"at S = {show(normalize(student).exp())}, T = {show(normalize(teacher).exp())}"
-                    if parameter is not None:
-                        words += f", parameter {parameter:g}"
-                    yield words, (entry, parameter, student, teacher)
+            for seed, scale in enumerate(SCALES):
+                logits = random_logits(seed, positions, vocabulary, scale)
+                # Few digits, so that a person can repeat it.
+                student, teacher = (part.mul(100).round().div(100) for part in logits)
+                probs = [show(normalize(part).exp()) for part in (student, teacher)]
+                at = "" if parameter is None else f", parameter {parameter:g}"
+                yield f"at S = {probs[0]}, T = {probs[1]}{at}", (parameter, student, teacher)
 
 
 def _choose_parameters(
@@ -105,9 +113,7 @@ def _choose_parameters(
     return [entry.parameter.default, low + 0.2 * span, low + 0.7 * span]
 
 
-def _list_factor_cases(
-    entry: Any, arguments: Mapping[str, Number]
-) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _list_factor_cases(arguments: Mapping[str, Number]) -> Iterator[Case]:
     for length in LENGTHS:
         for seed in SEEDS:
-            yield f"with {length} (seed {seed})", (entry, arguments, seed, length)
+            yield f"with {length} (seed {seed})", (arguments, seed, length)
