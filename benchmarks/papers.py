@@ -81,6 +81,8 @@ def fingerprint(recipe: Recipe) -> str:
         del data["student"]["dropout"]
     if data["task"].get("seed", 0) is None:
         del data["task"]["seed"]
+    if data["task"].get("reward_range") == [0.0, 1.0]:
+        del data["task"]["reward_range"]
     # Walls around a verifier change no score.
     data["task"].pop("sandbox", None)
     if data["train"]["epochs"] == 1:

@@ -1,5 +1,6 @@
 """What docs/adding.md says of another package's parts: each is one file, which a recipe names and nothing else has to know."""
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import pytest
 from toy import rows, toy_recipe, toy_run
 
 from practicum.functional import DIVERGENCES, WEIGHTS
+from practicum.functional.laws import WEIGHT_LAWS
 from practicum.objective import Objective
 from practicum.recipe import parse_recipe, resolve_recipe
 from tests.functional.divergence_laws import LAWS, random_logits
@@ -28,6 +30,15 @@ ADDITIONS = {
     "late": {"objective.weights": "my_parts.late(1)"},
     "flat": SAMPLED | {"teacher": {"type": "my_parts.flat"}},
     "double": {"task": {"type": "my_parts.double", "letters": "abcd"}},
+    "rewards": {
+        "task": {
+            "type": "jsonl",
+            "path": "ROWS",
+            "heldout": 1,
+            "verifier": "my_parts.rewards:overlap",
+            "reward_range": [-1, 1],
+        }
+    },
 }
 
 
@@ -57,13 +68,17 @@ def test_a_part_of_another_package_is_one_file(
     name: str, add: Any, models: Path, tmp_path: Path
 ) -> None:
     site = add(name)
-    result = toy_run(models, tmp_path / "runs", {**ADDITIONS[name], "train.steps": 2})
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(f'{{"prompt": "{letter}", "answer": "{letter * 2}"}}\n' for letter in "abcd")
+    )
+    changes = json.loads(json.dumps(ADDITIONS[name]).replace("ROWS", str(tmp_path / "rows.jsonl")))
+    result = toy_run(models, tmp_path / "runs", {**changes, "train.steps": 2})
     assert [path.name for path in site.rglob("*.py")] == [f"{name}.py"]
     assert (
         len(rows(result.folder / "metrics.jsonl")) == 2
         and (result.folder / "report.html").is_file()
     )
-    recipe = toy_recipe(models, ADDITIONS[name])
+    recipe = toy_recipe(models, changes)
     assert (
         f"my_parts.{name}" in str(resolve_recipe(recipe))
         and parse_recipe(resolve_recipe(recipe), "toy") == recipe
@@ -74,6 +89,12 @@ def test_a_part_of_another_package_is_one_file(
 def test_the_laws_hold_for_the_divergence_of_the_page(law: Any, add: Any) -> None:
     add("hellinger")
     law(DIVERGENCES["my_parts.hellinger"], None, *random_logits(1))
+
+
+@pytest.mark.parametrize("law", WEIGHT_LAWS, ids=lambda law: law.__name__)
+def test_the_laws_hold_for_the_weight_of_the_page(law: Any, add: Any) -> None:
+    add("late")
+    law(WEIGHTS["my_parts.late"], {"start": 1}, 0, 6)
 
 
 def test_the_facts_of_an_entry_decide_where_it_can_be_used(add: Any) -> None:

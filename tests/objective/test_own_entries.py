@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from practicum import functional as F
-from practicum.functional.registry import TABLES
 from practicum.objective import Objective
 from practicum.objective.choices import OwnReward
 
@@ -68,15 +67,6 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("own_parts", None)
-
-
-@pytest.fixture
-def clean_tables() -> Iterator[None]:
-    before = {kind: dict(table) for kind, (_, table) in TABLES.items()}
-    yield
-    for kind, (_, table) in TABLES.items():
-        for name in set(table) - set(before[kind]):
-            del table[name]
 
 
 @pytest.mark.parametrize("key", TERMS)

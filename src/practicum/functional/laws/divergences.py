@@ -117,7 +117,8 @@ def sampled_expectation(
     if not divergence.pointwise:
         return
     s, t = normalize(student), normalize(teacher)
-    advantage = divergence.advantage(s, t, parameter)
+    # Each token by itself, as it is sampled: the term must not see the others.
+    advantage = divergence.advantage(s.unsqueeze(-1), t.unsqueeze(-1), parameter).squeeze(-1)
     sampled = differentiate(lambda x: -(s.exp() * advantage * x).sum(-1), student)
     exact = differentiate(lambda x: divergence.value(x, t, parameter), student)
     require_close(sampled, exact, "the gradient of the sampled form is")
@@ -132,7 +133,8 @@ def head_and_sampled_tail(
     s, t = normalize(student), normalize(teacher)
     ids, valid = candidates(s, t, 2, "student")
     tail = torch.ones_like(s).scatter(-1, ids, 0.0)
-    coefficient = divergence.tail_coefficient(s, t, parameter)
+    alone = s.unsqueeze(-1), t.unsqueeze(-1)
+    coefficient = divergence.tail_coefficient(*alone, parameter).squeeze(-1)
 
     def compute_hybrid(x: Tensor) -> Tensor:
         head = divergence.value(
