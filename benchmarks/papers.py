@@ -84,6 +84,8 @@ def fingerprint(recipe: Recipe) -> str:
     for key in ("columns", "strict"):
         if not settings["task"].get(key, True):
             del settings["task"][key]
+    if settings["task"].get("reward_range") == [0.0, 1.0]:
+        del settings["task"]["reward_range"]
     # Walls around a verifier change no score.
     settings["task"].pop("sandbox", None)
     if settings["train"]["epochs"] == 1:

@@ -69,6 +69,19 @@ def notes() -> Iterator[list[str]]:
         yield texts
 
 
+@pytest.fixture
+def clean_tables() -> Iterator[None]:
+    """Take out of the tables of entries what the test registers."""
+    from practicum.functional.registry import TABLES
+
+    tables = [table for _, table in TABLES.values()]
+    before = [set(table) for table in tables]
+    yield
+    for table, names in zip(tables, before, strict=True):
+        for name in set(table) - names:
+            del table[name]
+
+
 @pytest.fixture(scope="session")
 def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of four steps with evaluations; tests read it and leave it as it is."""

@@ -1,5 +1,6 @@
 """What docs/adding.md says of another package's parts: each is one file, which a recipe names and nothing else has to know."""
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import pytest
 from toy import rows, toy_recipe, toy_run
 
 from practicum.functional import DIVERGENCES, WEIGHTS
+from practicum.functional.laws import WEIGHT_LAWS
 from practicum.objective import Objective
 from practicum.recipe import parse_recipe, resolve_recipe
 from tests.functional.divergence_laws import LAWS, random_logits
@@ -28,6 +30,15 @@ ADDITIONS = {
     "late": {"objective.weights": "my_parts.late(1)"},
     "flat": SAMPLED | {"teacher": {"type": "my_parts.flat"}},
     "double": {"task": {"type": "my_parts.double", "letters": "abcd"}},
+    "rewards": {
+        "task": {
+            "type": "jsonl",
+            "path": "ROWS",
+            "heldout": 1,
+            "verifier": "my_parts.rewards:overlap",
+            "reward_range": [-1, 1],
+        }
+    },
 }
 
 
@@ -57,13 +68,17 @@ def test_a_part_of_another_package_is_one_file(
     name: str, add: Any, models: Path, tmp_path: Path
 ) -> None:
     site = add(name)
-    result = toy_run(models, tmp_path / "runs", {**ADDITIONS[name], "train.steps": 2})
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(f'{{"prompt": "{letter}", "answer": "{letter * 2}"}}\n' for letter in "abcd")
+    )
+    changes = json.loads(json.dumps(ADDITIONS[name]).replace("ROWS", str(tmp_path / "rows.jsonl")))
+    result = toy_run(models, tmp_path / "runs", {**changes, "train.steps": 2})
     assert [path.name for path in site.rglob("*.py")] == [f"{name}.py"]
     assert (
         len(rows(result.folder / "metrics.jsonl")) == 2
         and (result.folder / "report.html").is_file()
     )
-    recipe = toy_recipe(models, ADDITIONS[name])
+    recipe = toy_recipe(models, changes)
     assert (
         f"my_parts.{name}" in str(resolve_recipe(recipe))
         and parse_recipe(resolve_recipe(recipe), "toy") == recipe
@@ -74,6 +89,12 @@ def test_a_part_of_another_package_is_one_file(
 def test_the_laws_hold_for_the_divergence_of_the_page(law: Any, add: Any) -> None:
     add("hellinger")
     law(DIVERGENCES["my_parts.hellinger"], None, *random_logits(1))
+
+
+@pytest.mark.parametrize("law", WEIGHT_LAWS, ids=lambda law: law.__name__)
+def test_the_laws_hold_for_the_weight_of_the_page(law: Any, add: Any) -> None:
+    add("late")
+    law(WEIGHTS["my_parts.late"], {"start": 1}, 0, 6)
 
 
 def test_the_facts_of_an_entry_decide_where_it_can_be_used(add: Any) -> None:
@@ -94,12 +115,25 @@ def test_the_facts_of_an_entry_decide_where_it_can_be_used(add: Any) -> None:
         ),
         (
             "my_parts.lat",
-            r"no module 'my_parts.lat' to load a Weight from \(No module named 'my_parts.lat'\)",
+            "module 'my_parts' has no 'lat'; did you mean 'late'\\? known: late",
+        ),
+        (
+            "your_parts.late",
+            "no module 'your_parts.late' in the installed packages.*; if it lies in FOLDER: "
+            "write PYTHONPATH=FOLDER before the command, or pip install -e FOLDER",
         ),
         (
             "torch.nn",
-            r"module 'torch.nn' has no Weight; write entry = practicum.functional.Weight\(\.\.\.\) in it",
+            r"module 'torch.nn' has no Weight named 'entry'; write entry = "
+            r"practicum.functional.Weight\(\.\.\.\) in it",
         ),
+        (
+            "my_parts.late:late",
+            r"'my_parts.late:late' is a function and no Weight; put it into entry = "
+            r"practicum.functional.Weight\(\.\.\.\), and name that",
+        ),
+        ("my_parts.late:lat", "module 'my_parts.late' has no 'lat'; did you mean 'late'"),
+        ("my_parts:late:x", "no weight named 'my_parts:late:x'"),
         ("late", "no weight named 'late'; known: accepted, all"),
         ("my..late", "no weight named 'my..late'; known: accepted, all"),
     ],

@@ -7,6 +7,7 @@ it is written to that file for the blocks after it.
 """
 
 import ast
+import collections.abc
 import importlib
 import json
 import pkgutil
@@ -35,6 +36,7 @@ from laboratory.plot import plot
 from practicum import errors, recipe, rollouts
 from practicum.cli.app import app
 from practicum.core import plugins
+from practicum.core.calls import Call
 from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
 from practicum.models import config as model_config
 from practicum.monitors import MONITORS, MonitorSettings
@@ -222,6 +224,8 @@ def _calls(which: str) -> str:
             _first_paragraph(cls.__doc__),
         ]
         for cls in typing.get_args(union)
+        # An entry of the user's has its own name.
+        if issubclass(cls, Call)
     ]
     return _table([which.lower(), "parameters", "meaning"], rows)
 
@@ -551,6 +555,7 @@ def _type_name(annotation: Any) -> str:
         float: "number",
         bool: "true or false",
         Path: "path",
+        collections.abc.Callable: "function",
         dict: "mapping",
     }
     return names.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
@@ -734,7 +739,7 @@ def _merged(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page, tmp_path, monkeypatch):
+def test_python_blocks_run(page, tmp_path, monkeypatch, clean_tables):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     space: dict[str, Any] = {"__name__": "example"}

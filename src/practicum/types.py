@@ -12,6 +12,9 @@ from jaxtyping import Bool, Float, Int, UInt8
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from practicum.prompts import Message as Message
+from practicum.prompts import Prompt as Prompt
+
 StopReason = Literal["stop", "length", "error", "timeout"]
 """A completion's end: a stop, the token limit, or an environment's failure or timeout."""
 
@@ -24,32 +27,6 @@ AUTHORS: tuple[Author, ...] = get_args(Author)
 """All authors; `Rollout.authors` holds indices into this tuple."""
 
 Metrics = dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation, for example `Message("user", "What is 8 times 7?")`."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A question as text, as a task yields it, before tokenization.
-
-    A verifier compares with `answer`. `response` is a full worked solution to imitate; without it,
-    `answer` is imitated. `privileged` holds the fields that only a teacher may see (a solution, a
-    hint, a document). `domain` labels the prompt in reports, `teacher` routes it to a teacher.
-    """
-
-    id: str
-    messages: tuple[Message, ...]
-    answer: str | None = None
-    response: str | None = None
-    domain: str | None = None
-    teacher: str | None = None
-    privileged: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The laws of divergences, as functions, so that the mutation check can ask which law catches which fault.
+"""The laws of single families of divergences, beside those of the package that hold for every entry.
 
 Each law takes a divergence, a parameter, and logits of student and teacher in float64, and asserts.
 """
@@ -7,85 +7,19 @@ import math
 
 import torch
 
-from practicum import functional as F
-from practicum.functional.divergences import DIVERGENCES, DistributionPair
+from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.laws import DIVERGENCE_LAWS
+from practicum.functional.laws.requirements import differentiate as gradient
+from practicum.functional.laws.requirements import normalize as logp
+from practicum.functional.laws.requirements import random_logits
 
-
-def random_logits(seed, positions=4, vocabulary=6, scale=1.5, count=2):
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        scale * torch.randn(positions, vocabulary, generator=generator, dtype=torch.float64)
-        for _ in range(count)
-    ]
-
-
-def logp(logits):
-    return torch.log_softmax(logits, dim=-1)
-
-
-def gradient(function, logits):
-    """Gradient in the logits of the sum of what `function` makes of their log-probabilities."""
-    logits = logits.detach().clone().requires_grad_()
-    return torch.autograd.grad(function(logp(logits)).sum(), logits)[0]
+__all__ = ["LAWS", "TWINS", "close", "gradient", "logp", "random_logits"]
 
 
 def close(a, b, rel=1e-12):
     """Relative closeness of whole tensors, as the identities of gradients are stated."""
     error = (a - b).norm() / b.norm().clamp(min=1e-9)
     assert error <= rel, f"relative error {error:.2e} above {rel:.0e}"
-
-
-def zero_at_equality(divergence, parameter, student, _teacher):
-    value = divergence.value(logp(student), logp(student), parameter)
-    if divergence.zero_at_equality:
-        assert value.abs().max() <= 1e-12
-    slope = gradient(lambda s: divergence.value(s, logp(student), parameter), student)
-    assert slope.abs().max() <= 1e-12
-
-
-def non_negative(divergence, parameter, student, teacher):
-    assert (divergence.value(logp(student), logp(teacher), parameter) > 0).all()
-    near = logp(student + 1e-4 * teacher)
-    assert (divergence.value(logp(student).float(), near.float(), parameter) >= -1e-6).all()
-
-
-def gradient_is_of_the_value(divergence, parameter, student, teacher):
-    if divergence.exact_gradient:
-        logits = student[:2].clone().requires_grad_()
-        assert torch.autograd.gradcheck(
-            lambda z: divergence.value(logp(z), logp(teacher[:2]), parameter), (logits,)
-        )
-
-
-def order_of_the_vocabulary(divergence, parameter, student, teacher):
-    order = torch.randperm(student.shape[-1], generator=torch.Generator().manual_seed(1))
-    s, t = logp(student), logp(teacher)
-    close(divergence.value(s[:, order], t[:, order], parameter), divergence.value(s, t, parameter))
-
-
-def sharp_stays_finite(divergence, parameter, student, teacher):
-    s, t = student.float() * 60, teacher.float() * 60
-    assert divergence.value(logp(s), logp(t), parameter).isfinite().all()
-    assert gradient(lambda x: divergence.value(x, logp(t), parameter), s).isfinite().all()
-
-
-def impossible_stays_finite(divergence, parameter, student, teacher):
-    banned = torch.arange(student.shape[-1]) % 3 == 1
-    t = logp(teacher.masked_fill(banned, -math.inf))
-    for s in (student, student.masked_fill(banned, -math.inf)):
-        value = divergence.value(logp(s), t, parameter)
-        assert value.isfinite().all()
-        assert gradient(lambda x: divergence.value(x, t, parameter), s).isfinite().all()
-    forbidden = student.masked_fill(banned, -math.inf)
-    assert divergence.value(logp(forbidden), logp(teacher), parameter).isfinite().all()
-    assert (
-        gradient(lambda x: divergence.value(x, logp(teacher), parameter), forbidden)
-        .isfinite()
-        .all()
-    )
-    # Impossible for both: as if those tokens were not in the vocabulary.
-    small = divergence.value(logp(student[:, ~banned]), logp(teacher[:, ~banned]), parameter)
-    close(value, small)
 
 
 def mirror(divergence, parameter, student, teacher):
@@ -156,73 +90,6 @@ def bounds(divergence, parameter, student, teacher):
         assert value.max() >= 0.9 * bound  # the bound is the family's own, not a loose one
 
 
-def sampled_expectation(divergence, parameter, student, teacher):
-    """-sum_v S_v A(v) grad log S_v = grad D, by enumeration."""
-    if not divergence.pointwise:
-        return
-    s, t = logp(student), logp(teacher)
-    advantage = divergence.advantage(s, t, parameter)
-    sampled = gradient(lambda x: -(s.exp() * advantage * x).sum(-1), student)
-    close(sampled, gradient(lambda x: divergence.value(x, t, parameter), student))
-
-
-def head_and_sampled_tail(divergence, parameter, student, teacher):
-    """Exact contributions of a head, and the rest from its sampled coefficient, make the whole gradient."""
-    if not divergence.pointwise:
-        return
-    s, t = logp(student), logp(teacher)
-    ids, valid = F.candidates(s, t, 2, "student")
-    tail = torch.ones_like(s).scatter(-1, ids, 0.0)
-    coefficient = divergence.tail_coefficient(s, t, parameter)
-
-    def hybrid(x):
-        head = divergence.value(
-            F.restrict(x, ids, valid, "sampled"), F.restrict(t, ids, valid, "sampled"), parameter
-        )
-        return head + (tail * s.exp() * coefficient * x).sum(-1)
-
-    close(gradient(hybrid, student), gradient(lambda x: divergence.value(x, t, parameter), student))
-
-
-def advantage_in_float32(divergence, parameter, student, teacher):
-    """Zero at equality, and float32 as good as float64, for tokens of probability down to exp(-80)."""
-    if not divergence.pointwise:
-        return
-    lowest = torch.linspace(-80, -1e-3, 41)
-    assert divergence.advantage(lowest, lowest, parameter).abs().max() <= 1e-6
-    for shift in (-3.0, -0.01, 0.01, 3.0):
-        other = (lowest + shift).clamp(max=-1e-4)
-        single = divergence.advantage(lowest, other, parameter)
-        double = divergence.advantage(lowest.double(), other.double(), parameter)
-        assert single.dtype == torch.float32
-        torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=1e-9)
-
-
-def all_candidates_are_the_whole(divergence, parameter, student, teacher):
-    s, t = logp(student), logp(teacher)
-    whole = divergence.value(s, t, parameter)
-    for support in F.SUPPORTS:
-        ids, valid = F.candidates(s, t, s.shape[-1] + 3, support)
-        for tail in F.TAILS:
-            part = divergence.value(
-                F.restrict(s, ids, valid, tail), F.restrict(t, ids, valid, tail), parameter
-            )
-            close(part, whole)
-
-
-def bucket_is_a_lower_bound(divergence, parameter, student, teacher):
-    if not divergence.f_divergence:
-        return
-    s, t = logp(student), logp(teacher)
-    for support in F.SUPPORTS:
-        ids, valid = F.candidates(s, t, 3, support)
-        part = divergence.value(
-            F.restrict(s, ids, valid, "bucket"), F.restrict(t, ids, valid, "bucket"), parameter
-        )
-        assert (part <= divergence.value(s, t, parameter) + 1e-5).all()
-        assert (part >= -1e-6).all()
-
-
 def _kl(p, q):
     return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
 
@@ -286,44 +153,4 @@ def slow_twin(divergence, parameter, student, teacher):
         )
 
 
-def slope_is_the_derivative(divergence, parameter, student, teacher):
-    """In closed form as by autograd, up to a multiple of S that no gradient of logits sees; inputs stay as they are."""
-    if divergence.slope is None:
-        return
-    resolved = divergence.resolve(parameter)
-    for s, t in (
-        (logp(student), logp(teacher)),
-        (logp(student), logp(student + 0.1 * teacher)),
-        (logp(40 * student), logp(teacher)),
-    ):
-        pair = DistributionPair(s, s.exp(), t, t.exp())
-        before = [tensor.clone() for tensor in (s, pair.student_probs, t, pair.teacher_probs)]
-        slope = torch.full_like(s, math.nan)
-        value = divergence.slope(pair, resolved, slope, torch.full_like(s, math.nan))
-        torch.testing.assert_close(value, divergence.value(s, t, parameter), rtol=1e-9, atol=1e-12)
-        in_logits = slope - s.exp() * slope.sum(-1, keepdim=True)
-        leaf = s.clone().requires_grad_()
-        expected = gradient(lambda x, other=t: divergence.value(x, other, parameter), leaf)
-        torch.testing.assert_close(in_logits, expected, rtol=1e-9, atol=1e-12)
-        for tensor, old in zip((s, pair.student_probs, t, pair.teacher_probs), before, strict=True):
-            assert torch.equal(tensor, old)
-
-
-LAWS = [
-    zero_at_equality,
-    non_negative,
-    gradient_is_of_the_value,
-    order_of_the_vocabulary,
-    sharp_stays_finite,
-    impossible_stays_finite,
-    mirror,
-    limits,
-    bounds,
-    sampled_expectation,
-    head_and_sampled_tail,
-    advantage_in_float32,
-    all_candidates_are_the_whole,
-    bucket_is_a_lower_bound,
-    slope_is_the_derivative,
-    slow_twin,
-]
+LAWS = [*DIVERGENCE_LAWS, mirror, limits, bounds, slow_twin]

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from practicum.functional.laws import SAMPLE_WEIGHT_LAWS
 from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
 
 EVERY = pytest.mark.parametrize(
@@ -50,6 +51,13 @@ def test_one_weight_a_completion_between_0_and_1_whatever_the_order(weight, comp
         statistics([completions[place] for place in order]), **weight.defaults
     )
     assert shuffled == pytest.approx([values[place] for place in order])
+
+
+@EVERY
+@pytest.mark.parametrize("law", SAMPLE_WEIGHT_LAWS, ids=lambda law: law.__name__)
+@given(st.integers(0, 10**6), st.integers(1, 6))
+def test_laws(weight, law, seed, length):
+    law(weight, weight.defaults, seed, length)
 
 
 def test_by_hand():

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -181,7 +182,10 @@ def show(
 @app.command("ls", epilog="Example: practicum ls divergences")
 def list_choices(
     kind: Annotated[
-        str, typer.Argument(help="recipes, teachers, tasks, backends, divergences, signals, ...")
+        str,
+        typer.Argument(
+            help="recipes, teachers, tasks, backends, divergences, signals, ..., or a module of yours"
+        ),
     ] = "recipes",
     as_json: Json = False,
     debug: Debug = False,
@@ -191,6 +195,30 @@ def list_choices(
         from practicum.cli.listing import list_names
 
         print_rows(list_names(kind), as_json)
+
+
+@app.command(epilog="Example: practicum laws my_package.losses:chi_square")
+def laws(
+    entry: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENTRY",
+            help="package.module:entry, also with arguments, or a module; or a name such as jsd",
+        ),
+    ],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Hold a divergence, weight, correction, ... of yours to the laws of practicum's own."""
+    with _errors(debug):
+        from practicum.cli.laws import check_entries, format_verdicts
+
+        verdicts = check_entries(entry)
+        for name, laws in verdicts.items():
+            rows = [{"entry": name, **asdict(verdict)} for verdict in laws]
+            print("\n".join(map(json.dumps, rows) if as_json else format_verdicts(name, laws)))
+    if not all(verdict.holds for laws in verdicts.values() for verdict in laws):
+        raise typer.Exit(1)
 
 
 @app.command("plan", epilog="Example: practicum plan quickstart --memory 2GiB")
@@ -441,11 +469,25 @@ def _describe(
 
 def main() -> None:
     """Run the command line. An error for the user is one line on stderr and an exit code."""
-    # A file in the current folder, such as json.py, must not replace a module.
-    sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
+    _drop_start_folder()
     # A tracking client may give the root logger a handler: every note would be printed twice.
     logging.getLogger("practicum").propagate = False
     app()
+
+
+def _drop_start_folder() -> None:
+    """Take off the path what Python put there by itself, and nothing that the user named.
+
+    That is the folder of the script, or the working directory with `python -m`. A file there, such
+    as json.py, must not replace a module. An empty entry of PYTHONPATH names no folder either.
+    """
+    start_folder = os.path.dirname(os.path.realpath(sys.argv[0]))
+    if not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()], [start_folder]):
+        del sys.path[0]
+    variable = os.environ.get("PYTHONPATH")
+    named = variable.split(os.pathsep) if variable else []
+    if "" in named and os.getcwd() not in map(os.path.abspath, filter(None, named)):
+        sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
 
 
 @contextmanager

@@ -2,19 +2,31 @@
 
 import ast
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import practicum
 from practicum.core.calls import suggest_name
 from practicum.errors import RecipeError
 
 FOLDERS = ("teachers", "tasks", "backends", "trackers")
-TABLES = ("divergences", "weights", "corrections", "monitors")
+TABLES = {
+    "divergences": "divergence",
+    "weights": "weight",
+    "samples": "sample weight",
+    "corrections": "correction",
+    "advantages": "advantage",
+}
+"""The tables of `practicum.functional`, each with the kind of its entries."""
 CALLS = ("signals", "targets", "estimators", "sources")
 
 
 def list_names(kind: str) -> list[dict[str, str]]:
-    """Return the names of a kind with their summaries. Raises RecipeError for an unknown kind."""
+    """Return the names of a kind, or of the entries in a module of the user's, with summaries.
+
+    Raises RecipeError for anything else.
+    """
     if kind == "recipes":
         return _list_recipes()
     if kind in FOLDERS:
@@ -23,8 +35,13 @@ def list_names(kind: str) -> list[dict[str, str]]:
         return _list_table(kind)
     if kind in CALLS:
         return _list_calls(kind)
-    kinds = ("recipes", *FOLDERS, *TABLES, *CALLS)
-    raise RecipeError(f"nothing to list under {kind!r}; {suggest_name(kind, kinds)}")
+    if kind == "monitors":
+        return _list_monitors()
+    kinds = ("recipes", "monitors", *FOLDERS, *TABLES, *CALLS)
+    # A single word may be a misspelt kind: the suggestion is then of more use than the import.
+    if suggest_name(kind, kinds).startswith("did you mean"):
+        raise RecipeError(f"nothing to list under {kind!r}; {suggest_name(kind, kinds)}")
+    return _list_entries(kind, kinds)
 
 
 def _list_recipes() -> list[dict[str, str]]:
@@ -61,14 +78,34 @@ def _list_modules(kind: str) -> list[dict[str, str]]:
 
 
 def _list_table(kind: str) -> list[dict[str, str]]:
-    if kind == "monitors":
-        return _list_monitors()
-    from practicum.functional.divergences import DIVERGENCES
-    from practicum.functional.estimators import CORRECTIONS
-    from practicum.functional.weights import WEIGHTS
+    from practicum.functional.registry import TABLES as ENTRIES
 
-    table = {"divergences": DIVERGENCES, "weights": WEIGHTS, "corrections": CORRECTIONS}[kind]
+    _, table = ENTRIES[TABLES[kind]]
     return [{"name": name, "summary": entry.summary} for name, entry in table.items()]
+
+
+def _list_entries(name: str, kinds: Sequence[str]) -> list[dict[str, str]]:
+    """Return the entries in a module of the user's, each with its kind."""
+    from practicum.core.foreign import load_object
+    from practicum.functional.registry import TABLES as ENTRIES
+
+    try:
+        module = load_object(name)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+    members = vars(module) if isinstance(module, ModuleType) else {}
+    rows = [
+        {"name": f"{name}:{key}", "summary": f"{kind}: {entry.summary}"}
+        for key, entry in members.items()
+        for kind, (cls, _) in ENTRIES.items()
+        if isinstance(entry, cls)
+    ]
+    if not rows:
+        raise RecipeError(
+            f"{name!r} has no entries of practicum.functional; name a module with some, or one of "
+            f"{', '.join(kinds)}"
+        )
+    return rows
 
 
 def _list_monitors() -> list[dict[str, str]]:

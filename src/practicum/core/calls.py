@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_serializer
 
-_CALL = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_.]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
+_CALL = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_.:]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
 
 
 def suggest_name(name: str, candidates: Iterable[str]) -> str:

@@ -1,17 +1,19 @@
 """Plug-ins are files: `teacher: {type: privileged}` loads `practicum.teachers.privileged`.
 
 The module's `Config` holds the settings. A new file in one of the folders adds a teacher, a task or
-a backend; a dotted name loads one from another package.
+a backend; a name as in `practicum.core.foreign` loads one from another package.
 """
 
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny
 
 from practicum.core.calls import suggest_name
+from practicum.core.foreign import is_external, load_object
 
 
 def list_plugins(room: str) -> list[str]:
@@ -23,7 +25,7 @@ def list_plugins(room: str) -> list[str]:
 
 def load_plugin(room: str, name: str) -> Any:
     """Import the module of a plug-in; ValueError with the closest known name if there is none."""
-    if all(part.isidentifier() for part in name.split(".")) and "." in name:
+    if is_external(name):
         return _import_external(room, name)
     if name not in list_plugins(room):
         raise ValueError(
@@ -38,18 +40,19 @@ def _package(room: str) -> str:
 
 
 def _import_external(room: str, name: str) -> Any:
-    """Import a module of another package, which must have `Config` and `build` as ours do."""
+    """Return a module or class of another package with `Config` and `build`, as ours have."""
     try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(f"no module {name!r} to load as one of the {room} ({error})") from error
-    missing = [part for part in ("Config", "build") if part not in vars(module)]
+        plugin = load_object(name)
+    except ValueError as error:
+        raise ValueError(f"{name!r} is none of the {room}: {error}") from error
+    members = vars(plugin) if isinstance(plugin, ModuleType | type) else {}
+    missing = [part for part in ("Config", "build") if part not in members]
     if missing:
         raise ValueError(
-            f"module {name!r} is none of the {room}: it has no {' and no '.join(missing)}; "
+            f"{name!r} is none of the {room}: it has no {' and no '.join(missing)}; "
             "write `class Config` and `def build(config, context)` as the files of practicum do"
         )
-    return module
+    return plugin
 
 
 def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
@@ -68,7 +71,7 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
     fields = dict(settings)
     name = str(fields["type"])
     config = load_plugin(room, name).Config
-    if "." in name:
+    if is_external(name):
         # A plug-in of another package declares a short literal type; the recipe has its full path.
         fields["type"] = config.model_fields["type"].default
     return config.model_validate(fields)

@@ -3,7 +3,9 @@
 from practicum.functional import divergences
 from practicum.functional.advantages import (
     ADVANTAGES,
+    REWARDS,
     Advantage,
+    RewardRule,
     add_reward,
     clip,
     group_centre,
@@ -53,6 +55,7 @@ from practicum.functional.pools import (
     member_weights,
     top1_conflict,
 )
+from practicum.functional.registry import register
 from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics, SampleWeight
 from practicum.functional.sequence import (
     AGGREGATES,
@@ -67,6 +70,7 @@ __all__ = [
     "AGGREGATES",
     "CORRECTIONS",
     "POLICY_LOSSES",
+    "REWARDS",
     "SAMPLE_WEIGHTS",
     "SUPPORTS",
     "TAILS",
@@ -74,6 +78,7 @@ __all__ = [
     "Advantage",
     "Correction",
     "PolicyLoss",
+    "RewardRule",
     "SampleStatistics",
     "SampleWeight",
     "TokenStatistics",
@@ -107,6 +112,7 @@ __all__ = [
     "modulate",
     "overlap",
     "ppo",
+    "register",
     "restrict",
     "restrict_candidates",
     "reward_to_go",

@@ -1,7 +1,7 @@
 """Rewards of whole completions and their advantages for each token."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,14 +9,50 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.functional.precision import precise
+from practicum.functional.table import Number, Table, defaults_of
 
 SMALLEST_SPREAD = 1e-6
 """Added to the standard deviation of a group, so that equal rewards give 0."""
 
 
-def plain(rewards: Sequence[float]) -> list[float]:
-    """Return the rewards unchanged (REINFORCE, Williams 1992)."""
-    return list(rewards)
+@dataclass(frozen=True, slots=True)
+class Advantage:
+    """One way to turn the rewards of a prompt's completions into their advantages."""
+
+    name: str
+    function: Callable[[Sequence[float]], Sequence[float]]
+    summary: str
+    paper: str = ""
+
+
+ADVANTAGES = Table(Advantage)
+"""Every advantage of a whole completion by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRule:
+    """One way to join the reward and the teacher in the advantage of a sampled token.
+
+    `function(teacher, reward, log_ratio, **parameters)` returns the advantage of each token, without
+    gradient: from the teacher's return, the advantage of the completion's reward, and log T - log S.
+    `advantage` names the entry of `ADVANTAGES` that makes the reward's advantage; it alone is what
+    remains with the teacher off.
+    """
+
+    name: str
+    function: Callable[..., Tensor]
+    summary: str
+    paper: str = ""
+    advantage: str = "group_normalized"
+
+    @property
+    def defaults(self) -> Mapping[str, Number]:
+        """The parameters with their defaults."""
+        return defaults_of(self.function)
+
+
+REWARDS = Table(RewardRule)
+"""The rules of other packages and those that were registered, by name."""
 
 
 def group_centre(rewards: Sequence[float]) -> list[float]:
@@ -25,6 +61,11 @@ def group_centre(rewards: Sequence[float]) -> list[float]:
     """
     mean = sum(rewards) / max(len(rewards), 1)
     return [reward - mean for reward in rewards]
+
+
+def plain(rewards: Sequence[float]) -> list[float]:
+    """Return the rewards unchanged (REINFORCE, Williams 1992)."""
+    return list(rewards)
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
@@ -46,17 +87,7 @@ def group_normalize(rewards: Sequence[float]) -> list[float]:
     return [value / (spread + SMALLEST_SPREAD) for value in centred]
 
 
-@dataclass(frozen=True, slots=True)
-class Advantage:
-    """One way to turn the rewards of a prompt's completions into their advantages."""
-
-    name: str
-    function: Callable[[Sequence[float]], list[float]]
-    summary: str
-    paper: str = ""
-
-
-ADVANTAGES: dict[str, Advantage] = {
+ADVANTAGES |= {
     entry.name: entry
     for entry in (
         Advantage(
@@ -74,7 +105,6 @@ ADVANTAGES: dict[str, Advantage] = {
         Advantage("none", plain, "the reward itself: REINFORCE"),
     )
 }
-"""Every advantage of a whole completion by name."""
 
 
 def add_reward(

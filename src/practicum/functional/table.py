@@ -1,12 +1,24 @@
 """Tables of functions with their facts: each entry is defined next to its function."""
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from types import ModuleType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-Entry = TypeVar("Entry")
+from practicum.core.foreign import is_external, load_object
+
+
+class NamedEntry(Protocol):
+    """An entry knows its name."""
+
+    @property
+    def name(self) -> str:
+        """The name that recipes use."""
+        ...
+
+
+Entry = TypeVar("Entry", bound=NamedEntry)
 Facts = ParamSpec("Facts")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Number = int | float | str
@@ -15,12 +27,14 @@ Number = int | float | str
 class Table(dict[str, Entry], Generic[Entry, Facts]):
     """Entries of one kind by name, in the order of their definition.
 
-    A name with dots is a module of another package, whose `entry` is loaded at the first access.
+    A name such as `package.module:entry` is an entry of another package; a name that ends with a
+    module is the `entry` of that module. It is loaded when it is asked for and never stored.
     """
 
     def __init__(self, kind: Callable[Concatenate[str, Callable[..., Any], Facts], Entry]) -> None:
         super().__init__()
         self._kind = kind
+        self._registered: set[str] = set()
 
     def enter(self, *facts: Facts.args, **named: Facts.kwargs) -> Callable[[Function], Function]:
         """Return a decorator that enters a function with its facts, under its name without outer
@@ -34,27 +48,44 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
 
         return entered
 
-    def __missing__(self, name: str) -> Entry:
-        """Return the entry of another package's module.
+    def register(self, entry: Entry) -> None:
+        """Add an entry of the user's, or replace one of the same name that was added before.
 
-        Raise KeyError for a name without dots, ValueError if there is no such entry.
+        Raise ValueError if the name is no word or belongs to an entry of practicum.
+        """
+        kind, name = type(entry).__name__, entry.name
+        if not name.isidentifier():
+            raise ValueError(f"a {kind} is registered under a word; {name!r} is none")
+        if name in self and name not in self._registered:
+            raise ValueError(f"{kind} {name!r} is one of practicum's; give yours another name")
+        self._registered.add(name)
+        self[name] = entry
+
+    def __missing__(self, name: str) -> Entry:
+        """Return the entry of another package.
+
+        Raise KeyError for a name without a dot or a colon, ValueError if there is no such entry.
         """
         kind = self._kind
         assert isinstance(kind, type)
-        if "." not in name or not all(part.isidentifier() for part in name.split(".")):
+        if not is_external(name):
             raise KeyError(name)
-        try:
-            entry: Any = vars(importlib.import_module(name)).get("entry")
-        except ImportError as error:
+        loaded = load_object(name)
+        entry: Any = vars(loaded).get("entry") if isinstance(loaded, ModuleType) else loaded
+        if isinstance(entry, kind):
+            return entry
+        wanted = f"practicum.functional.{kind.__name__}(...)"
+        if isinstance(loaded, ModuleType):
+            near = [key for key, member in vars(loaded).items() if isinstance(member, kind)]
+            hint = f"name one of {', '.join(f'{name}:{key}' for key in near)}, or " if near else ""
             raise ValueError(
-                f"no module {name!r} to load a {kind.__name__} from ({error})"
-            ) from error
-        if not isinstance(entry, kind):
-            raise ValueError(
-                f"module {name!r} has no {kind.__name__};"
-                f" write entry = practicum.functional.{kind.__name__}(...) in it"
+                f"module {name!r} has no {kind.__name__} named 'entry'; {hint}write entry = "
+                f"{wanted} in it"
             )
-        return entry
+        raise ValueError(
+            f"{name!r} is a {type(entry).__name__} and no {kind.__name__}; put it into "
+            f"entry = {wanted}, and name that"
+        )
 
 
 @functools.cache

@@ -4,28 +4,17 @@ Each choice is written as a name or a call, such as `jsd(0.3)`, and read back fr
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
-import torch
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, model_validator
 
-from practicum.core.calls import Call, bind, format_call, parse_call, suggest_name
-from practicum.functional.advantages import ADVANTAGES
-from practicum.functional.divergences import DIVERGENCES
-from practicum.functional.estimators import CORRECTIONS
-from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
-from practicum.functional.weights import WEIGHTS, TokenStatistics
+from practicum.core.calls import Call, bind, parse_call, suggest_name
+from practicum.core.foreign import is_external
+from practicum.functional.advantages import REWARDS
+from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signals import AdvantageName, Draws, Full, Sampled, Score, Text, TopK
-from practicum.types import FrozenConfig
-
-Arguments = dict[str, int | float | str]
 
 
 class TeacherTarget(Call):
@@ -127,6 +116,22 @@ class Modulate(Call):
         return 1.0
 
 
+class OwnReward(Choice):
+    """A rule of yours, a `RewardRule`: a function of the teacher's and the reward's advantage."""
+
+    type: Literal["package.module:entry"] = "package.module:entry"
+
+    @property
+    def by_itself(self) -> Score:
+        """Return the signal that remains without the teacher: the reward's advantage."""
+        return Score(advantage=REWARDS[self.name].advantage)
+
+    @property
+    def share(self) -> float:
+        """Return the factor of the reward's advantage that remains: 1."""
+        return 1.0
+
+
 class NoClip(Call):
     """Nothing is clipped."""
 
@@ -170,17 +175,6 @@ class ClipAdvantage(Call):
         return self
 
 
-class Choice(FrozenConfig):
-    """An entry of a table of `practicum.functional` with its arguments, defaults filled in."""
-
-    name: str
-    arguments: Arguments = Field(default_factory=dict)
-
-    @model_serializer(mode="plain")
-    def _serialize(self) -> str:
-        return format_call(self.name, self.arguments)
-
-
 def index_by_type(*classes: type[Call]) -> dict[str, type[Call]]:
     """Return the classes of one axis by the names that recipes use."""
     return {cls.model_fields["type"].default: cls for cls in classes}
@@ -194,26 +188,6 @@ AXES = {
     "clips": index_by_type(NoClip, ClipLoss, ClipEntries, ClipAdvantage),
 }
 """The choices that are classes, by axis and name."""
-
-REFUSED = {
-    "kl": (
-        "'kl' does not say which way; write forward_kl for KL(T || S) or reverse_kl for KL(S || T)"
-    ),
-    "k1": (
-        "k1 back-propagated has an expected gradient of zero; write score_function, "
-        "which has it as a reward and gives the gradient of reverse KL"
-    ),
-    "k2": "k2 back-propagated is called k2_surrogate here: its gradient is that of reverse KL",
-    "k3": (
-        "k3 back-propagated has the gradient of forward KL; write score_function with divergence: "
-        "forward_kl for that, or k2_surrogate for reverse KL"
-    ),
-    "value_as_reward": (
-        "a divergence's value at a state says nothing about the token that was sampled there; "
-        "write score_function, whose advantage is that of the divergence (r f'(r) - f(r))"
-    ),
-}
-"""The names that are refused, each with its real effect and what to write instead."""
 
 
 def build_validator(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValidator:
@@ -238,97 +212,22 @@ def _read_choice(kind: str) -> BeforeValidator:
     return build_validator(kind, AXES[f"{kind}s"])
 
 
-def _read_entry(kind: str, table: Mapping[str, Any]) -> BeforeValidator:
-    """Return a validator that reads a name, a call or a mapping as an entry of a table.
-
-    It raises ValueError with the nearest known name.
-    """
-
-    def read(raw: Any) -> Any:
-        if isinstance(raw, str):
-            name = parse_call(raw)[0]
-            arguments = bind(kind, raw, list(_look_up(kind, name, table).defaults))
-        elif isinstance(raw, Choice):
-            name, arguments = raw.name, raw.arguments
-        elif isinstance(raw, Mapping) and "type" in raw:
-            name = str(raw["type"])
-            arguments = {key: argument for key, argument in raw.items() if key != "type"}
-        else:
-            raise ValueError(
-                f"a {kind} is written as a name or a call, not as {raw!r}; known: "
-                f"{', '.join(table)}"
-            )
-        defaults = _look_up(kind, name, table).defaults
-        where = f"{kind} {name!r}"
-        checked = {
-            key: _check_argument(where, key, argument, defaults)
-            for key, argument in arguments.items()
-        }
-        return {"name": name, "arguments": {**defaults, **checked}}
-
-    return BeforeValidator(read)
-
-
-def _check_argument(where: str, key: str, argument: Any, defaults: Arguments) -> int | float | str:
-    """Return the argument in the type of the parameter's default.
-
-    Raise ValueError if there is no such parameter or the type is wrong.
-    """
-    if key not in defaults:
-        raise ValueError(f"{where} has no parameter {key!r}; {suggest_name(key, defaults)}")
-    kinds = {str: ("a text", str), int: ("a whole number", int), float: ("a number", int | float)}
-    kind, fits = kinds[type(defaults[key])]
-    # A bool is an int in Python, and NaN differs from itself: neither is a number here.
-    if not isinstance(argument, fits) or isinstance(argument, bool) or argument != argument:
-        raise ValueError(
-            f"{where}: {key} must be {kind}, for example {defaults[key]}, got {argument!r}"
-        )
-    return float(argument) if kind == "a number" else argument
-
-
-def _look_up(kind: str, name: str, table: Mapping[str, Any]) -> Any:
-    """Return the entry of a table by name; raise ValueError with the nearest known name."""
+def _look_up(kind: str, name: str, choices: Mapping[str, type[Call]]) -> type[Call]:
+    """Return the choice of an axis by name; raise ValueError with the nearest known name."""
     try:
-        return table[name]
+        return choices[name]
     except KeyError:
         raise ValueError(
-            REFUSED.get(name, f"no {kind} named {name!r}; {suggest_name(name, table)}")
+            REFUSED.get(name, f"no {kind} named {name!r}; {suggest_name(name, choices)}")
         ) from None
 
 
-def _check_parameter(choice: Choice) -> Choice:
-    """Return the divergence if its parameter is in the range of its family."""
-    parameter = next((float(argument) for argument in choice.arguments.values()), None)
-    DIVERGENCES[choice.name].resolve(parameter)
-    return choice
-
-
-def _check_weight(choice: Choice) -> Choice:
-    """Return the weight if its function takes its arguments, by calling it on one token."""
-    ones = torch.ones(1)
-    statistics = TokenStatistics(
-        loss_mask=ones,
-        student_entropy=ones,
-        teacher_entropy=ones,
-        divergence=ones,
-        logprobs=ones,
-        teacher_logprobs=ones,
-        positions=ones.long(),
-        rows=ones.long() - 1,
-        teacher_rank=ones.long(),
-        special=ones.bool(),
-    )
-    WEIGHTS[choice.name].function(statistics, **choice.arguments)
-    return choice
-
-
-def _check_sample_weight(choice: Choice) -> Choice:
-    """Return the weight if its function takes its arguments, by calling it on one completion."""
-    statistics = SampleStatistics(
-        kept=(True,), rewards=(1.0,), texts=("",), student_nll=(1.0,), teacher_nll=(1.0,)
-    )
-    SAMPLE_WEIGHTS[choice.name].function(statistics, **choice.arguments)
-    return choice
+def _read_own_reward(raw: Any) -> Any:
+    """Return a rule of the user's, read by its name or as a call; anything else as it is."""
+    name = parse_call(raw)[0] if isinstance(raw, str) else ""
+    if name in REWARDS or is_external(name) or callable(raw):
+        return OwnReward(**read_entry("reward", raw))
+    return raw
 
 
 Signal = Annotated[
@@ -342,7 +241,11 @@ Target = Annotated[
     Field(discriminator="type"),
 ]
 Reward = Annotated[
-    NoReward | AddAdvantage | Modulate, _read_choice("reward"), Field(discriminator="type")
+    NoReward | AddAdvantage | Modulate | OwnReward,
+    _read_choice("reward"),
+    # It comes first: validators before the type run from the last to the first.
+    BeforeValidator(_read_own_reward),
+    Field(discriminator="type"),
 ]
 Clip = Annotated[
     NoClip | ClipLoss | ClipEntries | ClipAdvantage,
@@ -354,13 +257,7 @@ Estimator = Annotated[
     _read_choice("estimator"),
     Field(discriminator="type"),
 ]
-DivergenceChoice = Annotated[
-    Choice, _read_entry("divergence", DIVERGENCES), AfterValidator(_check_parameter)
-]
-CorrectionChoice = Annotated[Choice, _read_entry("correction", CORRECTIONS)]
-WeightChoice = Annotated[Choice, _read_entry("weight", WEIGHTS), AfterValidator(_check_weight)]
-SampleWeightChoice = Annotated[
-    Choice, _read_entry("sample weight", SAMPLE_WEIGHTS), AfterValidator(_check_sample_weight)
-]
-
-assert set(ADVANTAGES) == set(AdvantageName.__args__)  # type: ignore[attr-defined]
+DivergenceChoice = Annotated[Choice, BeforeValidator(partial(read_entry, "divergence"))]
+CorrectionChoice = Annotated[Choice, BeforeValidator(partial(read_entry, "correction"))]
+WeightChoice = Annotated[Choice, BeforeValidator(partial(read_entry, "weight"))]
+SampleWeightChoice = Annotated[Choice, BeforeValidator(partial(read_entry, "sample weight"))]

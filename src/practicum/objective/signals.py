@@ -1,15 +1,17 @@
 """Define the signals of a term: what each asks of a teacher, and how it becomes a loss."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from practicum.core.calls import Call
+from practicum.objective.entries import check_advantage
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 
 SignalName = Literal["sampled", "topk", "full"]
-AdvantageName = Literal["group_normalized", "group_mean", "leave_one_out", "none"]
+AdvantageName = Annotated[str, AfterValidator(check_advantage)]
+"""The name of an advantage of practicum, a registered one, or `package.module:entry`."""
 Gradient = Pathwise | ScoreFunction | K2Surrogate
 
 

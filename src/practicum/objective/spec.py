@@ -13,7 +13,6 @@ from practicum.functional.sequence import AGGREGATES
 from practicum.functional.weights import TEACHER_STATISTICS, WEIGHTS
 from practicum.objective.choices import (
     Auto,
-    Choice,
     Clip,
     ClipAdvantage,
     ClipEntries,
@@ -32,6 +31,7 @@ from practicum.objective.choices import (
     TeacherTarget,
     WeightChoice,
 )
+from practicum.objective.entries import Choice
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signals import Full, Sampled, TopK
 from practicum.types import FrozenConfig

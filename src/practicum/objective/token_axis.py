@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.functional.advantages import ADVANTAGES, modulate
+from practicum.functional.advantages import ADVANTAGES, REWARDS, modulate
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
 from practicum.functional.weights import WEIGHTS, TokenStatistics
-from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate
+from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
@@ -103,6 +103,12 @@ def _compute_returns(
         advantages = _compute_reward_advantages(reward.advantage, batch)
         return ratio * modulate(advantages, gap, reward.strength, reward.bound)
     returns = _compute_teacher_returns(term, values, batch, ratio)
+    if isinstance(reward, OwnReward):
+        assert values.teacher_logprobs is not None
+        gap = (values.teacher_logprobs - values.logprobs).detach()
+        rule = REWARDS[reward.name]
+        advantages = ratio * _compute_reward_advantages(rule.advantage, batch)
+        return rule.function(returns.detach(), advantages, gap, **reward.arguments).detach()
     if isinstance(reward, AddAdvantage):
         advantages = _compute_reward_advantages(reward.advantage, batch)
         return F.add_reward(returns, ratio * advantages, reward.coefficient)

@@ -63,11 +63,13 @@ def _enter(settings: dict[str, Any], home_dir: str, keeper: int) -> None:
         os.set_inheritable(report, False)
         os.closerange(3, report)
         os.closerange(report + 1, settings["descriptors"])
-        os.chdir(home_dir)
-        lacks = put_up([*settings["readable"], home_dir], settings["limits"])
+        environment, lacks = {**os.environ, **settings["environment"]}, []
+        if settings["walls"]:
+            os.chdir(home_dir)
+            lacks = put_up([*settings["readable"], home_dir], settings["limits"])
+            environment |= {"HOME": home_dir, "TMPDIR": home_dir}
         os.write(report, json.dumps({"missing": lacks}).encode())
         if not lacks or not settings["required"]:
-            environment = {**settings["environment"], "HOME": home_dir, "TMPDIR": home_dir}
             os.execve(settings["command"][0], settings["command"], environment)
     except OSError as error:
         os.write(settings["report"], b"\n" + json.dumps({"failed": str(error)}).encode())

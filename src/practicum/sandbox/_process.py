@@ -46,15 +46,18 @@ class Sandbox:
     limits: ProcessLimits = ProcessLimits()
     required: bool = True
     """Refuse to start if a wall cannot stand; otherwise start within those that can."""
+    walls: bool = True
+    """False for a program that is trusted: it has the files, network and environment of this
+    process, and ends with the run all the same."""
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> "SandboxedProcess":
         """Start a command with this environment and no other variable.
 
-        Raise SandboxError if a required wall is missing.
+        Without walls, the variables join those of this process. Raise SandboxError if a required wall is missing.
         """
-        if self.required:
+        if self.required and self.walls:
             _refuse(missing())
         lifeline, run_end = os.pipe()
         report, reporting = os.pipe()
@@ -64,6 +67,7 @@ class Sandbox:
             "environment": variables,
             "readable": list_python_folders(variables),
             "required": self.required,
+            "walls": self.walls,
             "lifeline": lifeline,
             "report": reporting,
             "descriptors": max(256, reporting + 1),
@@ -80,7 +84,8 @@ class Sandbox:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=(lifeline, reporting),
-            env={},
+            # Not in the arguments, which every user of the machine can read.
+            env={} if self.walls else dict(os.environ),
             bufsize=0,
             # Ctrl-C goes to the run alone, which still needs the process to finish its step.
             start_new_session=True,

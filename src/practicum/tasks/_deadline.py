@@ -11,6 +11,7 @@ import os
 import secrets
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,9 @@ from practicum.sandbox import NoLine, Sandbox, SandboxedProcess, missing
 
 Walls = Literal["require", "best_effort"]
 """The choice between refusing a verifier if a wall around it is missing, and running without it."""
+
+OwnWalls = Literal["require", "best_effort", "off"]
+"""The same for a verifier of the user's, which may also run without any wall."""
 
 SECONDS = 5.0
 START_SECONDS = 60.0
@@ -50,8 +54,10 @@ class Canary:
 class VerifierProcess:
     """A module that calls `practicum.tasks._worker.serve`, run as `python -m MODULE` in a sandbox.
 
-    Text of a model never ends the run: a call that is too slow or fails scores 0. `timeouts` counts
-    the calls without an answer, `errors` those in which the verifier failed or gave no score.
+    Text of a model never ends the run: a call that is too slow or fails scores 0, or the end of the
+    range `scores` that is nearest to 0. `timeouts` counts the calls without an answer, `errors`
+    those in which the verifier failed or gave no score. The process imports from the folders of
+    PYTHONPATH, or from those of `path`.
     """
 
     def __init__(
@@ -60,7 +66,9 @@ class VerifierProcess:
         *arguments: str,
         seconds: float = SECONDS,
         canary: Canary | None = None,
-        sandbox: Walls = "require",
+        sandbox: OwnWalls = "require",
+        scores: tuple[float, float] = (0.0, 1.0),
+        path: Sequence[str] | None = None,
     ) -> None:
         self.timeouts = 0
         self.errors = 0
@@ -69,27 +77,42 @@ class VerifierProcess:
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._seconds = seconds
         self._canary = canary
-        self._sandbox = Sandbox(required=sandbox == "require")
+        self._sandbox = Sandbox(required=sandbox == "require", walls=sandbox != "off")
+        self._scores = scores
+        self._path = path
         self._process: SandboxedProcess | None = None
         self._lock = threading.Lock()
 
-    def call(self, request: dict[str, Any]) -> float:
-        """Return the score: 0 if the verifier is too slow or fails.
+    def call(
+        self, request: dict[str, Any], report: Callable[[str], None] = lambda reason: None
+    ) -> float:
+        """Return the score, or that of a failure if the verifier is too slow or fails.
 
-        VerifierError if the process does not start.
+        `report` gets the reason of a failure. VerifierError if the process does not start.
         """
         try:
             with self._lock:
                 answer = self._exchange(request, self._seconds, LARGEST_SCORE)
-        except NoLine:
+        except NoLine as reason:
             self.timeouts += 1
-            return 0.0
-        score = answer.get("value")
+            report(str(reason))
+            return score_failure(self._scores)
         # A bad score is no fault of the run: a model can write text that breaks its verifier.
-        if isinstance(score, int | float) and not isinstance(score, bool) and 0.0 <= score <= 1.0:
-            return float(score)
+        problem = answer.get("failed") or find_score_problem(answer.get("value"), self._scores)
+        if problem is None:
+            return float(answer["value"])
         self.errors += 1
-        return 0.0
+        report(problem)
+        return score_failure(self._scores)
+
+    def start(self) -> None:
+        """Start the process now, so that what it cannot do is known before a run.
+
+        VerifierError if it does not start, DataError if it refuses to serve.
+        """
+        with self._lock:
+            if self._process is None:
+                self._start()
 
     def ask(self, request: dict[str, Any], seconds: float) -> Any:
         """Return the answer to a request that holds no text of a model.
@@ -106,7 +129,7 @@ class VerifierProcess:
 
     def check_walls(self) -> str | None:
         """Return a note on missing walls, or None; SandboxError if the sandbox requires them."""
-        lacks = "; ".join(missing())
+        lacks = "; ".join(missing()) if self._sandbox.walls else ""
         if lacks and self._sandbox.required:
             raise SandboxError(
                 f"the verifier {self._module} is not started, because this machine cannot wall off "
@@ -149,6 +172,8 @@ class VerifierProcess:
             # The process has another working folder, so relative entries would point elsewhere.
             folders = environment["PYTHONPATH"].split(os.pathsep)
             environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, filter(None, folders)))
+        if self._path is not None:
+            environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, self._path))
         # Some generators iterate over sets of strings: without a fixed hash seed they differ from
         # run to run. One thread is fastest for the small arrays of verifiers.
         environment |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -160,6 +185,9 @@ class VerifierProcess:
                 raise NoLine("not a word of being ready")
             if self._canary is not None:
                 answer = self._request(process, self._canary.request, START_SECONDS, LARGEST_SCORE)
+                if "refused" in answer:
+                    self.close()
+                    raise DataError(answer["refused"])
                 if answer.get("value") != self._canary.score:
                     raise NoLine(
                         f"scores a right answer with {answer.get('value', answer.get('failed'))}"
@@ -171,6 +199,25 @@ class VerifierProcess:
                 f"{' '.join(self._command)}"
             ) from reason
         return process
+
+
+def find_score_problem(score: Any, scores: tuple[float, float]) -> str | None:
+    """Return what is wrong with the score that a verifier gave, or None."""
+    # A bool is an int in Python. NaN is not within any range.
+    if not isinstance(score, int | float) or isinstance(score, bool):
+        return f"it returned {score!r:.80}, which is no number"
+    low, high = scores
+    if low <= score <= high:
+        return None
+    # Python refuses to print an integer of thousands of digits.
+    shown = f"{score:g}" if isinstance(score, float) or abs(score) < 1e15 else "a huge number"
+    return f"it returned {shown}, which is not from {low:g} to {high:g}"
+
+
+def score_failure(scores: tuple[float, float]) -> float:
+    """Return the score of a completion whose verifier failed: 0, or the end of the range next to it."""
+    low, high = scores
+    return min(max(0.0, low), high)
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -15,7 +15,7 @@ from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.tasks._answered import PromptSet
 from practicum.tasks._context import TaskContext
-from practicum.tasks._deadline import Walls
+from practicum.tasks._deadline import OwnWalls
 from practicum.tasks._files import EXCERPT, Row
 from practicum.tasks._formats import (
     PRIVILEGED,
@@ -24,8 +24,9 @@ from practicum.tasks._formats import (
     propose_columns,
     quote_name,
 )
+from practicum.tasks._grading import RewardRange, Verifier, name_function, open_grader
 from practicum.tasks._rows import FIELDS, Rejected, read_prompt
-from practicum.tasks._verifiers import PACKAGES, check_installed, find_last_number, prepare
+from practicum.tasks._verifiers import PACKAGES, check_installed, find_last_number
 from practicum.text.safe import excerpt
 from practicum.types import FrozenConfig, Prompt
 
@@ -62,10 +63,15 @@ class RowsConfig(FrozenConfig):
     strict: bool = Field(
         default=False, description="reject rows with a column that is not used, instead of a note"
     )
-    verifier: Literal["exact", "contains", "number", "math"] = "exact"
-    sandbox: Walls = Field(
+    verifier: Verifier = Field(
+        default="exact", description="a name, or a function of yours as `package.module:function`"
+    )
+    reward_range: RewardRange = Field(
+        default=(0.0, 1.0), description="the least and largest number that your function returns"
+    )
+    sandbox: OwnWalls = Field(
         default="require",
-        description="refuse `math` if a wall around it is missing, or run it without",
+        description="a missing wall around the verifier: refuse, do without it; `off`: no walls",
     )
     max_rejected: float = Field(
         default=0.01, ge=0, le=1, description="a larger share of bad rows ends the run"
@@ -74,7 +80,7 @@ class RowsConfig(FrozenConfig):
     def find_verifier_problems(self) -> list[str]:
         """Return the line on a verifier whose package is missing, if it is."""
         try:
-            check_installed(self.verifier)
+            check_installed(name_function(self.verifier))
         except DataError as error:
             return [str(error)]
         return []
@@ -142,7 +148,7 @@ class PromptReader:
         if isinstance(row.columns, Rejected):
             raise row.columns
         prompt = read_prompt(columns.read(row.columns), name)
-        _check_answer(prompt, self._config.verifier)
+        _check_answer(prompt, name_function(self._config.verifier))
         if prompt.id in ids:
             raise Rejected(f"id {prompt.id[:EXCERPT]!r} was used before")
         return prompt
@@ -231,8 +237,8 @@ def build_prompt_set(
     The second part is read only if `config.heldout` is no number or share: these are chosen from
     the first. DataError if too many rows are bad or none is left to train on.
     """
-    verify = prepare(config.verifier, config.sandbox)
-    context.packages.extend(PACKAGES.get(config.verifier, ()))
+    grade = open_grader(config.verifier, config.sandbox, config.reward_range)
+    context.packages.extend(PACKAGES.get(name_function(config.verifier), ()))
     if context.rejected_path is not None:
         context.rejected_path.unlink(missing_ok=True)
     reader = PromptReader(config, context.rejected_path)
@@ -254,7 +260,7 @@ def build_prompt_set(
             f"{len(train) - len(unseen)} of {len(train)} training rows left out: "
             "the same question is held out"
         )
-    return PromptSet(train=unseen, heldout=heldout, verify=verify)
+    return PromptSet(train=unseen, heldout=heldout, grade=grade)
 
 
 def choose_heldout(prompts: Sequence[Prompt], amount: int | float, seed: int) -> list[Prompt]:

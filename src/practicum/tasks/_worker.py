@@ -14,8 +14,17 @@ class VerifierUnavailable(Exception):
     """The reason why this process cannot serve any request."""
 
 
-def serve(respond: Callable[[dict[str, Any]], Any]) -> None:
-    """Announce readiness, then answer requests until the input ends."""
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def serve(
+    respond: Callable[[dict[str, Any]], Any], describe: Callable[[Exception], str] = _describe
+) -> None:
+    """Announce readiness, then answer requests until the input ends.
+
+    `describe` returns the line for an exception of `respond`.
+    """
     # The answers get a descriptor of their own, and standard output becomes standard error, so that
     # nothing a verifier prints can pass for an answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -23,11 +32,15 @@ def serve(respond: Callable[[dict[str, Any]], Any]) -> None:
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         message = json.loads(line)
-        print(_respond(respond, message["id"], message["request"]), file=answers, flush=True)
+        answer = _respond(respond, describe, message["id"], message["request"])
+        print(answer, file=answers, flush=True)
 
 
 def _respond(
-    respond: Callable[[dict[str, Any]], Any], request_id: str, request: dict[str, Any]
+    respond: Callable[[dict[str, Any]], Any],
+    describe: Callable[[Exception], str],
+    request_id: str,
+    request: dict[str, Any],
 ) -> str:
     try:
         return json.dumps({"id": request_id, "value": respond(request)})
@@ -35,6 +48,4 @@ def _respond(
         return json.dumps({"id": request_id, "refused": str(reason)})
     except Exception as error:
         # A foreign verifier may raise anything; its error must not end this process.
-        return json.dumps(
-            {"id": request_id, "failed": f"{type(error).__name__}: {error}"[:LONGEST_REASON]}
-        )
+        return json.dumps({"id": request_id, "failed": describe(error)[:LONGEST_REASON]})

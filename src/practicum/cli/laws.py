@@ -1,0 +1,65 @@
+"""`practicum laws`: hold entries of the user's to the laws of practicum's own."""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from practicum.core.calls import bind, parse_call, suggest_name
+from practicum.core.foreign import is_external, load_object
+from practicum.errors import RecipeError
+from practicum.functional.laws import Verdict, check_laws
+from practicum.functional.registry import TABLES
+
+
+def check_entries(text: str) -> dict[str, list[Verdict]]:
+    """Return the verdicts on an entry written as in a recipe, or on all entries of a module.
+
+    Raises RecipeError if there is none.
+    """
+    try:
+        entries = list(_find_entries(text))
+        return {
+            f"{kind} {name}": check_laws(kind, entry, arguments)
+            for name, kind, entry, arguments in entries
+        }
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+
+
+def format_verdicts(name: str, verdicts: list[Verdict]) -> list[str]:
+    """Return an entry's verdicts as lines of text."""
+    lines = [name]
+    for verdict in verdicts:
+        lines.append(f"  {'holds ' if verdict.holds else 'BROKEN'}  {verdict.statement}")
+        if verdict.counterexample is not None:
+            lines.append(f"          {verdict.counterexample}")
+    broken = sum(not verdict.holds for verdict in verdicts)
+    return [*lines, f"  {len(verdicts) - broken} laws hold, {broken} broken"]
+
+
+def _find_entries(text: str) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
+    """Yield the name, kind, entry and arguments of each entry that a text names."""
+    name = parse_call(text)[0]
+    loaded: Any = load_object(name) if is_external(name) else None
+    if isinstance(loaded, ModuleType):
+        candidates = {f"{name}:{key}": member for key, member in vars(loaded).items()}
+    else:
+        tables = {kind: table for kind, (_, table) in TABLES.items()}
+        ours = next((table[name] for table in tables.values() if name in table), None)
+        candidates = {name: loaded if ours is None else ours}
+    found = [
+        (key, kind, entry)
+        for key, entry in candidates.items()
+        for kind, (cls, _) in TABLES.items()
+        if isinstance(entry, cls)
+    ]
+    if not found:
+        classes = ", ".join(cls.__name__ for cls, _ in TABLES.values())
+        known = [key for _, table in TABLES.values() for key in table]
+        raise ValueError(
+            f"{name!r} names no entry ({classes}); write package.module:entry, or one of ours: "
+            f"{suggest_name(name, known)}"
+        )
+    for key, kind, entry in found:
+        arguments = {} if kind == "advantage" else bind(kind, text, list(entry.defaults))
+        yield key, kind, entry, arguments

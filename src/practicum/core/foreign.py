@@ -1,0 +1,124 @@
+"""The user's own Python: objects by the name `package.module:entry`, and their errors in one line.
+
+One rule holds for every part of a recipe. Before the colon stands a module, after it a name in that
+module. Without a colon, the longest beginning that is a module is the module.
+"""
+
+import importlib
+import operator
+import os
+import pkgutil
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from practicum.core.calls import suggest_name
+
+_PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_NAME = re.compile(rf"{_PATH}(?::{_PATH})?")
+
+
+def is_external(name: str) -> bool:
+    """Return True if the name has the form of an object in a module."""
+    return ("." in name or ":" in name) and _NAME.fullmatch(name) is not None
+
+
+def load_object(name: str) -> Any:
+    """Import and return what a name stands for, which is a module if it ends with one.
+
+    Raise ValueError, in one line, if a module is missing or fails while it is imported, or if it
+    has no such attribute.
+    """
+    dotted, _, inner = name.partition(":")
+    module, attributes = _import_longest(dotted)
+    if module is None or (inner and attributes):
+        raise ValueError(_explain_missing_module(dotted))
+    attributes += inner.split(".") if inner else []
+    loaded: Any = module
+    for attribute in attributes:
+        try:
+            loaded = operator.attrgetter(attribute)(loaded)
+        except AttributeError:
+            raise ValueError(_explain_missing_attribute(loaded, attribute)) from None
+    return loaded
+
+
+def describe_error(error: BaseException, file: str | None = None) -> str:
+    """Return an error of foreign code in one line: its type, its text, and where it was raised.
+
+    The place is the innermost one in `file`, if the error passed through it.
+    """
+    text = " ".join(str(error).split())
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and frame.filename != __file__
+    ]
+    frames = [frame for frame in frames if frame.filename == file] or frames
+    # The text of a syntax error has its place already.
+    if not frames or isinstance(error, SyntaxError):
+        return line
+    return f"{line} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+
+
+def _import_longest(dotted: str) -> tuple[ModuleType | None, list[str]]:
+    """Import the longest beginning of a dotted name that is a module; return it and the rest."""
+    module, parts = None, dotted.split(".")
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:
+            # A user's module may raise anything; only its own absence means that the name goes on.
+            if isinstance(error, ModuleNotFoundError) and error.name == name:
+                return module, parts[end - 1 :]
+            raise ValueError(
+                f"module {name!r} fails when it is imported: {describe_error(error)}"
+            ) from error
+    return module, []
+
+
+def _explain_missing_module(dotted: str) -> str:
+    """Return where a module was looked for and what to write so that it is found."""
+    named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    top, here = dotted.partition(".")[0], Path.cwd()
+    lies_here = (here / top).is_dir() or (here / f"{top}.py").is_file()
+    folder, hint = "FOLDER", "if it lies in FOLDER"
+    if lies_here and {"", str(here)}.isdisjoint(sys.path):
+        folder, hint = str(here), f"{here} has {top!r} and is not searched"
+    return (
+        f"no module {dotted!r} in {', '.join(['the installed packages', *named])}; {hint}: write "
+        f"PYTHONPATH={folder} before the command, or pip install -e {folder}"
+    )
+
+
+def _explain_missing_attribute(owner: Any, attribute: str) -> str:
+    """Return which names a module or class has, the nearest first."""
+    if not isinstance(owner, ModuleType):
+        return f"{owner!r:.80} has no {attribute!r}"
+    names = [*list_own_names(owner), *_list_submodules(owner)]
+    hint = f"; {suggest_name(attribute, names)}" if names else ""
+    return f"module {owner.__name__!r} has no {attribute!r}{hint}"
+
+
+def _list_submodules(module: ModuleType) -> list[str]:
+    """Return the public modules in a package; none for a module."""
+    spec = module.__spec__
+    folders = spec.submodule_search_locations if spec else None
+    inner_modules = pkgutil.iter_modules(folders) if folders else ()
+    return [inner.name for inner in inner_modules if not inner.name.startswith("_")]
+
+
+def list_own_names(module: ModuleType) -> list[str]:
+    """Return the public names that a module defines itself."""
+    return [
+        name
+        for name, member in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(member, ModuleType)
+        and not (isinstance(member, type | FunctionType) and member.__module__ != module.__name__)
+    ]

@@ -1,0 +1,22 @@
+"""The laws that every entry of a table obeys, practicum's and the user's, with counterexamples."""
+
+from practicum.functional.laws.checking import Verdict, check_laws
+from practicum.functional.laws.divergences import DIVERGENCE_LAWS
+from practicum.functional.laws.factors import (
+    ADVANTAGE_LAWS,
+    CORRECTION_LAWS,
+    REWARD_LAWS,
+    SAMPLE_WEIGHT_LAWS,
+    WEIGHT_LAWS,
+)
+
+__all__ = [
+    "ADVANTAGE_LAWS",
+    "CORRECTION_LAWS",
+    "DIVERGENCE_LAWS",
+    "REWARD_LAWS",
+    "SAMPLE_WEIGHT_LAWS",
+    "WEIGHT_LAWS",
+    "Verdict",
+    "check_laws",
+]

@@ -1,0 +1,203 @@
+"""Read a choice of a recipe as an entry of a table of `practicum.functional`, with its arguments."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pydantic import Field, model_serializer
+
+from practicum.core.calls import bind, format_call, parse_call, suggest_name
+from practicum.core.foreign import describe_error
+from practicum.functional.divergence_entry import Divergence
+from practicum.functional.registry import TABLES
+from practicum.functional.samples import SampleStatistics, SampleWeight
+from practicum.functional.weights import TokenStatistics, Weight
+from practicum.types import FrozenConfig
+
+Arguments = dict[str, int | float | str]
+
+REFUSED = {
+    "kl": (
+        "'kl' does not say which way; write forward_kl for KL(T || S) or reverse_kl for KL(S || T)"
+    ),
+    "k1": (
+        "k1 back-propagated has an expected gradient of zero; write score_function, "
+        "which has it as a reward and gives the gradient of reverse KL"
+    ),
+    "k2": "k2 back-propagated is called k2_surrogate here: its gradient is that of reverse KL",
+    "k3": (
+        "k3 back-propagated has the gradient of forward KL; write score_function with divergence: "
+        "forward_kl for that, or k2_surrogate for reverse KL"
+    ),
+    "value_as_reward": (
+        "a divergence's value at a state says nothing about the token that was sampled there; "
+        "write score_function, whose advantage is that of the divergence (r f'(r) - f(r))"
+    ),
+}
+"""The names that are refused, each with its real effect and what to write instead."""
+
+
+class Choice(FrozenConfig):
+    """An entry of a table of `practicum.functional` with its arguments, defaults filled in."""
+
+    name: str
+    arguments: Arguments = Field(default_factory=dict)
+
+    @model_serializer(mode="plain")
+    def _serialize(self) -> str:
+        return format_call(self.name, self.arguments)
+
+
+def read_entry(kind: str, raw: Any) -> dict[str, Any]:
+    """Read a name, a call or a mapping as the fields of a `Choice` of a kind.
+
+    Raise ValueError with what to write instead, also for an entry of the user's that fails when it
+    is tried. The table is looked up at every reading, so that a later `register` counts.
+    """
+    if isinstance(raw, str):
+        name = parse_call(raw)[0]
+        arguments = bind(kind, raw, list(look_up(kind, name).defaults))
+    elif isinstance(raw, Choice):
+        name, arguments = raw.name, raw.arguments
+    elif isinstance(raw, Mapping) and "type" in raw:
+        name = str(raw["type"])
+        arguments = {key: argument for key, argument in raw.items() if key != "type"}
+    else:
+        raise ValueError(_explain_no_name(kind, raw))
+    entry = look_up(kind, name)
+    where = f"{kind} {name!r}"
+    _check_defaults(where, entry.defaults)
+    checked = {
+        key: _check_argument(where, key, argument, entry.defaults)
+        for key, argument in arguments.items()
+    }
+    arguments = {**entry.defaults, **checked}
+    _try_entry(where, lambda: _TRIALS[kind](entry, arguments))
+    return {"name": name, "arguments": arguments}
+
+
+def look_up(kind: str, name: str) -> Any:
+    """Return the entry of a kind by name; raise ValueError with the nearest known name."""
+    cls, table = TABLES[kind]
+    try:
+        return table[name]
+    except KeyError:
+        own = f"; for one of your own write package.module:entry, or register({cls.__name__}(...))"
+        raise ValueError(
+            REFUSED.get(name, f"no {kind} named {name!r}; {suggest_name(name, table)}{own}")
+        ) from None
+
+
+def check_advantage(name: str) -> str:
+    """Return the name of an advantage; raise ValueError if there is none or it fails."""
+    entry = look_up("advantage", name)
+    _try_entry(f"advantage {name!r}", lambda: _TRIALS["advantage"](entry, {}))
+    return name
+
+
+def _explain_no_name(kind: str, raw: Any) -> str:
+    """Return what to write instead of a function, an entry or anything else that is no name."""
+    cls, table = TABLES[kind]
+    known = f"known: {', '.join(table)}"
+    if isinstance(raw, cls):
+        return f"a {kind} is written by its name; register(...) it, and write {raw.name!r}"
+    if callable(raw):
+        name = cls.__name__
+        return (
+            f"a {kind} is written by its name, not as a function; write entry = "
+            f"practicum.functional.{name}('name', function, ...), register(entry), and then "
+            f"'name', or package.module:entry; {known}"
+        )
+    return f"a {kind} is written as a name or a call, not as {raw!r}; {known}"
+
+
+_KINDS = {str: ("a text", str), int: ("a whole number", int), float: ("a number", int | float)}
+"""The types of parameters, by that of the default: in words, and what is accepted."""
+
+
+def _check_defaults(where: str, defaults: Mapping[str, Any]) -> None:
+    """Raise ValueError if a parameter is none that a recipe can write."""
+    for key, default in defaults.items():
+        if type(default) not in _KINDS:
+            raise ValueError(
+                f"{where}: the default of {key} is {default!r}; write a number or a text there"
+            )
+
+
+def _check_argument(where: str, key: str, argument: Any, defaults: Arguments) -> int | float | str:
+    """Return the argument in the type of the parameter's default.
+
+    Raise ValueError if there is no such parameter or the type is wrong.
+    """
+    if key not in defaults:
+        raise ValueError(f"{where} has no parameter {key!r}; {suggest_name(key, defaults)}")
+    kind, fits = _KINDS[type(defaults[key])]
+    # A bool is an int in Python, and NaN differs from itself: neither is a number here.
+    if not isinstance(argument, fits) or isinstance(argument, bool) or argument != argument:
+        raise ValueError(
+            f"{where}: {key} must be {kind}, for example {defaults[key]}, got {argument!r}"
+        )
+    return float(argument) if kind == "a number" else argument
+
+
+def _try_entry(where: str, trial: Callable[[], Any]) -> None:
+    """Raise ValueError, in one line, if an entry fails on the smallest input."""
+    try:
+        trial()
+    except ValueError:
+        # The entry's own refusal of its arguments.
+        raise
+    except Exception as error:
+        # An entry of the user's may raise anything, and it is better now than in the first step.
+        raise ValueError(f"{where} fails on one token: {describe_error(error)}") from error
+
+
+def _try_divergence(entry: Divergence, arguments: Arguments) -> None:
+    """Compute the value of two candidates, and check the parameter's range."""
+    parameter = next((float(argument) for argument in arguments.values()), None)
+    half = torch.full((1, 2), math.log(0.5))
+    entry.value(half, half, parameter)
+
+
+def _try_weight(entry: Weight, arguments: Arguments) -> None:
+    """Weigh one token."""
+    ones = torch.ones(1)
+    statistics = TokenStatistics(
+        loss_mask=ones,
+        student_entropy=ones,
+        teacher_entropy=ones,
+        divergence=ones,
+        logprobs=ones,
+        teacher_logprobs=ones,
+        positions=ones.long(),
+        rows=ones.long() - 1,
+        teacher_rank=ones.long(),
+        special=ones.bool(),
+    )
+    entry.needed(arguments)
+    entry.function(statistics, **arguments)
+
+
+def _try_sample_weight(entry: SampleWeight, arguments: Arguments) -> None:
+    """Weigh one completion."""
+    statistics = SampleStatistics(
+        kept=(True,), rewards=(1.0,), texts=("",), student_nll=(1.0,), teacher_nll=(1.0,)
+    )
+    entry.needed(arguments)
+    entry.function(statistics, **arguments)
+
+
+_TRIALS: dict[str, Callable[[Any, Arguments], Any]] = {
+    "divergence": _try_divergence,
+    "weight": _try_weight,
+    "sample weight": _try_sample_weight,
+    "correction": lambda entry, arguments: entry.function(
+        torch.zeros(1), torch.ones(1), **arguments
+    ),
+    "advantage": lambda entry, _: list(entry.function([1.0, 0.0])),
+    "reward": lambda entry, arguments: entry.function(
+        torch.ones(1), torch.ones(1), torch.zeros(1), **arguments
+    ),
+}
+"""One call of an entry of each kind on the smallest input, which shows a function of other form."""
