@@ -12,16 +12,15 @@ from typing import Any
 from practicum import run_dir as folders
 from practicum.core.notes import hide_notes, show_notes
 from practicum.core.stopping import Stop, catch_stop_signals
-from practicum.errors import CheckpointError, RecipeError
+from practicum.errors import RecipeError
 from practicum.objective import Objective
-from practicum.ports import Backend, Student
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import RunDir
-from practicum.runs.assembly import RunComponents, assemble_run, load_student
+from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console, SilentConsole
-from practicum.runs.resuming import open_run
+from practicum.runs.opening import require_newest
 from practicum.runs.session import RunResult, Session
-from practicum.runs.state import load_teacher_tensors, require_newest
+from practicum.runs.state import load_teacher_tensors
 from practicum.runs.tracked import RunTracker
 
 Section = Mapping[str, Any]
@@ -111,21 +110,6 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     data = {key: section for key, section in sections.items() if section is not None}
     recipe = parse_recipe({"name": name, "seed": seed, **data}, "distill")
     return run(recipe, out=out, resume=resume, allow_changed=allow_changed, console=console)
-
-
-def open_student(path: str | Path) -> tuple[Backend, Student]:
-    """Load a run's student with the weights of its newest intact checkpoint, and its backend."""
-    run_dir, recipe = open_run(path)
-    checkpoint = require_newest(run_dir)
-    if not recipe.backend.checkpoints_here:
-        where = ", ".join(checkpoint.read_tensors("student"))
-        raise CheckpointError(
-            f"{path}: the student is at a service, {where}, and its weights are not here; "
-            "ask the service"
-        )
-    backend, student = load_student(recipe, run_dir.models)
-    backend.load(student, checkpoint.path, moments=False)
-    return backend, student
 
 
 def restore_components(run_dir: RunDir, recipe: Recipe) -> RunComponents:
