@@ -26,6 +26,7 @@ COMMANDS = [
     "plan",
     "show",
     "ls",
+    "answers",
     "eval",
     "chat",
     "export",

@@ -82,18 +82,6 @@ def hold_chat(
             print(f"teacher: {answer}", flush=True)
 
 
-def export_run(run_folder: Path, folder: Path) -> Path:
-    """Write the run's student as a model folder, with adapters merged.
-
-    Raises RecipeError if the folder exists.
-    """
-    if folder.exists():
-        raise RecipeError(f"{folder} exists already; name a folder that does not")
-    backend, student = open_student(resolve_stage(str(run_folder)))
-    backend.export(student, folder)
-    return folder
-
-
 def rewrite_report(folder: Path) -> Path:
     """Write the report of a run or a finished pipeline again.
 

@@ -13,7 +13,7 @@ import torch
 from practicum.core.plugins import load_plugin
 from practicum.core.randomness import seed_of
 from practicum.costs import Ledger, ModelDims
-from practicum.errors import CapabilityError, DataError, ModelError, RecipeError
+from practicum.errors import CapabilityError, DataError, ModelError, RecipeError, VocabularyError
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.models.digests import digest_model
 from practicum.models.files import digest_file
@@ -351,7 +351,14 @@ class _Assembly:
             task=self.task,
             is_dry_run=self.on_paper,
         )
-        return build(context, config)
+        try:
+            return build(context, config)
+        except VocabularyError as error:
+            raise VocabularyError(
+                f"{error}; or learn from its text: practicum answers RECIPE --out answers.jsonl, "
+                "then run with teacher=none rollout.source=dataset 'objective={signal: text, "
+                "divergence: ce}' 'task={type: jsonl, path: answers.jsonl}'"
+            ) from error
 
     def _narrow_context(self, context: TeacherContext, name: str) -> TeacherContext:
         """Return the context of the teacher of one model, with meter and digests under its name."""
