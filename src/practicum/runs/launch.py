@@ -4,7 +4,7 @@ Nothing in `metrics.jsonl`, `rollouts.jsonl` and `summary.json` depends on the c
 was killed and resumed writes the same bytes as one that was not. Seconds go to `timings.jsonl`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,16 @@ from practicum.run_dir import RunDir
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console, SilentConsole
 from practicum.runs.opening import require_newest
+from practicum.runs.python_objects import name_objects, write_objects
 from practicum.runs.session import RunResult, Session
 from practicum.runs.state import load_teacher_tensors
 from practicum.runs.tracked import RunTracker
 
 Section = Mapping[str, Any]
 """A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
+
+ModelSection = Section | str | Path | tuple[Any, Any]
+"""A section that names a model: as data, as the model's path or name, or `(model, tokenizer)`."""
 
 
 def run(
@@ -73,9 +77,9 @@ def check_resumes(resume: bool, allow_changed: Sequence[str]) -> None:
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     *,
-    student: Section,
-    teacher: Section,
-    task: Section,
+    student: ModelSection,
+    teacher: ModelSection,
+    task: Section | Iterable[Mapping[str, Any]],
     objective: Section | Objective | None = None,
     rollout: Section | None = None,
     optimizer: Section | None = None,
@@ -94,7 +98,13 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     Example: `distill(student={"model": "Qwen/Qwen3-0.6B"},
     teacher={"type": "model", "model": "Qwen/Qwen3-8B"},
     task={"type": "jsonl", "path": "prompts.jsonl"}, objective={"divergence": "jsd(0.3)"},
-    train={"steps": 100})`. Raises RecipeError with every problem in the recipe.
+    train={"steps": 100})`.
+
+    `student`, `teacher` and a `model` inside them may be a path, a hub name or a pair
+    `(model, tokenizer)` of transformers' or peft's objects; `task`, and its `path` and `heldout`,
+    may be rows, such as a list of dicts or a `datasets.Dataset`. Objects are copied once into
+    `OUT/NAME.inputs` and never changed: give the same objects to resume.
+    Raises RecipeError with every problem in the recipe.
     """
     sections = {
         "student": student,
@@ -108,7 +118,11 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
         "monitors": monitors,
     }
     data = {key: section for key, section in sections.items() if section is not None}
-    recipe = parse_recipe({"name": name, "seed": seed, **data}, "distill")
+    heading = {"name": name, "seed": seed}
+    # All mistakes come before any object is copied, which takes long for a model.
+    parse_recipe({**heading, **name_objects(data)}, "distill")
+    data = write_objects(data, Path(out) / f"{name}.inputs")
+    recipe = parse_recipe({**heading, **data}, "distill")
     return run(recipe, out=out, resume=resume, allow_changed=allow_changed, console=console)
 
 
