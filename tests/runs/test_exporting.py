@@ -21,7 +21,11 @@ from practicum.runs import open_student
 from practicum.runs.exporting import export_run
 from practicum.runs.opening import load_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    # The hub's client uploads with a deprecated argument of its HTTP library.
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),
+]
 NAME = "org/my-model"
 
 

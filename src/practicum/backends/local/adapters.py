@@ -183,7 +183,7 @@ def _wrap_map(module: torch.nn.Module, lora: Lora) -> Linear:
     return Linear(module, ADAPTER_NAME, *settings, is_target_conv_1d_layer=transposed)
 
 
-def list_adapted_weights(model: PreTrainedModel) -> Iterator[tuple[str, LoraLayer]]:
+def list_adapted_weights(model: torch.nn.Module) -> Iterator[tuple[str, LoraLayer]]:
     """Yield each adapter with the name of its weight in the base model."""
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
