@@ -21,7 +21,7 @@ from practicum.objective import Full
 from practicum.ports import SamplingClient
 from practicum.recipe import load_recipe
 from practicum.runs import open_student
-from practicum.runs.assembly import build_task, load_model
+from practicum.runs.opening import build_task, load_model
 from practicum.statistics import bootstrap
 from practicum.text import Renderer
 from practicum.types import Message, SampleRequest, SamplingParams, ScoreRequest

@@ -22,7 +22,7 @@ from practicum.ports import Task
 from practicum.recipe import Recipe
 from practicum.run_dir import read_json
 from practicum.runs import open_run
-from practicum.runs.assembly import build_task
+from practicum.runs.opening import build_task
 from practicum.types import FrozenConfig, Rollout
 
 

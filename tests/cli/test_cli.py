@@ -27,6 +27,7 @@ COMMANDS = [
     "plan",
     "show",
     "ls",
+    "answers",
     "eval",
     "chat",
     "export",

@@ -14,9 +14,9 @@ from practicum.ports import Model, SamplingClient, Student, TeacherRequest
 from practicum.recipe import load_recipe, override, parse_recipe, resolve_recipe
 from practicum.report import write_report
 from practicum.report.pipeline import write_pipeline_report
-from practicum.run_dir import RunDir
 from practicum.runs import open_run, open_student, restore_components
-from practicum.runs.assembly import build_evaluation_settings, build_task, load_model
+from practicum.runs.assembly import build_evaluation_settings
+from practicum.runs.opening import build_task, load_model, resolve_stage
 from practicum.text import make_printable
 from practicum.training.evaluation import evaluate
 from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams
@@ -24,7 +24,7 @@ from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingPara
 
 def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     """Evaluate a run's student, or a model on a recipe's held-out prompts."""
-    target = _resolve_stage(target)
+    target = resolve_stage(target)
     if _is_run(target):
         return _evaluate_run(Path(target), overrides)
     if recipe is None:
@@ -46,7 +46,7 @@ def hold_chat(
     target: str, temperature: float, max_new_tokens: int, system: str | None, teacher: bool
 ) -> None:
     """Read questions from standard input and print the answers; each question is a new chat."""
-    target = _resolve_stage(target)
+    target = resolve_stage(target)
     if teacher and not _is_run(target):
         raise RecipeError(
             f"{target} is not a run folder, so it has no teacher; leave --teacher out"
@@ -80,18 +80,6 @@ def hold_chat(
             answers = built.parts.teacher.sample([request], params)
             answer = "(cannot answer)" if answers is None else _format_answer(student, answers[0])
             print(f"teacher: {answer}", flush=True)
-
-
-def export_run(run_folder: Path, folder: Path) -> Path:
-    """Write the run's student as a model folder, with adapters merged.
-
-    Raises RecipeError if the folder exists.
-    """
-    if folder.exists():
-        raise RecipeError(f"{folder} exists already; name a folder that does not")
-    backend, student = open_student(_resolve_stage(str(run_folder)))
-    backend.export(student, folder)
-    return folder
 
 
 def rewrite_report(folder: Path) -> Path:
@@ -129,13 +117,6 @@ def _open(target: str, system: str | None) -> tuple[Student | Model, SamplingCli
         return student, backend.build_sampler(student)
     model = load_model(ScorerConfig(model=target, system=system))
     return model, model.client
-
-
-def _resolve_stage(target: str) -> str:
-    """Return the last started stage of a pipeline's folder; other targets are unchanged."""
-    # Names of stage folders begin with their numbers, so the last in order is the last begun.
-    stages = sorted(path.parent for path in RunDir(Path(target)).stages.glob("*/recipe.json"))
-    return str(stages[-1]) if stages else target
 
 
 def _is_run(target: str) -> bool:

@@ -246,6 +246,29 @@ def plan_recipe(
         print(json.dumps(plan_json) if as_json else "\n".join(format_plan(plan_json)))
 
 
+@app.command(epilog="Example: practicum answers my.yaml --out answers.jsonl --n 4")
+def answers(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSONL file; an interrupted one goes on")
+    ] = Path("answers.jsonl"),
+    n: Annotated[int, typer.Option(min=1, help="answers per prompt")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0: greedy; default: the recipe's")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the teacher's answers to the training prompts, for a student of any vocabulary."""
+    with _errors(debug):
+        from practicum.cli.answers import write_file
+        from practicum.runs.console import open_console
+
+        with closing(open_console(as_json=as_json)) as console:
+            write_file(recipe, overrides or [], out, n, temperature, console)
+
+
 @app.command("eval", epilog="Example: practicum eval runs/quickstart evaluation.prompts=121")
 def evaluate(
     target: RunOrModel,
@@ -282,17 +305,30 @@ def chat(
         hold_chat(target, temperature, max_new_tokens, system, teacher)
 
 
-@app.command(epilog="Example: practicum export runs/quickstart my-model")
+@app.command(
+    epilog="Example: practicum export runs/quickstart my-model --push-to-hub my-name/my-model"
+)
 def export(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder that does not exist")],
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="the LoRA adapter alone, for peft, instead of a model")
+    ] = False,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="ORG/NAME", help="also upload it, to a private repository")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="make a new repository public")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write the student as a model folder for other engines."""
+    """Write the student as a model folder for other engines, with a model card."""
     with _errors(debug):
-        from practicum.cli.after import export_run
+        from practicum.runs.exporting import export_run
 
-        print(f"wrote {export_run(run_folder, folder)}")
+        private = not public
+        result = export_run(
+            run_folder, folder, adapter=adapter, push_to=push_to_hub, private=private
+        )
+        print(*result.describe(), sep="\n")
 
 
 @app.command(epilog="Example: practicum report runs/quickstart")

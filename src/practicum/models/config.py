@@ -33,10 +33,11 @@ class ScratchConfig(FrozenConfig):
 
 
 class ModelConfig(FrozenConfig):
-    """A model: a folder, a hub name, a packaged name, or from-scratch settings."""
+    """A model: a folder of a model, an adapter or a run, a name, or from-scratch settings."""
 
     model: str | ScratchConfig = Field(
-        description="folder, hub name, packaged name, or from-scratch settings"
+        description="folder of a model, an adapter or a run, hub name, packaged name, or from-scratch "
+        "settings"
     )
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"

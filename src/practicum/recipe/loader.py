@@ -11,6 +11,7 @@ from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.overrides import is_named, override, resolve_path
 from practicum.recipe.schedule import SCHEDULED, Adaptive, compute_value, extract_schedules
 from practicum.recipe.schema import Recipe, resolve_recipe
+from practicum.recipe.short_forms import expand_models
 from practicum.recipe.yaml_files import find_recipe, read_recipe
 
 
@@ -43,7 +44,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def parse_recipe(recipe_data: Mapping[str, Any], source: str) -> Recipe:
     """Validate a recipe's data. Raises RecipeError with a line per problem that names its field."""
     try:
-        plain, schedules = extract_schedules(_put_term_in_list(recipe_data))
+        plain, schedules = extract_schedules(_put_term_in_list(expand_models(recipe_data)))
     except ValueError as error:
         raise RecipeError(f"{source}: {error}") from None
     if schedules:

@@ -11,6 +11,7 @@ import yaml
 
 from practicum.core.calls import suggest_name
 from practicum.errors import RecipeError
+from practicum.recipe.short_forms import expand_models
 
 LARGEST_RECIPE = 1 << 18
 """Bytes; packaged recipes have at most a few thousand, and dense text takes seconds to read."""
@@ -53,7 +54,8 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
     `above` are the files that extend this one.
     """
-    recipe_data, folder = read_yaml(path), path.parent.resolve()
+    folder = path.parent.resolve()
+    recipe_data = expand_models(read_yaml(path), folder)
     for role in ("student", "teacher", "reference", "stages"):
         _resolve_model_paths(recipe_data.get(role), folder)
     # The paths of a task belong to the file with the task, also if another file extends it.

@@ -14,7 +14,7 @@ Everything on disk is JSON or safetensors: a pickle could run code when it is re
 
 from practicum.run_dir import shapes
 from practicum.run_dir.changes import FLAG, propose_flags, split_changes
-from practicum.run_dir.checkpoints import Checkpoint, find_checkpoint
+from practicum.run_dir.checkpoints import MANIFEST, Checkpoint, find_checkpoint
 from practicum.run_dir.differences import (
     Difference,
     collect_versions,
@@ -37,6 +37,7 @@ from practicum.run_dir.saving import CheckpointWriter, check_space, save_checkpo
 
 __all__ = [
     "FLAG",
+    "MANIFEST",
     "RESTORE",
     "Checkpoint",
     "CheckpointWriter",

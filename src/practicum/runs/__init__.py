@@ -4,8 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from practicum.runs.launch import check_resumes, distill, open_student, restore_components, run
-    from practicum.runs.resuming import open_run
+    from practicum.runs.launch import check_resumes, distill, restore_components, run
+    from practicum.runs.opening import open_run, open_student
     from practicum.runs.session import RunResult
 
 __all__ = [
@@ -18,7 +18,11 @@ __all__ = [
     "run",
 ]
 
-_MODULES = {"open_run": "practicum.runs.resuming", "RunResult": "practicum.runs.session"}
+_MODULES = {
+    "open_run": "practicum.runs.opening",
+    "open_student": "practicum.runs.opening",
+    "RunResult": "practicum.runs.session",
+}
 
 
 def __getattr__(name: str) -> Any:

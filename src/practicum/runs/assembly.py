@@ -13,9 +13,10 @@ import torch
 from practicum.core.plugins import load_plugin
 from practicum.core.randomness import seed_of
 from practicum.costs import Ledger, ModelDims
-from practicum.errors import CapabilityError, DataError, ModelError, RecipeError
-from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
-from practicum.models.digests import digest_file, digest_model
+from practicum.errors import CapabilityError, DataError, ModelError, RecipeError, VocabularyError
+from practicum.models.config import ModelConfig, ScorerConfig
+from practicum.models.digests import digest_model
+from practicum.models.files import digest_file
 from practicum.ports import (
     Backend,
     BackendContext,
@@ -32,7 +33,6 @@ from practicum.ports import (
     WeightUpdateRule,
     walk,
 )
-from practicum.ports.hosting import Hosted
 from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.ports.paper import PaperBackend
 from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
@@ -47,7 +47,7 @@ from practicum.rollouts import (
     needs_teacher_samples,
 )
 from practicum.runs.identity import add_prefix, digest_prompts, digest_student, digest_tokenizer
-from practicum.tasks import TaskContext
+from practicum.runs.opening import build_task, open_backend, open_local, resolve_run
 from practicum.text import Renderer, compare_renderers
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings
@@ -112,27 +112,6 @@ class RunComponents:
         return dict(zip(("teacher", "reference"), self.parts.teachers, strict=False))
 
 
-def open_backend(recipe: Recipe, context: BackendContext) -> Backend:
-    """Open the backend that the recipe names."""
-    return load_plugin("backends", recipe.backend.type).build(recipe.backend, context)
-
-
-def open_local(context: BackendContext) -> Backend:
-    """Open the local backend with its default settings."""
-    module = load_plugin("backends", "local")
-    return module.build(module.Config(), context)
-
-
-def host_model(config: ModelConfig) -> Hosted:
-    """Load a model for a service."""
-    return load_plugin("backends", "local").host(config)
-
-
-def create_scratch_model(folder: Path, config: ScratchConfig, task: Task) -> Path:
-    """Return the folder of a from-scratch model for a task; create it on first use."""
-    return load_plugin("backends", "local").make_scratch(folder, config, task)
-
-
 def assemble_run(
     recipe: Recipe,
     models: Path,
@@ -150,24 +129,6 @@ def assemble_run(
     for warning in filter(None, warnings):
         log.warning(warning)
     return _Assembly(recipe, models, rejected, scores, exit_stack).build()
-
-
-def load_model(config: ScorerConfig) -> Model:
-    """Load a model into this process, outside of a run."""
-
-    def refuse_task() -> Task:
-        raise AssertionError("a model that is named needs no task")
-
-    context = BackendContext(0, Path(), refuse_task, lambda: open_local(context))
-    return open_local(context).load_scorer(config, "model")
-
-
-def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Student]:
-    """Load only the student of a recipe; `models` is the folder of from-scratch models."""
-    seed = seed_of(recipe.seed, "student")
-    context = BackendContext(seed, models, lambda: build_task(recipe), lambda: open_local(context))
-    backend = open_backend(recipe, context)
-    return backend, backend.load_student(recipe.student)
 
 
 def assemble_on_paper(
@@ -211,18 +172,6 @@ def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> Step
         source=recipe.rollout.source,
         adam=recipe.optimizer.build_adam_params(step, recipe.train.steps),
     )
-
-
-def build_task(
-    recipe: Recipe, rejected: Path | None = None, packages: list[str] | None = None
-) -> Task:
-    """Build the task of a recipe; its relative paths start at the recipe's folder.
-
-    The names of the packages that decide prompts and rewards are added to `packages`.
-    """
-    packages = [] if packages is None else packages
-    context = TaskContext(recipe.seed, Path(recipe.base_dir), rejected, packages)
-    return load_plugin("tasks", recipe.task.type).build(recipe.task, context)
 
 
 def build_evaluation_settings(
@@ -311,7 +260,7 @@ class _Assembly:
         recipe, task, ledger = self.recipe, self.task, self.ledger
         self.backend = backend or open_backend(recipe, self.backend_context)
         self.on_paper = on_paper
-        self.student = student = self.backend.load_student(recipe.student)
+        self.student = student = self.backend.load_student(resolve_run(recipe.student))
         is_local = recipe.backend.checkpoints_here
         self.identities.append(lambda: digest_student(student, is_local=is_local))
         meter = ledger.meter("student")
@@ -402,7 +351,14 @@ class _Assembly:
             task=self.task,
             is_dry_run=self.on_paper,
         )
-        return build(context, config)
+        try:
+            return build(context, config)
+        except VocabularyError as error:
+            raise VocabularyError(
+                f"{error}; or learn from its text: practicum answers RECIPE --out answers.jsonl, "
+                "then run with teacher=none rollout.source=dataset 'objective={signal: text, "
+                "divergence: ce}' 'task={type: jsonl, path: answers.jsonl}'"
+            ) from error
 
     def _narrow_context(self, context: TeacherContext, name: str) -> TeacherContext:
         """Return the context of the teacher of one model, with meter and digests under its name."""
@@ -429,7 +385,7 @@ class _Assembly:
 
     def load_model(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model; raises a PracticumError if it does not fit the student."""
-        model = self.backend.load_scorer(config, name)
+        model = self.backend.load_scorer(resolve_run(config), name)
         is_teacher = not name.startswith("reference")
         if model.no_sampling_reason and is_teacher and self._needs_teacher_samples():
             raise ModelError(
@@ -447,7 +403,7 @@ class _Assembly:
 
     def load_renderer(self, config: ModelConfig, name: str) -> Renderer:
         """Load the tokenizer of a model that is at a service."""
-        renderer = load_renderer(config)
+        renderer = load_renderer(resolve_run(config))
         self.identities.append(lambda: digest_tokenizer(name, renderer))
         return renderer
 

@@ -4,7 +4,7 @@ Nothing in `metrics.jsonl`, `rollouts.jsonl` and `summary.json` depends on the c
 was killed and resumed writes the same bytes as one that was not. Seconds go to `timings.jsonl`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,23 @@ from typing import Any
 from practicum import run_dir as folders
 from practicum.core.notes import hide_notes, show_notes
 from practicum.core.stopping import Stop, catch_stop_signals
-from practicum.errors import CheckpointError, RecipeError
+from practicum.errors import RecipeError
 from practicum.objective import Objective
-from practicum.ports import Backend, Student
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import RunDir
-from practicum.runs.assembly import RunComponents, assemble_run, load_student
+from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console, SilentConsole
-from practicum.runs.resuming import open_run
+from practicum.runs.opening import require_newest
+from practicum.runs.python_objects import name_objects, write_objects
 from practicum.runs.session import RunResult, Session
-from practicum.runs.state import load_teacher_tensors, require_newest
+from practicum.runs.state import load_teacher_tensors
 from practicum.runs.tracked import RunTracker
 
 Section = Mapping[str, Any]
 """A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
+
+ModelSection = Section | str | Path | tuple[Any, Any]
+"""A section that names a model: as data, as the model's path or name, or `(model, tokenizer)`."""
 
 
 def run(
@@ -74,9 +77,9 @@ def check_resumes(resume: bool, allow_changed: Sequence[str]) -> None:
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     *,
-    student: Section,
-    teacher: Section,
-    task: Section,
+    student: ModelSection,
+    teacher: ModelSection,
+    task: Section | Iterable[Mapping[str, Any]],
     objective: Section | Objective | None = None,
     rollout: Section | None = None,
     optimizer: Section | None = None,
@@ -95,7 +98,13 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     Example: `distill(student={"model": "Qwen/Qwen3-0.6B"},
     teacher={"type": "model", "model": "Qwen/Qwen3-8B"},
     task={"type": "jsonl", "path": "prompts.jsonl"}, objective={"divergence": "jsd(0.3)"},
-    train={"steps": 100})`. Raises RecipeError with every problem in the recipe.
+    train={"steps": 100})`.
+
+    `student`, `teacher` and a `model` inside them may be a path, a hub name or a pair
+    `(model, tokenizer)` of transformers' or peft's objects; `task`, and its `path` and `heldout`,
+    may be rows, such as a list of dicts or a `datasets.Dataset`. Objects are copied once into
+    `OUT/NAME.inputs` and never changed: give the same objects to resume.
+    Raises RecipeError with every problem in the recipe.
     """
     sections = {
         "student": student,
@@ -109,23 +118,12 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
         "monitors": monitors,
     }
     data = {key: section for key, section in sections.items() if section is not None}
-    recipe = parse_recipe({"name": name, "seed": seed, **data}, "distill")
+    heading = {"name": name, "seed": seed}
+    # All mistakes come before any object is copied, which takes long for a model.
+    parse_recipe({**heading, **name_objects(data)}, "distill")
+    data = write_objects(data, Path(out) / f"{name}.inputs")
+    recipe = parse_recipe({**heading, **data}, "distill")
     return run(recipe, out=out, resume=resume, allow_changed=allow_changed, console=console)
-
-
-def open_student(path: str | Path) -> tuple[Backend, Student]:
-    """Load a run's student with the weights of its newest intact checkpoint, and its backend."""
-    run_dir, recipe = open_run(path)
-    checkpoint = require_newest(run_dir)
-    if not recipe.backend.checkpoints_here:
-        where = ", ".join(checkpoint.read_tensors("student"))
-        raise CheckpointError(
-            f"{path}: the student is at a service, {where}, and its weights are not here; "
-            "ask the service"
-        )
-    backend, student = load_student(recipe, run_dir.models)
-    backend.load(student, checkpoint.path, moments=False)
-    return backend, student
 
 
 def restore_components(run_dir: RunDir, recipe: Recipe) -> RunComponents:

@@ -3,28 +3,17 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from practicum import run_dir as folders
-from practicum.errors import CheckpointError, RecipeError
-from practicum.recipe import Recipe, bring_up, parse_recipe, resolve_recipe
+from practicum.errors import RecipeError
+from practicum.recipe import Recipe, resolve_recipe
 from practicum.recipe.schedule import needs_run_length
 from practicum.run_dir import Difference, RunDir
 from practicum.runs.assembly import RunComponents
+from practicum.runs.opening import open_run
 
 log = logging.getLogger(__name__)
-
-
-def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
-    """Return an existing run folder and its recipe; raises CheckpointError if it is damaged."""
-    run_dir = RunDir.open(Path(path))
-    saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN)
-    try:
-        return run_dir, parse_recipe(bring_up(saved["recipe"]), str(run_dir.recipe_json))
-    except RecipeError as error:
-        more = f" and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
-        raise CheckpointError(f"{error.problems[0]}{more}; {folders.RESTORE}") from error
 
 
 def check_changes(

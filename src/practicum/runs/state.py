@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from practicum import run_dir as folders
-from practicum.errors import CheckpointError, RecipeError
+from practicum.errors import RecipeError
 from practicum.recipe import Recipe
 from practicum.rollouts import needs_replay
 from practicum.run_dir import Checkpoint, RunDir
@@ -27,16 +27,6 @@ def find_newest(run_dir: RunDir, recipe: Recipe) -> Checkpoint | None:
         raise RecipeError(
             f"train.steps is {recipe.train.steps}, and {run_dir.path} has done {checkpoint.step} "
             f"already; write at least {checkpoint.step}"
-        )
-    return checkpoint
-
-
-def require_newest(run_dir: RunDir) -> Checkpoint:
-    """Return the newest intact checkpoint; raises CheckpointError if there is none."""
-    checkpoint, _ = folders.find_checkpoint(run_dir)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"{run_dir.path}: no checkpoint yet; resume the run, or give a model folder instead"
         )
     return checkpoint
 

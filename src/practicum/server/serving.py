@@ -15,6 +15,7 @@ from pathlib import Path
 from practicum.errors import RecipeError, ResourceError
 from practicum.models.config import ModelConfig
 from practicum.models.sources import locate, needs_conversion
+from practicum.runs.opening import resolve_run
 
 TOKEN_VARIABLE = "PRACTICUM_SERVER_TOKEN"
 PREFIX = "tml-"
@@ -75,7 +76,8 @@ def serve(options: ServerOptions) -> None:
 
     load_messages()
     bound_memory()
-    served, students = parse_models(options)
+    named, students = parse_models(options)
+    served = {name: resolve_run(config) for name, config in named.items()}
     for name, config in served.items():
         if needs_conversion(str(config.model)):
             log.info(f"converting {name} to safetensors, once: about 20 s")

@@ -10,9 +10,9 @@ from pathlib import Path
 from practicum.errors import ResourceError
 from practicum.models.config import ModelConfig
 from practicum.models.digests import compute_fingerprint
-from practicum.models.sources import locate
+from practicum.models.sources import find_base, locate
 from practicum.ports.hosting import Hosted
-from practicum.runs.assembly import host_model
+from practicum.runs.opening import host_model
 
 MIB = 2**20
 DEFAULT_CONTEXT = 2**17
@@ -100,7 +100,7 @@ def _read_context_length(config: ModelConfig) -> int:
 
     Without the file return a length that few models exceed.
     """
-    settings = Path(locate(config)) / "config.json"
+    settings = Path(find_base(locate(config))) / "config.json"
     if not settings.is_file():
         return DEFAULT_CONTEXT
     config_json = json.loads(settings.read_bytes())

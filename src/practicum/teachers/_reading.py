@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from practicum.models.config import ModelConfig
 from practicum.ports import TeacherContext
-from practicum.text import Renderer, compare_renderers
+from practicum.text import Renderer
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ReadingConfig(BaseModel):
         settings = self.model_dump(include={"template", "system", "thinking"}, exclude_none=True)
         if self.tokenizer is not None:
             renderer = context.load_renderer(ModelConfig(model=self.tokenizer, **settings))
-            compare_renderers(context.renderer, renderer)
+            context.compare(context.renderer, renderer)
             return renderer
         log.info(
             f"{address}: its tokenizer and template are taken to be the student's; write "

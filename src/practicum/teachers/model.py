@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
-from practicum.models.digests import digest_file, find_commit
+from practicum.models.digests import digest_model, find_commit
+from practicum.models.files import digest_file
+from practicum.models.sources import ADAPTER_SETTINGS, is_adapter_folder
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
 
@@ -24,7 +26,8 @@ class Config(ScorerConfig):
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Load the model and check that its vocabulary is the student's."""
     model = context.load_model(config)
-    client = context.wrap_client(model.client, lambda folder: compute_fingerprint(config))
+    loaded = _name_folder(config, model.source)
+    client = context.wrap_client(model.client, lambda folder: compute_fingerprint(loaded))
     return ClientTeacher(context.count_client(client), model.renderer)
 
 
@@ -38,11 +41,22 @@ def compute_fingerprint(config: ModelConfig) -> str:
     return hashlib.sha256(json.dumps([config.dtype, _identify(config)]).encode()).hexdigest()
 
 
+def _name_folder(config: ModelConfig, source: str) -> ModelConfig:
+    """Return the settings with the model folder that was read, if a run's folder is named."""
+    folder = Path(str(config.model)).expanduser()
+    is_run = folder.is_dir() and not any(
+        (folder / name).is_file() for name in ("config.json", ADAPTER_SETTINGS)
+    )
+    return config.model_copy(update={"model": source}) if is_run else config
+
+
 def _identify(config: ModelConfig) -> object:
     if isinstance(config.model, ScratchConfig):
         return config.model.model_dump()
     folder = Path(config.model).expanduser()
     if not folder.is_dir():
         return [config.model, (find_commit(config.model) or "") if "/" in config.model else ""]
+    if is_adapter_folder(str(folder)):
+        return digest_model(str(folder))
     paths = [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.py")]
     return [[path.name, digest_file(path)] for path in sorted(paths)]

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig
-from practicum.models.sources import PACKAGED, locate_packaged
+from practicum.models.sources import PACKAGED, find_base, find_tokenizer, locate_packaged
 from practicum.text.renderer import Renderer, collect_stop_ids
 
 UNREADABLE = (
@@ -44,7 +44,9 @@ def load_renderer(config: ModelConfig) -> Renderer:
 def load_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model's folder or hub name; raises ModelError if unreadable."""
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            find_tokenizer(source), trust_remote_code=config.trust_remote_code
+        )
     except UNREADABLE as error:
         raise ModelError(
             f"{source}: no tokenizer could be loaded ({shorten_error(error)}); copy tokenizer.json and "
@@ -55,7 +57,7 @@ def load_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
 def load_eos_ids(source: str) -> list[int] | None:
     """Return the stop tokens in generation_config.json, or None if file or entry is missing."""
     try:
-        eos = GenerationConfig.from_pretrained(source).eos_token_id
+        eos = GenerationConfig.from_pretrained(find_base(source)).eos_token_id
     except OSError:
         return None
     return [eos] if isinstance(eos, int) else eos

@@ -109,7 +109,7 @@ class ChildBackend:
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         self.ask("load", folder, moments)
 
-    def export(self, student: Student, folder: Path) -> None:
+    def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
         self.ask("export", folder)
 
 

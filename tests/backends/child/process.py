@@ -14,7 +14,7 @@ from practicum.core.notes import show_notes
 from practicum.errors import PracticumError
 from practicum.ports import BackendContext
 from practicum.ports.metering import count_heads
-from practicum.runs.assembly import open_local
+from practicum.runs.opening import open_local
 from practicum.types import TeacherSignal
 
 LEARNER = ("renderer", "context_length", "source", "dims", "trainable_dims", "state_bytes")

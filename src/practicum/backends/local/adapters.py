@@ -84,7 +84,7 @@ def merge_adapters(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the state dict under the base model's names, each adapter added to its weight."""
     weights = {name: w for name, w in model.state_dict().items() if not is_adapter(name)}
     state = {strip_wrappers(name): weight for name, weight in weights.items()}
-    for name, adapter in _list_adapted_weights(model):
+    for name, adapter in list_adapted_weights(model):
         delta = adapter.get_delta_weight(ADAPTER_NAME)  # type: ignore[operator]
         state[name] = state[name] + delta.to(state[name].dtype)
     return state
@@ -183,7 +183,7 @@ def _wrap_map(module: torch.nn.Module, lora: Lora) -> Linear:
     return Linear(module, ADAPTER_NAME, *settings, is_target_conv_1d_layer=transposed)
 
 
-def _list_adapted_weights(model: PreTrainedModel) -> Iterator[tuple[str, LoraLayer]]:
+def list_adapted_weights(model: torch.nn.Module) -> Iterator[tuple[str, LoraLayer]]:
     """Yield each adapter with the name of its weight in the base model."""
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
@@ -197,7 +197,7 @@ def _check_mergeable(model: PreTrainedModel, names: Iterable[str]) -> None:
     Checking before training is cheaper than failing at the export after it.
     """
     exported = {strip_wrappers(name) for name in model.state_dict() if not is_adapter(name)}
-    adapted = {name for name, _ in _list_adapted_weights(model)}
+    adapted = {name for name, _ in list_adapted_weights(model)}
     unknown = sorted((exported ^ set(names)) | (adapted - exported))
     if unknown:
         raise ModelError(

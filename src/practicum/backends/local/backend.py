@@ -102,9 +102,9 @@ class LocalBackend:
             {"student": read_tensors(folder / "student.safetensors"), "optimizer": optimizer}
         )
 
-    def export(self, student: Student, folder: Path) -> None:
-        """Write a model folder with the adapters merged."""
-        export(_require_local(student).loaded, folder)
+    def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
+        """Write a model folder with the adapters merged, or the adapters alone."""
+        export(_require_local(student).loaded, folder, adapter=adapter)
 
     def _prepare_folder(self, config: ModelConfig, name: str) -> Path | None:
         """Return the folder of a from-scratch model, None for other models; log what is loaded."""

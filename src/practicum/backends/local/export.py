@@ -7,29 +7,42 @@ import copy
 import tempfile
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from practicum.backends.local.adapter_folders import write_adapter
 from practicum.backends.local.adapters import merge_adapters
 from practicum.backends.local.loading import LoadedModel
 from practicum.errors import ResourceError
+from practicum.models.sources import find_base
 
 
-def export(loaded: LoadedModel, folder: Path) -> None:
-    """Write the model folder; it appears under its name only when it is complete."""
+def export(loaded: LoadedModel, folder: Path, *, adapter: bool = False) -> None:
+    """Write the model folder; it appears under its name only when it is complete.
+
+    With `adapter`, write the adapters in peft's format and no model. Raises ModelError if the model
+    has none, and ResourceError if the folder exists.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ResourceError(
             f"{folder} exists and is not empty; export to another folder or remove it first"
         )
-    model = loaded.language_model.model
-    plain = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
-    plain.load_state_dict(merge_adapters(model))
-    plain.generation_config = model.generation_config
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=folder.parent) as temporary:
         model_dir = Path(temporary) / "model"
-        plain.save_pretrained(model_dir)
+        if adapter:
+            write_adapter(loaded.language_model.model, find_base(loaded.source), model_dir)
+        else:
+            _write_model(loaded.language_model.model, model_dir)
         _copy_tokenizer(loaded).save_pretrained(model_dir)
         model_dir.rename(folder)
+
+
+def _write_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write the model with its adapters merged, as `save_pretrained` does."""
+    plain = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
+    plain.load_state_dict(merge_adapters(model))
+    plain.generation_config = model.generation_config
+    plain.save_pretrained(folder)
 
 
 def _copy_tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:

@@ -12,13 +12,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from practicum.backends.local.adapter_folders import copy_adapter, merge_adapter
 from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.trial import explain_no_sampling
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
-from practicum.models.sources import locate
+from practicum.models.sources import find_base, is_adapter_folder, locate
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import (
     UNREADABLE,
@@ -45,17 +46,20 @@ class LoadedModel:
         return self.language_model.context_length
 
 
-def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
+def load(
+    config: ModelConfig, scratch_folder: Path | None = None, *, merge: bool = True
+) -> LoadedModel:
     """Load a model for sampling and scoring; all of its weights are frozen.
 
-    `scratch_folder` holds a from-scratch model. Raises ModelError if the model cannot be used.
+    `scratch_folder` holds a from-scratch model. An adapter folder is merged into its base, or left
+    out if `merge` is False. Raises ModelError if the model cannot be used.
     """
     device = torch.device("cuda" if _should_use_cuda(config) else "cpu")
     source = locate(config, scratch_folder)
     check_config(source, config)
     tokenizer = load_tokenizer(source, config)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
-    language_model = read_model(source, config, vocabulary, device)
+    language_model = read_model(source, config, vocabulary, device, merge=merge)
     model = language_model.model
     rows = len(language_model.head().weight)
     if vocabulary > rows:
@@ -79,12 +83,17 @@ def read_model(
     vocab_size: int,
     device: torch.device,
     packs: int | None = None,
+    *,
+    merge: bool = True,
 ) -> LanguageModel:
     """Read a model from its folder to a device, with all weights frozen.
 
-    `packs` is its `max_packed_tokens` if that is known already; otherwise it is measured.
+    `packs` is its `max_packed_tokens` if that is known already; otherwise it is measured. With
+    `merge`, an adapter folder is merged into its base.
     """
-    model = _load_weights(source, config)
+    model = _load_weights(find_base(source), config)
+    if merge and is_adapter_folder(source):
+        model = merge_adapter(model, source)
     model.requires_grad_(False)
     model.eval()
     model.to(device)  # type: ignore[arg-type]
@@ -97,15 +106,19 @@ def load_student(
 ) -> LoadedModel:
     """Load a trainable model: all of its weights, its last layers, or adapters seeded by `seed`.
 
-    Raises ModelError as `load` does, and if the model cannot be sampled from.
+    If the model is an adapter folder and the recipe trains adapters, they start as that adapter.
+    Raises ModelError as `load` does, if the model cannot be sampled from, and if an adapter folder
+    has other adapters than the recipe.
     """
-    loaded = load(config, scratch_folder)
+    loaded = load(config, scratch_folder, merge=config.lora is None)
     if loaded.language_model.no_sampling_reason:
         raise ModelError(
             f"{loaded.language_model.no_sampling_reason}; use another architecture, or this one as "
             "a teacher that only scores"
         )
     set_trainable(loaded.language_model.model, config, seed, loaded.source)
+    if config.lora is not None and is_adapter_folder(loaded.source):
+        copy_adapter(loaded.source, loaded.language_model.model)
     return loaded
 
 
@@ -133,7 +146,7 @@ def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, sour
 def check_config(source: str, config: ModelConfig) -> None:
     """Raise ModelError if config.json is not a readable model config."""
     try:
-        AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+        AutoConfig.from_pretrained(find_base(source), trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
         raise ModelError(
             f"{source}: config.json is missing or cannot be used ({shorten_error(error)})"

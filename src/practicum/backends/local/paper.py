@@ -23,7 +23,7 @@ from practicum.backends.local.packing import compute_hidden_states, enable_packi
 from practicum.costs import Footprint, Line
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
-from practicum.models.sources import locate
+from practicum.models.sources import find_base, locate
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import load_tokenizer
 from practicum.types import ScoreRequest
@@ -64,7 +64,9 @@ def _build_weightless(
     config: ModelConfig, source: str, vocabulary: int, layers: int | None = None
 ) -> LanguageModel:
     """Build the modules without weights; with `layers`, so many of them and a tiny vocabulary."""
-    described = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    described = AutoConfig.from_pretrained(
+        find_base(source), trust_remote_code=config.trust_remote_code
+    )
     if layers is not None:
         _set_layer_count(described.get_text_config(), layers)
     device = "cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu"

@@ -125,7 +125,7 @@ class LocalPaper:
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore nothing: there are no weights."""
 
-    def export(self, student: Student, folder: Path) -> None:
+    def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
         """Refuse to export: there are no weights."""
         raise AssertionError("a model on paper has no weights to export")
 

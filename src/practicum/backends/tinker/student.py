@@ -169,7 +169,7 @@ class TinkerBackend:
             {"student": read_tensors(folder / "student.safetensors"), "optimizer": optimizer}
         )
 
-    def export(self, student: Student, folder: Path) -> None:
+    def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
         """Refuse to export: the weights are at the service."""
         raise CheckpointError(
             f"the student is at a service, {student.source}, and its weights are not here; ask the "

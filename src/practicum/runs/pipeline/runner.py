@@ -34,8 +34,8 @@ from practicum.run_dir import (
     write_json,
 )
 from practicum.runs import RunResult, open_student
-from practicum.runs.assembly import build_task, create_scratch_model
 from practicum.runs.console import Console, SilentConsole
+from practicum.runs.opening import build_task, create_scratch_model
 from practicum.runs.pipeline.stages import (
     BASE,
     PIPELINE_KEYS,

@@ -17,7 +17,7 @@ from typing import Any
 from practicum.errors import RecipeError
 from practicum.monitors import MONITORS
 from practicum.recipe import Recipe, load_recipe
-from practicum.runs.assembly import build_task
+from practicum.runs.opening import build_task
 from practicum.types import Prompt
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")

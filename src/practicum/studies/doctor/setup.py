@@ -45,7 +45,7 @@ def refuse_vocabulary(reason: str) -> CheckOutcome:
     """Return the outcome of P1 for models whose vocabularies differ."""
     return CheckOutcome(
         "fail",
-        f"{reason}. Or let the other model write its answers to a file and learn from those",
+        reason,
         fix=SUPERVISED,
     )
 

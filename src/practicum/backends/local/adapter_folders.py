@@ -1,0 +1,148 @@
+"""Adapter folders in peft's format: merge one into its base, train one on, or write one.
+
+peft reads and writes the files. In between, an adapter is known by the name of the weight that it
+changes, because peft's names depend on how its wrappers are nested.
+"""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights
+from peft.tuners.lora import LoraLayer, ParamWrapper
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from practicum.backends.local.adapters import ADAPTER_NAME, list_adapted_weights
+from practicum.errors import ModelError
+from practicum.text.tokenizers import UNREADABLE, shorten_error
+
+
+def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
+    """Return the base model with the adapter of a folder added to its weights."""
+    return _read_adapter(model, folder).merge_and_unload()  # type: ignore[operator]
+
+
+@torch.no_grad()
+def copy_adapter(folder: str, model: PreTrainedModel) -> None:
+    """Give the adapters of a model the values of those in a folder.
+
+    Raises ModelError if rank, scale or adapted weights differ, or if the folder holds more than
+    plain low-rank adapters.
+    """
+    saved = _read_adapter(_build_skeleton(model), folder)
+    settings = saved.peft_config[ADAPTER_NAME]
+    is_plain = isinstance(settings, LoraConfig) and not (
+        settings.use_dora or settings.modules_to_save or settings.bias != "none"
+    )
+    if not is_plain:
+        raise ModelError(
+            f"{folder}: holds more than plain low-rank adapters ({settings.peft_type}), which "
+            "cannot be trained on here; leave student.lora out, and it is merged into the weights"
+        )
+    sources = dict(list_adapted_weights(saved.get_base_model()))
+    trained = dict(list_adapted_weights(model))
+    _check_same_adapters(folder, sources, trained)
+    # The modules have no values. A file's keys are the paths of peft's modules, without the name of
+    # the adapter.
+    tensors = load_peft_weights(folder, device="cpu")
+    paths = {id(module): path for path, module in saved.named_modules()}
+    for name, adapter in trained.items():
+        for factor, key in zip(_list_factors(adapter), ("lora_A", "lora_B"), strict=True):
+            factor.weight.copy_(tensors[f"{paths[id(sources[name])]}.{key}.weight"])
+
+
+def write_adapter(model: PreTrainedModel, base: str, folder: Path) -> None:
+    """Write the adapters of a model with `PeftModel.save_pretrained`; `base` names its base model.
+
+    Raises ModelError if the model has no adapters.
+    """
+    trained = dict(list_adapted_weights(model))
+    if not trained:
+        raise ModelError(
+            "this run trained the weights themselves (no student.lora), so there is no adapter to "
+            "export; leave --adapter out to export the model"
+        )
+    layer = next(iter(trained.values()))
+    experts = [name for name, adapter in trained.items() if isinstance(adapter, ParamWrapper)]
+    maps = {name: adapter for name, adapter in trained.items() if name not in experts}
+    # peft takes a list of full names, and itself shortens it where a suffix is enough.
+    settings = LoraConfig(
+        r=layer.r[ADAPTER_NAME],
+        lora_alpha=layer.lora_alpha[ADAPTER_NAME],
+        target_modules=[name.removesuffix(".weight") for name in maps] or None,
+        target_parameters=experts or None,
+        fan_in_fan_out=any(isinstance(a.get_base_layer(), Conv1D) for a in maps.values()),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+    with warnings.catch_warnings():
+        # peft calls names of transformers that are deprecated, of which a user can change nothing.
+        warnings.simplefilter("ignore", FutureWarning)
+        adapted = get_peft_model(_build_skeleton(model), settings, low_cpu_mem_usage=True)
+    targets = dict(list_adapted_weights(adapted.get_base_model()))
+    for name, adapter in trained.items():
+        for weight, target in zip(
+            _list_factors(adapter), _list_factors(targets[name]), strict=True
+        ):
+            target.weight = torch.nn.Parameter(weight.weight.detach())
+    # Without this, peft asks the hub for the base's config to see if the vocabulary has changed.
+    adapted.save_pretrained(str(folder), save_embedding_layers=False)
+
+
+def _build_skeleton(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the modules of a model's base, without weights and without adapters."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(model.config)
+
+
+def _list_factors(adapter: LoraLayer) -> list[Any]:
+    """Return the modules of the two factors of an adapter, A and B."""
+    return [adapter.lora_A[ADAPTER_NAME], adapter.lora_B[ADAPTER_NAME]]
+
+
+def _check_same_adapters(
+    folder: str, saved: Mapping[str, LoraLayer], trained: Mapping[str, LoraLayer]
+) -> None:
+    """Raise ModelError if adapters differ in the weights that they change, in rank or in scale."""
+    advice = "leave student.lora out, and the adapter is merged into the weights"
+    differing = sorted(saved.keys() ^ trained.keys())
+    if differing:
+        which = "adapts" if differing[0] in saved else "does not adapt"
+        raise ModelError(
+            f"{folder}: adapts {len(saved)} weights and student.lora {len(trained)} (it {which} "
+            f"{differing[0]}), so it cannot be trained on; {advice}"
+        )
+    for name, adapter in trained.items():
+        size, saved_size = _describe_size(adapter), _describe_size(saved[name])
+        if size != saved_size:
+            raise ModelError(
+                f"{folder}: its adapter of {name} has {saved_size} and student.lora {size}; write the "
+                f"adapter's numbers under student.lora, or {advice}"
+            )
+
+
+def _describe_size(adapter: LoraLayer) -> str:
+    """Return the rank of an adapter, and the alpha that gives its scale at that rank."""
+    rank = adapter.r[ADAPTER_NAME]
+    return f"rank {rank} and alpha {adapter.scaling[ADAPTER_NAME] * rank:g}"
+
+
+def _read_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
+    """Return the model with the adapter of a folder beside its weights."""
+    with warnings.catch_warnings(record=True) as messages:
+        warnings.simplefilter("always")
+        try:
+            adapted = PeftModel.from_pretrained(model, folder)
+        except UNREADABLE as error:
+            raise ModelError(
+                f"{folder}: the adapter could not be loaded into its base "
+                f"({shorten_error(error)}); check base_model_name_or_path in adapter_config.json"
+            ) from error
+    # peft warns of weights that the file lacks and leaves them at zero.
+    for message in messages:
+        if "missing adapter keys" in str(message.message):
+            raise ModelError(f"{folder}: {shorten_error(message.message)}")  # type: ignore[arg-type]
+    return adapted

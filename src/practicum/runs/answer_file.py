@@ -1,0 +1,360 @@
+"""Write a teacher's answers to the training prompts of a recipe as rows of text.
+
+A student of another vocabulary learns from them: the rows are those of the task `jsonl`, and
+`rollout.source: dataset` encodes them again with the student's tokenizer (SeqKD 1606.07947).
+"""
+
+import logging
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from practicum import run_dir as folders
+from practicum.core.plugins import load_plugin
+from practicum.core.randomness import compute_seeds, seed_of
+from practicum.errors import CapabilityError, DataError, Interrupted
+from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
+from practicum.models.digests import digest_model
+from practicum.ports import (
+    BackendContext,
+    Environment,
+    HoldsTeachers,
+    Model,
+    SelfTeacher,
+    Student,
+    Teacher,
+    TeacherContext,
+    TeacherRequest,
+    WeightUpdateRule,
+    walk,
+)
+from practicum.recipe import Recipe
+from practicum.rollouts import TeacherSource
+from practicum.run_dir import Journal
+from practicum.runs.console import Console, SilentConsole
+from practicum.runs.identity import add_prefix, digest_prompts, digest_student
+from practicum.runs.opening import build_task, open_backend, open_local, resolve_run
+from practicum.text import Renderer, compare_renderers, make_printable
+from practicum.text.tokenizers import load_renderer
+from practicum.types import Prompt, Sample, SamplingParams
+
+log = logging.getLogger(__name__)
+
+CHUNK = 64
+"""Answers that are sampled together and then written. A file that goes on begins at a chunk."""
+
+PREVIEW = 400
+"""Characters of an answer that the progress line may show."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersResult:
+    """The file of a teacher's answers: how many it holds, and how many of them were cut off."""
+
+    path: Path
+    answers: int
+    cut: int
+
+
+def write_answers(
+    recipe: Recipe,
+    path: Path,
+    *,
+    n: int = 1,
+    temperature: float | None = None,
+    console: Console | None = None,
+) -> AnswersResult:
+    """Write `n` answers of the recipe's teacher to each training prompt, one row an answer.
+
+    Without a `temperature`, the teacher answers at that of `rollout.source` or `rollout`. An
+    interrupted file goes on where it stopped. Raises CapabilityError if the teacher writes no
+    answers, and DataError if the file exists with answers of other settings.
+    """
+    _check_recipe(recipe)
+    console = console or SilentConsole()
+    with (
+        tempfile.TemporaryDirectory(prefix="practicum-answers-") as models,
+        ExitStack() as exit_stack,
+    ):
+        opened = _TeacherLoader(recipe, Path(models), exit_stack).open()
+        params = _build_params(recipe, opened.renderer, temperature)
+        prompts = _select_prompts(opened, recipe, params)
+        _check_settings(path, recipe, opened, params, n, prompts)
+        keys = [(prompt, number) for prompt in prompts for number in range(n)]
+        with closing(Journal(path, essential=True)) as journal:
+            _append_answers(journal, keys, opened, params, recipe.seed, console)
+    rows = list(folders.read_rows(path))
+    return AnswersResult(path, len(rows), sum(row["finish_reason"] == "length" for row in rows))
+
+
+def _check_recipe(recipe: Recipe) -> None:
+    """Raise CapabilityError if the recipe's teacher can write no answers."""
+    if not recipe.teacher.capabilities().writes:
+        raise CapabilityError(
+            f"teacher {recipe.teacher.type!r} writes no answers before it has seen one; take one "
+            "that writes, such as {type: model, model: ...}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenedTeacher:
+    """A teacher, the renderer of its answers, its longest text, and the digests of its files."""
+
+    teacher: Teacher
+    renderer: Renderer
+    context_length: int | None
+    prompts: Sequence[Prompt]
+    identity: Mapping[str, str]
+
+
+class _TeacherLoader:
+    """Opens a recipe's teacher alone; the student is loaded only if it is part of the teacher."""
+
+    def __init__(self, recipe: Recipe, models: Path, exit_stack: ExitStack) -> None:
+        self.recipe = recipe
+        self.task = build_task(recipe)
+        self.context = BackendContext(
+            seed=seed_of(recipe.seed, "student"),
+            models_dir=models,
+            task=lambda: self.task,
+            local=lambda: open_local(self.context),
+            at_end=exit_stack,
+        )
+        self.backend = open_backend(recipe, self.context)
+        self.renderers: list[Renderer] = []
+        self.lengths: list[int] = []
+        self.identity: dict[str, str] = {}
+
+    def open(self) -> _OpenedTeacher:
+        """Return the recipe's teacher; raises CapabilityError if its members differ in tokens."""
+        recipe = self.recipe
+        if isinstance(self.task, Environment):
+            raise CapabilityError(
+                f"task {recipe.task.type!r} answers every turn, and a row holds one answer; write "
+                "rollout.source: teacher, which lets the teacher converse during the run"
+            )
+        context = TeacherContext(
+            renderer=self.student_renderer,
+            self_teacher=self._load_self,
+            load_model=self._load_model,
+            build=lambda context, config: load_plugin("teachers", config.type).build(
+                config, context
+            ),
+            base_dir=Path(recipe.base_dir),
+            at_end=self.context.at_end,
+            load_renderer=self._load_renderer,
+            compare=lambda student, teacher: None,
+            task=self.task,
+        )
+        teacher = context.build(context, recipe.teacher)
+        members = [
+            config for _, config in walk(recipe.teacher) if not isinstance(config, HoldsTeachers)
+        ]
+        if len(members) > 1:
+            # Only one tokenizer reads the answers, so teachers of several vocabularies come singly.
+            for renderer in self.renderers:
+                compare_renderers(self.student_renderer, renderer)
+        renderer = (self.renderers or [self.student_renderer])[0]
+        prompts = self.task.train_prompts()
+        return _OpenedTeacher(
+            teacher, renderer, min(self.lengths, default=None), prompts, self.identity
+        )
+
+    @cached_property
+    def student(self) -> Student:
+        """Return the student as it begins."""
+        student = self.backend.load_student(resolve_run(self.recipe.student))
+        self.lengths.append(student.context_length)
+        is_local = self.recipe.backend.checkpoints_here
+        self.identity |= digest_student(student, is_local=is_local)
+        return student
+
+    @cached_property
+    def student_renderer(self) -> Renderer:
+        """Return the student's renderer, without its weights where they are not needed for it."""
+        config = self.recipe.student
+        if isinstance(config.model, ScratchConfig) or not self.recipe.backend.checkpoints_here:
+            return self.student.renderer
+        return load_renderer(resolve_run(config))
+
+    def _load_self(self, rule: WeightUpdateRule) -> SelfTeacher:
+        self.renderers.append(self.student.renderer)
+        return self.backend.build_self_teacher(self.student, rule, "teacher")
+
+    def _load_model(self, config: ScorerConfig) -> Model:
+        model = self.backend.load_scorer(resolve_run(config), f"teacher-{len(self.renderers)}")
+        if model.no_sampling_reason:
+            raise CapabilityError(f"{model.no_sampling_reason}; take another teacher")
+        self.renderers.append(model.renderer)
+        self.lengths.append(model.context_length)
+        self.identity |= add_prefix(f"teacher{len(self.renderers)}", digest_model(model.source))
+        return model
+
+    def _load_renderer(self, config: ModelConfig) -> Renderer:
+        renderer = load_renderer(resolve_run(config))
+        self.renderers.append(renderer)
+        return renderer
+
+
+def _build_params(recipe: Recipe, renderer: Renderer, temperature: float | None) -> SamplingParams:
+    """Return the recipe's sampling settings with the teacher's stop tokens and temperature."""
+    params = recipe.rollout.build_sampling_params(renderer.stop_ids)
+    source = recipe.rollout.source
+    if temperature is None and isinstance(source, TeacherSource):
+        temperature = source.temperature
+    return params if temperature is None else replace(params, temperature=temperature)
+
+
+def _select_prompts(opened: _OpenedTeacher, recipe: Recipe, params: SamplingParams) -> list[Prompt]:
+    """Return the prompts that leave room for an answer; raises DataError if none does."""
+    limit = recipe.prompt_tokens
+    if opened.context_length is not None:
+        limit = min(limit, opened.context_length - params.max_new_tokens)
+    prompts = [
+        prompt for prompt in opened.prompts if len(opened.renderer.render(prompt.messages)) <= limit
+    ]
+    if not prompts:
+        raise DataError(
+            f"none of the {len(opened.prompts)} training prompts has at most {limit} tokens; raise "
+            "prompt_tokens, or lower rollout.max_new_tokens"
+        )
+    if len(prompts) < len(opened.prompts):
+        count = len(opened.prompts) - len(prompts)
+        log.info(f"{count} of {len(opened.prompts)} prompts left out: over {limit} tokens")
+    return prompts
+
+
+def _check_settings(
+    path: Path,
+    recipe: Recipe,
+    opened: _OpenedTeacher,
+    params: SamplingParams,
+    n: int,
+    prompts: Sequence[Prompt],
+) -> None:
+    """Write what decides the answers beside the file, or compare it with an earlier beginning.
+
+    Raises DataError if the file was begun with other settings or by something else.
+    """
+    settings_path = path.with_name(f"{path.name}.settings.json")
+    settings = {
+        "teacher": recipe.teacher.model_dump(mode="json"),
+        "seed": recipe.seed,
+        "n": n,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "max_new_tokens": params.max_new_tokens,
+        "prompts": digest_prompts(prompts),
+        "models": dict(opened.identity),
+    }
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folders.write_json(settings_path, settings)
+        return
+    if not settings_path.is_file():
+        raise DataError(
+            f"{path} exists and was not begun by this command ({settings_path.name} is not beside "
+            "it); write --out another file"
+        )
+    earlier = folders.read_json(settings_path)
+    changed = [name for name, value in settings.items() if earlier.get(name) != value]
+    if changed:
+        raise DataError(
+            f"{path} was begun with other settings ({', '.join(changed)}); undo the change to go "
+            "on, or write --out another file"
+        )
+
+
+def _append_answers(
+    journal: Journal,
+    keys: Sequence[tuple[Prompt, int]],
+    opened: _OpenedTeacher,
+    params: SamplingParams,
+    seed: int,
+    console: Console,
+) -> None:
+    """Append the rows that the file lacks. Raises Interrupted at a SIGINT: what is written stays."""
+    answers = sum(1 for _ in folders.read_rows(journal.path))
+    if answers:
+        log.info(f"{journal.path} holds {answers} of {len(keys)} answers already")
+    console.begin(len(keys), answers + 1)
+    has_several = any(number > 0 for _, number in keys)
+    try:
+        # Chunks always begin at the same answers: which others are sampled beside one changes it by
+        # rounding, and a file that went on must have the bytes of one that was never interrupted.
+        for start in range(answers - answers % CHUNK, len(keys), CHUNK):
+            began = monotonic()
+            chunk = keys[start : start + CHUNK]
+            samples = _sample(chunk, opened.teacher, params, seed)
+            rows = list(_build_rows(chunk, samples, opened.renderer, has_several=has_several))
+            for row in rows[max(answers - start, 0) :]:
+                journal.append(row)
+            journal.sync()
+            lengths = [len(sample.tokens) for sample in samples]
+            metrics = {
+                "length": sum(lengths) / len(lengths),
+                "tokens_per_second": sum(lengths) / max(monotonic() - began, 1e-9),
+            }
+            question = chunk[-1][0].messages[-1].content
+            preview = (make_printable(question), make_printable(rows[-1]["response"][:PREVIEW]))
+            console.step(start + len(chunk), metrics, preview)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            signal.SIGINT,
+            f"stopped; what is in {journal.path} stays, and the same command goes on there",
+        ) from None
+
+
+def _sample(
+    keys: Sequence[tuple[Prompt, int]], teacher: Teacher, params: SamplingParams, seed: int
+) -> list[Sample]:
+    """Return the teacher's answers, each from the stream of its prompt and number."""
+    seeds = compute_seeds([(seed, "answers", prompt.id, number) for prompt, number in keys])
+    requests = [
+        TeacherRequest(prompt, stream) for (prompt, _), stream in zip(keys, seeds, strict=True)
+    ]
+    samples = teacher.sample(requests, params)
+    if samples is None:
+        raise CapabilityError(
+            "this teacher writes no answers to some of these prompts: a context that it asks for "
+            "is missing; take {missing: silent} away, or another teacher"
+        )
+    return samples
+
+
+def _build_rows(
+    keys: Sequence[tuple[Prompt, int]],
+    samples: Sequence[Sample],
+    renderer: Renderer,
+    *,
+    has_several: bool,
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of answers, in the fields of the task `jsonl`."""
+    texts = renderer.decode_all([sample.tokens.tolist() for sample in samples])
+    for (prompt, number), sample, text in zip(keys, samples, texts, strict=True):
+        turns = [{"role": turn.role, "content": turn.content} for turn in prompt.messages]
+        is_question = len(turns) == 1 and turns[0]["role"] == "user"
+        fields = {
+            "id": f"{prompt.id}#{number}" if has_several else prompt.id,
+            "prompt": turns[0]["content"] if is_question else None,
+            "messages": None if is_question else turns,
+            "answer": prompt.answer,
+            "response": _make_storable(text),
+            "finish_reason": sample.stop_reason,
+            "domain": prompt.domain,
+            "teacher": prompt.teacher,
+            "privileged": dict(prompt.privileged) or None,
+        }
+        yield {name: value for name, value in fields.items() if value is not None}
+
+
+def _make_storable(text: str) -> str:
+    """Return a model's text without what no row may hold: NUL, and halves of surrogate pairs."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,85 @@
+"""Export a run's student: a model folder or an adapter, with its model card, here or to the hub."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from practicum import run_dir as folders
+from practicum.errors import RecipeError, ResourceError
+from practicum.models.sources import find_base
+from practicum.report.model_card import CardFacts, build_card
+from practicum.report.tables import format_bytes
+from practicum.runs.hub import create_repository, push_folder
+from practicum.runs.opening import open_run, open_student, require_newest, resolve_stage
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An exported folder; `base` names the base model of an adapter."""
+
+    folder: Path
+    base: str | None = None
+    address: str | None = None
+    """The address at the hub, if it was pushed."""
+
+    def describe(self) -> list[str]:
+        """Return lines with the files, their size, and how to load them."""
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        size = sum(path.stat().st_size for path in files)
+        names = ", ".join(str(path.relative_to(self.folder)) for path in files)
+        place = repr(str(self.folder))
+        lines = [f"wrote {self.folder}: {len(files)} files, {format_bytes(size)}", names]
+        if self.base is None:
+            lines.append(f"load: AutoModelForCausalLM.from_pretrained({place})")
+        else:
+            lines.append(
+                f"load: PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("
+                f"{self.base!r}), {place})"
+            )
+            if Path(self.base).is_dir():
+                lines.append("the base model is a folder of this machine; others need it too")
+        return lines if self.address is None else [*lines, f"pushed to {self.address}"]
+
+
+def export_run(
+    run_folder: Path,
+    folder: Path,
+    *,
+    adapter: bool = False,
+    push_to: str | None = None,
+    private: bool = True,
+) -> Export:
+    """Write the run's student as a model folder, or as an adapter folder of peft, with a card.
+
+    With `push_to`, also upload it to this name at the hub. Raises RecipeError if the folder exists,
+    ModelError if the run trained no adapters, ResourceError if the hub refuses.
+    """
+    if folder.exists():
+        raise RecipeError(f"{folder} exists already; name a folder that does not")
+    # First, so that a refusal of the hub comes before the minutes of an export.
+    if push_to is not None:
+        create_repository(push_to, private=private)
+    path = resolve_stage(str(run_folder))
+    backend, student = open_student(path)
+    backend.export(student, folder, adapter=adapter)
+    run_dir, recipe = open_run(path)
+    base = find_base(student.source)
+    facts = CardFacts(
+        recipe=recipe,
+        checkpoint=require_newest(run_dir),
+        summary=folders.read_json(run_dir.summary_json, folders.shapes.SUMMARY)
+        if run_dir.summary_json.is_file()
+        else None,
+        is_adapter=adapter,
+        has_template=student.renderer.tokenizer.chat_template is not None,
+    )
+    folders.write_text(folder / "README.md", build_card(facts))
+    address = None
+    if push_to is not None:
+        try:
+            address = push_folder(folder, push_to)
+        except ResourceError as error:
+            raise ResourceError(
+                f"{error} (the export is in {folder}; push it later with: hf upload {push_to} "
+                f"{folder})"
+            ) from None
+    return Export(folder, base if adapter else None, address)

@@ -1,0 +1,178 @@
+"""Open what a recipe or a run folder names, each by itself: a backend, a task, a model, a run."""
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import TypeVar
+
+from practicum import run_dir as folders
+from practicum.core.plugins import load_plugin
+from practicum.core.randomness import seed_of
+from practicum.errors import CheckpointError, RecipeError
+from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
+from practicum.models.files import digest_file
+from practicum.models.sources import locate_cache
+from practicum.ports import Backend, BackendContext, Model, Student, Task
+from practicum.ports.hosting import Hosted
+from practicum.recipe import Recipe, bring_up, parse_recipe
+from practicum.run_dir import Checkpoint, RunDir
+from practicum.runs.identity import digest_student
+from practicum.tasks import TaskContext
+
+log = logging.getLogger(__name__)
+
+PROMPTING = ("system", "stop", "thinking")
+"""The settings of a model that an exported folder does not hold."""
+
+AnyModelConfig = TypeVar("AnyModelConfig", bound=ModelConfig)
+
+
+def open_backend(recipe: Recipe, context: BackendContext) -> Backend:
+    """Open the backend that the recipe names."""
+    return load_plugin("backends", recipe.backend.type).build(recipe.backend, context)
+
+
+def open_local(context: BackendContext) -> Backend:
+    """Open the local backend with its default settings."""
+    module = load_plugin("backends", "local")
+    return module.build(module.Config(), context)
+
+
+def host_model(config: ModelConfig) -> Hosted:
+    """Load a model for a service."""
+    return load_plugin("backends", "local").host(config)
+
+
+def create_scratch_model(folder: Path, config: ScratchConfig, task: Task) -> Path:
+    """Return the folder of a from-scratch model for a task; create it on first use."""
+    return load_plugin("backends", "local").make_scratch(folder, config, task)
+
+
+def build_task(
+    recipe: Recipe, rejected: Path | None = None, packages: list[str] | None = None
+) -> Task:
+    """Build the task of a recipe; its relative paths start at the recipe's folder.
+
+    The names of the packages that decide prompts and rewards are added to `packages`.
+    """
+    packages = [] if packages is None else packages
+    context = TaskContext(recipe.seed, Path(recipe.base_dir), rejected, packages)
+    return load_plugin("tasks", recipe.task.type).build(recipe.task, context)
+
+
+def load_model(config: ScorerConfig) -> Model:
+    """Load a model into this process, outside of a run."""
+
+    def refuse_task() -> Task:
+        raise AssertionError("a model that is named needs no task")
+
+    context = BackendContext(0, Path(), refuse_task, lambda: open_local(context))
+    return open_local(context).load_scorer(resolve_run(config), "model")
+
+
+def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Student]:
+    """Load only the student of a recipe; `models` is the folder of from-scratch models."""
+    seed = seed_of(recipe.seed, "student")
+    context = BackendContext(seed, models, lambda: build_task(recipe), lambda: open_local(context))
+    backend = open_backend(recipe, context)
+    return backend, backend.load_student(resolve_run(recipe.student))
+
+
+def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
+    """Return an existing run folder and its recipe; raises CheckpointError if it is damaged."""
+    run_dir = RunDir.open(Path(path))
+    saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN)
+    try:
+        return run_dir, parse_recipe(bring_up(saved["recipe"]), str(run_dir.recipe_json))
+    except RecipeError as error:
+        more = f" and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
+        raise CheckpointError(f"{error.problems[0]}{more}; {folders.RESTORE}") from error
+
+
+def require_newest(run_dir: RunDir) -> Checkpoint:
+    """Return the newest intact checkpoint; raises CheckpointError if there is none."""
+    checkpoint, _ = folders.find_checkpoint(run_dir)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{run_dir.path}: no checkpoint yet; resume the run, or give a model folder instead"
+        )
+    return checkpoint
+
+
+def open_student(path: str | Path) -> tuple[Backend, Student]:
+    """Load a run's student with the weights of its newest intact checkpoint, and its backend."""
+    run_dir, recipe = open_run(path)
+    checkpoint = require_newest(run_dir)
+    if not recipe.backend.checkpoints_here:
+        where = ", ".join(checkpoint.read_tensors("student"))
+        raise CheckpointError(
+            f"{path}: the student is at a service, {where}, and its weights are not here; "
+            "ask the service"
+        )
+    backend, student = load_student(recipe, run_dir.models)
+    if is_run(recipe.student.model):
+        _check_origin(run_dir, recipe, student)
+    backend.load(student, checkpoint.path, moments=False)
+    return backend, student
+
+
+def is_run(model: object) -> bool:
+    """Return True if a recipe's model is the folder of a run or of a pipeline."""
+    if not isinstance(model, str):
+        return False
+    folder = RunDir(Path(model).expanduser())
+    is_single = folder.recipe_json.is_file() and folder.checkpoints.is_dir()
+    return is_single or folder.pipeline_json.is_file()
+
+
+def resolve_stage(target: str) -> str:
+    """Return the last started stage of a pipeline's folder; other targets are unchanged."""
+    # Names of stage folders begin with their numbers, so the last in order is the last begun.
+    stages = sorted(path.parent for path in RunDir(Path(target)).stages.glob("*/recipe.json"))
+    return str(stages[-1]) if stages else target
+
+
+def resolve_run(config: AnyModelConfig) -> AnyModelConfig:
+    """Return a model's settings with a model folder in place of the folder of a run."""
+    if not is_run(config.model):
+        return config
+    path = resolve_stage(str(Path(str(config.model)).expanduser()))
+    return config.model_copy(update={"model": str(_export_newest(Path(path), config))})
+
+
+def _export_newest(path: Path, config: ModelConfig) -> Path:
+    """Return the cached model folder of a run's newest checkpoint; the first call exports it."""
+    run_dir, recipe = open_run(path)
+    checkpoint = require_newest(run_dir)
+    # The checkpoint holds the trained weights, and recipe.json the digests of all others.
+    sums = digest_file(checkpoint.path / folders.MANIFEST) + digest_file(run_dir.recipe_json)
+    digest = hashlib.sha256(sums.encode()).hexdigest()[:12]
+    folder = locate_cache() / "runs" / f"{run_dir.path.name}-step-{checkpoint.step}-{digest}"
+    if not (folder / "config.json").is_file():
+        log.info(f"{path}: writing step {checkpoint.step} as a model folder, once: {folder}")
+        backend, student = open_student(path)
+        try:
+            backend.export(student, folder)
+        except OSError:
+            # Two processes may export at once: the slower one's rename fails, its copy is equal.
+            if not (folder / "config.json").is_file():
+                raise
+    settings = recipe.student.model_dump(include=set(PROMPTING), exclude_defaults=True)
+    unset = ", ".join(sorted(settings.keys() - config.model_fields_set))
+    if unset:
+        log.info(
+            f"{path}: its student was trained with {unset}, which the weights do not hold; write "
+            "the same in this recipe to prompt it in the same way"
+        )
+    return folder
+
+
+def _check_origin(run_dir: RunDir, recipe: Recipe, student: Student) -> None:
+    """Raise CheckpointError if the run that a student started from has gone on since."""
+    saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN).get("identity", {})
+    current = digest_student(student, is_local=True)
+    if any(saved.get(name) != digest for name, digest in current.items()):
+        raise CheckpointError(
+            f"{run_dir.path}: its student started from {recipe.student.model}, which has other "
+            "weights by now; the checkpoint does not belong to them"
+        )

@@ -1,0 +1,211 @@
+"""Python objects in the sections of a recipe: models with their tokenizers, and rows of a task.
+
+Each object is copied into a file beside the run, named by its content, and the recipe names the
+file. So the run can be resumed, evaluated and exported like any other, and the user's object stays
+as it is. An object of other content has another name, which a resumed run refuses.
+"""
+
+import hashlib
+import json
+import logging
+import numbers
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from practicum.errors import DataError, RecipeError
+from practicum.models.digests import compute_fingerprint
+
+log = logging.getLogger(__name__)
+
+TEACHERS = ("teacher", "reference")
+ROWS = ("path", "heldout")
+"""The keys of a task that name a file of rows."""
+
+Replace = Callable[[str, Any], str]
+"""Return the path that stands for an object; the text is its key, such as `student`."""
+
+
+def name_objects(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections with a name in place of each object, to be checked before any is written.
+
+    Raises RecipeError if an object is of a type that no recipe takes.
+    """
+
+    def check(key: str, candidate: Any) -> str:
+        if key not in ROWS:
+            _check_model(key, candidate)
+        return f"./{key}"
+
+    return _replace_objects(sections, check)
+
+
+def write_objects(sections: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the sections with the path of a copy in `folder` in place of each object.
+
+    A copy that is there already is not written again. Raises DataError if a row is no mapping or
+    holds what JSON cannot.
+    """
+
+    def write(key: str, candidate: Any) -> str:
+        folder.mkdir(parents=True, exist_ok=True)
+        copy = _write_rows if key in ROWS else _write_model
+        return str(copy(key, candidate, folder.absolute()))
+
+    return _replace_objects(sections, write)
+
+
+def _replace_objects(sections: Mapping[str, Any], replace: Replace) -> dict[str, Any]:
+    """Return the sections with each object replaced."""
+    replaced = dict(sections)
+    if "student" in replaced:
+        student = _wrap_model(replaced["student"], {})
+        replaced["student"] = _replace_model("student", student, replace)
+    for role in TEACHERS:
+        if role in replaced:
+            replaced[role] = _replace_teacher(role, replaced[role], replace)
+    if "task" in replaced:
+        replaced["task"] = _replace_rows(replaced["task"], replace)
+    return replaced
+
+
+def _wrap_model(section: Any, fields: Mapping[str, Any]) -> Any:
+    """Return an object in place of a section as the section of a model with these fields."""
+    is_section = section is None or isinstance(section, str | Mapping | BaseModel)
+    return section if is_section else {**fields, "model": section}
+
+
+def _replace_model(role: str, section: Any, replace: Replace) -> Any:
+    """Return a section with its `model` replaced if that is an object."""
+    if not isinstance(section, Mapping) or "model" not in section:
+        return section
+    model = section["model"]
+    if isinstance(model, str | Mapping | BaseModel):
+        return section
+    path = str(model) if isinstance(model, os.PathLike) else replace(role, model)
+    return {**section, "model": path}
+
+
+def _replace_teacher(role: str, section: Any, replace: Replace) -> Any:
+    """Return the section of a teacher with the models of it and of those inside it replaced."""
+    section = _replace_model(role, _wrap_model(section, {"type": "model"}), replace)
+    if not isinstance(section, Mapping):
+        return section
+    replaced = dict(section)
+    if "teacher" in replaced:
+        replaced["teacher"] = _replace_teacher(role, replaced["teacher"], replace)
+    members = replaced.get("teachers")
+    if isinstance(members, Mapping):
+        replaced["teachers"] = {
+            name: _replace_teacher(f"{role}-{name}", member, replace)
+            for name, member in members.items()
+        }
+    return replaced
+
+
+def _replace_rows(task: Any, replace: Replace) -> Any:
+    """Return the section of a task with rows replaced by the file that holds them."""
+    if isinstance(task, str | BaseModel):
+        return task
+    if not isinstance(task, Mapping):
+        task = {"type": "jsonl", "path": task}
+    rows = {
+        key: replace(key, task[key])
+        for key in ROWS
+        if not isinstance(task.get(key), str | os.PathLike | int | float | None)
+    }
+    return {**task, **rows}
+
+
+def _check_model(role: str, candidate: Any) -> None:
+    """Raise RecipeError unless an object is a pair of a model and its tokenizer."""
+    # Imported here: a recipe of texts alone needs no transformers.
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    match candidate:
+        case (PreTrainedModel() | PeftModel(), PreTrainedTokenizerBase()):
+            return
+        case PreTrainedModel() | PeftModel():
+            raise RecipeError(
+                f"{role}: a model object needs its tokenizer; write {role}=(model, tokenizer)"
+            )
+    raise RecipeError(
+        f"{role}: an object of type {type(candidate).__name__} is no model; write a path, a hub name, a "
+        "mapping, or (model, tokenizer)"
+    )
+
+
+def _write_model(role: str, candidate: Any, folder: Path) -> Path:
+    """Write a model and its tokenizer; return the folder, which is named by its content."""
+    model, tokenizer = candidate
+    temporary = Path(tempfile.mkdtemp(prefix=f"{role}.tmp-", dir=folder))
+    try:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        temporary.chmod(0o755)  # mkdtemp makes folders that other users cannot read
+        copy = folder / f"{role}-{compute_fingerprint(str(temporary))[:12]}"
+        if not copy.is_dir():
+            temporary.rename(copy)
+            log.info(f"{role}: copied the {type(model).__name__} to {copy}")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return copy
+
+
+def _write_rows(key: str, rows: Iterable[Any], folder: Path) -> Path:
+    """Write rows as JSONL; return the file, which is named by its content."""
+    name = {"path": "rows"}.get(key, key)
+    digest = hashlib.sha256()
+    descriptor, temporary = tempfile.mkstemp(prefix=f"{name}.tmp-", dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for line in _encode_rows(key, rows):
+                digest.update(line)
+                file.write(line)
+        copy = folder / f"{name}-{digest.hexdigest()[:12]}.jsonl"
+        os.chmod(temporary, 0o644)  # mkstemp makes files that other users cannot read
+        os.replace(temporary, copy)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return copy
+
+
+def _encode_rows(key: str, rows: Iterable[Any]) -> Iterator[bytes]:
+    """Yield each row as a line; raises DataError at a row that is no mapping or no JSON."""
+    count = 0
+    for count, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"task.{key}: row {count} is of type {type(row).__name__}; give mappings such as "
+                '{"prompt": "...", "answer": "..."}; a DataFrame gives them by to_dict("records")'
+            )
+        yield b"%s\n" % _encode_row(key, count, row).encode()
+    if not count:
+        raise DataError(
+            f"task.{key}: no rows; an iterator that was used before gives none, so give a list"
+        )
+
+
+def _encode_row(key: str, count: int, row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(row), default=_convert_number, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"task.{key}: row {count} cannot be written as JSON ({error}); give texts and numbers"
+        ) from None
+
+
+def _convert_number(number: object) -> int | float:
+    """Return a number of another library, such as numpy, as Python's."""
+    match number:
+        case numbers.Integral():
+            return int(number)
+        case numbers.Real():
+            return float(number)
+    raise TypeError(f"a value of type {type(number).__name__}")
