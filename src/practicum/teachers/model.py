@@ -9,6 +9,7 @@ from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.digests import digest_file, find_commit
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
+from practicum.teachers._vocabulary import translate_client
 
 
 class Config(ScorerConfig):
@@ -25,6 +26,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     """Load the model and check that its vocabulary is the student's."""
     model = context.load_model(config)
     client = context.wrap_client(model.client, lambda folder: compute_fingerprint(config))
+    client = translate_client(client, model.renderer, context)
     return ClientTeacher(context.count_client(client), model.renderer)
 
 
