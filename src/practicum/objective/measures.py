@@ -136,8 +136,9 @@ def compare(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slic
     if _has_outside(part.signal):
         # The last entry of both is the mass on the tokens that the other model does not have.
         for name, logprobs in zip(("student", "teacher"), pair, strict=True):
-            mass = (logprobs[:, -1].exp() - SMALLEST_TAIL).clamp(min=0.0)
-            records.add(f"{name}_mass_outside", mass)
+            mass = logprobs[:, -1].exp()
+            is_floor = mass < 1.01 * SMALLEST_TAIL
+            records.add(f"{name}_mass_outside", mass.masked_fill(is_floor, 0.0))
     shared = comparison.compare([(*pair, tokens)], ("overlap", "student_mass")).known()
     records.add("overlap", shared["overlap"])
     records.add("overlap_mass", shared["student_mass"])

@@ -76,7 +76,8 @@ def compare_distributions(
         return compare([(student.full, teacher.full, tokens)], measures, k).known()
     single = [name for name in measures if name not in PAIR_MEASURES]
     pair = [name for name in measures if name in PAIR_MEASURES]
-    alone = compare([(student.full, teacher.full, tokens)], single, k).known()
+    alone = compare([(student.full, None, tokens)], single, k).known()
+    alone |= compare([(None, teacher.full, tokens)], single, k).known()
     return alone | compare([(*share_pair(student.full, teacher), tokens)], pair, k).known()
 
 

@@ -1,4 +1,4 @@
-"""A model scores: a folder, a hub name or a packaged model with the student's vocabulary."""
+"""A model scores: a folder, a hub name or a packaged model, of the student's family of tokenizers."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ class Config(ScorerConfig):
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Load the model and check that its vocabulary is the student's."""
+    """Load the model and check that its tokens agree with the student's."""
     model = context.load_model(config)
     client = context.wrap_client(model.client, lambda folder: compute_fingerprint(config))
     client = translate_client(client, model.renderer, context)

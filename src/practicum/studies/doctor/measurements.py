@@ -15,6 +15,7 @@ from practicum.functional.distributions import overlap_of_top
 from practicum.functional.head import Head
 from practicum.functional.pools import reverse_kl_gradient
 from practicum.objective import read_tokens
+from practicum.objective.signal_reader import compare_distributions
 from practicum.objective.support import share_pair
 from practicum.objective.tokens import TeacherDistribution
 from practicum.types import Rollout, TeacherSignal
@@ -161,7 +162,8 @@ class _RolloutMeter:
             logprobs = student.head.logprobs(states[chunk])
             ids = self._rollout.tokens[chunk].to(logprobs.device)
             signal = read_tokens(teacher, chunk).to(logprobs.device)
-            singles = compare([(logprobs, signal.full, ids)], SINGLE_MEASURES).known()
+            own = TeacherDistribution(logprobs)
+            singles = compare_distributions(own, signal, ids, SINGLE_MEASURES)
             if "teacher_logprobs" in singles:
                 singles["teacher_logprobs"] = _fill_unknown(
                     singles["teacher_logprobs"], singles["student_logprobs"], signal.unknown
