@@ -20,16 +20,16 @@ def fold_outside(
     scores: Float[Tensor, "*s N"],
     size: int,
     outside: Int[Tensor, " M"],
-    own: Int[Tensor, " R"],
+    bucketed: Int[Tensor, " R"],
 ) -> Float[Tensor, "*s W"]:
     """Return logits or log-probabilities over `size` shared ids and, last, one bucket (W = size +
     1).
 
-    `outside` are the ids below `size` that not both models have: they become -inf. `own` are the
-    columns of `scores` that the bucket adds up. A softmax of folded logits is the folded softmax.
+    `outside` are the ids below `size` that not both models have: they become -inf. `bucketed` are
+    the columns of `scores` that the bucket adds up. A softmax of folded logits is the folded softmax.
     """
     # Sums run over finite stand-ins, for logsumexp of -inf alone has a NaN gradient.
-    merged = scores[..., own]
+    merged = scores[..., bucketed]
     bucket = torch.logsumexp(merged.clamp(min=IMPOSSIBLE), dim=-1)
     bucket = bucket.masked_fill((merged <= IMPOSSIBLE).all(dim=-1), -math.inf)
     inside = scores[..., :size]

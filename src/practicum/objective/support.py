@@ -21,12 +21,13 @@ def share_support(distributions: Sequence[TeacherDistribution]) -> list[TeacherD
     They come back unchanged if none of them lacks an id of the student and has others instead. A
     model with the student's vocabulary is a distribution without `outside`.
     """
-    lacking = [part.outside for part in distributions if part.full is not None]
-    known = [outside for outside in lacking if outside is not None]
-    if not known:
+    lacking = [
+        part.outside for part in distributions if part.full is not None and part.outside is not None
+    ]
+    if not lacking:
         return list(distributions)
     # One teacher is by far the commonest case, and its own distribution is folded already.
-    outside = known[0] if len(known) == 1 else torch.cat(known).unique()
+    outside = lacking[0] if len(lacking) == 1 else torch.cat(lacking).unique()
     return [_fold(part, outside) for part in distributions]
 
 
@@ -39,16 +40,16 @@ def share_pair(
         return student, teacher.full
     folded, _ = share_support([TeacherDistribution(student), teacher])
     assert folded.full is not None
-    student, other = floor_buckets([folded.full, teacher.full])
-    return student, other
+    student_logprobs, teacher_logprobs = floor_buckets([folded.full, teacher.full])
+    return student_logprobs, teacher_logprobs
 
 
 def _fold(part: TeacherDistribution, outside: Int[Tensor, " M"]) -> TeacherDistribution:
     if part.full is None or part.outside is outside:
         return part
     if part.outside is None:
-        size, own = part.full.shape[-1], outside
+        size, bucketed = part.full.shape[-1], outside
     else:
         size = part.full.shape[-1] - 1
-        own = torch.cat([outside, outside.new_tensor([size])])
-    return replace(part, full=fold_outside(part.full, size, outside, own), outside=outside)
+        bucketed = torch.cat([outside, outside.new_tensor([size])])
+    return replace(part, full=fold_outside(part.full, size, outside, bucketed), outside=outside)

@@ -97,8 +97,8 @@ class _Signals:
         """Return True at the tokens that a model which the term asks does not have, or None."""
         if not term.needs_signal:
             return None
-        asked = [self.of(term), *([self.reference] if term.needs_reference else [])]
-        marks = [signal.unknown for signal in asked if signal.unknown is not None]
+        signals = [self.of(term), *([self.reference] if term.needs_reference else [])]
+        marks = [signal.unknown for signal in signals if signal.unknown is not None]
         return torch.stack(marks).any(dim=0) if marks else None
 
 
@@ -312,20 +312,20 @@ def _compute_divergence(
             target, size = _build_target(term, student, signals)
         if teacher.outside is not None:
             student, target = floor_buckets([student, target])
-        value = _sum_contributions(term, student, target)
-        return value if size is None else value / size
+        divergence = _sum_contributions(term, student, target)
+        return divergence if size is None else divergence / size
     ids, valid, student_part, teacher_part = _restrict(
         term.signal, student, teacher, term.signal.tails
     )
-    value = _sum_contributions(term, student_part, teacher_part)
+    divergence = _sum_contributions(term, student_part, teacher_part)
     if "sampled" not in term.signal.tails:
-        return value
+        return divergence
     is_known = ((ids == tokens[:, None]) & valid).any(dim=-1)
     unknown = signals.find_unknown(term)
     if unknown is not None:
         # Such a token is in no tail; token 0 stands for it, so that all numbers are finite.
         is_known, tokens = is_known | unknown, tokens.masked_fill(unknown, 0)
-    return value + _compute_tail(term, student, signals, tokens, is_known)
+    return divergence + _compute_tail(term, student, signals, tokens, is_known)
 
 
 def _sum_contributions(term: Term, student: Tensor, target: Tensor) -> Tensor:

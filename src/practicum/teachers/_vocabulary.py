@@ -126,13 +126,13 @@ class TranslatingClient:
 
         Raises TeacherError if the client samples one all the same.
         """
-        asked = [
+        spelled = [
             replace(request, prompt_tokens=self._spell(request.prompt_tokens))
             for request in requests
         ]
         stops = params.stop_ids.difference(self._vocabulary.student_only)
         params = replace(params, stop_ids=stops, banned_ids=params.banned_ids | self._banned)
-        samples = self._client.sample(asked, params)
+        samples = self._client.sample(spelled, params)
         for sample in samples:
             unknown = self._banned.intersection(sample.tokens.tolist())
             if unknown:
@@ -146,7 +146,7 @@ class TranslatingClient:
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Score completions of the student; the answers are about the student's ids."""
         texts = [_SpelledText.of(request.tokens, self._spellings) for request in requests]
-        asked = [
+        spelled = [
             ScoreRequest(
                 self._spell(request.prompt_tokens),
                 text.tokens,
@@ -156,7 +156,7 @@ class TranslatingClient:
             )
             for request, text in zip(requests, texts, strict=True)
         ]
-        answers = self._client.score(asked, signal)
+        answers = self._client.score(spelled, signal)
         return [
             self._translate(answer, text, request, signal)
             for answer, text, request in zip(answers, texts, requests, strict=True)
@@ -207,9 +207,11 @@ class TranslatingClient:
         is_lacking = torch.isin(candidates, self._outside.to(candidates))
         replaced = candidates.clone()
         for row in is_lacking.any(dim=-1).nonzero()[:, 0].tolist():
-            taken = {*candidates[row].tolist(), *self._vocabulary.student_only}
+            excluded = {*candidates[row].tolist(), *self._vocabulary.student_only}
             count = int(is_lacking[row].sum())
-            free = (token for token in range(self._vocabulary.teacher_size) if token not in taken)
+            free = (
+                token for token in range(self._vocabulary.teacher_size) if token not in excluded
+            )
             fillers = [next(free) for _ in range(count)]
             replaced[row, is_lacking[row]] = candidates.new_tensor(fillers)
         return replaced

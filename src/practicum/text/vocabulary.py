@@ -37,9 +37,9 @@ class VocabularyMap:
         """Return one line about the tokens of one side and what becomes of them."""
         sides = [
             f"the {owner} has {len(names)} {'token' if len(names) == 1 else 'tokens'} that the "
-            f"{other} lacks ({', '.join(map(ascii, names[:_MAX_EXAMPLES]))}"
+            f"{lacking} lacks ({', '.join(map(ascii, names[:_MAX_EXAMPLES]))}"
             f"{', ...' if len(names) > _MAX_EXAMPLES else ''})"
-            for owner, other, names in (
+            for owner, lacking, names in (
                 ("teacher", "student", self.teacher_names),
                 ("student", "teacher", self.student_names),
             )

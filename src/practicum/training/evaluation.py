@@ -328,8 +328,8 @@ def _compare_with_teacher(
         )
         if divergence is not None:
             unknown = pair[1].unknown_tokens
-            known = rollout.loss_mask if unknown is None else rollout.loss_mask & ~unknown
-            divergences.append(divergence.double().cpu()[known])
+            mask = rollout.loss_mask if unknown is None else rollout.loss_mask & ~unknown
+            divergences.append(divergence.double().cpu()[mask])
         entropies.append(entropy.double().cpu()[rollout.loss_mask])
     traced = choose_traced(rollouts)
     traces = [trace(rollouts[index], *signals[index], renderer) for index in traced]

@@ -162,8 +162,9 @@ class _RolloutMeter:
             logprobs = student.head.logprobs(states[chunk])
             ids = self._rollout.tokens[chunk].to(logprobs.device)
             signal = read_tokens(teacher, chunk).to(logprobs.device)
-            own = TeacherDistribution(logprobs)
-            singles = compare_distributions(own, signal, ids, SINGLE_MEASURES)
+            singles = compare_distributions(
+                TeacherDistribution(logprobs), signal, ids, SINGLE_MEASURES
+            )
             if "teacher_logprobs" in singles:
                 singles["teacher_logprobs"] = _fill_unknown(
                     singles["teacher_logprobs"], singles["student_logprobs"], signal.unknown
@@ -202,12 +203,12 @@ class _RolloutMeter:
             self._add_advantage(logprobs, teacher)
 
     def _compare_full(
-        self, own: Tensor, ids: Tensor, signal: TeacherDistribution, hidden: Tensor
+        self, logprobs: Tensor, ids: Tensor, signal: TeacherDistribution, hidden: Tensor
     ) -> None:
-        student, teacher = share_pair(own, signal)
+        student, teacher = share_pair(logprobs, signal)
         if signal.outside is not None:
             self._add(
-                student_outside=own[:, signal.outside].exp().sum(dim=-1),
+                student_outside=logprobs[:, signal.outside].exp().sum(dim=-1),
                 teacher_outside=teacher[:, -1].exp(),
             )
         stops = self._stops.to(ids.device)
@@ -221,16 +222,16 @@ class _RolloutMeter:
             CANDIDATES,
         ).known()
         events_of = merged.pop("student_logprobs"), merged.pop("teacher_logprobs")
-        spoken = F.gather_logprobs(own, ids)
-        self._add_advantage(*(_fill_unknown(part, spoken, signal.unknown) for part in events_of))
+        sampled = F.gather_logprobs(logprobs, ids)
+        self._add_advantage(*(_fill_unknown(part, sampled, signal.unknown) for part in events_of))
         divergence = merged.pop("reverse_kl")
         self._add(teacher_stop=self._sum_stops(teacher), divergence=divergence, **merged)
         if self._control is not None:
             weight = self._control.weight
             self._add_gradients("coherence", student, teacher, weight)
             distance = max(divergence.mean().item(), 1e-6)
-            control = self._control.predict(hidden, own, distance)
-            self._add_gradients("control_coherence", own, control, weight)
+            control = self._control.predict(hidden, logprobs, distance)
+            self._add_gradients("control_coherence", logprobs, control, weight)
 
     def _compare_candidates(
         self, student: Tensor, ids: Tensor, signal: TeacherDistribution

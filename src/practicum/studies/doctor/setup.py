@@ -96,11 +96,11 @@ def _judge_outside(
     largest = max(student, teacher, key=lambda interval: interval.mean)
     if largest.mean <= MAX_OUTSIDE:
         return CheckOutcome("pass", text, largest, details=details)
-    who, other = ("teacher", "student") if largest is teacher else ("student", "teacher")
+    sides = ("teacher", "student") if largest is teacher else ("student", "teacher")
     return CheckOutcome(
         "warn",
-        f"{text}; the {who} gives {largest.mean:.2g} of its probability to tokens that the {other} "
-        "lacks: look whether its template begins an answer with one, such as <think>, and set "
+        f"{text}; the {sides[0]} gives {largest.mean:.2g} of its probability to tokens that the "
+        f"{sides[1]} lacks: look whether its template begins an answer with one, such as <think>, and set "
         "thinking or template",
         largest,
         details=details,
