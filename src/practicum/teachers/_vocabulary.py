@@ -275,8 +275,8 @@ class TranslatingDecodeBatch:
 
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
         """Append one token to each row, then keep only the rows in `keep`."""
-        known = [self.first_tokens.get(token, token) for token in tokens.tolist()]
-        self.bare.advance(tokens.new_tensor(known), keep)
+        spelled = [self.first_tokens.get(token, token) for token in tokens.tolist()]
+        self.bare.advance(tokens.new_tensor(spelled), keep)
 
 
 @dataclass(frozen=True, slots=True)
