@@ -34,7 +34,8 @@ class SamplingParams:
     """The sampling settings: `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 keep every token.
 
     A completion stops after one of the `stop_ids` and after one of the `stop_texts`, which may
-    begin and end within a token; `practicum.text.stop_check` looks for both.
+    begin and end within a token; `practicum.text.stop_check` looks for both. The `banned_ids` are
+    never sampled.
     """
 
     max_new_tokens: int
@@ -43,6 +44,7 @@ class SamplingParams:
     top_k: int = 0
     stop_ids: frozenset[int] = frozenset()
     stop_texts: tuple[str, ...] = ()
+    banned_ids: frozenset[int] = frozenset()
 
     def should_stop(self, tokens: Sequence[int]) -> bool:
         """Return True if the last token is a stop token. `max_new_tokens` is not checked."""
@@ -212,6 +214,10 @@ class TeacherSignal:
     remote one gives `logprobs` of the sampled tokens and, if it can, its own top candidates. A
     signal without any of them is empty: the rollout is not distilled. `name` identifies one of
     several teachers, and `pool` holds the answers of several at once.
+
+    All ids are the student's. `outside` are those that the teacher does not have, None if it has
+    the student's very vocabulary: the head's last column is then the mass of the teacher's own
+    other tokens. `unknown` is True at tokens that the teacher does not have: it says nothing there.
     """
 
     logprobs: Float[Tensor, " T"] | None = None
@@ -221,6 +227,8 @@ class TeacherSignal:
     head: HeadLike | None = None
     name: str = ""
     pool: "PooledSignal | None" = None
+    outside: Int[Tensor, " M"] | None = None
+    unknown: Bool[Tensor, " T"] | None = None
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:
@@ -251,8 +259,16 @@ class TeacherSignal:
             topk_ids=cut(self.topk_ids),
             topk_logprobs=cut(self.topk_logprobs),
             hidden=cut(self.states),
+            unknown=cut(self.unknown),
             pool=self.pool and self.pool.map_members(lambda member: member[part]),
         )
+
+    @property
+    def unknown_tokens(self) -> Bool[Tensor, " T"] | None:
+        """True at tokens that the teacher, or one of a pool, does not have; None if it has all."""
+        members = (self,) if self.pool is None else self.pool.members
+        marks = [member.unknown for member in members if member.unknown is not None]
+        return torch.stack(marks).any(dim=0) if marks else None
 
     @property
     def heads(self) -> tuple[HeadLike, ...]:

@@ -12,7 +12,7 @@ import torch
 from recorder import prompt, rollout
 from stub_server import Fault, FolderModel, Stub, changed, flood, hang_up, late, raw, status, table
 from torch import Tensor
-from toy import assert_same_run, curve, rows, toy_recipe, toy_run
+from toy import assert_same_run, curve, make_model, rows, toy_recipe, toy_run
 
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.sampler import LocalSampler
@@ -735,3 +735,23 @@ def test_a_recipe_with_an_unsafe_address_is_refused(models: Path, url: str, word
             {"teacher": {"type": "openai_api", "url": url}, "objective": {"signal": "sampled"}},
         )
     assert "secret" not in str(caught.value)
+
+
+def test_candidates_that_the_student_lacks_are_none(
+    make: Callable[..., Teacher], tmp_path: Path
+) -> None:
+    """A server of 13 tokens under a student of 11, its tokenizer named: its other two are in the tail."""
+    folder = make_model(tmp_path / "larger", alphabet="abcdef")
+    with Stub(table(13)) as stub:
+        teacher = make(stub, tokenizer=str(folder))
+        (signal, _) = said(teacher, TopK(k=13, support="teacher"))
+        (sampled, _) = said(teacher, Sampled())
+        (sample,) = teacher.sample([TeacherRequest(prompt("ab"), 0)], SamplingParams(4))
+        body = next(body for _, body in reversed(stub.asked) if body and "logit_bias" in body)
+    assert body["logit_bias"] == {"11": -100.0, "12": -100.0}
+    assert int(sample.tokens.max()) < 11
+    assert int(signal.topk_ids.max()) < 11
+    assert torch.isneginf(signal.topk_logprobs).sum(-1).tolist() == [2] * 3
+    assert (signal.topk_logprobs.exp().sum(-1) < 1).all()
+    assert signal.logprobs.equal(sampled.logprobs)
+    assert not signal.unknown.any()

@@ -83,7 +83,7 @@ def compare(parts: Iterable[Part], measures: Collection[str], k: int = TOP) -> C
         if sides[0] is not None and sides[1] is not None:
             part_values |= {
                 name: measure(sides[0], sides[1])
-                for name, measure in _PAIR_MEASURES.items()
+                for name, measure in PAIR_MEASURES.items()
                 if name in measures
             }
         for name, tensor in part_values.items():
@@ -112,10 +112,11 @@ _SIDE_MEASURES: dict[str, Callable[[_Side], Tensor]] = {
     "top_logprobs": lambda side: side.top[0],
 }
 
-_PAIR_MEASURES: dict[str, Callable[[_Side, _Side], Tensor]] = {
+PAIR_MEASURES: dict[str, Callable[[_Side, _Side], Tensor]] = {
     "reverse_kl": lambda student, teacher: reverse_kl(student.logprobs, teacher.logprobs),
     "forward_kl": lambda student, teacher: forward_kl(student.logprobs, teacher.logprobs),
     "overlap": lambda student, teacher: overlap_of_top(*student.top, teacher.top[1])[0],
     "student_mass": lambda student, teacher: overlap_of_top(*student.top, teacher.top[1])[1],
     "teacher_mass": lambda student, teacher: overlap_of_top(*teacher.top, student.top[1])[1],
 }
+"""The measures that need both distributions."""

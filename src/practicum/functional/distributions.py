@@ -140,12 +140,19 @@ def restrict(
     ids: Int[Tensor, "*s K"],
     valid: Bool[Tensor, "*s K"],
     tail: str,
+    outside: int | None = None,
 ) -> Float[Tensor, "*s C"]:
     """Return a distribution cut to its valid candidates; see `restrict_candidates` for the
     treatment of the rest.
+
+    `outside` is the number of impossible ids of a folded distribution, whose last entry is a
+    bucket; see `practicum.functional.support`.
     """
     chosen = logprobs.gather(-1, ids.long().masked_fill(~valid, 0))
-    return restrict_candidates(chosen, valid, tail, vocabulary=logprobs.shape[-1])
+    if outside is None:
+        return restrict_candidates(chosen, valid, tail, vocabulary=logprobs.shape[-1])
+    vocabulary = logprobs.shape[-1] - 1 - outside
+    return restrict_candidates(chosen, valid, tail, vocabulary, bucket=logprobs[..., -1])
 
 
 def restrict_candidates(
@@ -153,13 +160,15 @@ def restrict_candidates(
     valid: Bool[Tensor, "*s K"],
     tail: str,
     vocabulary: int | None = None,
+    bucket: Float[Tensor, "*s"] | None = None,
 ) -> Float[Tensor, "*s C"]:
     """Return the same cut if only the candidates' log-probabilities are known; invalid candidates
     are -inf throughout.
 
     - bucket: one more entry, C = K + 1, holds the log of all other mass. It is at least
-      `log(SMALLEST_TAIL)`, or -inf if the candidates are known to be the whole `vocabulary`. A
-      divergence of buckets never exceeds that of the whole distributions (data processing).
+      `log(SMALLEST_TAIL)`, or -inf if the candidates are known to be the whole `vocabulary`: then
+      the tail is what lies outside it, the given `bucket`. A divergence of buckets never exceeds
+      that of the whole distributions (data processing).
     - renorm: the candidates are renormalised to mass 1.
     - drop, sampled: the candidates as they are, a sub-distribution; with `sampled` the caller
       estimates the tail from the sampled token.
@@ -176,7 +185,9 @@ def restrict_candidates(
         return head
     log_tail = _log_complement(torch.logsumexp(chosen, dim=-1))
     if vocabulary is not None:
-        log_tail = log_tail.masked_fill(valid.sum(dim=-1) >= vocabulary, -math.inf)
+        is_whole = valid.sum(dim=-1) >= vocabulary
+        log_tail = log_tail.masked_fill(is_whole, -math.inf)
+        log_tail = log_tail if bucket is None else torch.where(is_whole, bucket, log_tail)
     return torch.cat([head, log_tail.unsqueeze(-1)], dim=-1)
 
 

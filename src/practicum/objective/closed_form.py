@@ -9,6 +9,7 @@ metrics.jsonl has the share of fused tokens as `fused`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional.chunked import BufferPool
+from practicum.functional.distributions import SMALLEST_TAIL
 from practicum.functional.divergences import DIVERGENCES, DistributionPair, floored
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
@@ -24,11 +26,14 @@ from practicum.objective.choices import ClipEntries, ClipLoss
 from practicum.objective.estimators import Pathwise
 from practicum.objective.signal_reader import read_tokens
 from practicum.objective.spec import Objective, Term
+from practicum.objective.support import share_pair
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.objective.vocabulary_axis import (
     compute_teacher_rank,
     compute_term_values,
     compute_token_value,
+    forget_unknown,
+    mark_scored,
 )
 from practicum.types import HeadLike, TeacherSignal
 
@@ -103,7 +108,7 @@ class Autograd:
         with torch.enable_grad():
             student = head.logprobs(self._hidden)
             self._values = compute_term_values(student, teacher, batch, objective, reference)
-        self._pair = student.detach(), teacher.full
+        self._pair = student.detach(), teacher
         self.values = [value.detach() for value in self._values]
 
     def backward(self, coefficients: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
@@ -120,7 +125,9 @@ class Autograd:
     def get_distributions(self, positions: Int[Tensor, " t"]) -> Distributions | None:
         """Return both distributions at the positions; see `LossChunk.get_distributions`."""
         student, teacher = self._pair
-        return None if teacher is None else (student[positions], teacher[positions])
+        if teacher.full is None:
+            return None
+        return share_pair(student[positions], replace(teacher, full=teacher.full[positions]))
 
 
 class Fused:
@@ -145,6 +152,8 @@ class Fused:
         self._tiles = tiles
         self._shape = (len(hidden), head.vocab_size)
         self._pair: DistributionPair | None = None
+        self._outside: Tensor | None = None
+        self._unknown = None if teacher.unknown is None else teacher.unknown.to(hidden.device)
         logits = self._compute_logits(head, self._hidden)
         self._probs = torch.softmax(logits, dim=-1, out=self._take("student_probs"))
         # The tile of the logits is free after these two: it serves the teacher and the gradient.
@@ -174,7 +183,23 @@ class Fused:
     def _take(self, name: str) -> Tensor:
         return self._tiles.take(name, self._shape, self._hidden)
 
+    def _take_for_pair(self, name: str) -> Tensor:
+        """Return a tile as wide as the pair, which is one wider if vocabularies differ."""
+        assert self._pair is not None, "the pair is read before its tiles are taken"
+        rows, columns = self._pair.student.shape
+        return self._tiles.take(name, (rows, columns), self._hidden)
+
+    def _read_folded_pair(self, student: Tensor, teacher: TeacherSignal) -> DistributionPair:
+        """Return the pair on the common support of two vocabularies, in fresh matrices."""
+        distribution = read_tokens(teacher, slice(0, self._shape[0])).to(student.device)
+        self._outside, self._unknown = distribution.outside, distribution.unknown
+        folded = [finite(part) for part in share_pair(student, distribution)]
+        return DistributionPair(folded[0], folded[0].exp(), folded[1], folded[1].exp())
+
     def _read_pair(self, student: Tensor, teacher: TeacherSignal) -> DistributionPair:
+        members = (teacher,) if teacher.pool is None else teacher.pool.members
+        if any(member.outside is not None for member in members):
+            return self._read_folded_pair(student, teacher)
         logprobs = self._take("teacher")
         if teacher.pool is None:
             states = teacher.states
@@ -200,9 +225,9 @@ class Fused:
             return None, None
         entry = DIVERGENCES[term.divergence.name]
         assert entry.slope is not None, "only terms with a closed form come here"
-        slope = self._take(f"slope {number}")
+        slope = self._take_for_pair(f"slope {number}")
         parameter = entry.resolve(term.parameter)
-        value = entry.slope(self._pair, parameter, slope, self._take("scratch"))
+        value = entry.slope(self._pair, parameter, slope, self._take_for_pair("scratch"))
         if isinstance(term.clip, ClipLoss):
             slope.mul_((value <= term.clip.maximum).to(slope)[:, None])
         return value, slope
@@ -220,17 +245,20 @@ class Fused:
             reverse_kl = self._compute_reverse_kl(pair, divergences)
         elif teacher.logprobs is not None:
             teacher_logprobs = teacher.logprobs.to(logprobs)
-            reverse_kl = F.k1(logprobs, teacher_logprobs)
+            reverse_kl = forget_unknown(F.k1(logprobs, teacher_logprobs), self._unknown)
         values = []
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
             has_exact_kl = term.on_sampled_token and term.signal.whole
             is_scored = not term.needs_signal or teacher_logprobs is not None
+            unknown = self._unknown if term.needs_signal else None
             loss_value = compute_token_value(term, logprobs) if divergence is None else divergence
             term_values = TermValues(
                 loss_value=loss_value,
-                is_scored=torch.full_like(logprobs, is_scored, dtype=torch.bool),
+                is_scored=mark_scored(logprobs, unknown, is_scored=is_scored),
                 logprobs=logprobs,
-                teacher_logprobs=teacher_logprobs if term.needs_signal else None,
+                teacher_logprobs=forget_unknown(teacher_logprobs, unknown)
+                if term.needs_signal
+                else None,
                 divergence=reverse_kl if has_exact_kl else divergence,
                 student_entropy=student_entropy,
                 teacher_entropy=teacher_entropy,
@@ -241,7 +269,9 @@ class Fused:
         return values
 
     def _compute_entropy(self, probs: Tensor, logprobs: Tensor) -> Tensor:
-        return -torch.mul(probs, logprobs, out=self._take("scratch")).sum(dim=-1)
+        rows, columns = probs.shape
+        scratch = self._tiles.take("scratch", (rows, columns), self._hidden)
+        return -torch.mul(probs, logprobs, out=scratch).sum(dim=-1)
 
     def _compute_reverse_kl(
         self, pair: DistributionPair, divergences: Sequence[Tensor | None]
@@ -250,7 +280,7 @@ class Fused:
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
             if term.divergence.name == "reverse_kl" and divergence is not None:
                 return divergence
-        scratch = floored(pair.student, pair.teacher, out=self._take("scratch"))
+        scratch = floored(pair.student, pair.teacher, out=self._take_for_pair("scratch"))
         return torch.sub(pair.student, scratch, out=scratch).mul_(pair.student_probs).sum(dim=-1)
 
     def _compute_logit_gradient(self, coefficients: Sequence[Tensor]) -> Tensor:
@@ -271,10 +301,23 @@ class Fused:
             else:
                 total.addcmul_(slope, coefficient[:, None])
         # Without a slope there is no tile to write over, so the free one of the logits is used.
-        total = self._take("logits").zero_() if total is None else total
+        total = self._take("logits").zero_() if total is None else self._unfold(total)
         gradient_sum = total.sum(dim=-1).add_(sampled)
         total.scatter_add_(-1, self._batch.tokens[:, None], sampled[:, None])
         return total.sub_(self._probs.mul_(gradient_sum[:, None]))
+
+    def _unfold(self, slope: Tensor) -> Tensor:
+        """Return a slope in the folded log-probabilities as one in the student's own.
+
+        The bucket's slope goes to the tokens in it by their shares, since d log(sum S) = sum S_i /
+        (sum S) d log S_i; a bucket at its floor is constant.
+        """
+        if self._outside is None:
+            return slope
+        probs = self._probs[:, self._outside]
+        mass = probs.sum(dim=-1, keepdim=True)
+        shares = torch.where(mass > SMALLEST_TAIL, probs / mass.clamp(min=SMALLEST_TAIL), 0.0)
+        return slope[:, :-1].index_copy(1, self._outside, slope[:, -1:] * shares)
 
 
 def _can_read_distributions(teacher: TeacherSignal, device: torch.device) -> bool:

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional import comparison
+from practicum.functional.distributions import SMALLEST_TAIL
 from practicum.objective.closed_form import LossChunk
 from practicum.objective.passes import Part
 from practicum.objective.signal_reader import read_tokens
+from practicum.objective.support import share_support
 from practicum.objective.tokens import TermValues, TokenBatch
-from practicum.types import Datum, ForwardResult, Metrics, TokenRecord
+from practicum.types import Datum, ForwardResult, Metrics, TeacherSignal, TokenRecord
 
 COMPARED_TOKENS, COMPARED_SHARE = 64, 16
 """The comparison takes one token in 16, or more, so that at least 64 tokens are compared."""
@@ -131,40 +133,66 @@ def compare(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slic
     if pair is None or not len(positions):
         return
     tokens = part.tokens.tokens[piece][positions]
+    if _has_outside(part.signal):
+        # The last entry of both is the mass on the tokens that the other model does not have.
+        for name, logprobs in zip(("student", "teacher"), pair, strict=True):
+            mass = logprobs[:, -1].exp()
+            is_floor = mass < 1.01 * SMALLEST_TAIL
+            records.add(f"{name}_mass_outside", mass.masked_fill(is_floor, 0.0))
     shared = comparison.compare([(*pair, tokens)], ("overlap", "student_mass")).known()
     records.add("overlap", shared["overlap"])
     records.add("overlap_mass", shared["student_mass"])
     if part.signal.pool is None:
         return
     indices = positions + piece.start
-    distributions = (read_tokens(member, indices).full for member in part.signal.pool.members)
-    members = [full for full in distributions if full is not None]
+    distributions = share_support(
+        [read_tokens(member, indices) for member in part.signal.pool.members]
+    )
+    members = [part.full for part in distributions if part.full is not None]
     if len(members) > 1:
         records.add("conflict_cosine", F.conflict_cosine(pair[0], members))
         records.add("disagreement", F.disagreement(members))
         records.add("top1_conflict", F.top1_conflict(members))
 
 
+def _has_outside(signal: TeacherSignal) -> bool:
+    """Return True if the teacher, or one of several, has another vocabulary than the student."""
+    members = (signal,) if signal.pool is None else signal.pool.members
+    return any(member.outside is not None for member in members)
+
+
 def measure(
-    records: UpdateStatistics, values: Sequence[TermValues], tokens: TokenBatch, teacher: str
+    records: UpdateStatistics,
+    values: Sequence[TermValues],
+    tokens: TokenBatch,
+    signal: TeacherSignal,
 ) -> None:
     """Record what every step reports.
 
-    These are the values of the terms, the divergence to the teacher, the entropies and the sampler
-    mismatch.
+    These are the values of the terms, the divergence to the teacher, the entropies, the sampler
+    mismatch, and the share of tokens that the teacher does not have.
     """
-    first = values[0]
+    first, teacher = values[0], signal.name
+    unknown = signal.unknown_tokens
+    if unknown is not None:
+        records.add("tokens_outside", unknown)
     for number, term_values in enumerate(values):
         name = "loss" if len(values) == 1 else f"loss_{number}"
         loss = term_values.divergence
         if loss is None and term_values.teacher_logprobs is not None:
             loss = F.k1(term_values.logprobs, term_values.teacher_logprobs)
-        if bool(term_values.is_scored.all()):
-            records.add(name, -term_values.logprobs if loss is None else loss)
+        loss = -term_values.logprobs if loss is None else loss
+        # All of a teacher's tokens are scored or none, but for those that it does not have.
+        scored = term_values.is_scored
+        if bool(scored.all()):
+            records.add(name, loss)
+        elif unknown is not None and bool(scored.any()):
+            records.add(name, loss[scored])
     if first.reverse_kl is not None:
-        records.add("reverse_kl", first.reverse_kl)
+        reverse_kl = first.reverse_kl if unknown is None else first.reverse_kl[~unknown]
+        records.add("reverse_kl", reverse_kl)
         if teacher:
-            records.add(f"reverse_kl/{teacher}", first.reverse_kl)
+            records.add(f"reverse_kl/{teacher}", reverse_kl)
     records.add("student_entropy", first.student_entropy)
     if first.teacher_entropy is not None:
         records.add("teacher_entropy", first.teacher_entropy)

@@ -119,6 +119,8 @@ def _pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout])
         head=signals[0].head,
         name=signals[0].name,
         pool=pool,
+        outside=signals[0].outside,
+        unknown=concatenate([signal.unknown for signal in signals]),
     )
 
 
@@ -170,7 +172,9 @@ def _read_kind(signal: TeacherSignal) -> tuple[object, ...]:
     members: tuple[object, ...] = ()
     if (pool := signal.pool) is not None:
         members = (pool.kind, pool.weights, *map(_read_kind, pool.members))
-    return signal.name, head, candidates, signal.hidden is None, signal.logprobs is None, members
+    answers = (signal.hidden, signal.logprobs, signal.outside, signal.unknown)
+    forms = tuple(answer is None for answer in answers)
+    return signal.name, head, candidates, forms, members
 
 
 def count_text_tokens(datum: Datum) -> int:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional.chunked import chunks
-from practicum.functional.comparison import TOP, Comparison, compare
+from practicum.functional.comparison import PAIR_MEASURES, TOP, Comparison, compare
+from practicum.objective.support import share_pair, share_support
 from practicum.objective.tokens import TeacherDistribution
 from practicum.types import PooledSignal, TeacherSignal
 
@@ -22,10 +23,12 @@ def read_tokens(signal: TeacherSignal, part: slice | Int[Tensor, " t"]) -> Teach
     if states is not None and signal.head is not None:
         with torch.no_grad():
             full = signal.head.logprobs(states[part])
-    columns = (signal.topk_ids, signal.topk_logprobs, signal.logprobs)
-    return TeacherDistribution(
-        full, *(None if column is None else column[part] for column in columns)
+    columns = (signal.topk_ids, signal.topk_logprobs, signal.logprobs, signal.unknown)
+    ids, topk_logprobs, logprobs, unknown = (
+        None if column is None else column[part] for column in columns
     )
+    outside = signal.outside if full is not None else None
+    return TeacherDistribution(full, ids, topk_logprobs, logprobs, outside, unknown)
 
 
 @torch.no_grad()
@@ -44,17 +47,53 @@ def compare_signals(
     student, teacher = (signal.fetch() for signal in signals)
     # Without tokens there is one empty piece: the measures are then empty and not unknown.
     pieces = list(chunks(len(tokens), size)) or [slice(0, 0)]
-    parts = (
-        (read_tokens(student, piece).full, read_tokens(teacher, piece).full, tokens[piece])
+    pairs = (
+        (read_tokens(student, piece), read_tokens(teacher, piece), tokens[piece])
         for piece in pieces
     )
-    comparison = compare(parts, measures, k).known()
+    if teacher.outside is None and teacher.pool is None:
+        parts = ((student.full, teacher.full, tokens) for student, teacher, tokens in pairs)
+        comparison = compare(parts, measures, k).known()
+    else:
+        comparison = _join([compare_distributions(*pair, measures, k) for pair in pairs])
     sent = {
         name: read_tokens(signal, slice(None)).logprobs
         for name, signal in (("student_logprobs", student), ("teacher_logprobs", teacher))
         if name in measures and name not in comparison
     }
-    return Comparison(**comparison, **sent)
+    return Comparison(**_forget_unknown({**comparison, **sent}, teacher))
+
+
+def compare_distributions(
+    student: TeacherDistribution,
+    teacher: TeacherDistribution,
+    tokens: Int[Tensor, " t"],
+    measures: Collection[str],
+    k: int = TOP,
+) -> dict[str, Tensor]:
+    """Return the measures at some tokens by name, those of both models on their common support."""
+    if teacher.outside is None or student.full is None:
+        return compare([(student.full, teacher.full, tokens)], measures, k).known()
+    single = [name for name in measures if name not in PAIR_MEASURES]
+    pair = [name for name in measures if name in PAIR_MEASURES]
+    alone = compare([(student.full, None, tokens)], single, k).known()
+    alone |= compare([(None, teacher.full, tokens)], single, k).known()
+    return alone | compare([(*share_pair(student.full, teacher), tokens)], pair, k).known()
+
+
+def _join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _forget_unknown(
+    values: dict[str, Tensor | None], teacher: TeacherSignal
+) -> dict[str, Tensor | None]:
+    """Return the measures, the teacher's log-probability NaN at tokens that it does not have."""
+    logprobs, unknown = values.get("teacher_logprobs"), teacher.unknown
+    if logprobs is None or unknown is None:
+        return values
+    logprobs = logprobs.masked_fill(unknown.to(logprobs.device), torch.nan)
+    return {**values, "teacher_logprobs": logprobs}
 
 
 @torch.no_grad()
@@ -64,17 +103,25 @@ def _pool(pool: PooledSignal, members: Sequence[TeacherDistribution]) -> Teacher
     The sum of their reverse KLs is smallest at the geometric pool, so a `sum` is measured against
     that pool.
     """
+    marks = [member.unknown for member in members if member.unknown is not None]
+    # A token that one member lacks has no pooled log-probability.
+    unknown = torch.stack(marks).any(dim=0) if marks else None
+    members = share_support(members)
     full = [member.full for member in members if member.full is not None]
     if len(full) == len(members):
+        outside = members[0].outside
         if pool.kind == "arithmetic":
-            return TeacherDistribution(F.arithmetic(full, pool.weights, pool.gate))
+            pooled = F.arithmetic(full, pool.weights, pool.gate)
+            return TeacherDistribution(pooled, outside=outside, unknown=unknown)
         total = sum(pool.weights) if pool.kind == "sum" else 1.0
         weights = [weight / total for weight in pool.weights]
-        return TeacherDistribution(F.geometric(full, weights, pool.gate))
+        pooled = F.geometric(full, weights, pool.gate)
+        return TeacherDistribution(pooled, outside=outside, unknown=unknown)
     tokens = torch.stack([member.logprobs for member in members if member.logprobs is not None])
     weights = torch.tensor(pool.weights)[:, None]
-    if pool.kind != "arithmetic":
-        # The normaliser of a geometric pool depends on the state alone, so its score function has
-        # expectation 0 and the unnormalised log-probability gives the same expected gradient.
-        return TeacherDistribution(logprobs=(weights * tokens).sum(dim=0))
-    return TeacherDistribution(logprobs=torch.logsumexp(weights.log() + tokens, dim=0))
+    if pool.kind == "arithmetic":
+        pooled = torch.logsumexp(weights.log() + tokens, dim=0)
+        return TeacherDistribution(logprobs=pooled, unknown=unknown)
+    # The normaliser of a geometric pool depends on the state alone, so its score function has
+    # expectation 0 and the unnormalised log-probability gives the same expected gradient.
+    return TeacherDistribution(logprobs=(weights * tokens).sum(dim=0), unknown=unknown)

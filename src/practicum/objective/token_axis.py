@@ -185,7 +185,10 @@ def _compute_log_ratio(term: Term, values: TermValues, batch: TokenBatch) -> Ten
     log_ratio = values.logprobs - batch.sampling_logprobs
     if of == "anchor" and values.teacher_logprobs is not None:
         alpha = float(arguments["alpha"])
-        return alpha * log_ratio + (1.0 - alpha) * (values.logprobs - values.teacher_logprobs)
+        anchor = values.logprobs - values.teacher_logprobs
+        # NaN where the teacher says nothing: it must not reach later tokens through a product.
+        anchor = torch.where(anchor.isnan() & ~values.is_scored, log_ratio, anchor)
+        return alpha * log_ratio + (1.0 - alpha) * anchor
     return values.logprobs if of == "probability" else log_ratio
 
 

@@ -65,18 +65,23 @@ class TokenBatch:
 class TeacherDistribution:
     """The signal of a teacher at T tokens.
 
-    It is the full distribution, the candidates, the sampled token alone, or nothing.
+    It is the full distribution, the candidates, the sampled token alone, or nothing. With `outside`
+    the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
+    tokens the numbers about the sampled token mean nothing.
     """
 
     full: Float[Tensor, "T V"] | None = None
     topk_ids: Int[Tensor, "T K"] | None = None
     topk_logprobs: Float[Tensor, "T K"] | None = None
     logprobs: Float[Tensor, " T"] | None = None
+    outside: Int[Tensor, " M"] | None = None
+    unknown: Bool[Tensor, " T"] | None = None
 
     @property
     def is_empty(self) -> bool:
         """Return True if the teacher gave nothing about these tokens."""
-        return all(tensor is None for tensor in _list_tensors(self))
+        answers = (self.full, self.topk_ids, self.topk_logprobs, self.logprobs)
+        return all(answer is None for answer in answers)
 
     def to(self, device: torch.device) -> "TeacherDistribution":
         """Return the distribution on a device."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.support import floor_buckets
 from practicum.objective.choices import (
     ClipEntries,
     ClipLoss,
@@ -28,6 +29,7 @@ from practicum.objective.choices import (
 )
 from practicum.objective.estimators import Pathwise
 from practicum.objective.spec import Objective, Term
+from practicum.objective.support import share_pair, share_support
 from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch
 
 
@@ -40,26 +42,30 @@ def compute_term_values(
 ) -> list[TermValues]:
     """Return one `TermValues` a term, from the log-probabilities at the same T positions."""
     signals = _Signals(teacher, reference or TeacherDistribution())
+    supports = [_share_support(term, student, signals) for term in objective.losses]
     logprobs = F.gather_logprobs(student, batch.tokens)
     with torch.no_grad():
         student_entropy = F.entropy(student)
     divergences = [
-        _compute_divergence(term, student, signals, batch.tokens) for term in objective.losses
+        _compute_divergence(term, *support, batch.tokens)
+        for term, support in zip(objective.losses, supports, strict=True)
     ]
     reverse_kl = _compute_reverse_kl(objective, student, teacher, logprobs, divergences)
     values = []
-    for term, divergence in zip(objective.losses, divergences, strict=True):
+    for term, divergence, support in zip(objective.losses, divergences, supports, strict=True):
+        folded, signals = support
         full = signals.of(term).full
         loss_value, teacher_logprobs = logprobs, None
         is_scored = signals.can_answer(term)
         if is_scored:
-            loss_value = _compute_loss_value(term, student, signals, batch, logprobs, divergence)
-            teacher_logprobs = _gather_target_logprobs(term, student, signals, batch.tokens)
+            loss_value = _compute_loss_value(term, folded, signals, batch, logprobs, divergence)
+            teacher_logprobs = _gather_target_logprobs(term, folded, signals, batch.tokens)
+        unknown = signals.find_unknown(term)
         term_values = TermValues(
             loss_value=loss_value,
-            is_scored=torch.full_like(logprobs, is_scored, dtype=torch.bool),
+            is_scored=mark_scored(logprobs, unknown, is_scored=is_scored),
             logprobs=logprobs.detach(),
-            teacher_logprobs=teacher_logprobs,
+            teacher_logprobs=forget_unknown(teacher_logprobs, unknown),
             divergence=None if divergence is None else divergence.detach(),
             student_entropy=student_entropy,
             teacher_entropy=None if full is None else F.entropy(full),
@@ -86,6 +92,42 @@ class _Signals:
         if term.needs_signal and self.of(term).is_empty:
             return False
         return not (term.needs_reference and self.reference.is_empty)
+
+    def find_unknown(self, term: Term) -> Tensor | None:
+        """Return True at the tokens that a model which the term asks does not have, or None."""
+        if not term.needs_signal:
+            return None
+        signals = [self.of(term), *([self.reference] if term.needs_reference else [])]
+        marks = [signal.unknown for signal in signals if signal.unknown is not None]
+        return torch.stack(marks).any(dim=0) if marks else None
+
+
+def mark_scored(logprobs: Tensor, unknown: Tensor | None, *, is_scored: bool) -> Tensor:
+    """Return True at the tokens at which a term has its signal: at none, or all that are known."""
+    scored = torch.full_like(logprobs, is_scored, dtype=torch.bool)
+    return scored if unknown is None else scored & ~unknown
+
+
+def forget_unknown(values: Tensor | None, unknown: Tensor | None) -> Tensor | None:
+    """Return numbers about the sampled tokens, NaN at the unknown ones."""
+    if values is None or unknown is None:
+        return values
+    return values.masked_fill(unknown, torch.nan)
+
+
+def _share_support(term: Term, student: Tensor, signals: _Signals) -> tuple[Tensor, _Signals]:
+    """Return the distributions that a term compares, over the tokens that all its models have."""
+    parts = [TeacherDistribution(student)]
+    if term.needs_signal:
+        parts.append(signals.of(term))
+    if term.needs_reference:
+        parts.append(signals.reference)
+    folded = share_support(parts)
+    if folded[0].full is None or folded[0].outside is None:
+        return student, signals
+    teacher = folded[1] if term.against == "teacher" else signals.teacher
+    reference = folded[-1] if term.needs_reference else signals.reference
+    return folded[0].full, _Signals(teacher, reference)
 
 
 def _compute_loss_value(
@@ -178,12 +220,14 @@ def _compute_reverse_kl(
     (k1).
     """
     if teacher.full is None:
-        return None if teacher.logprobs is None else F.k1(logprobs, teacher.logprobs)
+        if teacher.logprobs is None:
+            return None
+        return forget_unknown(F.k1(logprobs, teacher.logprobs), teacher.unknown)
     for term, divergence in zip(objective.losses, divergences, strict=True):
         plain = term.signal.whole and term.target == TeacherTarget() and term.against == "teacher"
         if plain and term.divergence.name == "reverse_kl" and divergence is not None:
             return divergence.detach()
-    return F.reverse_kl(student, teacher.full)
+    return F.reverse_kl(*share_pair(student, teacher))
 
 
 def _build_target(term: Term, student: Tensor, signals: _Signals) -> tuple[Tensor, Tensor | None]:
@@ -244,7 +288,11 @@ def _drop_unused(*factors: tuple[float, Tensor | None]) -> list[tuple[float, Ten
 
 
 def _gather_token_logprobs(teacher: TeacherDistribution, tokens: Tensor) -> Tensor | None:
-    return teacher.logprobs if teacher.full is None else F.gather_logprobs(teacher.full, tokens)
+    if teacher.full is None:
+        return teacher.logprobs
+    logprobs = F.gather_logprobs(teacher.full, tokens)
+    # Finite at tokens that the teacher does not have: their coefficient is 0, and so is 0 times it.
+    return logprobs if teacher.unknown is None else logprobs.masked_fill(teacher.unknown, 0.0)
 
 
 def _compute_divergence(
@@ -262,16 +310,22 @@ def _compute_divergence(
     if term.signal.whole and teacher.full is not None:
         with torch.no_grad():
             target, size = _build_target(term, student, signals)
-        value = _sum_contributions(term, student, target)
-        return value if size is None else value / size
+        if teacher.outside is not None:
+            student, target = floor_buckets([student, target])
+        divergence = _sum_contributions(term, student, target)
+        return divergence if size is None else divergence / size
     ids, valid, student_part, teacher_part = _restrict(
         term.signal, student, teacher, term.signal.tails
     )
-    value = _sum_contributions(term, student_part, teacher_part)
+    divergence = _sum_contributions(term, student_part, teacher_part)
     if "sampled" not in term.signal.tails:
-        return value
-    is_candidate = (ids == tokens[:, None]) & valid
-    return value + _compute_tail(term, student, signals, tokens, is_candidate)
+        return divergence
+    is_known = ((ids == tokens[:, None]) & valid).any(dim=-1)
+    unknown = signals.find_unknown(term)
+    if unknown is not None:
+        # Such a token is in no tail; token 0 stands for it, so that all numbers are finite.
+        is_known, tokens = is_known | unknown, tokens.masked_fill(unknown, 0)
+    return divergence + _compute_tail(term, student, signals, tokens, is_known)
 
 
 def _sum_contributions(term: Term, student: Tensor, target: Tensor) -> Tensor:
@@ -291,24 +345,44 @@ def _restrict(
         ids, logprobs = teacher.topk_ids, teacher.topk_logprobs
         valid = torch.isfinite(logprobs)
         teacher_part = F.restrict_candidates(logprobs, valid, of_teacher)
-    else:
+    elif teacher.outside is None:
         with torch.no_grad():
             ids, valid = F.candidates(student, teacher.full, signal.candidates, signal.chooser)
         teacher_part = F.restrict(teacher.full, ids, valid, of_teacher)
+    else:
+        return _restrict_folded(signal, student, teacher.full, teacher.outside, tails)
     return ids, valid, F.restrict(student, ids, valid, of_student), teacher_part
 
 
+def _restrict_folded(
+    signal: Signal, student: Tensor, teacher: Tensor, outside: Tensor, tails: tuple[str, str]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the same for folded distributions: candidates are tokens that both models have."""
+    with torch.no_grad():
+        inside = student[:, :-1], teacher[:, :-1]
+        ids, valid = F.candidates(*inside, signal.candidates, signal.chooser)
+        # More candidates than common tokens take in tokens that are not common.
+        valid = valid & ~torch.isin(ids, outside)
+    pair = [
+        F.restrict(part, ids, valid, tail, len(outside))
+        for part, tail in zip((student, teacher), tails, strict=True)
+    ]
+    if tails == ("bucket", "bucket"):
+        pair = floor_buckets(pair)
+    return ids, valid, pair[0], pair[1]
+
+
 def _compute_tail(
-    term: Term, student: Tensor, signals: _Signals, tokens: Tensor, is_candidate: Tensor
+    term: Term, student: Tensor, signals: _Signals, tokens: Tensor, is_known: Tensor
 ) -> Tensor:
     """Return a zero whose gradient is that of the tail's divergence in expectation.
 
-    The sampled token carries it.
+    The sampled token carries it, unless the candidates already account for that token.
     """
     teacher_logprobs = _gather_target_logprobs(term, student, signals, tokens)
     assert teacher_logprobs is not None
     logprobs = F.gather_logprobs(student, tokens)
     divergence = DIVERGENCES[term.divergence.name]
     coefficient = divergence.tail_coefficient(logprobs.detach(), teacher_logprobs, term.parameter)
-    coefficient = torch.where(is_candidate.any(dim=-1), torch.zeros_like(coefficient), coefficient)
+    coefficient = torch.where(is_known, torch.zeros_like(coefficient), coefficient)
     return coefficient * (logprobs - logprobs.detach())

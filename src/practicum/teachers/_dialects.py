@@ -85,7 +85,17 @@ def _build_neutral_sampling(temperature: float) -> dict[str, Any]:
 
 def _build_sampling(params: SamplingParams) -> dict[str, Any]:
     cut = {"top_p": params.top_p, "top_k": params.top_k or -1}
-    return _build_neutral_sampling(params.temperature) | cut
+    return _build_neutral_sampling(params.temperature) | cut | _build_ban(params)
+
+
+def _build_ban(params: SamplingParams) -> dict[str, Any]:
+    """Return the field that keeps the server from writing some tokens; empty if it may write all.
+
+    OpenAI's bias of -100 on a logit bans a token.
+    """
+    if not params.banned_ids:
+        return {}
+    return {"logit_bias": {str(token): -100.0 for token in sorted(params.banned_ids)}}
 
 
 def _build_request(path: str, body: Mapping[str, Any], tokens: int, k: int = 2) -> JsonRequest:
@@ -285,7 +295,7 @@ def _build_openai_request(
 ) -> JsonRequest:
     """Return a request with the fields that all OpenAI servers know; their seeds have 31 bits."""
     body = {"model": model, **prompt, "max_tokens": params.max_new_tokens, "seed": seed % 2**31}
-    body |= {"temperature": params.temperature, "top_p": params.top_p}
+    body |= {"temperature": params.temperature, "top_p": params.top_p, **_build_ban(params)}
     return _build_request(path, body, params.max_new_tokens)
 
 

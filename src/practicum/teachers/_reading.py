@@ -29,7 +29,7 @@ class ReadingConfig(BaseModel):
     )
 
     def build_renderer(self, address: str, context: TeacherContext) -> Renderer:
-        """Return the model's renderer; ModelError if its vocabulary is not the student's."""
+        """Return the model's renderer; ModelError if its tokens contradict the student's."""
         settings = self.model_dump(include={"template", "system", "thinking"}, exclude_none=True)
         if self.tokenizer is not None:
             renderer = context.load_renderer(ModelConfig(model=self.tokenizer, **settings))

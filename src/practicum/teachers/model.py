@@ -1,4 +1,4 @@
-"""A model scores: a folder, a hub name or a packaged model with the student's vocabulary."""
+"""A model scores: a folder, a hub name or a packaged model, of the student's family of tokenizers."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from practicum.models.files import digest_file
 from practicum.models.sources import ADAPTER_SETTINGS, is_adapter_folder
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
+from practicum.teachers._vocabulary import translate_client
 
 
 class Config(ScorerConfig):
@@ -24,10 +25,11 @@ class Config(ScorerConfig):
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Load the model and check that its vocabulary is the student's."""
+    """Load the model and check that its tokens agree with the student's."""
     model = context.load_model(config)
     loaded = _name_folder(config, model.source)
     client = context.wrap_client(model.client, lambda folder: compute_fingerprint(loaded))
+    client = translate_client(client, model.renderer, context)
     return ClientTeacher(context.count_client(client), model.renderer)
 
 

@@ -23,6 +23,7 @@ from practicum.teachers._dialects import DialectName
 from practicum.teachers._probe import Probe, probe
 from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits, TextTeacher
+from practicum.teachers._vocabulary import translate_client
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,8 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     signals = best.signals if answers.largest_k else best.signals & {"sampled"}
     capabilities = replace(best, signals=signals, largest_k=answers.largest_k)
     client = RemoteClient(generator, answers, answers.dialect, capabilities, vocabulary)
-    scorer = context.count_client(context.wrap_client(client, client.find_folder))
+    scorer = context.wrap_client(client, client.find_folder)
+    scorer = context.count_client(translate_client(scorer, renderer, context))
     return ClientTeacher(scorer, renderer, follower=client)
 
 

@@ -21,6 +21,7 @@ from practicum.teachers._client import ClientTeacher
 from practicum.teachers._probe import build_canary, match_canaries
 from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import find_canary_folder
+from practicum.teachers._vocabulary import translate_client
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     )
     client = KnownModel(sampler, connection, config.model_path or config.model or "", vocabulary)
     log.info(f"{connection.address}: {config.model_path or config.model} scores and writes")
-    scorer = context.count_client(context.wrap_client(client, client.find_folder))
+    scorer = context.wrap_client(client, client.find_folder)
+    scorer = context.count_client(translate_client(scorer, renderer, context))
     return ClientTeacher(scorer, renderer, follower=client)
 
 

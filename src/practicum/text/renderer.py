@@ -46,6 +46,11 @@ class Renderer:
         """Return the size of the vocabulary; embedding rows beyond it are padding."""
         return max(self.tokenizer.get_vocab().values(), default=-1) + 1
 
+    @cached_property
+    def token_ids(self) -> frozenset[int]:
+        """Return the ids that have a token; the others below the size are holes."""
+        return frozenset(self.tokenizer.get_vocab().values())
+
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt's tokens, up to the beginning of the answer."""
         turns = self._add_system(messages)

@@ -46,6 +46,15 @@ def refuse_stop_texts(params: SamplingParams, who: str) -> None:
         raise _build_refusal(params, who)
 
 
+def refuse_banned_ids(params: SamplingParams, who: str) -> None:
+    """Raise CapabilityError if tokens must not be sampled, which `who` cannot promise."""
+    if params.banned_ids:
+        raise CapabilityError(
+            f"{who} cannot be kept from writing {len(params.banned_ids)} tokens that the student "
+            "lacks; let it score alone: write rollout.source: student and evaluation.teacher: false"
+        )
+
+
 def _build_refusal(params: SamplingParams, who: str) -> CapabilityError:
     return CapabilityError(
         f"stop_texts {list(params.stop_texts)}: {who} ends an answer at stop tokens alone; "

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from practicum.errors import VocabularyError
@@ -15,20 +16,77 @@ log = logging.getLogger(__name__)
 _MAX_EXAMPLES = 3
 
 
-def check_same_vocabulary(
-    student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase"
-) -> int:
-    """Return the size of the shared vocabulary, compared as strings by id.
+@dataclass(frozen=True, slots=True)
+class VocabularyMap:
+    """Two vocabularies that agree at every id that both have, and have some more ids each.
 
-    Embedding rows beyond the tokenizer are padding and do not count. Raises VocabularyError with
-    the first tokens that differ.
+    `student_only` are the ids below `student_size` that the teacher lacks, `teacher_only` those
+    below `teacher_size` that the student lacks. A size is the largest id plus one: rows of an
+    embedding beyond it are padding, and belong to neither. The names are the tokens among them: an
+    id may also be a hole, which has a token in the other vocabulary alone.
     """
+
+    student_size: int
+    teacher_size: int
+    student_only: tuple[int, ...]
+    teacher_only: tuple[int, ...]
+    student_names: tuple[str, ...]
+    teacher_names: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return one line about the tokens of one side and what becomes of them."""
+        sides = [
+            f"the {owner} has {len(names)} {'token' if len(names) == 1 else 'tokens'} that the "
+            f"{lacking} lacks ({', '.join(map(ascii, names[:_MAX_EXAMPLES]))}"
+            f"{', ...' if len(names) > _MAX_EXAMPLES else ''})"
+            for owner, lacking, names in (
+                ("teacher", "student", self.teacher_names),
+                ("student", "teacher", self.student_names),
+            )
+            if names
+        ]
+        return (
+            f"{' and '.join(sides)}; the ids that both have agree, and every loss treats the others "
+            "as one bucket"
+        )
+
+
+def map_vocabularies(
+    student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase"
+) -> VocabularyMap | None:
+    """Compare two vocabularies as strings by id; return None if they are the same.
+
+    Raises VocabularyError with the first ids under which both have a token and not the same one.
+    """
+    if student is teacher:
+        return None
     student_tokens, teacher_tokens = student.get_vocab(), teacher.get_vocab()
     if student_tokens == teacher_tokens:
-        return len(student_tokens)
-    raise VocabularyError(
-        f"{_describe_difference(student_tokens, teacher_tokens)}; losses on token probabilities "
-        "need one vocabulary, so take a teacher of the student's family"
+        return None
+    student_by_id = {number: token for token, number in student_tokens.items()}
+    teacher_by_id = {number: token for token, number in teacher_tokens.items()}
+    common = student_by_id.keys() & teacher_by_id.keys()
+    if any(student_by_id[number] != teacher_by_id[number] for number in common):
+        raise VocabularyError(
+            f"{_describe_difference(student_tokens, teacher_tokens)}; losses on token "
+            "probabilities need the same token under each id that both have, so take a teacher of "
+            "the student's family"
+        )
+    sizes = max(student_by_id, default=-1) + 1, max(teacher_by_id, default=-1) + 1
+    # An id without a token, below both sizes, is a hole that both have.
+    differing = [
+        number
+        for number in range(max(sizes))
+        if (number in student_by_id) != (number in teacher_by_id) or number >= min(sizes)
+    ]
+    student_only = tuple(number for number in differing if number < sizes[0])
+    teacher_only = tuple(number for number in differing if number < sizes[1])
+    return VocabularyMap(
+        *sizes,
+        student_only,
+        teacher_only,
+        tuple(student_by_id[number] for number in student_only if number in student_by_id),
+        tuple(teacher_by_id[number] for number in teacher_only if number in teacher_by_id),
     )
 
 
@@ -44,8 +102,13 @@ def describe_stop_mismatch(student: Renderer, teacher: Renderer) -> str | None:
 
 
 def compare_renderers(student: Renderer, teacher: Renderer) -> None:
-    """Raise VocabularyError if two vocabularies differ; warn if the stop tokens differ."""
-    check_same_vocabulary(student.tokenizer, teacher.tokenizer)
+    """Raise VocabularyError if two vocabularies contradict each other.
+
+    Notes tokens that only one of them has, and warns if the stop tokens differ.
+    """
+    vocabulary = map_vocabularies(student.tokenizer, teacher.tokenizer)
+    if vocabulary is not None:
+        log.info(vocabulary.describe())
     mismatch = describe_stop_mismatch(student, teacher)
     if mismatch:
         log.warning(mismatch)
@@ -57,7 +120,8 @@ def _describe_difference(
     student_by_id = {number: token for token, number in student_tokens.items()}
     teacher_by_id = {number: token for token, number in teacher_tokens.items()}
     ids = sorted(student_by_id.keys() | teacher_by_id.keys())
-    differing = [number for number in ids if student_by_id.get(number) != teacher_by_id.get(number)]
+    common = [number for number in ids if number in student_by_id and number in teacher_by_id]
+    differing = [number for number in common if student_by_id[number] != teacher_by_id[number]]
     examples = "; ".join(
         f"id {number} is {_quote_token(student_by_id, number)} for the student and "
         f"{_quote_token(teacher_by_id, number)} for the teacher"
@@ -69,15 +133,9 @@ def _describe_difference(
             f"the teacher's vocabulary is permuted: the same tokens, {len(differing)} under other "
             f"ids ({examples})"
         )
-    pairs, teacher_pairs = student_tokens.items(), teacher_tokens.items()
-    if pairs <= teacher_pairs or teacher_pairs <= pairs:
-        return (
-            f"the two vocabularies agree except that one of them has {len(differing)} more "
-            f"({sizes}; {examples})"
-        )
     return (
-        f"the teacher has another vocabulary: {len(differing)} of {len(ids)} ids differ "
-        f"({sizes}; {examples})"
+        f"the teacher has another vocabulary: {len(differing)} of the {len(common)} ids that both "
+        f"have differ ({sizes}; {examples})"
     )
 
 

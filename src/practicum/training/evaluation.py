@@ -327,7 +327,9 @@ def _compare_with_teacher(
             else _compare_sampled_tokens(*pair)
         )
         if divergence is not None:
-            divergences.append(divergence.double().cpu()[rollout.loss_mask])
+            unknown = pair[1].unknown_tokens
+            mask = rollout.loss_mask if unknown is None else rollout.loss_mask & ~unknown
+            divergences.append(divergence.double().cpu()[mask])
         entropies.append(entropy.double().cpu()[rollout.loss_mask])
     traced = choose_traced(rollouts)
     traces = [trace(rollouts[index], *signals[index], renderer) for index in traced]

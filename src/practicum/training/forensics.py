@@ -18,6 +18,9 @@ MAX_ANSWERS, MAX_TOKENS, MAX_CANDIDATES = 6, 400, 5
 CHUNK, DIGITS = 64, 6
 """The tokens compared at once, and the significant digits of a number in a trace."""
 
+OTHER_TOKENS = "<tokens the student lacks>"
+"""The text that stands for all tokens that the teacher alone has."""
+
 MEASURES = (
     *("student_logprobs", "teacher_logprobs", "student_entropy", "teacher_entropy", "reverse_kl"),
     *("student_top_ids", "student_top_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
@@ -96,12 +99,17 @@ def trace(
             for number, is_supervised in zip(numbers, mask, strict=True)
         ]
 
+    def decode(token: int) -> str:
+        # A teacher with another vocabulary has one entry after the student's tokens.
+        is_bucket = teacher_signal.outside is not None and token == renderer.vocab_size
+        return OTHER_TOKENS if is_bucket else renderer.decode_token(token)
+
     def build_candidates(
         ids: Int[Tensor, "T K"] | None, logprobs: Float[Tensor, "T K"] | None
     ) -> Candidates | None:
         if ids is None or logprobs is None or not mask:
             return None
-        texts = [[renderer.decode_token(token) for token in row] for row in ids.tolist()]
+        texts = [[decode(token) for token in row] for row in ids.tolist()]
         probabilities = [list(map(_round, row)) for row in logprobs.exp().tolist()]
         return Candidates(texts, probabilities)
 

@@ -1,6 +1,7 @@
 """Sample the next token of each row from its logits and from random numbers of its own stream."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -41,8 +42,13 @@ def sample_tokens(
     """Sample one token a row.
 
     Returns the tokens and their log-probabilities under the sampling distribution (after
-    temperature, top-k and top-p) and under the model's own distribution.
+    temperature, top-k and top-p, without banned tokens) and under the model's own distribution.
     """
+    if params.banned_ids:
+        banned = torch.tensor(sorted(params.banned_ids), device=logits.device)
+        allowed = logits.index_fill(-1, banned, -torch.inf)
+        tokens, sampled, _ = sample_tokens(allowed, replace(params, banned_ids=frozenset()), noise)
+        return tokens, sampled, _compute_untempered_logprobs(logits, tokens)
     if params.temperature == 0:
         tokens = logits.argmax(dim=-1)
         certain = logits.new_zeros(len(logits))

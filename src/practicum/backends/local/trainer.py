@@ -334,7 +334,7 @@ class LocalTrainer:
                 compare(records, chunk, part, piece)
                 # The body's gradient is taken once below: here it stops at the hidden states.
                 gradient[piece] += chunk.backward(coefficients)
-                measure(records, chunk.values, tokens, part.signal.name)
+                measure(records, chunk.values, tokens, part.signal[piece])
                 records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))
                 records.record_tokens(part.index[piece], chunk.values[0], coefficients)
                 records.add_loss_share(part.signal.name, chunk.values, coefficients)

@@ -153,7 +153,7 @@ class ServiceTrainer:
             records.broken += part.tokens.rows[broken].tolist()
             loss = loss + losses.sum()
             detached = [term.detach() for term in term_values]
-            measure(records, detached, part.tokens, part.signal.name)
+            measure(records, detached, part.tokens, part.signal)
             records.record_tokens(part.index, detached[0], factors)
             records.add_loss_share(part.signal.name, detached, factors)
         # Zero weights would still make the service's optimizer move: send nothing.

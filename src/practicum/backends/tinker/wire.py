@@ -132,17 +132,23 @@ def restrict_signal(
         return signal
     logprobs, topk_ids, topk_logprobs = [], [], []
     for piece in chunks(len(tokens), chunk_tokens):
-        full = read_tokens(signal, piece).full
+        distribution = read_tokens(signal, piece)
+        full = distribution.full
         if full is None:
             return signal
-        full = full.cpu()
+        # The bucket of a teacher with another vocabulary is no token to ask about.
+        full = full.cpu() if distribution.outside is None else full[:, :-1].cpu()
         likeliest = full.topk(min(k, full.shape[-1]), dim=-1).indices
         ids = likeliest if candidates is None else candidates[piece]
-        logprobs.append(full.gather(-1, tokens[piece, None])[:, 0])
+        sampled = full.gather(-1, tokens[piece, None])[:, 0]
+        unknown = distribution.unknown
+        logprobs.append(sampled if unknown is None else sampled.masked_fill(unknown, 0.0))
         topk_ids.append(ids)
         topk_logprobs.append(full.gather(-1, ids))
     restricted = TeacherSignal(
-        logprobs=torch.cat(logprobs) if logprobs else torch.zeros(0), name=signal.name
+        logprobs=torch.cat(logprobs) if logprobs else torch.zeros(0),
+        name=signal.name,
+        unknown=signal.unknown_tokens,
     )
     if not logprobs or k == 0:
         return restricted

@@ -14,7 +14,7 @@ from practicum.objective import Signal
 from practicum.ports import Capabilities
 from practicum.remote.tinker.connection import Connection, SessionLost
 from practicum.statistics.signal import constant
-from practicum.text import refuse_stop_texts
+from practicum.text import refuse_banned_ids, refuse_stop_texts
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 MAX_LOGPROB = 1e-3
@@ -59,6 +59,7 @@ class ServiceSampler:
         from tinker import types
 
         refuse_stop_texts(params, f"the service at {self._connection.address}")
+        refuse_banned_ids(params, f"the service at {self._connection.address}")
 
         def send(client: Any, request: SampleRequest) -> Any:
             settings = types.SamplingParams(

@@ -190,7 +190,7 @@ def collect_evidence(
         rollouts,
         client.score(build_score_requests(rollouts), Full()),
         signals,
-        (evidence.renderer.stop_ids, evidence.teacher_stops),
+        (evidence.renderer.stop_ids, evidence.teacher_stops & evidence.renderer.token_ids),
         recipe.seed,
     )
     # Rollouts share heads, and a teacher on disk holds its head until it is released.

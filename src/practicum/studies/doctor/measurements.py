@@ -15,6 +15,8 @@ from practicum.functional.distributions import overlap_of_top
 from practicum.functional.head import Head
 from practicum.functional.pools import reverse_kl_gradient
 from practicum.objective import read_tokens
+from practicum.objective.signal_reader import compare_distributions
+from practicum.objective.support import share_pair
 from practicum.objective.tokens import TeacherDistribution
 from practicum.types import Rollout, TeacherSignal
 
@@ -63,6 +65,8 @@ class RolloutMeasurement:
     overlap: Float[Tensor, " T"] | None = None
     student_mass: Float[Tensor, " T"] | None = None
     teacher_mass: Float[Tensor, " T"] | None = None
+    student_outside: Float[Tensor, " T"] | None = None
+    teacher_outside: Float[Tensor, " T"] | None = None
     coherence: float | None = None
     control_coherence: float | None = None
 
@@ -120,6 +124,16 @@ class _RandomTeacher:
         return torch.log_softmax(student + change * scale, dim=-1)
 
 
+def _fill_unknown(
+    teacher: Float[Tensor, " T"], student: Float[Tensor, " T"], unknown: Bool[Tensor, " T"] | None
+) -> Float[Tensor, " T"]:
+    """Return the teacher's log-probabilities, the student's at tokens that the teacher lacks.
+
+    The teacher says nothing of them, so there is no gap.
+    """
+    return teacher if unknown is None else torch.where(unknown, student.to(teacher), teacher)
+
+
 class _RolloutMeter:
     """Measure one rollout chunk by chunk, so that few [tokens, V] matrices exist at once."""
 
@@ -148,7 +162,13 @@ class _RolloutMeter:
             logprobs = student.head.logprobs(states[chunk])
             ids = self._rollout.tokens[chunk].to(logprobs.device)
             signal = read_tokens(teacher, chunk).to(logprobs.device)
-            singles = compare([(logprobs, signal.full, ids)], SINGLE_MEASURES).known()
+            singles = compare_distributions(
+                TeacherDistribution(logprobs), signal, ids, SINGLE_MEASURES
+            )
+            if "teacher_logprobs" in singles:
+                singles["teacher_logprobs"] = _fill_unknown(
+                    singles["teacher_logprobs"], singles["student_logprobs"], signal.unknown
+                )
             self._add(
                 logprobs=singles.pop("student_logprobs"),
                 student_stop=self._sum_stops(logprobs),
@@ -173,15 +193,24 @@ class _RolloutMeter:
     ) -> None:
         """Add what the richest part of the teacher's signal tells about a chunk."""
         if signal.full is not None:
-            self._compare_full(student, ids, signal.full, hidden)
+            self._compare_full(student, ids, signal, hidden)
         elif signal.topk_ids is not None and signal.topk_logprobs is not None:
             self._compare_candidates(student, ids, signal)
         elif signal.logprobs is not None:
             logprobs = F.gather_logprobs(student, ids)
-            self._add(teacher_logprobs=signal.logprobs, divergence=F.k1(logprobs, signal.logprobs))
-            self._add_advantage(logprobs, signal.logprobs)
+            teacher = _fill_unknown(signal.logprobs, logprobs, signal.unknown)
+            self._add(teacher_logprobs=teacher, divergence=F.k1(logprobs, teacher))
+            self._add_advantage(logprobs, teacher)
 
-    def _compare_full(self, student: Tensor, ids: Tensor, teacher: Tensor, hidden: Tensor) -> None:
+    def _compare_full(
+        self, logprobs: Tensor, ids: Tensor, signal: TeacherDistribution, hidden: Tensor
+    ) -> None:
+        student, teacher = share_pair(logprobs, signal)
+        if signal.outside is not None:
+            self._add(
+                student_outside=logprobs[:, signal.outside].exp().sum(dim=-1),
+                teacher_outside=teacher[:, -1].exp(),
+            )
         stops = self._stops.to(ids.device)
         events = (
             torch.where(torch.isin(ids, stops), stops[0], ids) if self._needs_merged_stops else ids
@@ -192,22 +221,24 @@ class _RolloutMeter:
             ("student_logprobs", "teacher_logprobs", "reverse_kl", *pair_measures),
             CANDIDATES,
         ).known()
-        self._add_advantage(merged.pop("student_logprobs"), merged.pop("teacher_logprobs"))
+        events_of = merged.pop("student_logprobs"), merged.pop("teacher_logprobs")
+        sampled = F.gather_logprobs(logprobs, ids)
+        self._add_advantage(*(_fill_unknown(part, sampled, signal.unknown) for part in events_of))
         divergence = merged.pop("reverse_kl")
         self._add(teacher_stop=self._sum_stops(teacher), divergence=divergence, **merged)
         if self._control is not None:
             weight = self._control.weight
             self._add_gradients("coherence", student, teacher, weight)
             distance = max(divergence.mean().item(), 1e-6)
-            control = self._control.predict(hidden, student, distance)
-            self._add_gradients("control_coherence", student, control, weight)
+            control = self._control.predict(hidden, logprobs, distance)
+            self._add_gradients("control_coherence", logprobs, control, weight)
 
     def _compare_candidates(
         self, student: Tensor, ids: Tensor, signal: TeacherDistribution
     ) -> None:
         assert signal.topk_ids is not None and signal.topk_logprobs is not None
         candidates, logprobs = signal.topk_ids.long(), signal.topk_logprobs
-        valid: Bool[Tensor, "T K"] = torch.ones_like(candidates, dtype=torch.bool)
+        valid: Bool[Tensor, "T K"] = torch.isfinite(logprobs)
         # Both distributions become K candidates and one bucket with the rest of the mass. Merging
         # outcomes can only lower a KL, so this divergence is a lower bound.
         student_buckets = F.restrict(student, candidates, valid, "bucket")
@@ -219,6 +250,7 @@ class _RolloutMeter:
             is_sampled = candidates == ids[:, None]
             matches = torch.where(is_sampled, logprobs, 0.0).sum(-1)
             teacher = torch.where(is_sampled.any(-1), matches, teacher_buckets[:, -1])
+        teacher = _fill_unknown(teacher, F.gather_logprobs(student, ids), signal.unknown)
         self._add(teacher_logprobs=teacher)
         self._add_advantage(F.gather_logprobs(student, ids), teacher)
         if student.shape[-1] >= MIN_OVERLAP_VOCABULARY:
@@ -232,7 +264,8 @@ class _RolloutMeter:
 
     def _add_gradients(self, name: str, student: Tensor, teacher: Tensor, weight: Tensor) -> None:
         """Add up the gradients of KL(S || T) in the hidden states, and their norms."""
-        gradients = reverse_kl_gradient(student, teacher) @ weight
+        # The bucket of two vocabularies has no row of weights.
+        gradients = reverse_kl_gradient(student, teacher)[:, : len(weight)] @ weight
         total = self._gradient_sums.get(name, torch.zeros(()))
         self._gradient_sums[name] = total + gradients.sum(0).cpu()
         norms = self._gradient_norms.get(name, 1e-12)

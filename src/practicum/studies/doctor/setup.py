@@ -23,10 +23,13 @@ from practicum.studies.doctor.findings import (
     skip_check,
 )
 from practicum.studies.doctor.measurements import RolloutMeasurement
-from practicum.text import make_printable
+from practicum.text import VocabularyMap, make_printable, map_vocabularies
 
 MIN_STOP_GAP = -3.0
 """Nats by which the teacher's log-probability of stopping may lie below the student's."""
+
+MAX_OUTSIDE = 0.01
+"""The mean probability of tokens that the other model lacks, above which P1 warns."""
 
 MIN_STOP_PROBABILITY = 1e-4
 SPECIAL_SHARE = (0.05, 0.20)
@@ -42,7 +45,7 @@ SUPERVISED = (
 
 
 def refuse_vocabulary(reason: str) -> CheckOutcome:
-    """Return the outcome of P1 for models whose vocabularies differ."""
+    """Return the outcome of P1 for models whose vocabularies contradict each other."""
     return CheckOutcome(
         "fail",
         reason,
@@ -51,16 +54,57 @@ def refuse_vocabulary(reason: str) -> CheckOutcome:
 
 
 def check_vocabulary(evidence: Evidence) -> CheckOutcome:
-    """P1: Compare the token strings of student and teacher id by id, when the models are loaded."""
+    """P1: Compare the token strings of student and teacher id by id, when the models are loaded,
+    and measure the probability of tokens that only one of them has."""
     tokens = evidence.renderer.vocab_size
     details = {"answers that their text gives back token by token": _measure_round_trips(evidence)}
-    # A pair with different vocabularies never gets here: loading it raises VocabularyError.
+    # A pair whose vocabularies contradict each other never gets here: loading it raises
+    # VocabularyError.
+    maps = [
+        map_vocabularies(evidence.renderer.tokenizer, scorer.renderer.tokenizer)
+        for scorer in evidence.scorers
+    ]
+    differing = list(filter(None, maps))
+    if differing:
+        return _judge_outside(evidence, differing, details)
     text = (
         f"student and teacher have the same {tokens} tokens under the same ids"
         if evidence.scorers
         else f"the teacher reads with the student's own tokenizer ({tokens} tokens)"
     )
     return CheckOutcome("pass", text, details=details)
+
+
+def _judge_outside(
+    evidence: Evidence, vocabularies: list[VocabularyMap], details: dict[str, float | None]
+) -> CheckOutcome:
+    """Judge P1 for vocabularies that agree at the ids that both have, by the mass on the others."""
+    student = evidence.estimate_mean(lambda row: row.student_outside)
+    teacher = evidence.estimate_mean(lambda row: row.teacher_outside)
+    text = "; ".join(dict.fromkeys(vocabulary.describe() for vocabulary in vocabularies))
+    details = {
+        **details,
+        "tokens of the teacher alone": float(max(len(v.teacher_names) for v in vocabularies)),
+        "tokens of the student alone": float(max(len(v.student_names) for v in vocabularies)),
+    }
+    if student is None or teacher is None:
+        return CheckOutcome("pass", text, details=details)
+    details |= {
+        "the student's probability of its own tokens": student.mean,
+        "the teacher's of its own": teacher.mean,
+    }
+    largest = max(student, teacher, key=lambda interval: interval.mean)
+    if largest.mean <= MAX_OUTSIDE:
+        return CheckOutcome("pass", text, largest, details=details)
+    sides = ("teacher", "student") if largest is teacher else ("student", "teacher")
+    return CheckOutcome(
+        "warn",
+        f"{text}; the {sides[0]} gives {largest.mean:.2g} of its probability to tokens that the "
+        f"{sides[1]} lacks: look whether its template begins an answer with one, such as <think>, and set "
+        "thinking or template",
+        largest,
+        details=details,
+    )
 
 
 def check_stop_event(evidence: Evidence) -> CheckOutcome:
