@@ -14,7 +14,9 @@ from typing import Annotated
 
 import typer
 
-from practicum.cli._output import print_rows, print_summary
+from practicum.cli._output import print_note, print_rows, print_summary, show_waiting
+from practicum.core.notes import show_notes
+from practicum.core.options import spell_for_shell
 from practicum.errors import PracticumError
 
 app = typer.Typer(
@@ -66,6 +68,9 @@ def run(  # noqa: PLR0913  (its options, one by one)
             help="with --resume: a key that may differ from the original run; repeatable",
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="replace an earlier run in the run folder")
+    ] = False,
     track: Annotated[
         str | None, typer.Option(help="also send metrics to trackio, wandb, tensorboard or mlflow")
     ] = None,
@@ -85,6 +90,7 @@ def run(  # noqa: PLR0913  (its options, one by one)
                 out=out,
                 resume=resume,
                 allow_changed=allow_changed or (),
+                overwrite=overwrite,
                 console=console,
             )
 
@@ -214,7 +220,9 @@ def evaluate(
     with _errors(debug):
         from practicum.cli.after import evaluate_target
 
-        print_summary(evaluate_target(target, recipe, overrides or []), as_json)
+        with show_waiting():
+            summary = evaluate_target(target, recipe, overrides or [])
+        print_summary(summary, as_json)
 
 
 @app.command(epilog="Example: practicum chat runs/quickstart")
@@ -246,7 +254,9 @@ def export(
     with _errors(debug):
         from practicum.cli.after import export_run
 
-        print(f"wrote {export_run(run_folder, folder)}")
+        with show_waiting():
+            written = export_run(run_folder, folder)
+        print(f"wrote {written}")
 
 
 @app.command(epilog="Example: practicum report runs/quickstart")
@@ -433,7 +443,9 @@ def main() -> None:
 @contextmanager
 def _errors(debug: bool) -> Iterator[None]:
     try:
-        yield
+        # Standard output holds the results of a command; `run` shows its notes there itself.
+        with spell_for_shell(), show_notes(print_note):
+            yield
     except PracticumError as error:
         if debug:
             raise

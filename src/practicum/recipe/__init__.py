@@ -16,7 +16,7 @@ from practicum.recipe.controls import (
 from practicum.recipe.loader import load_recipe, parse_recipe
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.older import bring_up
-from practicum.recipe.overrides import is_named, override, resolve_path
+from practicum.recipe.overrides import is_named, override, override_all
 from practicum.recipe.possible import explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schema import WORDS, Recipe, resolve_recipe
 from practicum.recipe.sections import Prices, TrainConfig
@@ -42,10 +42,10 @@ __all__ = [
     "load_recipe",
     "merge_recipes",
     "override",
+    "override_all",
     "parse_recipe",
     "read_recipe",
     "remove_switch",
-    "resolve_path",
     "resolve_recipe",
     "validate_fields",
 ]

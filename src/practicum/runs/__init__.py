@@ -4,7 +4,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from practicum.runs.launch import check_resumes, distill, open_student, restore_components, run
+    from practicum.runs.launch import (
+        check_resumes,
+        distill,
+        open_student,
+        restore_components,
+        run,
+        run_in_folder,
+    )
     from practicum.runs.resuming import open_run
     from practicum.runs.session import RunResult
 
@@ -16,6 +23,7 @@ __all__ = [
     "open_student",
     "restore_components",
     "run",
+    "run_in_folder",
 ]
 
 _MODULES = {"open_run": "practicum.runs.resuming", "RunResult": "practicum.runs.session"}

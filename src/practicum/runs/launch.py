@@ -9,8 +9,8 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-from practicum import run_dir as folders
-from practicum.core.notes import hide_notes, show_notes
+from practicum.core.notes import hide_notes
+from practicum.core.options import spell_options
 from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.errors import CheckpointError, RecipeError
 from practicum.objective import Objective
@@ -18,7 +18,7 @@ from practicum.ports import Backend, Student
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import RunDir
 from practicum.runs.assembly import RunComponents, assemble_run, load_student
-from practicum.runs.console import Console, SilentConsole
+from practicum.runs.console import Console, show_progress
 from practicum.runs.resuming import open_run
 from practicum.runs.session import RunResult, Session
 from practicum.runs.state import load_teacher_tensors, require_newest
@@ -28,48 +28,79 @@ Section = Mapping[str, Any]
 """A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
 
 
-def run(
+def run(  # noqa: PLR0913  (the options of a run, one by one)
     recipe: Recipe | str | Path,
     overrides: Sequence[str] = (),
     *,
     out: str | Path = "runs",
     resume: bool = False,
     allow_changed: Sequence[str] = (),
+    overwrite: bool = False,
+    progress: bool = True,
     console: Console | None = None,
     stop: Stop | None = None,
 ) -> RunResult:
     """Run a recipe in a folder of `out` named after it, or resume from its newest checkpoint.
 
     `allow_changed` names recipe fields that may differ from the start of the run, such as
-    `optimizer.learning_rate`. The run calls `stop` after every step; without it, the run handles
-    SIGINT and SIGTERM itself. Without a console, messages are logged under `practicum`. Raises a
-    PracticumError with its documented exit code; the results until then are in the run folder.
+    `optimizer.learning_rate`. `overwrite` replaces an earlier run in the folder. The run calls
+    `stop` after every step; without it, the run handles SIGINT and SIGTERM itself. Progress is
+    shown as `show_progress` explains; with `progress=False`, messages are only logged under
+    `practicum`. Raises a PracticumError with its documented exit code; the results until then are
+    in the run folder.
     """
-    check_resumes(resume, allow_changed)
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe, overrides)
-    name, out = recipe.name, Path(out)
-    run_dir = RunDir.open(out / name) if resume else RunDir.create(out, name)
-    notes = show_notes(console.event) if console else nullcontext()
+    check_resumes(resume, allow_changed, overwrite=overwrite)
+    with show_progress(console, progress=progress) as shown:
+        if not isinstance(recipe, Recipe):
+            recipe = load_recipe(recipe, overrides)
+        return run_in_folder(
+            recipe,
+            Path(out),
+            shown,
+            resume=resume,
+            allow_changed=allow_changed,
+            overwrite=overwrite,
+            stop=stop,
+        )
+
+
+def run_in_folder(
+    recipe: Recipe,
+    out: Path,
+    console: Console,
+    *,
+    resume: bool = False,
+    allow_changed: Sequence[str] = (),
+    overwrite: bool = False,
+    stop: Stop | None = None,
+) -> RunResult:
+    """Start or resume a run as `run` does, on a console that already shows notes."""
+    name = recipe.name
+    run_dir = RunDir.open(out / name) if resume else RunDir.create(out, name, overwrite=overwrite)
     signals = nullcontext(stop) if stop else catch_stop_signals()
     # The lock comes before the tracker: a second process must not send metrics of this run.
     with (
-        notes,
         run_dir.lock(),
         signals as stop_check,
         RunTracker.open(recipe, run_dir) as tracker,
         ExitStack() as exit_stack,
     ):
-        console = console or SilentConsole()
         session = Session(run_dir, recipe, console, stop_check, tracker, exit_stack)
         return session.execute(allow_changed, resume=resume)
 
 
-def check_resumes(resume: bool, allow_changed: Sequence[str]) -> None:
-    """Raise RecipeError if changes are allowed but the run is not a resumed one."""
+def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool = False) -> None:
+    """Raise RecipeError if options contradict each other.
+
+    Changes are allowed in a resumed run only, and a resumed run is not overwritten.
+    """
+    if resume and overwrite:
+        both = spell_options(resume=True, overwrite=True)
+        raise RecipeError(f"{both}: a run is either continued or replaced; leave one of them out")
     if allow_changed and not resume:
-        flag = f"{folders.FLAG} {allow_changed[0]}"
-        raise RecipeError(f"{flag}: a run that begins has nothing to change; add --resume")
+        option = spell_options(allow_changed=[allow_changed[0]])
+        advice = f"add {spell_options(resume=True)}"
+        raise RecipeError(f"{option}: a run that begins has nothing to change; {advice}")
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 from practicum import run_dir as folders
+from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
 from practicum.errors import Interrupted
 from practicum.monitors import PhaseSpeedMonitor
@@ -127,7 +128,8 @@ class Session:
         number = self.stop()
         if number is not None and step <= self.recipe.train.steps:
             reason = f"stopped by {signal.Signals(number).name} before step {step}"
-            raise Interrupted(number, f"{reason}; nothing is lost, go on with --resume")
+            go_on = f"go on with {spell_options(resume=True)}"
+            raise Interrupted(number, f"{reason}; nothing is lost, {go_on}")
 
     def _train(
         self,
@@ -141,6 +143,7 @@ class Session:
         ending.recall_spending(self.run_dir)
         watch = open_watch(self.run_dir, self.recipe, components.schedule_state, ending)
         if ending.reason is not None:
+            log.info(f"no step is left to train: {ending.reason}")
             return
         steps, lag = self.recipe.train.steps, self.recipe.rollout.max_staleness
         rollouts_required = needs_replay(self.recipe.rollout.source)

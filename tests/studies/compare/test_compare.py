@@ -199,7 +199,7 @@ def test_seeds_that_disagree_ask_for_more_seeds():
 def test_a_single_seed_resolves_nothing():
     lines = said([outcome("a", 0, GOOD), outcome("b", 0, BAD)])
     assert lines[0].startswith(
-        "single seed: how much seeds differ is unknown, so no difference is called resolved; write --seeds 3"
+        "single seed: how much seeds differ is unknown, so no difference is called resolved; write seeds=3"
     )
     assert (
         lines[1]
@@ -383,11 +383,13 @@ def test_budgets_become_recipe_keys():
 def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_change(recipe, tmp_path):
     words = [f"a={recipe}", f"b={recipe}"]
     (job, _) = plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
-    with pytest.raises(RecipeError, match="holds no comparison to go on with; leave --resume out"):
+    with pytest.raises(
+        RecipeError, match="holds no comparison to go on with; leave resume=True out"
+    ):
         plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=True)
     job.recipe_path.parent.mkdir()
     write_json(job.recipe_path, dict(job.resolved_recipe))
-    with pytest.raises(RecipeError, match="already holds a comparison; write --resume"):
+    with pytest.raises(RecipeError, match="already holds a comparison; write resume=True"):
         plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
     assert (
         len(
@@ -401,7 +403,7 @@ def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_chang
     ), "arms and seeds may be added"
     with pytest.raises(
         RecipeError,
-        match=r"arm 'a' changed; undo this, or name a new arm or --out:\ntrain[.]steps: 2 in the run, 9 now",
+        match=r"arm 'a' changed; undo this, name a new arm, or write .*:\ntrain[.]steps: 2 in the run, 9 now",
     ):
         plan_jobs(
             read_design(words, ComparisonSettings(1, ComparisonBudget("steps", 9.0))),

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from practicum.backends.local.adapters import merge_adapters
 from practicum.backends.local.loading import LoadedModel
+from practicum.core.waits import show_wait
 from practicum.errors import ResourceError
 
 
@@ -20,6 +21,12 @@ def export(loaded: LoadedModel, folder: Path) -> None:
         raise ResourceError(
             f"{folder} exists and is not empty; export to another folder or remove it first"
         )
+    with show_wait(f"writing the model folder {folder.name}"):
+        _write(loaded, folder)
+
+
+def _write(loaded: LoadedModel, folder: Path) -> None:
+    """Write a folder that is not there yet."""
     model = loaded.language_model.model
     plain = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
     plain.load_state_dict(merge_adapters(model))

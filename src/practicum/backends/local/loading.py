@@ -16,6 +16,7 @@ from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.trial import explain_no_sampling
+from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import locate
@@ -50,6 +51,13 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
 
     `scratch_folder` holds a from-scratch model. Raises ModelError if the model cannot be used.
     """
+    name = config.model if isinstance(config.model, str) else "a model made from scratch"
+    with show_wait(f"loading {name}"):
+        return _load(config, scratch_folder)
+
+
+def _load(config: ModelConfig, scratch_folder: Path | None) -> LoadedModel:
+    """Load a model and check that it can be used."""
     device = torch.device("cuda" if _should_use_cuda(config) else "cpu")
     source = locate(config, scratch_folder)
     check_config(source, config)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from practicum.core.options import spell_options
 from practicum.errors import RecipeError
 from practicum.monitors import MONITORS
 from practicum.recipe import Recipe, load_recipe
@@ -121,7 +122,7 @@ class Arm:
             if override.partition("=")[0] in RESERVED_KEYS:
                 raise RecipeError(
                     f"arm {text!r}: {override!r} is the comparison's to set; "
-                    "write --seeds, --budget, or NAME=RECIPE"
+                    f"write {spell_options(seeds=3, budget='steps=40')}, or NAME=RECIPE"
                 )
         return cls(name, source, tuple(overrides))
 
@@ -167,7 +168,7 @@ def read_design(words: Sequence[str], settings: ComparisonSettings) -> Design:
         raise RecipeError(f"two arms are named {repeated!r}; write NAME=RECIPE for each")
     if settings.seeds < 1:
         raise RecipeError(
-            f"--seeds {settings.seeds}: at least one is needed, "
+            f"{spell_options(seeds=settings.seeds)}: at least one is needed, "
             "and three to say how much seeds differ"
         )
     seeds = tuple(range(settings.first_seed, settings.first_seed + settings.seeds))
@@ -222,7 +223,8 @@ def _require_equal_controls(design: Design, may_differ: frozenset[str]) -> None:
                 raise RecipeError(
                     f"arms {first.name!r} and {arm.name!r} differ in {name}{values}; "
                     "a comparison shares task, evaluation and budget, "
-                    "so set it for all with --set, or compare other recipes"
+                    f"so set it for all with {spell_options(changes=['KEY=VALUE'])}, "
+                    "or compare other recipes"
                 )
 
 

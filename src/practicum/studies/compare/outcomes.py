@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from practicum.core.options import spell_options
 from practicum.errors import DataError
 from practicum.report.tables import BUDGET_SPENT
 from practicum.run_dir import read_json, read_rows, shapes
@@ -311,7 +312,7 @@ def _build_verdict(
     if not tested:
         verdict = (
             "single seed: how much seeds differ is unknown, "
-            "so no difference is called resolved; write --seeds 3"
+            f"so no difference is called resolved; write {spell_options(seeds=3)}"
         )
     elif not any(pair.resolved for pair in tested):
         verdict = "no difference resolved"

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from practicum.core.faults import inject_fault
+from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
 from practicum.errors import Interrupted, RecipeError
 from practicum.recipe import resolve_recipe
@@ -100,12 +101,13 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
     has_runs = any(folder.glob("*/seed-*.json"))
     if has_runs and not resume:
         raise RecipeError(
-            f"{folder} already holds a comparison; "
-            "write --resume to go on with it, or --out another folder"
+            f"{folder} already holds a comparison; write {spell_options(resume=True)} "
+            f"to go on with it, or {spell_options(out='another folder')}"
         )
     if resume and not has_runs:
         raise RecipeError(
-            f"{folder} holds no comparison to go on with; leave --resume out to start it"
+            f"{folder} holds no comparison to go on with; "
+            f"leave {spell_options(resume=True)} out to start it"
         )
     for job in jobs:
         if not job.recipe_path.is_file():
@@ -114,7 +116,7 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
         differences = list_changed_fields(stored, job.resolved_recipe)
         if differences:
             problem = f"{shorten_path(job.recipe_path)}: arm {job.arm!r} changed"
-            advice = "undo this, or name a new arm or --out:"
+            advice = f"undo this, name a new arm, or write {spell_options(out='another folder')}:"
             raise RecipeError([f"{problem}; {advice}", *differences])
     return jobs
 
@@ -141,7 +143,7 @@ def run_jobs(
                 raise Interrupted(
                     number,
                     f"stopped by {signal.Signals(number).name} with {num_open} of {len(jobs)} runs "
-                    "to do; go on with --resume",
+                    f"to do; go on with {spell_options(resume=True)}",
                 )
             pool.start_waiting(at_once)
             time.sleep(POLL_SECONDS)
@@ -150,7 +152,7 @@ def run_jobs(
                 console.step(len(jobs) - len(pool.waiting) - len(pool.running), {}, None)
                 inject_fault("compare.run_ended")
     finally:
-        # After an error no run may go on unseen; the newest checkpoints stay for --resume.
+        # After an error no run may go on unseen; the newest checkpoints stay for a resume.
         pool.kill()
     return pool.failed
 
@@ -271,7 +273,7 @@ def _find_reason(job: RunJob, code: int) -> str:
         text = f"failed: killed by {signal.Signals(-code).name}"
         # The kernel's out-of-memory killer sends SIGKILL and leaves no message.
         if code == -signal.SIGKILL:
-            text += "; there may have been no memory for it, so write --jobs 1"
+            text += f"; there may have been no memory for it, so write {spell_options(jobs=1)}"
         return text
     lines = job.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [index for index, line in enumerate(lines) if line.startswith("error: ")]
