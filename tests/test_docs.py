@@ -34,7 +34,7 @@ from laboratory import (
 from laboratory.plot import plot
 from practicum import errors, recipe, rollouts
 from practicum.cli.app import app
-from practicum.core import plugins
+from practicum.core import packaged, plugins
 from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
 from practicum.models import config as model_config
 from practicum.monitors import MONITORS, MonitorSettings
@@ -453,7 +453,7 @@ def _families() -> str:
 
 
 def _recipes() -> str:
-    folder = recipe.yaml_files.locate_packaged_recipes()
+    folder = packaged.locate_packaged_recipes()
     rows = [
         [f"`{name}`", recipe.yaml_files.read_yaml(folder / f"{name}.yaml").get("about", "")]
         for name in recipe.list_recipe_names()

@@ -3,6 +3,7 @@
 # Each command imports its modules when it is called: importing torch takes seconds, and help and
 # argument errors do not need it.
 
+import glob
 import json
 import logging
 import os
@@ -17,22 +18,34 @@ import typer
 from practicum.cli._output import print_note, print_rows, print_summary, show_waiting
 from practicum.core.notes import show_notes
 from practicum.core.options import spell_for_shell
+from practicum.core.packaged import list_recipe_names
 from practicum.errors import PracticumError
 
 app = typer.Typer(
     name="practicum",
     help="On-policy distillation of language models.\n\nExample: practicum run quickstart",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return the packaged recipes, YAML files and folders that begin with a word."""
+    folder, _, start = incomplete.rpartition("/")
+    paths = Path(folder or ".").glob(f"{glob.escape(start)}*")
+    files = [f"{path}/" if path.is_dir() else str(path) for path in paths]
+    files = [file for file in files if file.endswith(("/", ".yaml", ".yml"))]
+    return [name for name in [*list_recipe_names(), *sorted(files)] if name.startswith(incomplete)]
+
 
 RecipeArgument = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
         help="YAML file of a recipe or pipeline, or a packaged name such as quickstart",
+        autocompletion=complete_recipe,
     ),
 ]
 Overrides = Annotated[
@@ -166,6 +179,15 @@ def show(
             print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
 
 
+@app.command(epilog="Example: practicum schema > recipe.schema.json")
+def schema(debug: Debug = False) -> None:
+    """Print the JSON Schema of a recipe, with which an editor completes and checks its YAML."""
+    with _errors(debug):
+        from practicum.recipe.json_schema import build_schema
+
+        print(json.dumps(build_schema(), indent=2))
+
+
 @app.command("ls", epilog="Example: practicum ls divergences")
 def list_choices(
     kind: Annotated[
@@ -255,8 +277,8 @@ def export(
         from practicum.cli.after import export_run
 
         with show_waiting():
-            written = export_run(run_folder, folder)
-        print(f"wrote {written}")
+            path = export_run(run_folder, folder)
+        print(f"wrote {path}")
 
 
 @app.command(epilog="Example: practicum report runs/quickstart")

@@ -9,9 +9,12 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, SerializeAsAny, WithJsonSchema
 
 from practicum.core.calls import suggest_name
+
+PLUGIN_KEY = "x-plugin"
+"""The key that marks a plug-in's place in a JSON Schema; its value is the room."""
 
 
 def list_plugins(room: str) -> list[str]:
@@ -77,5 +80,7 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
 def Plugin(room: str, default: str | None = None) -> Any:
     """Return the type of a recipe field that holds a plug-in, by default of type `default`."""
     return Annotated[
-        SerializeAsAny[BaseModel], BeforeValidator(lambda value: read_plugin(room, value, default))
+        SerializeAsAny[BaseModel],
+        BeforeValidator(lambda value: read_plugin(room, value, default)),
+        WithJsonSchema({PLUGIN_KEY: room}),
     ]

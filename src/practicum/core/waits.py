@@ -28,7 +28,7 @@ class Wait:
     total: int | None
     outer: Optional["Wait"]
     display: Display | None
-    done: int = 0
+    progress: int = 0
     is_over: bool = False
     started: float = field(default_factory=time.monotonic)
 
@@ -39,11 +39,11 @@ class Wait:
 
     def advance(self, count: int = 1) -> None:
         """Count some more as done."""
-        self.move_to(self.done + count)
+        self.move_to(self.progress + count)
 
-    def move_to(self, done: int) -> None:
+    def move_to(self, progress: int) -> None:
         """Set how much is done."""
-        self.done = done
+        self.progress = progress
         if self.display is not None:
             self.display(self)
 
@@ -63,7 +63,7 @@ def show_wait(name: str, total: int | None = None) -> Iterator[Wait]:
     finally:
         _innermost.reset(token)
         wait.is_over = True
-        wait.move_to(wait.done)
+        wait.move_to(wait.progress)
 
 
 @contextmanager

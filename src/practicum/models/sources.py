@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum.core.waits import show_wait
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.models.digests import digest_file
@@ -78,8 +77,7 @@ def locate_packaged(name: str) -> Path:
     source = Path(spec.origin).parent / packaged.file
     folder = locate_cache() / "models" / f"{name}-{digest_file(source)[:12]}"
     if not (folder / "config.json").is_file():
-        with show_wait(f"converting {name} to safetensors, once"):
-            _convert(source, folder)
+        _convert(source, folder)
     return folder
 
 

@@ -11,6 +11,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    WithJsonSchema,
     model_serializer,
     model_validator,
 )
@@ -234,6 +235,14 @@ def build_validator(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValid
     return BeforeValidator(read)
 
 
+def _list_in_schema(table: Mapping[str, Any]) -> WithJsonSchema:
+    """Return the JSON Schema of an entry of a table: its name, a call, or a mapping by `type`."""
+    call = {"type": "string", "pattern": r"^\s*[A-Za-z_][\w.]*\s*\("}
+    dotted = {"type": "string", "pattern": r"^[A-Za-z_]\w*([.:][A-Za-z_]\w*)+$"}
+    mapping = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
+    return WithJsonSchema({"anyOf": [{"enum": list(table)}, call, dotted, mapping]})
+
+
 def _read_choice(kind: str) -> BeforeValidator:
     return build_validator(kind, AXES[f"{kind}s"])
 
@@ -355,12 +364,22 @@ Estimator = Annotated[
     Field(discriminator="type"),
 ]
 DivergenceChoice = Annotated[
-    Choice, _read_entry("divergence", DIVERGENCES), AfterValidator(_check_parameter)
+    Choice,
+    _read_entry("divergence", DIVERGENCES),
+    AfterValidator(_check_parameter),
+    _list_in_schema(DIVERGENCES),
 ]
-CorrectionChoice = Annotated[Choice, _read_entry("correction", CORRECTIONS)]
-WeightChoice = Annotated[Choice, _read_entry("weight", WEIGHTS), AfterValidator(_check_weight)]
+CorrectionChoice = Annotated[
+    Choice, _read_entry("correction", CORRECTIONS), _list_in_schema(CORRECTIONS)
+]
+WeightChoice = Annotated[
+    Choice, _read_entry("weight", WEIGHTS), AfterValidator(_check_weight), _list_in_schema(WEIGHTS)
+]
 SampleWeightChoice = Annotated[
-    Choice, _read_entry("sample weight", SAMPLE_WEIGHTS), AfterValidator(_check_sample_weight)
+    Choice,
+    _read_entry("sample weight", SAMPLE_WEIGHTS),
+    AfterValidator(_check_sample_weight),
+    _list_in_schema(SAMPLE_WEIGHTS),
 ]
 
 assert set(ADVANTAGES) == set(AdvantageName.__args__)  # type: ignore[attr-defined]

@@ -29,12 +29,12 @@ def override_all(recipe_data: dict[str, Any], overrides: Sequence[str]) -> list[
         ]
         for earlier in beside:
             override(recipe_data, earlier)
-        written = {
+        keys_beside = {
             earlier.removeprefix(section).partition("=")[0].split(".")[0] for earlier in beside
         }
-        gone = [key for key in dropped if key not in written]
-        if gone:
-            notes.append(f"{text} starts {section[:-1]} anew, without its {', '.join(gone)}")
+        lost_keys = [key for key in dropped if key not in keys_beside]
+        if lost_keys:
+            notes.append(f"{text} starts {section[:-1]} anew, without its {', '.join(lost_keys)}")
         applied.append(text)
     return notes
 

@@ -41,7 +41,7 @@ RUN_FILES = (
     "recipe.json",
     "pipeline.json",
 )
-"""What a run or a pipeline writes into its folder, except for the lock."""
+"""The files and folders that a run or a pipeline writes, except for the lock."""
 
 _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGNORECASE)
 

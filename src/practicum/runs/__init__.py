@@ -12,8 +12,8 @@ if TYPE_CHECKING:
         run,
         run_in_folder,
     )
+    from practicum.runs.result import RunResult
     from practicum.runs.resuming import open_run
-    from practicum.runs.session import RunResult
 
 __all__ = [
     "RunResult",
@@ -26,7 +26,7 @@ __all__ = [
     "run_in_folder",
 ]
 
-_MODULES = {"open_run": "practicum.runs.resuming", "RunResult": "practicum.runs.session"}
+_MODULES = {"open_run": "practicum.runs.resuming", "RunResult": "practicum.runs.result"}
 
 
 def __getattr__(name: str) -> Any:

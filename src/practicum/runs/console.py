@@ -87,14 +87,14 @@ def show_progress(console: Console | None = None, *, progress: bool = True) -> I
     if console is None and (not progress or are_notes_shown()):
         yield SilentConsole()
         return
-    shown = console or open_console()
+    screen = console or open_console()
     # The caller closes its own console: it may show a second run on it.
     with (
-        nullcontext() if console else closing(shown),
-        show_notes(lambda text: shown.event(make_printable(_join_lines(text)))),
-        display_waits(shown.wait),
+        nullcontext() if console else closing(screen),
+        show_notes(lambda text: screen.event(make_printable(_join_lines(text)))),
+        display_waits(screen.wait),
     ):
-        yield shown
+        yield screen
 
 
 class SilentConsole:
@@ -194,7 +194,7 @@ class JsonConsole:
     def wait(self, wait: Wait) -> None:
         """Write `{"event": "wait", "what": ..., "done": 12, "total": 36}` after silent seconds."""
         if self._patience.is_over():
-            self._write("wait", {"what": wait.path, "done": wait.done, "total": wait.total})
+            self._write("wait", {"what": wait.path, "done": wait.progress, "total": wait.total})
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Write `{"event": "table", "title": ..., "columns": [...], "rows": [[...]]}`."""
@@ -416,11 +416,11 @@ def format_wait(wait: Wait) -> str:
     text = make_printable(wait.path)
     clock = _format_seconds(elapsed)
     if wait.total is None:
-        return f"{text} | {clock}"
-    if 0 < wait.done < wait.total:
-        remaining = elapsed * (wait.total - wait.done) / wait.done
+        return f"{text} {wait.progress} | {clock}" if wait.progress else f"{text} | {clock}"
+    if 0 < wait.progress < wait.total:
+        remaining = elapsed * (wait.total - wait.progress) / wait.progress
         clock = f"{clock}, {_format_seconds(remaining)} left"
-    return f"{text} {wait.done}/{wait.total} | {clock}"
+    return f"{text} {wait.progress}/{wait.total} | {clock}"
 
 
 def _format_metrics(metrics: Mapping[str, float]) -> list[str]:

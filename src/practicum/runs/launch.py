@@ -16,11 +16,25 @@ from practicum.errors import CheckpointError, RecipeError
 from practicum.objective import Objective
 from practicum.ports import Backend, Student
 from practicum.recipe import Recipe, load_recipe, parse_recipe
+from practicum.recipe.typed import (
+    BackendSection,
+    EvaluationSection,
+    ObjectiveSection,
+    OptimizerSection,
+    PricesSection,
+    RolloutSection,
+    StudentSection,
+    TaskSection,
+    TeacherSection,
+    TrackingSection,
+    TrainSection,
+)
 from practicum.run_dir import RunDir
 from practicum.runs.assembly import RunComponents, assemble_run, load_student
 from practicum.runs.console import Console, show_progress
+from practicum.runs.result import RunResult
 from practicum.runs.resuming import open_run
-from practicum.runs.session import RunResult, Session
+from practicum.runs.session import Session
 from practicum.runs.state import load_teacher_tensors, require_newest
 from practicum.runs.tracked import RunTracker
 
@@ -50,13 +64,13 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
     in the run folder.
     """
     check_resumes(resume, allow_changed, overwrite=overwrite)
-    with show_progress(console, progress=progress) as shown:
+    with show_progress(console, progress=progress) as screen:
         if not isinstance(recipe, Recipe):
             recipe = load_recipe(recipe, overrides)
         return run_in_folder(
             recipe,
             Path(out),
-            shown,
+            screen,
             resume=resume,
             allow_changed=allow_changed,
             overwrite=overwrite,
@@ -105,20 +119,28 @@ def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     *,
-    student: Section,
-    teacher: Section,
-    task: Section,
-    objective: Section | Objective | None = None,
-    rollout: Section | None = None,
-    optimizer: Section | None = None,
-    train: Section,
-    evaluation: Section | None = None,
+    student: StudentSection | Section,
+    teacher: TeacherSection | Section,
+    task: TaskSection | Section,
+    objective: ObjectiveSection | Section | Objective | None = None,
+    rollout: RolloutSection | Section | None = None,
+    optimizer: OptimizerSection | Section | None = None,
+    train: TrainSection | Section,
+    evaluation: EvaluationSection | Section | None = None,
     monitors: Section | None = None,
+    backend: BackendSection | Section | None = None,
+    reference: TeacherSection | Section | None = None,
+    tracking: TrackingSection | Section | str | None = None,
+    prices: PricesSection | Section | None = None,
+    prompt_tokens: int | None = None,
+    about: str | None = None,
     name: str = "distill",
     seed: int = 0,
     out: str | Path = "runs",
     resume: bool = False,
     allow_changed: Sequence[str] = (),
+    overwrite: bool = False,
+    progress: bool = True,
     console: Console | None = None,
 ) -> RunResult:
     """Run a recipe whose sections are given as in YAML; missing sections have their defaults.
@@ -126,7 +148,7 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     Example: `distill(student={"model": "Qwen/Qwen3-0.6B"},
     teacher={"type": "model", "model": "Qwen/Qwen3-8B"},
     task={"type": "jsonl", "path": "prompts.jsonl"}, objective={"divergence": "jsd(0.3)"},
-    train={"steps": 100})`. Raises RecipeError with every problem in the recipe.
+    train={"steps": 100})`. The other options are those of `run`. Raises RecipeError with every problem in the recipe.
     """
     sections = {
         "student": student,
@@ -138,10 +160,24 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
         "train": train,
         "evaluation": evaluation,
         "monitors": monitors,
+        "backend": backend,
+        "reference": reference,
+        "tracking": tracking,
+        "prices": prices,
+        "prompt_tokens": prompt_tokens,
+        "about": about,
     }
     data = {key: section for key, section in sections.items() if section is not None}
     recipe = parse_recipe({"name": name, "seed": seed, **data}, "distill")
-    return run(recipe, out=out, resume=resume, allow_changed=allow_changed, console=console)
+    return run(
+        recipe,
+        out=out,
+        resume=resume,
+        allow_changed=allow_changed,
+        overwrite=overwrite,
+        progress=progress,
+        console=console,
+    )
 
 
 def open_student(path: str | Path) -> tuple[Backend, Student]:

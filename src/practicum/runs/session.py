@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -35,6 +34,7 @@ from practicum.runs.observers import (
 )
 from practicum.runs.outcome import RunEvaluations, build_summary, print_outcome
 from practicum.runs.records import RunJournals
+from practicum.runs.result import RunResult
 from practicum.runs.resuming import check_changes, write_recipe
 from practicum.runs.tracked import RunTracker
 from practicum.runs.training import Training, open_watch
@@ -42,14 +42,6 @@ from practicum.training.asynchronous import open_step_runner
 from practicum.training.loop import train
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The folder of a run, and the content of its summary.json."""
-
-    folder: Path
-    summary: dict[str, Any]
 
 
 @dataclass(slots=True)

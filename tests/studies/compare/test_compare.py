@@ -15,7 +15,7 @@ from toy import command, environment, forked, make_model, rows, write_recipe
 from practicum.errors import DataError, RecipeError
 from practicum.run_dir import write_json
 from practicum.runs import run
-from practicum.studies.compare import ComparisonBudget, ComparisonSettings, compare
+from practicum.studies.compare import ComparisonBudget, ComparisonSettings, run_comparison
 from practicum.studies.compare.arms import (
     STOPPING_MONITORS,
     Arm,
@@ -70,7 +70,7 @@ def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path)
     words.append(f"spoilt={recipe},optimizer.learning_rate=0.3")
     settings = ComparisonSettings(seeds=3, out=tmp_path / "out")
     done(words, settings)
-    found = compare(words, replace(settings, resume=True))
+    found = run_comparison(words, replace(settings, resume=True))
     pairs = {(pair.one, pair.other): pair for pair in found.pairs}
     same = pairs["kept", "same"]
     assert (same.mean, same.p, same.resolved, same.seeds_needed) == (0.0, 1.0, False, None)
@@ -96,7 +96,7 @@ def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
         1, ComparisonBudget("flops", 4e8), out=tmp_path / "out", common=("train.steps=100",)
     )
     done(words, settings)
-    found = compare(words, replace(settings, resume=True))
+    found = run_comparison(words, replace(settings, resume=True))
     for outcome in found.outcomes:
         costs = [
             row["cost/flops"] for row in rows(tmp_path / "out" / outcome.folder / "metrics.jsonl")

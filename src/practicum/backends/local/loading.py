@@ -19,7 +19,7 @@ from practicum.backends.local.trial import explain_no_sampling
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
-from practicum.models.sources import locate
+from practicum.models.sources import locate, needs_conversion
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import (
     UNREADABLE,
@@ -59,7 +59,7 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
 def _load(config: ModelConfig, scratch_folder: Path | None) -> LoadedModel:
     """Load a model and check that it can be used."""
     device = torch.device("cuda" if _should_use_cuda(config) else "cpu")
-    source = locate(config, scratch_folder)
+    source = _locate(config, scratch_folder)
     check_config(source, config)
     tokenizer = load_tokenizer(source, config)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
@@ -79,6 +79,14 @@ def _load(config: ModelConfig, scratch_folder: Path | None) -> LoadedModel:
     stops = collect_stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])
     renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
     return LoadedModel(language_model, renderer, source)
+
+
+def _locate(config: ModelConfig, scratch_folder: Path | None) -> str:
+    """Return the folder or hub name of the weights, and show the conversion of a packaged model."""
+    if isinstance(config.model, str) and needs_conversion(config.model):
+        with show_wait("converting it to safetensors, once"):
+            return locate(config, scratch_folder)
+    return locate(config, scratch_folder)
 
 
 def read_model(

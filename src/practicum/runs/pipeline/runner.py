@@ -66,14 +66,14 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
     until then are in the run folder.
     """
     runs.check_resumes(resume, allow_changed, overwrite=overwrite)
-    with show_progress(console, progress=progress) as shown:
+    with show_progress(console, progress=progress) as screen:
         if not isinstance(recipe, Recipe | Pipeline):
             recipe = load_pipeline_or_recipe(recipe, overrides)
         if isinstance(recipe, Recipe):
             return runs.run_in_folder(
                 recipe,
                 Path(out),
-                shown,
+                screen,
                 resume=resume,
                 allow_changed=allow_changed,
                 overwrite=overwrite,
@@ -86,7 +86,7 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
             else RunDir.create_pipeline(out, name, overwrite=overwrite)
         )
         with run_dir.lock():
-            return _PipelineRun(recipe, run_dir, shown, allow_changed).execute()
+            return _PipelineRun(recipe, run_dir, screen, allow_changed).execute()
 
 
 def _check_stages(allow_changed: Sequence[str], names: Sequence[str]) -> None:

@@ -63,7 +63,7 @@ class ComparisonBudget:
         is_amount = unit == "steps" if number is None else 0 < number < 1e30
         if unit not in UNITS or not is_amount:
             raise RecipeError(
-                f"--budget {text!r}: "
+                f"{spell_options(budget=text)}: "
                 "write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
             )
         return cls(unit, number)

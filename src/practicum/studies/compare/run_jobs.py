@@ -26,6 +26,7 @@ import psutil
 from practicum.core.faults import inject_fault
 from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
+from practicum.core.waits import Wait, show_wait
 from practicum.errors import Interrupted, RecipeError
 from practicum.recipe import resolve_recipe
 from practicum.run_dir import list_changed_fields, read_json, shapes, shorten_path, write_json
@@ -34,6 +35,9 @@ from practicum.studies.compare.arms import Design
 from practicum.text import make_printable
 
 POLL_SECONDS = 0.2
+
+COUNT_SECONDS = 2.0
+"""The time between two counts of the finished steps, which reads journals."""
 
 FREE_MEMORY_FACTOR = 1.2
 """A run starts if the free memory is at least this factor times the largest run's memory."""
@@ -134,8 +138,25 @@ def run_jobs(
     if num_skipped:
         console.event(f"{num_skipped} of {len(jobs)} runs are finished already")
     console.begin(len(jobs), num_skipped + 1)
+    with show_wait("steps of all runs") as wait:
+        return _follow_runs(pool, jobs, at_once, console, stop, wait)
+
+
+def _follow_runs(
+    pool: "_JobPool",
+    jobs: Sequence[RunJob],
+    at_once: int,
+    console: Console,
+    stop: Stop,
+    wait: Wait,
+) -> dict[RunJob, str]:
+    """Start runs and collect those that ended, until none is left; returns the failed ones."""
+    counted = time.monotonic()
     try:
         while pool.waiting or pool.running:
+            if time.monotonic() - counted > COUNT_SECONDS:
+                counted = time.monotonic()
+                wait.move_to(sum(job.steps_done for job in jobs))
             number = stop()
             if number is not None:
                 pool.stop()

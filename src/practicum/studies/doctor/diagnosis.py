@@ -12,6 +12,7 @@ from practicum.core.notes import copy_notes
 from practicum.core.waits import show_wait
 from practicum.errors import RecipeError, VocabularyError
 from practicum.recipe import Recipe, load_recipe
+from practicum.report.cards import render_card
 from practicum.run_dir import to_json_number, write_text
 from practicum.runs.assembly import assemble_run
 from practicum.runs.console import show_progress
@@ -26,7 +27,7 @@ from practicum.studies.doctor.verdict import CheckResult, Verdict, decide
 PROMPTS, SAMPLES = 16, 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
     """The verdict about a recipe, the results of all checks, and the messages of loading it."""
 
@@ -48,6 +49,21 @@ class Diagnosis:
         changes = [change for result in checks for change in result.outcome.fix]
         by_key = {change.partition("=")[0]: change for change in reversed(changes)}
         return list(reversed(by_key.values()))
+
+    def __repr__(self) -> str:
+        changes = f"; changes: {', '.join(self.changes)}" if self.changes else ""
+        return f"Diagnosis({self.name}: {self.verdict.word}, {self.verdict.meaning}{changes})"
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the checks that did not pass for a notebook."""
+        rows = [
+            [result.check.id, result.check.name, result.outcome.status, result.outcome.sentence]
+            for result in self.results
+            if result.outcome.status not in ("pass", "not applicable")
+        ]
+        lines = [*self.verdict.because, *(f"write {change}" for change in self.changes)]
+        headline = f"{self.name}: {self.verdict.word}, {self.verdict.meaning}"
+        return render_card(headline, lines, ["", "check", "status", "finding"], rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of doctor.json."""
