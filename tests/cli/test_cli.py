@@ -13,7 +13,8 @@ from toy import command, environment, forked, make_model, rows, write_recipe
 from transformers import AutoModelForCausalLM
 
 from practicum.backends.local.backend import LocalStudent
-from practicum.cli.app import app, complete_recipe
+from practicum.cli.app import app
+from practicum.cli.completion import complete_recipe
 from practicum.errors import RecipeError
 from practicum.runs import open_student
 
@@ -342,7 +343,8 @@ def test_completion_offers_names_files_and_folders(
 
 def test_completing_a_recipe_imports_no_model_library() -> None:
     code = (
-        "import sys; from practicum.cli.app import complete_recipe; complete_recipe('s'); "
+        "import sys; from practicum.cli.app import app; "
+        "from practicum.cli.completion import complete_recipe; complete_recipe('s'); "
         "assert not {'torch', 'pydantic', 'transformers'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True)

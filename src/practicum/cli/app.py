@@ -3,7 +3,6 @@
 # Each command imports its modules when it is called: importing torch takes seconds, and help and
 # argument errors do not need it.
 
-import glob
 import json
 import logging
 import os
@@ -16,9 +15,9 @@ from typing import Annotated
 import typer
 
 from practicum.cli._output import print_note, print_rows, print_summary, show_waiting
+from practicum.cli.completion import complete_recipe
 from practicum.core.notes import show_notes
 from practicum.core.options import spell_for_shell
-from practicum.core.packaged import list_recipe_names
 from practicum.errors import PracticumError
 
 app = typer.Typer(
@@ -29,16 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-def complete_recipe(incomplete: str) -> list[str]:
-    """Return the packaged recipes, YAML files and folders that begin with a word."""
-    folder, _, start = incomplete.rpartition("/")
-    paths = Path(folder or ".").glob(f"{glob.escape(start)}*")
-    files = [f"{path}/" if path.is_dir() else str(path) for path in paths]
-    files = [file for file in files if file.endswith(("/", ".yaml", ".yml"))]
-    return [name for name in [*list_recipe_names(), *sorted(files)] if name.startswith(incomplete)]
-
 
 RecipeArgument = Annotated[
     str,
@@ -334,6 +323,9 @@ def compare(  # noqa: PLR0913  (its options, one by one)
     out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path("runs/compare"),
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time, as far as memory allows")] = 2,
     resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="replace an earlier comparison in the folder")
+    ] = False,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="an override for every arm"),
@@ -352,7 +344,13 @@ def compare(  # noqa: PLR0913  (its options, one by one)
         if fit:
             return fit_law(arms, as_json)
         settings = ComparisonSettings(
-            seeds, ComparisonBudget.parse(budget), jobs, out, resume, tuple(changes or ())
+            seeds,
+            ComparisonBudget.parse(budget),
+            jobs,
+            out,
+            resume,
+            tuple(changes or ()),
+            overwrite=overwrite,
         )
         compare_arms(arms, settings, as_json)
 

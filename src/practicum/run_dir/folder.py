@@ -197,6 +197,12 @@ class RunDir:
                     return True
         return False
 
+    def clear(self) -> None:
+        """Remove the run in the folder, if there is one; ResourceError if a process writes it."""
+        if self._has_recipe():
+            with self.lock():
+                self._remove_run()
+
     def _remove_run(self) -> None:
         """Remove what a run has written, and nothing else that lies in the folder.
 

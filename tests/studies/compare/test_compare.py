@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from toy import command, environment, forked, make_model, rows, write_recipe
 
-from practicum.errors import DataError, RecipeError
-from practicum.run_dir import write_json
+from practicum.errors import DataError, RecipeError, ResourceError
+from practicum.run_dir import RunDir, write_json
 from practicum.runs import run
-from practicum.studies.compare import ComparisonBudget, ComparisonSettings, run_comparison
+from practicum.studies.compare import ComparisonBudget, ComparisonSettings, compare, run_comparison
 from practicum.studies.compare.arms import (
     STOPPING_MONITORS,
     Arm,
@@ -31,7 +31,13 @@ from practicum.studies.compare.outcomes import (
     compare_outcomes,
     read_outcome,
 )
-from practicum.studies.compare.run_jobs import RunJob, measure_free_memory, plan_jobs, start_run
+from practicum.studies.compare.run_jobs import (
+    RunJob,
+    clear_comparison,
+    measure_free_memory,
+    plan_jobs,
+    start_run,
+)
 from practicum.studies.compare.tables import build_arm_table, build_pair_table
 
 CHANGES = {
@@ -506,3 +512,33 @@ def test_a_run_of_a_comparison_is_this_package_and_no_file_that_stands_around(
     job = RunJob("one", 0, {"no": "recipe"}, tmp_path / "home")
     assert start_run(job).wait() == RecipeError.exit_code
     assert "a file of the working directory" not in job.log_path.read_text()
+
+
+def test_overwriting_clears_the_runs_of_a_comparison_and_nothing_else(tmp_path: Path) -> None:
+    run = tmp_path / "a" / "seed-0"
+    run.mkdir(parents=True)
+    for path in (run / "recipe.json", run / "metrics.jsonl", run.with_suffix(".json")):
+        path.write_text('{"recipe": {}}')
+    for path in (run.with_suffix(".log"), tmp_path / "compare.json", tmp_path / "notes.txt"):
+        path.write_text("")
+    clear_comparison(tmp_path)
+    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(files) == ["a/seed-0/run.lock", "notes.txt", "run.lock"]
+    clear_comparison(tmp_path / "none")
+
+
+def test_a_comparison_that_is_running_is_not_cleared(tmp_path: Path) -> None:
+    recipe_path = tmp_path / "a" / "seed-0.json"
+    recipe_path.parent.mkdir()
+    recipe_path.write_text("{}")
+    with RunDir(tmp_path).lock(), pytest.raises(ResourceError, match="is in use by process"):
+        clear_comparison(tmp_path)
+    assert recipe_path.is_file()
+
+
+def test_a_comparison_is_either_continued_or_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "seed-0.json").write_text("{}")
+    with pytest.raises(RecipeError, match="resume=True, overwrite=True"):
+        compare(["a=smoke/toy", "b=smoke/toy"], out=tmp_path, resume=True, overwrite=True)
+    assert (tmp_path / "a" / "seed-0.json").is_file()

@@ -85,7 +85,8 @@ class ComparisonSettings:
     """The settings of a comparison.
 
     `seeds` seeds count from `first`; `at_once` runs go on side by side; `out` is the folder;
-    `common` are overrides of every arm's recipe; `may_differ` names what arms need not share.
+    `common` are overrides of every arm's recipe; `may_differ` names what arms need not share;
+    `overwrite` replaces an earlier comparison in the folder.
     """
 
     seeds: int = 3
@@ -96,6 +97,7 @@ class ComparisonSettings:
     common: tuple[str, ...] = ()
     first_seed: int = 0
     may_differ: frozenset[str] = frozenset()
+    overwrite: bool = False
 
 
 @dataclass(frozen=True, slots=True)

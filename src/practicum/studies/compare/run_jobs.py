@@ -29,7 +29,14 @@ from practicum.core.stopping import Stop
 from practicum.core.waits import Wait, show_wait
 from practicum.errors import Interrupted, RecipeError
 from practicum.recipe import resolve_recipe
-from practicum.run_dir import list_changed_fields, read_json, shapes, shorten_path, write_json
+from practicum.run_dir import (
+    RunDir,
+    list_changed_fields,
+    read_json,
+    shapes,
+    shorten_path,
+    write_json,
+)
 from practicum.runs.console import Console
 from practicum.studies.compare.arms import Design
 from practicum.text import make_printable
@@ -106,7 +113,8 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
     if has_runs and not resume:
         raise RecipeError(
             f"{folder} already holds a comparison; write {spell_options(resume=True)} "
-            f"to go on with it, or {spell_options(out='another folder')}"
+            f"to go on with it, {spell_options(overwrite=True)} to replace it, "
+            f"or {spell_options(out='another folder')}"
         )
     if resume and not has_runs:
         raise RecipeError(
@@ -123,6 +131,25 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
             advice = f"undo this, name a new arm, or write {spell_options(out='another folder')}:"
             raise RecipeError([f"{problem}; {advice}", *differences])
     return jobs
+
+
+def clear_comparison(folder: Path) -> None:
+    """Remove the runs of an earlier comparison and its results; other files in the folder stay.
+
+    Raises ResourceError if a process writes the comparison or one of its runs.
+    """
+    if not any(folder.glob("*/seed-*.json")):
+        return
+    with RunDir(folder).lock():
+        for recipe_path in folder.glob("*/seed-*.json"):
+            run_dir = RunDir(recipe_path.with_suffix(""))
+            if run_dir.path.is_dir():
+                run_dir.clear()
+            recipe_path.with_suffix(".log").unlink(missing_ok=True)
+            # Last, because it tells the next call that something is left to remove.
+            recipe_path.unlink()
+        for name in ("compare.json", "compare.html"):
+            (folder / name).unlink(missing_ok=True)
 
 
 def run_jobs(
