@@ -1,6 +1,6 @@
 """Write `src/practicum/recipe/typed.py`, the sections of a recipe as typed dicts, from the models.
 
-    python -m tests.section_types
+    python -m tests.test_docs
 
 rewrites the file. An editor completes the keys of `practicum.distill(student={...})` from it.
 """
@@ -25,7 +25,7 @@ ROOMS = {"teacher": "teachers", "task": "tasks", "backend": "backends", "trackin
 
 HEAD = '''"""The sections of a recipe as typed dicts, for the completion of `practicum.distill(student={...})`.
 
-Written by `python -m tests.section_types` from the models that validate recipes; they decide what is
+Written by `python -m tests.test_docs` from the models that validate recipes; they decide what is
 valid. A section of a plug-in has the keys of all its types.
 """
 
@@ -121,5 +121,6 @@ def format_module() -> str:
     ).stdout
 
 
-if __name__ == "__main__":
+def write_module() -> None:
+    """Write the module anew."""
     TARGET.write_text(format_module(), encoding="utf-8")

@@ -42,7 +42,7 @@ from practicum.objective import Objective, Term, choices
 from practicum.recipe.schedule import SCHEDULES
 from practicum.runs.pipeline import parse_pipeline
 from practicum.studies import doctor
-from tests import methods_page
+from tests import methods_page, section_types
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -759,6 +759,7 @@ def test_every_module_of_the_plug_in_rooms_is_listed():
 
 
 if __name__ == "__main__":
+    section_types.write_module()
     for file, drawn in evidence_plots().items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(drawn, encoding="utf-8")

@@ -31,16 +31,15 @@ def test_the_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
         notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     )
     client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     cards = [
-        output["data"]["text/html"]
-        for cell in notebook.cells
-        for output in cell.get("outputs", ())
-        if "text/html" in output.get("data", {})
+        output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})
     ]
     assert any("step " in card for card in cards), "the last step is shown"
+    streams = [output for output in outputs if output["output_type"] in ("error", "stream")]
+    # tqdm, which comes with the hub's client, warns without ipywidgets; nothing here needs them.
     assert not [
         output
-        for cell in notebook.cells
-        for output in cell.get("outputs", ())
-        if output["output_type"] == "error" or output.get("name") == "stderr"
+        for output in streams
+        if output.get("name") != "stdout" and "IProgress not found" not in output.get("text", "")
     ]

@@ -31,7 +31,7 @@ def test_distill_takes_every_section() -> None:
 
 
 def test_the_typed_dicts_are_those_of_the_models() -> None:
-    assert TARGET.read_text(encoding="utf-8") == format_module(), "python -m tests.section_types"
+    assert TARGET.read_text(encoding="utf-8") == format_module(), "python -m tests.test_docs"
 
 
 def test_a_cell_can_be_run_again_and_the_error_names_how(models: Path, tmp_path: Path) -> None:

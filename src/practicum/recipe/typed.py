@@ -1,6 +1,6 @@
 """The sections of a recipe as typed dicts, for the completion of `practicum.distill(student={...})`.
 
-Written by `python -m tests.section_types` from the models that validate recipes; they decide what is
+Written by `python -m tests.test_docs` from the models that validate recipes; they decide what is
 valid. A section of a plug-in has the keys of all its types.
 """
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.report.markup import escape_text, format_number
+from practicum.report.tables import ALL_DONE
 from practicum.report.verdict import describe_gain, format_signed
 from practicum.statistics import Interval
 
@@ -34,7 +35,9 @@ def render_run_card(name: str, folder: str, summary: Mapping[str, Any]) -> str:
         [label, *(format_number(evaluation[key]) for evaluation in columns.values())]
         for label, key in quantities.items()
     ]
-    steps = f"{summary['steps']} steps, {summary['ended']}; report.html is in {folder}"
+    steps = (
+        f"{summary['steps']} steps, {summary.get('ended', ALL_DONE)}; report.html is in {folder}"
+    )
     return render_card(f"{name}: {describe_summary(summary)}", [steps], ["", *columns], rows)
 
 
