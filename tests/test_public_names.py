@@ -76,6 +76,7 @@ PRACTICUM = [
     "PracticumError",
     "Recipe",
     "RunResult",
+    "compare",
     "distill",
     "doctor",
     "functional",

@@ -1,4 +1,4 @@
-"""What a shell offers for the word that is being typed; nothing heavy is imported here."""
+"""Complete the word that is typed in a shell; nothing heavy is imported here."""
 
 import glob
 from pathlib import Path
