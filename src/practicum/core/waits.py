@@ -30,7 +30,7 @@ class Wait:
     display: Display | None
     progress: int = 0
     is_over: bool = False
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
 
     @property
     def path(self) -> str:
