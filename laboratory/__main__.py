@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from laboratory import list_reproductions, load_reproduction, reproduce
+from practicum.core.options import spell_for_shell
 from practicum.errors import PracticumError
 from practicum.runs.console import Console, open_console
 
@@ -33,7 +34,7 @@ def main(
 ) -> None:
     """Put a published claim to the test: its arms and controls, a table, a plot, a verdict."""
     try:
-        with closing(open_console(as_json=as_json)) as console:
+        with spell_for_shell(), closing(open_console(as_json=as_json)) as console:
             if name is None:
                 show_reproductions(console)
                 return

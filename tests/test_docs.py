@@ -35,7 +35,7 @@ from laboratory import (
 from laboratory.plot import plot
 from practicum import errors, recipe, rollouts
 from practicum.cli.app import app
-from practicum.core import plugins
+from practicum.core import packaged, plugins
 from practicum.core.calls import Call
 from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
 from practicum.models import config as model_config
@@ -44,7 +44,7 @@ from practicum.objective import Objective, Term, choices
 from practicum.recipe.schedule import SCHEDULES
 from practicum.runs.pipeline import parse_pipeline
 from practicum.studies import doctor
-from tests import methods_page
+from tests import methods_page, section_types
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -457,7 +457,7 @@ def _families() -> str:
 
 
 def _recipes() -> str:
-    folder = recipe.yaml_files.locate_packaged_recipes()
+    folder = packaged.locate_packaged_recipes()
     rows = [
         [f"`{name}`", recipe.yaml_files.read_yaml(folder / f"{name}.yaml").get("about", "")]
         for name in recipe.list_recipe_names()
@@ -764,6 +764,7 @@ def test_every_module_of_the_plug_in_rooms_is_listed():
 
 
 if __name__ == "__main__":
+    section_types.write_module()
     for file, drawn in evidence_plots().items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(drawn, encoding="utf-8")

@@ -79,6 +79,7 @@ PRACTICUM = [
     "PracticumError",
     "Recipe",
     "RunResult",
+    "compare",
     "distill",
     "doctor",
     "functional",

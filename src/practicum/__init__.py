@@ -6,8 +6,8 @@ Three depths, from the outside in:
     practicum.distill(student=..., teacher=..., task=..., ...)     its sections as arguments
     practicum.training.loop.train_step(step, parts, settings)               the seven calls of one step
 
-`practicum.doctor("recipes/quickstart.yaml")` examines a recipe before it is run; `practicum.functional` is the
-mathematics on its own.
+`practicum.doctor("recipes/quickstart.yaml")` examines a recipe before it is run, and
+`practicum.compare` runs several side by side; `practicum.functional` is the mathematics on its own.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from practicum.recipe import Recipe, load_recipe
     from practicum.runs import RunResult, distill
     from practicum.runs.pipeline.runner import run
+    from practicum.studies.compare import compare
     from practicum.studies.doctor import Diagnosis, doctor
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "PracticumError",
     "Recipe",
     "RunResult",
+    "compare",
     "distill",
     "doctor",
     "functional",
@@ -39,6 +41,7 @@ _HOMES = {
     "PracticumError": "practicum.errors",
     "Recipe": "practicum.recipe",
     "RunResult": "practicum.runs",
+    "compare": "practicum.studies.compare",
     "distill": "practicum.runs",
     "doctor": "practicum.studies.doctor",
     "load_recipe": "practicum.recipe",
@@ -55,3 +58,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'practicum' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, and not the modules that happen to be imported."""
+    return ["__version__", *__all__]

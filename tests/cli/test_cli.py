@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from practicum.backends.local.backend import LocalStudent
 from practicum.cli.app import app
+from practicum.cli.completion import complete_recipe
 from practicum.errors import RecipeError
 from practicum.runs import open_student
 
@@ -26,6 +27,7 @@ COMMANDS = [
     "doctor",
     "plan",
     "show",
+    "schema",
     "ls",
     "answers",
     "eval",
@@ -307,3 +309,49 @@ def test_nothing_is_imported_from_the_current_folder(models: Path, tmp_path: Pat
         check=False,
     )
     assert done.returncode == 2 and not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_recipes(shell: str, tmp_path: Path) -> None:
+    words = {
+        "bash": {"COMP_WORDS": "practicum run smoke/", "COMP_CWORD": "2"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "practicum run smoke/"},
+        "fish": {
+            "_TYPER_COMPLETE_ARGS": "practicum run smoke/",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        },
+    }
+    code = "import sys; sys.argv = ['practicum']; from practicum.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment({"_PRACTICUM_COMPLETE": f"complete_{shell}", **words[shell]}),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert "smoke/toy" in done.stdout, done.stderr
+
+
+def test_completion_offers_names_files_and_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick.yaml").write_text("")
+    (tmp_path / "quick.txt").write_text("")
+    (tmp_path / "quarter").mkdir()
+    assert complete_recipe("qu") == ["quickstart", "quarter/", "quick.yaml"]
+
+
+def test_completing_a_recipe_imports_no_model_library() -> None:
+    code = (
+        "import sys; from practicum.cli.app import app; "
+        "from practicum.cli.completion import complete_recipe; complete_recipe('s'); "
+        "assert not {'torch', 'pydantic', 'transformers'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+
+
+def test_the_schema_is_printed_as_json(tmp_path: Path) -> None:
+    status, text = said(tmp_path, "schema")
+    assert status == 0 and json.loads(text)["properties"]["train"]

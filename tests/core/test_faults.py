@@ -29,6 +29,7 @@ from toy import (
     write_recipe,
 )
 
+from practicum.core.waits import Wait
 from practicum.errors import (
     DataError,
     ModelError,
@@ -295,6 +296,8 @@ def test_prompts_at_the_limit_stay_and_one_past_it_is_left_out_and_counted(
             events.append(text)
 
         def begin(self, total_steps: int, first_step: int) -> None: ...
+
+        def wait(self, wait: Wait) -> None: ...
 
         def step(self, step: int, metrics: Any, sample: Any) -> None: ...
 

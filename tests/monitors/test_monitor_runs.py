@@ -161,7 +161,8 @@ def test_a_pause_saves_and_the_resumed_run_goes_on_to_the_same_end(
 ) -> None:
     pausing = {**alarmed("pause"), "train.checkpoint_every": None}
     with pytest.raises(
-        AlarmError, match=r"paused by M22 .* at step 2: .* try .*; the state is saved: .* --resume"
+        AlarmError,
+        match=r"paused by M22 .* at step 2: .* try .*; the state is saved: .* resume=True",
     ) as caught:
         toy_run(models, tmp_path / "paused", pausing)
     assert caught.value.exit_code == 10 and "\n" not in str(caught.value)
@@ -184,7 +185,8 @@ def test_a_stop_keeps_nothing_and_a_milder_monitor_goes_on_from_before(
     stopping = {**alarmed("stop"), "train.checkpoint_every": 1}
     for resume in (False, True):
         with pytest.raises(
-            AlarmError, match=r"stopped by M22 .* go on from it with --resume monitors\.M22=warn"
+            AlarmError,
+            match=r"stopped by M22 .* go on from it with resume=True, .*monitors\.M22=warn",
         ):
             toy_run(models, tmp_path, stopping, resume=resume)
         assert checkpoints(tmp_path / "toy") == {"step-1"}

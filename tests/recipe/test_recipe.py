@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import toy_data, toy_recipe
+from toy import TASK, toy_data, toy_recipe, write_recipe
 
 from practicum.core.notes import show_notes
 from practicum.errors import CapabilityError, RecipeError
@@ -18,6 +18,7 @@ from practicum.recipe import (
     list_recipe_names,
     load_recipe,
     override,
+    override_all,
     parse_recipe,
     resolve_recipe,
 )
@@ -238,6 +239,46 @@ def test_a_call_with_commas_can_be_an_override() -> None:
     data = toy_data(NO_MODELS)
     override(data, "objective.signal=topk(4, tail=sampled)")
     assert parse_recipe(data, "x").objective.losses[0].signal.type == "topk"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "section", "note"),
+    [
+        (["task.type=skills"], {"type": "skills"}, "without its alphabet, shortest, longest"),
+        (["task.type=skills", "task.modulus=7"], {"type": "skills", "modulus": 7}, "anew"),
+        (["task.modulus=7", "task.type=skills"], {"type": "skills", "modulus": 7}, "anew"),
+        (["task.shortest=1", "task.type=skills"], {"type": "skills", "shortest": 1}, "alphabet"),
+        (["task.type=reverse"], TASK, ""),
+    ],
+)
+def test_an_override_of_the_type_starts_its_section_anew(
+    overrides: list[str], section: dict[str, Any], note: str
+) -> None:
+    data = toy_data(NO_MODELS)
+    notes = override_all(data, overrides)
+    assert data["task"] == section
+    assert bool(notes) == bool(note) and note in "".join(notes)
+
+
+def test_an_override_of_a_nested_type_starts_only_the_nested_section_anew() -> None:
+    pool = {"type": "pool", "teachers": [{"type": "model", "model": "a"}, {"type": "self"}]}
+    data = {"teacher": {"type": "privileged", "teacher": {"type": "self", "weights": "ema"}}}
+    assert override_all(data, ["teacher.teacher.type=model", "teacher.teacher.model=x"]) == [
+        "teacher.teacher.type=model starts teacher.teacher anew, without its weights"
+    ]
+    assert data["teacher"]["teacher"] == {"type": "model", "model": "x"}
+    data = {"teacher": pool}
+    override_all(data, ["teacher.teachers.0.type=self"])
+    assert pool["teachers"] == [{"type": "self"}, {"type": "self"}]
+
+
+def test_reading_a_recipe_notes_the_section_that_starts_anew(
+    tmp_path: Path, notes: list[str]
+) -> None:
+    path = write_recipe(NO_MODELS, tmp_path / "r.yaml")
+    recipe = load_recipe(path, ["teacher.type=self", "teacher.weights=frozen"])
+    assert recipe.teacher.type == "self"
+    assert notes == [f"{path}: teacher.type=self starts teacher anew, without its model"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from toy import rows
 
+from practicum.core.packaged import locate_packaged_recipes
 from practicum.core.plugins import list_plugins
 from practicum.models.config import ScratchConfig
 from practicum.recipe import (
@@ -14,7 +15,7 @@ from practicum.recipe import (
     read_recipe,
     resolve_recipe,
 )
-from practicum.recipe.yaml_files import locate_packaged_recipes, read_yaml
+from practicum.recipe.yaml_files import read_yaml
 from practicum.runs import run
 
 

@@ -585,7 +585,7 @@ def test_a_run_whose_environment_breaks_is_saved_and_goes_on(
         run(settings, out=tmp_path)
     assert str(caught.value).startswith("step 3: the task's environment failed in all of")
     assert str(caught.value).endswith(
-        "; mend it (the state after step 2 is saved; go on with --resume)"
+        "; mend it (the state after step 2 is saved; go on with resume=True)"
     )
     monkeypatch.undo()
     resumed = run(settings, out=tmp_path, resume=True).folder

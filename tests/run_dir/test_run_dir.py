@@ -24,6 +24,7 @@ from toy import toy_recipe
 
 from practicum.backends import local
 from practicum.core.faults import inject_fault
+from practicum.core.options import spell_for_shell
 from practicum.errors import CheckpointError, RecipeError, ResourceError
 from practicum.recipe import Recipe, resolve_recipe
 from practicum.run_dir import (
@@ -46,6 +47,7 @@ from practicum.run_dir import (
 )
 from practicum.run_dir.changes import MAY_CHANGE, MUST_STAY
 from practicum.run_dir.differences import find_changes, find_recipe_differences
+from practicum.run_dir.folder import RUN_FILES
 
 # A process that imports once, then runs each snippet of code it is sent in a fork and answers with the wait status.
 NURSERY = """
@@ -190,7 +192,7 @@ def test_links_in_place_of_a_runs_folders_are_refused(tmp_path: Path) -> None:
 def test_a_folder_with_a_run_is_not_used_again(run_dir: RunDir) -> None:
     root, message = (
         run_dir.path.parent,
-        r"toy already holds a run; write --resume to continue it or --out another",
+        r"toy already holds a run; write resume=True to continue it, overwrite=True to replace it, or out=",
     )
     assert RunDir.create(root, "toy").path == run_dir.path
     run_dir.metrics_jsonl.write_text('{"step": 1}\n')
@@ -833,7 +835,7 @@ def test_what_may_change_is_let_change_by_its_name_alone(name: str) -> None:
     let, refused = split_changes(saved, now, [place])
     assert let and not refused
     proposed = propose_flags(let, saved)[0]
-    assert all(flag.startswith(place) for flag in re.findall(r"--allow-changed (\S+)", proposed))
+    assert all(flag.startswith(place) for flag in re.findall(r'"(\S+)"', proposed))
 
 
 @pytest.mark.parametrize(
@@ -854,7 +856,7 @@ def test_what_may_change_is_let_change_by_its_name_alone(name: str) -> None:
 def test_what_would_not_fit_cannot_be_allowed(place: str, value: object, why: str) -> None:
     saved, now = resolved_toy(), resolved_toy({place: value})
     key = place if place != "objective.divergence" else "objective"
-    with pytest.raises(RecipeError, match=rf"^--allow-changed {re.escape(key)}: .*{why}"):
+    with pytest.raises(RecipeError, match=rf"^allow_changed=..{re.escape(key)}..: .*{why}"):
         split_changes(saved, now, [key])
     assert propose_flags(find_changes(saved, now), saved) == []
     assert split_changes(saved, now, ["train"]) == ([], find_changes(saved, now))
@@ -878,7 +880,7 @@ def test_longer_answers_may_be_allowed_where_the_evaluation_has_its_own_limit() 
 def test_an_unknown_place_is_answered_with_the_nearest() -> None:
     with pytest.raises(
         RecipeError,
-        match=r"--allow-changed learning_rate: .*did you mean 'optimizer.learning_rate'\?",
+        match=r"learning_rate..: .*did you mean 'optimizer.learning_rate'\?",
     ):
         split_changes(resolved_toy(), resolved_toy(), ["learning_rate"])
 
@@ -1135,3 +1137,67 @@ def test_faults_are_silent_without_the_variable_and_loud_with_nonsense(
             ValueError, match=r"PRACTICUM_FAULT has .*, which names no moment; write POINT:N"
         ):
             inject_fault("rollout")
+
+
+def make_run_folder(path: Path) -> Path:
+    """Write what an earlier run leaves, and a file of the user's beside it."""
+    (path / "checkpoints" / "step-1").mkdir(parents=True)
+    for name in RUN_FILES:
+        if "." in name:
+            (path / name).write_text('{"recipe": {}}')
+    (path / "notes.txt").write_text("mine")
+    return path
+
+
+def test_overwriting_removes_the_run_and_nothing_else(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path / "toy")
+    elsewhere = tmp_path / "models"
+    elsewhere.mkdir()
+    (elsewhere / "weights").write_text("kept")
+    (folder / "models").symlink_to(elsewhere)
+    with RunDir.create(tmp_path, "toy", overwrite=True).lock():
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "checkpoints",
+            "notes.txt",
+            "run.lock",
+        ]
+        assert not any((folder / "checkpoints").iterdir())
+    assert (elsewhere / "weights").read_text() == "kept"
+
+
+def test_nothing_is_removed_before_the_lock_is_held(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path / "toy")
+    running = RunDir(folder)
+    again = RunDir.create(tmp_path, "toy", overwrite=True)
+    with running.lock(), pytest.raises(ResourceError, match="is in use by process"), again.lock():
+        pass
+    assert (folder / "checkpoints" / "step-1").is_dir() and (folder / "metrics.jsonl").is_file()
+
+
+@pytest.mark.parametrize("recipe", [None, "not JSON", '{"prompt": "a list of recipes"}'])
+def test_a_folder_without_a_runs_recipe_is_not_overwritten(
+    tmp_path: Path, recipe: str | None
+) -> None:
+    folder = make_run_folder(tmp_path / "toy")
+    (folder / "pipeline.json").unlink()
+    (folder / "recipe.json").unlink() if recipe is None else (folder / "recipe.json").write_text(
+        recipe
+    )
+    with pytest.raises(RecipeError, match="it may be no run and nothing of it is removed"):
+        RunDir.create(tmp_path, "toy", overwrite=True)
+    assert (folder / "metrics.jsonl").is_file()
+
+
+def test_the_error_about_an_existing_run_is_in_the_words_of_the_caller(tmp_path: Path) -> None:
+    make_run_folder(tmp_path / "toy")
+    with pytest.raises(RecipeError) as in_python:
+        RunDir.create(tmp_path, "toy")
+    with spell_for_shell(), pytest.raises(RecipeError) as in_shell:
+        RunDir.create(tmp_path, "toy")
+    head = f"{tmp_path / 'toy'} already holds a run; write "
+    assert str(in_python.value) == (
+        f'{head}resume=True to continue it, overwrite=True to replace it, or out="another folder"'
+    )
+    assert str(in_shell.value) == (
+        f"{head}--resume to continue it, --overwrite to replace it, or --out another folder"
+    )

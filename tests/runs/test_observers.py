@@ -113,7 +113,7 @@ def test_a_stop_comes_before_the_checkpoint_and_after_its_row(notes: list[str]) 
     spy, end = Spy(), ending()
     sound = partial(sound_alarms, spy, ScheduleState({}, 4), end)  # type: ignore[arg-type]
     with pytest.raises(
-        AlarmError, match=r"stopped by M1 collapse .*with --resume monitors.M1=warn"
+        AlarmError, match=r"stopped by M1 collapse .*with resume=True, overrides=..monitors.M1=warn"
     ):
         sound(finished(2, alarm("log"), alarm("stop")))
     assert spy.calls == [["M1", "M1"]]

@@ -547,7 +547,7 @@ class TestStopping:
 
         with pytest.raises(
             PracticumError,
-            match=r"stage 1 of 2: a: stopped by SIGTERM after its last step.*--resume",
+            match=r"stage 1 of 2: a: stopped by SIGTERM after its last step.*resume=True",
         ) as e:
             toy_run(toy(models, {"name": "a"}, {"name": "b"}), tmp_path, console=Signalling())
         assert e.value.exit_code == 143 and not (tmp_path / "toy" / "stages" / "02-b").exists()
@@ -579,7 +579,8 @@ class TestStopping:
             toy_run(changed, tmp_path, resume=True)
         assert caught.value.problems[1:] == [
             "stages[1] (expert).optimizer.learning_rate: 0.01 in the run, 0.5 now",
-            "or let the run go on with the change: --allow-changed stages.expert.optimizer.learning_rate",
+            "or let the run go on with the change: "
+            'allow_changed=["stages.expert.optimizer.learning_rate"]',
         ]
         finished = toy(models, {**sft, "optimizer": {"learning_rate": 0.5}}, expert, merge)
         with pytest.raises(
@@ -588,7 +589,7 @@ class TestStopping:
             toy_run(finished, tmp_path, resume=True, allow_changed=["optimizer"])
         with pytest.raises(
             RecipeError,
-            match=r"--allow-changed stages\.exprt\.seed: no stage named 'exprt'; did you mean",
+            match=r"stages\.exprt\.seed.*: no stage named 'exprt'; did you mean",
         ):
             toy_run(changed, tmp_path, resume=True, allow_changed=["stages.exprt.seed"])
         for other in (
@@ -636,7 +637,7 @@ class TestStopping:
     def test_a_folder_that_is_taken_is_refused_and_one_without_a_pipeline_is_not_resumed(
         self, models: Path, finished: Path, tmp_path: Path
     ) -> None:
-        with pytest.raises(RecipeError, match="already holds a run; write --resume"):
+        with pytest.raises(RecipeError, match="already holds a run; write resume=True"):
             toy_run(toy(models, *THREE), finished.parent)
         with pytest.raises(RecipeError, match=r"holds no pipeline: there is no such folder"):
             toy_run(toy(models, *THREE), tmp_path, resume=True)

@@ -11,10 +11,12 @@ import pytest
 from safetensors.torch import load_file
 from toy import assert_same_run, curve, forked, in_check, make_model, rows, toy_recipe, toy_run
 
+from practicum.core.waits import Wait
 from practicum.errors import CheckpointError, RecipeError, ResourceError
 from practicum.report import write_report
 from practicum.runs import open_run, open_student, run
 from practicum.runs.assembly import assemble_run
+from practicum.runs.resuming import list_length_dependent
 from practicum.studies.compare.outcomes import read_outcome
 
 STEPS = {"train.steps": 6, "train.checkpoint_every": 2, "train.prompts_per_step": 4}
@@ -205,7 +207,7 @@ def test_the_refusal_of_a_change_says_how_to_allow_it(cut_short: Path) -> None:
     changes = {"evaluation.prompts": 4, "optimizer.learning_rate": 0.5, "rollout.n": 2, "seed": 1}
     with pytest.raises(RecipeError) as caught:
         toy_run(cut_short / "models", cut_short, changes, resume=True)
-    flags = "--allow-changed rollout.n --allow-changed optimizer.learning_rate"
+    flags = 'allow_changed=["rollout.n", "optimizer.learning_rate"]'
     assert caught.value.problems[-1] == f"or let the run go on with the change: {flags}"
 
 
@@ -284,7 +286,7 @@ def test_a_finished_run_goes_on_when_it_may_have_more_steps(models: Path, tmp_pa
 def test_only_a_run_that_goes_on_can_have_changed(models: Path, tmp_path: Path) -> None:
     with pytest.raises(
         RecipeError,
-        match="--allow-changed train: a run that begins has nothing to change; add --resume",
+        match=r'allow_changed=\["train"\]: a run that begins has nothing to change; add resume=True',
     ):
         toy_run(models, tmp_path, allow_changed=["train"])
 
@@ -526,6 +528,8 @@ class ServerScores:
 
     def begin(self, total_steps: int, first_step: int) -> None: ...
 
+    def wait(self, wait: Wait) -> None: ...
+
     def step(
         self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None
     ) -> None: ...
@@ -651,3 +655,65 @@ def test_evaluations_of_other_answers_are_not_compared(models: Path, tmp_path: P
         CheckpointError, match=r"before\.json is damaged \(student\.answers: 3 instead of 4\)"
     ):
         toy_run(models, tmp_path, changes, resume=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    in_check(
+        [
+            {},
+            {"optimizer.warmup_steps": 3, "objective.losses.0.coefficient": "linear(1, 0.5, 3)"},
+            {"evaluation.every": 2, "rollout.source": "mix(student=0.5, other=replay)"},
+        ],
+        {},
+    ),
+)
+def test_a_run_that_is_given_more_steps_equals_one_that_had_them_from_the_start(
+    models: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    changes = {"evaluation.prompts": 4, **changes}
+    if "objective.losses.0.coefficient" in changes:
+        changes["objective"] = {"coefficient": changes.pop("objective.losses.0.coefficient")}
+    longer = {**changes, "train.steps": 7}
+    at_once = toy_run(models, tmp_path / "at_once", longer).folder
+    toy_run(models, tmp_path / "extended", changes)
+    page = (tmp_path / "extended" / "toy" / "report.html").read_text()
+    result = toy_run(models, tmp_path / "extended", longer, resume=True)
+    assert result.summary["steps"] == 7
+    assert_same_run(at_once, result.folder)
+    assert (result.folder / "report.html").read_text() != page
+
+
+def test_more_steps_are_refused_by_name_where_the_steps_until_now_would_have_been_others(
+    finished: Path, models: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "toy")
+    bound = {"evaluation.prompts": 8, "train.steps": 9, "optimizer.schedule": "cosine"}
+    saved = json.loads((tmp_path / "toy" / "recipe.json").read_text())
+    saved["recipe"]["optimizer"]["schedule"] = "cosine"
+    (tmp_path / "toy" / "recipe.json").write_text(json.dumps(saved))
+    with pytest.raises(RecipeError) as caught:
+        toy_run(models, tmp_path, bound, resume=True)
+    assert caught.value.problems[1:] == [
+        "train.steps: 4 in the run, 9 now",
+        "train.steps: of 9 steps the first 4 would have been others, because of "
+        "optimizer.schedule: cosine",
+        'or let the run go on with the change: allow_changed=["train.steps"]',
+    ]
+
+
+def test_each_setting_that_depends_on_the_length_of_the_run_is_named(models: Path) -> None:
+    assert list_length_dependent(toy_recipe(models)) == []
+    recipe = toy_recipe(
+        models,
+        {
+            "objective": {"coefficient": "linear(1, 0)"},
+            "optimizer.schedule": "linear",
+            "rollout.max_staleness": 1,
+        },
+    )
+    assert list_length_dependent(recipe) == [
+        "objective.losses.0.coefficient: linear(start=1.0, end=0.0)",
+        "optimizer.schedule: linear",
+        "rollout.max_staleness: 1",
+    ]

@@ -22,6 +22,7 @@ from practicum.backends.local.loading import load_student
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.cli.after import evaluate_target
 from practicum.core.plugins import load_plugin
+from practicum.core.waits import Wait
 from practicum.errors import RecipeError, TeacherError
 from practicum.functional.head import Head
 from practicum.models.config import ScorerConfig, StudentConfig
@@ -515,6 +516,8 @@ class ServerScores:
         self.events.append(text)
 
     def begin(self, total_steps: int, first_step: int) -> None: ...
+
+    def wait(self, wait: Wait) -> None: ...
 
     def step(self, step: int, metrics: object, sample: object) -> None: ...
 

@@ -2,13 +2,24 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 
 def print_note(text: str) -> None:
     """Print to standard error, because standard output holds the result."""
     print(text, file=sys.stderr)
+
+
+@contextmanager
+def show_waiting() -> Iterator[None]:
+    """Show notes and long waits on standard error, because standard output holds the result."""
+    # Imported here: listing names or printing help must not wait for a library of texts.
+    from practicum.runs.console import open_console, show_progress
+
+    with closing(open_console(stream=sys.stderr)) as console, show_progress(console):
+        yield
 
 
 def print_rows(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:

@@ -1,17 +1,18 @@
 """Commands for a student after its run: evaluate it, chat with it, export it."""
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.cli._output import print_note
-from practicum.core.notes import show_notes
+from practicum.cli._output import show_waiting
 from practicum.core.randomness import seed_of
+from practicum.core.waits import show_wait
 from practicum.errors import DataError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.ports import Model, SamplingClient, Student, TeacherRequest
-from practicum.recipe import load_recipe, override, parse_recipe, resolve_recipe
+from practicum.recipe import load_recipe, override_all, parse_recipe, resolve_recipe
 from practicum.report import write_report
 from practicum.report.pipeline import write_pipeline_report
 from practicum.runs import open_run, open_student, restore_components
@@ -20,6 +21,8 @@ from practicum.runs.opening import build_task, load_model, resolve_stage
 from practicum.text import make_printable
 from practicum.training.evaluation import evaluate
 from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams
+
+log = logging.getLogger(__name__)
 
 
 def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]:
@@ -34,12 +37,12 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
     loaded_recipe = load_recipe(recipe, overrides)
     fields = loaded_recipe.student.model_dump(include=set(ModelConfig.model_fields))
     model = load_model(ScorerConfig.model_validate({**fields, "model": target}))
-    with show_notes(print_note):
-        task = build_task(loaded_recipe)
-        settings = build_evaluation_settings(loaded_recipe, task, model)
+    task = build_task(loaded_recipe)
+    settings = build_evaluation_settings(loaded_recipe, task, model)
     if settings is None:
         raise DataError(f"{recipe}: the task has no held-out prompts to evaluate on")
-    return evaluate(model.client, model.renderer, task, None, settings).summarize()
+    with show_wait(f"evaluating {len(settings.prompts)} held-out prompts"):
+        return evaluate(model.client, model.renderer, task, None, settings).summarize()
 
 
 def hold_chat(
@@ -53,11 +56,12 @@ def hold_chat(
         )
     if system is not None and _is_run(target):
         raise RecipeError("a run's prompts are written as its recipe says; leave --system out")
-    built = restore_components(*open_run(Path(target))) if teacher else None
-    if built is None:
-        student, client = _open(target, system)
-    else:
-        student, client = built.student, built.parts.sampler
+    with show_waiting():
+        built = restore_components(*open_run(Path(target))) if teacher else None
+        if built is None:
+            student, client = _open(target, system)
+        else:
+            student, client = built.student, built.parts.sampler
     params = SamplingParams(max_new_tokens, temperature, stop_ids=student.renderer.stop_ids)
     max_prompt_tokens = student.context_length - max_new_tokens
     for turn in range(sys.maxsize):
@@ -99,15 +103,16 @@ def rewrite_report(folder: Path) -> Path:
 def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     run_dir, recipe = open_run(path)
     recipe_data = resolve_recipe(recipe)
-    for text in overrides:
-        override(recipe_data, text)
+    for note in override_all(recipe_data, overrides):
+        log.info(note)
     built = restore_components(run_dir, parse_recipe(recipe_data, "the run's recipe"))
     if built.evaluation is None:
         raise DataError(f"{path}: the task has no held-out prompts to evaluate on")
     parts = built.parts
-    return evaluate(
-        parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation
-    ).summarize()
+    with show_wait(f"evaluating {len(built.evaluation.prompts)} held-out prompts"):
+        return evaluate(
+            parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation
+        ).summarize()
 
 
 def _open(target: str, system: str | None) -> tuple[Student | Model, SamplingClient]:

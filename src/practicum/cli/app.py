@@ -15,14 +15,17 @@ from typing import Annotated
 
 import typer
 
-from practicum.cli._output import print_rows, print_summary
+from practicum.cli._output import print_note, print_rows, print_summary, show_waiting
+from practicum.cli.completion import complete_recipe
+from practicum.core.notes import show_notes
+from practicum.core.options import spell_for_shell
 from practicum.errors import PracticumError
 
 app = typer.Typer(
     name="practicum",
     help="On-policy distillation of language models.\n\nExample: practicum run quickstart",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -32,6 +35,7 @@ RecipeArgument = Annotated[
     typer.Argument(
         metavar="RECIPE",
         help="YAML file of a recipe or pipeline, or a packaged name such as quickstart",
+        autocompletion=complete_recipe,
     ),
 ]
 Overrides = Annotated[
@@ -67,6 +71,9 @@ def run(  # noqa: PLR0913  (its options, one by one)
             help="with --resume: a key that may differ from the original run; repeatable",
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="replace an earlier run in the run folder")
+    ] = False,
     track: Annotated[
         str | None, typer.Option(help="also send metrics to trackio, wandb, tensorboard or mlflow")
     ] = None,
@@ -86,6 +93,7 @@ def run(  # noqa: PLR0913  (its options, one by one)
                 out=out,
                 resume=resume,
                 allow_changed=allow_changed or (),
+                overwrite=overwrite,
                 console=console,
             )
 
@@ -177,6 +185,15 @@ def show(
             print("\n".join([f"# stage {name}", *lines] if name else lines), end="\n\n")
         if not plot:
             print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
+
+
+@app.command(epilog="Example: practicum schema > recipe.schema.json")
+def schema(debug: Debug = False) -> None:
+    """Print the JSON Schema of a recipe, with which an editor completes and checks its YAML."""
+    with _errors(debug):
+        from practicum.recipe.json_schema import build_schema
+
+        print(json.dumps(build_schema(), indent=2))
 
 
 @app.command("ls", epilog="Example: practicum ls divergences")
@@ -283,7 +300,9 @@ def evaluate(
     with _errors(debug):
         from practicum.cli.after import evaluate_target
 
-        print_summary(evaluate_target(target, recipe, overrides or []), as_json)
+        with show_waiting():
+            summary = evaluate_target(target, recipe, overrides or [])
+        print_summary(summary, as_json)
 
 
 @app.command(epilog="Example: practicum chat runs/quickstart")
@@ -325,9 +344,10 @@ def export(
         from practicum.runs.exporting import export_run
 
         private = not public
-        result = export_run(
-            run_folder, folder, adapter=adapter, push_to=push_to_hub, private=private
-        )
+        with show_waiting():
+            result = export_run(
+                run_folder, folder, adapter=adapter, push_to=push_to_hub, private=private
+            )
         print(*result.describe(), sep="\n")
 
 
@@ -384,6 +404,9 @@ def compare(  # noqa: PLR0913  (its options, one by one)
     out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path("runs/compare"),
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time, as far as memory allows")] = 2,
     resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="replace an earlier comparison in the folder")
+    ] = False,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="an override for every arm"),
@@ -402,7 +425,13 @@ def compare(  # noqa: PLR0913  (its options, one by one)
         if fit:
             return fit_law(arms, as_json)
         settings = ComparisonSettings(
-            seeds, ComparisonBudget.parse(budget), jobs, out, resume, tuple(changes or ())
+            seeds,
+            ComparisonBudget.parse(budget),
+            jobs,
+            out,
+            resume,
+            tuple(changes or ()),
+            overwrite=overwrite,
         )
         compare_arms(arms, settings, as_json)
 
@@ -529,7 +558,9 @@ def _drop_start_folder() -> None:
 @contextmanager
 def _errors(debug: bool) -> Iterator[None]:
     try:
-        yield
+        # Standard output holds the results of a command; `run` shows its notes there itself.
+        with spell_for_shell(), show_notes(print_note):
+            yield
     except PracticumError as error:
         if debug:
             raise

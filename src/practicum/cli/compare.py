@@ -5,8 +5,8 @@ from contextlib import closing
 from pathlib import Path
 
 from practicum.errors import DataError, PracticumError
-from practicum.runs.console import open_console
-from practicum.studies.compare import ComparisonSettings, compare
+from practicum.runs.console import open_console, show_progress
+from practicum.studies.compare import ComparisonSettings, run_comparison
 from practicum.studies.compare.fitting import QUANTITIES, RESULTS, Law, LawPoint, fit, read_runs
 
 
@@ -15,8 +15,8 @@ def compare_arms(words: Sequence[str], settings: ComparisonSettings, as_json: bo
 
     Raises PracticumError (exit code 1) after the table if runs failed.
     """
-    with closing(open_console(as_json=as_json)) as console:
-        comparison = compare(words, settings, console)
+    with closing(open_console(as_json=as_json)) as console, show_progress(console):
+        comparison = run_comparison(words, settings, console)
     failed = len(comparison.failures)
     if failed:
         raise PracticumError(

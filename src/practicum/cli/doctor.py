@@ -4,9 +4,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from practicum.core.notes import show_notes
 from practicum.recipe import load_recipe
-from practicum.runs.console import Console, JsonConsole
+from practicum.runs.console import Console, JsonConsole, show_progress
 from practicum.studies.doctor import CheckResult, Diagnosis, doctor
 from practicum.studies.doctor.findings import format_interval
 from practicum.text import make_printable
@@ -25,7 +24,7 @@ def examine_recipe(
     """Examine a recipe, print and write the diagnosis; return the exit code of its verdict."""
     recipe = load_recipe(source, overrides)
     path = Path("runs") / f"{recipe.name}.doctor.json" if out is None else out
-    with show_notes(lambda text: console.event(make_printable(text))):
+    with show_progress(console):
         diagnosis = doctor(recipe, prompts=prompts, samples=samples)
     page = diagnosis.write(path)
     verdict = diagnosis.verdict

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.cli._output import print_note
-from practicum.core.notes import show_notes
+from practicum.cli._output import show_waiting
 from practicum.costs import PHASES
 from practicum.errors import RecipeError
 from practicum.report.tables import format_bytes
@@ -29,7 +28,7 @@ def build_plan(
             f"{recipe}: a pipeline; plan the recipe of one stage, "
             "for a stage's teachers may not be there yet"
         )
-    with show_notes(print_note):
+    with show_waiting():
         cost_plan = plan(loaded, limit=limit, answer_tokens=answer_tokens, calibrate=calibrate)
         return describe_plan(cost_plan)
 

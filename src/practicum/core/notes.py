@@ -45,6 +45,11 @@ def show_notes(event: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+def are_notes_shown() -> bool:
+    """Return True if an outer block shows, copies or hides the notes of this context."""
+    return bool(_listeners.get())
+
+
 @contextmanager
 def hide_notes() -> Iterator[None]:
     """Drop the notes of the block."""

@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, SerializeAsAny, WithJsonSchema
 
 from practicum.core.calls import suggest_name
 from practicum.core.foreign import is_external, load_object
+
+PLUGIN_KEY = "x-plugin"
+"""The key that marks a plug-in's place in a JSON Schema; its value is the room."""
 
 
 def list_plugins(room: str) -> list[str]:
@@ -80,5 +83,7 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
 def Plugin(room: str, default: str | None = None) -> Any:
     """Return the type of a recipe field that holds a plug-in, by default of type `default`."""
     return Annotated[
-        SerializeAsAny[BaseModel], BeforeValidator(lambda value: read_plugin(room, value, default))
+        SerializeAsAny[BaseModel],
+        BeforeValidator(lambda value: read_plugin(room, value, default)),
+        WithJsonSchema({PLUGIN_KEY: room}),
     ]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from practicum.core.options import spell_options
 from practicum.errors import Interrupted
 
 Stop = Callable[[], int | None]
@@ -36,7 +37,8 @@ def catch_stop_signals() -> Iterator[Stop]:
     try:
         yield lambda: received[0] if received else None
     except KeyboardInterrupt:
-        reason = "stopped at once; the newest checkpoint is untouched, go on with --resume"
+        go_on = f"go on with {spell_options(resume=True)}"
+        reason = f"stopped at once; the newest checkpoint is untouched, {go_on}"
         raise Interrupted(signal.SIGINT, reason) from None
     finally:
         for number, handler in earlier.items():

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from practicum.core.calls import Call, bind, parse_call, suggest_name
 from practicum.core.foreign import is_external
 from practicum.functional.advantages import REWARDS
+from practicum.functional.registry import TABLES
 from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signals import AdvantageName, Draws, Full, Sampled, Score, Text, TopK
@@ -208,6 +209,14 @@ def build_validator(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValid
     return BeforeValidator(read)
 
 
+def _list_in_schema(kind: str) -> WithJsonSchema:
+    """Return the JSON Schema of an entry of a table: its name, a call, or a mapping by `type`."""
+    call = {"type": "string", "pattern": r"^\s*[A-Za-z_][\w.]*\s*\("}
+    dotted = {"type": "string", "pattern": r"^[A-Za-z_]\w*([.:][A-Za-z_]\w*)+$"}
+    mapping = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
+    return WithJsonSchema({"anyOf": [{"enum": list(TABLES[kind][1])}, call, dotted, mapping]})
+
+
 def _read_choice(kind: str) -> BeforeValidator:
     return build_validator(kind, AXES[f"{kind}s"])
 
@@ -257,7 +266,15 @@ Estimator = Annotated[
     _read_choice("estimator"),
     Field(discriminator="type"),
 ]
-DivergenceChoice = Annotated[Choice, BeforeValidator(partial(read_entry, "divergence"))]
-CorrectionChoice = Annotated[Choice, BeforeValidator(partial(read_entry, "correction"))]
-WeightChoice = Annotated[Choice, BeforeValidator(partial(read_entry, "weight"))]
-SampleWeightChoice = Annotated[Choice, BeforeValidator(partial(read_entry, "sample weight"))]
+DivergenceChoice = Annotated[
+    Choice, BeforeValidator(partial(read_entry, "divergence")), _list_in_schema("divergence")
+]
+CorrectionChoice = Annotated[
+    Choice, BeforeValidator(partial(read_entry, "correction")), _list_in_schema("correction")
+]
+WeightChoice = Annotated[
+    Choice, BeforeValidator(partial(read_entry, "weight")), _list_in_schema("weight")
+]
+SampleWeightChoice = Annotated[
+    Choice, BeforeValidator(partial(read_entry, "sample weight")), _list_in_schema("sample weight")
+]

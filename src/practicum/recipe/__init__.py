@@ -5,6 +5,7 @@ cannot work. `files` finds and reads YAML, `overrides` changes it, `controls` sw
 off, and `reading` validates the result.
 """
 
+from practicum.core.packaged import list_recipe_names
 from practicum.recipe.controls import (
     SECTIONS,
     SWITCH,
@@ -16,11 +17,11 @@ from practicum.recipe.controls import (
 from practicum.recipe.loader import load_recipe, parse_recipe
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.older import bring_up
-from practicum.recipe.overrides import is_named, override, resolve_path
+from practicum.recipe.overrides import is_named, override, override_all
 from practicum.recipe.possible import explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schema import WORDS, Recipe, resolve_recipe
 from practicum.recipe.sections import Prices, TrainConfig
-from practicum.recipe.yaml_files import find_recipe, list_recipe_names, merge_recipes, read_recipe
+from practicum.recipe.yaml_files import find_recipe, merge_recipes, read_recipe
 
 __all__ = [
     "SECTIONS",
@@ -42,10 +43,10 @@ __all__ = [
     "load_recipe",
     "merge_recipes",
     "override",
+    "override_all",
     "parse_recipe",
     "read_recipe",
     "remove_switch",
-    "resolve_path",
     "resolve_recipe",
     "validate_fields",
 ]

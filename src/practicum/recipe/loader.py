@@ -1,5 +1,6 @@
 """Load recipes from files or data, and check that they are possible at every step."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from practicum.errors import RecipeError
 from practicum.monitors import read_number
 from practicum.recipe.controls import build_control, explain_no_control, remove_switch
 from practicum.recipe.mistakes import validate_fields
-from practicum.recipe.overrides import is_named, override, resolve_path
+from practicum.recipe.overrides import is_named, override_all
 from practicum.recipe.schedule import SCHEDULED, Adaptive, compute_value, extract_schedules
 from practicum.recipe.schema import Recipe, resolve_recipe
 from practicum.recipe.short_forms import expand_models
 from practicum.recipe.yaml_files import find_recipe, read_recipe
+
+log = logging.getLogger(__name__)
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -29,8 +32,8 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             f"{source}: a pipeline, since it has stages; run it with practicum.run, "
             "or read it with practicum.runs.pipeline"
         )
-    for text in overrides:
-        override(recipe_data, resolve_path(text, recipe_data))
+    for note in override_all(recipe_data, overrides):
+        log.info(f"{source}: {note}")
     recipe_data.setdefault("name", path.stem)
     recipe = parse_recipe(recipe_data, str(source))
     if not wants_control:

@@ -11,8 +11,39 @@ from practicum.recipe.schema import Recipe
 from practicum.recipe.yaml_files import StrictLoader
 
 
-def override(recipe_data: dict[str, Any], text: str) -> None:
-    """Apply one `key.sub=value` to a recipe's data. Raises RecipeError if it cannot be applied."""
+def override_all(recipe_data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Apply overrides in their order, and return a line for each section that starts anew.
+
+    A section starts anew when its `type` changes: its other keys belong to the type before. Keys of
+    it that another override sets stay. Raises RecipeError if an override cannot be applied.
+    """
+    notes, applied = [], []
+    for text in overrides:
+        text = resolve_path(text, recipe_data)
+        dropped = override(recipe_data, text)
+        section = text.partition("=")[0].removesuffix("type")
+        beside = [
+            earlier
+            for earlier in applied
+            if dropped and earlier.startswith(section) and not earlier.startswith(f"{section}type=")
+        ]
+        for earlier in beside:
+            override(recipe_data, earlier)
+        keys_beside = {
+            earlier.removeprefix(section).partition("=")[0].split(".")[0] for earlier in beside
+        }
+        lost_keys = [key for key in dropped if key not in keys_beside]
+        if lost_keys:
+            notes.append(f"{text} starts {section[:-1]} anew, without its {', '.join(lost_keys)}")
+        applied.append(text)
+    return notes
+
+
+def override(recipe_data: dict[str, Any], text: str) -> list[str]:
+    """Apply one `key.sub=value` to a recipe's data, and return the keys that a new `type` drops.
+
+    Raises RecipeError if it cannot be applied.
+    """
     key, equals, new_value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise RecipeError(f"override {text!r} is not key=value; write for example train.steps=4")
@@ -33,10 +64,15 @@ def override(recipe_data: dict[str, Any], text: str) -> None:
                 f"write the whole of it, {path}={mapping}{'}' * len(outer)}"
             )
         section = section[name]
-    section[last] = _parse_value(new_value)
+    value, dropped = _parse_value(new_value), []
+    if last == "type" and parents and section.get("type") != value:
+        dropped = [key for key in section if key != "type"]
+        section.clear()
+    section[last] = value
+    return dropped
 
 
-def _override_item(items: list[Any], path: list[str], new_value: str, text: str) -> None:
+def _override_item(items: list[Any], path: list[str], new_value: str, text: str) -> list[str]:
     """Set a value in an item of a list, as `objective.losses.0.coefficient=2` does."""
     index, *keys = path
     if not index.isdigit() or int(index) >= len(items):
@@ -46,11 +82,11 @@ def _override_item(items: list[Any], path: list[str], new_value: str, text: str)
         )
     if not keys:
         items[int(index)] = _parse_value(new_value)
-        return
+        return []
     item = items[int(index)]
     if not isinstance(item, dict):
         raise RecipeError(f"override {text!r}: item {index} has no keys; write the whole item")
-    override(item, f"{'.'.join(keys)}={new_value}")
+    return override({index: item}, f"{'.'.join(path)}={new_value}")
 
 
 def _parse_value(text: str) -> Any:

@@ -1,6 +1,5 @@
 """Recipe files: find them, read their YAML, and merge it over the recipe that they extend."""
 
-import importlib.resources
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any
 import yaml
 
 from practicum.core.calls import suggest_name
+from practicum.core.packaged import list_recipe_names, locate_packaged_recipes
 from practicum.errors import RecipeError
 from practicum.recipe.short_forms import expand_models
 
@@ -34,19 +34,6 @@ def find_recipe(source: str | Path) -> Path:
         f"no recipe {str(source)[:100]!r}: not a file and not a packaged recipe; "
         f"{suggest_name(str(source), list_recipe_names())}"
     )
-
-
-def locate_packaged_recipes() -> Path:
-    """Return the folder of the packaged recipes; in a checkout, the repository's `recipes`."""
-    installed = Path(str(importlib.resources.files("practicum"))) / "packaged_recipes"
-    return installed if installed.is_dir() else Path(__file__).resolve().parents[3] / "recipes"
-
-
-def list_recipe_names() -> list[str]:
-    """Return the names of the packaged recipes that can run, without bases."""
-    folder = locate_packaged_recipes()
-    names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
-    return [name for name in names if not name.startswith("base/")]
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from practicum.core import abandon
 from practicum.core.randomness import seed_of
+from practicum.core.waits import Wait, show_wait
 from practicum.errors import PracticumError, RecipeError, TeacherError
 from practicum.remote.address import (
     PLAIN_HTTP,
@@ -194,23 +195,26 @@ class JsonClient:
         first = self._num_asked
         self._num_asked += len(questions)
 
-        async def ask(index: int, question: JsonRequest) -> Any:
+        async def ask(index: int, question: JsonRequest, wait: Wait) -> Any:
             async with slots:
                 number = first + index
                 answer = await self._ask_until_answered(client, question, number, open_requests)
+            wait.advance()
             return read(index, answer)
 
+        name = f"answers of {self.address}"
         try:
-            async with client, asyncio.TaskGroup() as group:
-                beat = group.create_task(self._report_waiting(open_requests, len(questions)))
-                watch = group.create_task(_wait_for_cancel())
-                answers = [
-                    group.create_task(ask(index, question))
-                    for index, question in enumerate(questions)
-                ]
-                await asyncio.wait(answers)
-                beat.cancel()
-                watch.cancel()
+            with show_wait(name, len(questions)) as wait:
+                async with client, asyncio.TaskGroup() as group:
+                    beat = group.create_task(self._report_waiting(open_requests, len(questions)))
+                    watch = group.create_task(_wait_for_cancel())
+                    answers = [
+                        group.create_task(ask(index, question, wait))
+                        for index, question in enumerate(questions)
+                    ]
+                    await asyncio.wait(answers)
+                    beat.cancel()
+                    watch.cancel()
         except BaseExceptionGroup as group:
             # One failed request cancels the others, whose errors then say nothing about the cause.
             errors = [error for error in group.exceptions if isinstance(error, PracticumError)]

@@ -79,17 +79,21 @@ def _render_headline(run: RunData) -> str:
             '<p class="what">no held-out accuracy was measured</p>'
         )
     gain = Interval(**run.summary["gain"])
-    if contains_zero(gain):
-        tone, meaning = "", "not told apart from no change"
-    elif gain.mean > 0:
-        tone, meaning = "good", "the student is better"
-    else:
-        tone, meaning = "bad", "the student is worse"
+    tone, meaning = describe_gain(gain)
     return (
         f'<p class="gain {tone}">{format_signed(gain.mean)}</p>'
         '<p class="what">accuracy on held-out prompts, 95 % interval '
         f"{format_signed(gain.low)} to {format_signed(gain.high)}, paired by prompt: {meaning}</p>"
     )
+
+
+def describe_gain(gain: Interval) -> tuple[str, str]:
+    """Return the tone in which a gain is shown, and what it means."""
+    if contains_zero(gain):
+        return "", "not told apart from no change"
+    if gain.mean > 0:
+        return "good", "the student is better"
+    return "bad", "the student is worse"
 
 
 def format_signed(difference: float) -> str:

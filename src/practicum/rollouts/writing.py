@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import torch
 
 from practicum.core.randomness import compute_seeds
+from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, DataError
 from practicum.ports import (
     Environment,
@@ -122,7 +123,12 @@ def as_environment(task: Task) -> Environment | None:
 
 def add_rewards(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
     """Return the rollouts with the task's rewards."""
-    return [replace(rollout, reward=task.reward(rollout)) for rollout in rollouts]
+    rewarded = []
+    with show_wait("rewards", len(rollouts)) as wait:
+        for rollout in rollouts:
+            rewarded.append(replace(rollout, reward=task.reward(rollout)))
+            wait.advance()
+    return rewarded
 
 
 def _assign_writers(

@@ -13,7 +13,7 @@ Everything on disk is JSON or safetensors: a pickle could run code when it is re
 """
 
 from practicum.run_dir import shapes
-from practicum.run_dir.changes import FLAG, propose_flags, split_changes
+from practicum.run_dir.changes import propose_flags, split_changes
 from practicum.run_dir.checkpoints import MANIFEST, Checkpoint, find_checkpoint
 from practicum.run_dir.differences import (
     Difference,
@@ -36,7 +36,6 @@ from practicum.run_dir.journal import Journal, parse_row, read_rows
 from practicum.run_dir.saving import CheckpointWriter, check_space, save_checkpoint
 
 __all__ = [
-    "FLAG",
     "MANIFEST",
     "RESTORE",
     "Checkpoint",

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from practicum.core.calls import suggest_name
+from practicum.core.options import spell_options
 from practicum.errors import RecipeError
 from practicum.run_dir.differences import Difference, find_changes, is_below
-
-FLAG = "--allow-changed"
 
 HAS_STATE = (
     "the checkpoint may hold its state, and the steps until now learned from it; "
@@ -72,10 +71,10 @@ def propose_flags(
     `prefix` begins the names of fields in a stage of a pipeline.
     """
     places = dict.fromkeys(_find_place(difference.field) for difference in refused)
-    flags = [
-        f"{FLAG} {prefix}{place}" for place in places if _explain_refusal(place, saved) is None
-    ]
-    return [f"or let the run go on with the change: {' '.join(flags)}"] if flags else []
+    allowed = [f"{prefix}{place}" for place in places if _explain_refusal(place, saved) is None]
+    if not allowed:
+        return []
+    return [f"or let the run go on with the change: {spell_options(allow_changed=allowed)}"]
 
 
 def _find_place(field: str) -> str:
@@ -101,10 +100,10 @@ def _find_problem(key: str, saved: Mapping[str, Any], current: Mapping[str, Any]
     places = {*_list_places("", saved), *_list_places("", current)}
     changeable = {place for place in places if _explain_refusal(place, saved) is None}
     if key not in places:
-        return f"{FLAG} {key}: the recipe has no such place; {suggest_name(key, changeable)}"
+        return f"{spell_options(allow_changed=[key])}: the recipe has no such place; {suggest_name(key, changeable)}"
     if any(is_below(key, place) for place in changeable):
         return None
-    return f"{FLAG} {key}: {_explain_refusal(key, saved)}"
+    return f"{spell_options(allow_changed=[key])}: {_explain_refusal(key, saved)}"
 
 
 def _list_places(above: str, section: Mapping[str, Any]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from practicum.core.options import spell_options
 from practicum.errors import CheckpointError
 from practicum.models.tensors import read_tensors
 from practicum.run_dir.files import parse_json
@@ -63,7 +64,7 @@ def find_checkpoint(run_dir: RunDir) -> tuple[Checkpoint | None, list[str]]:
         listed = "; ".join(f"{path.name}: {reason}" for path, reason in reasons)
         raise CheckpointError(
             f"no checkpoint in {run_dir.checkpoints} can be used ({listed}); "
-            "restore one from a copy, or start again with --out another folder"
+            f"restore one from a copy, or start again with {spell_options(out='another folder')}"
         )
     return None, []
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
+from practicum.core.options import spell_options
 from practicum.errors import CheckpointError, ResourceError
 
 # A process that dies while it writes or removes leaves `NAME.tmp-PID` or `trash-NAME-PID`.
@@ -19,12 +20,12 @@ _REMEDIES = {
     errno.ENOSPC: "free space and resume",
     errno.EDQUOT: "free space and resume",
     errno.EFBIG: "raise the file size limit (ulimit -f) and resume",
-    errno.EACCES: "make it writable or write --out another folder",
-    errno.EPERM: "make it writable or write --out another folder",
-    errno.EROFS: "make it writable or write --out another folder",
-    errno.ENOENT: "the folder was moved or deleted; put it back and resume, "
-    "or write --out another folder",
+    errno.EACCES: "make it writable or write {elsewhere}",
+    errno.EPERM: "make it writable or write {elsewhere}",
+    errno.EROFS: "make it writable or write {elsewhere}",
+    errno.ENOENT: "the folder was moved or deleted; put it back and resume, or write {elsewhere}",
 }
+"""The remedies of failed system calls; `elsewhere` is the option that names another folder."""
 
 RESTORE = "put it back from a copy, or start a new run"
 """The advice about a damaged file."""
@@ -151,6 +152,7 @@ def sync(path: Path) -> None:
 def build_resource_error(problem: str, error: OSError) -> ResourceError:
     """Return the error of a failed system call: the problem, the system's reason and the remedy."""
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and resume")
+    remedy = remedy.format(elsewhere=spell_options(out="another folder"))
     return ResourceError(f"{problem}: {error.strerror or error}; {remedy}")
 
 

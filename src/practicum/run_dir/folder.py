@@ -6,13 +6,43 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from practicum.core.options import spell_options
 from practicum.errors import RecipeError, ResourceError
-from practicum.run_dir.files import build_resource_error, encode_json, parse_json, remove_debris
+from practicum.run_dir.files import (
+    build_resource_error,
+    encode_json,
+    parse_json,
+    remove,
+    remove_debris,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
+RUN_FILES = (
+    "checkpoints",
+    "stages",
+    "models",
+    "scores",
+    "tensorboard",
+    "rollouts.jsonl",
+    "vocabulary.jsonl",
+    "starts.jsonl",
+    "alarms.jsonl",
+    "timings.jsonl",
+    "rejected.jsonl",
+    "before.json",
+    "after.json",
+    "tracking.json",
+    "report.html",
+    "summary.json",
+    "metrics.jsonl",
+    "recipe.json",
+    "pipeline.json",
+)
+"""The files and folders that a run or a pipeline writes, except for the lock."""
+
 _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGNORECASE)
 
 
@@ -22,6 +52,7 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._is_new = False
+        self._overwrites = False
         self.recipe_json = self.path / "recipe.json"
         """The resolved recipe."""
         self.pipeline_json = self.path / "pipeline.json"
@@ -48,20 +79,24 @@ class RunDir:
         """The folder in which `cached` teachers store their scores."""
 
     @classmethod
-    def create(cls, root: Path, name: str) -> "RunDir":
-        """Make the folder of a new run; RecipeError if it already holds one."""
-        run_dir = cls.create_pipeline(root, name)
+    def create(cls, root: Path, name: str, *, overwrite: bool = False) -> "RunDir":
+        """Make the folder of a new run; RecipeError if it already holds one.
+
+        With `overwrite`, the lock of the new run removes the earlier one.
+        """
+        run_dir = cls.create_pipeline(root, name, overwrite=overwrite)
         _create_folder(run_dir.path, "checkpoints")
         return run_dir
 
     @classmethod
-    def create_pipeline(cls, root: Path, name: str) -> "RunDir":
-        """Make the folder of a new pipeline of runs; RecipeError if it already holds one."""
+    def create_pipeline(cls, root: Path, name: str, *, overwrite: bool = False) -> "RunDir":
+        """Make the folder of a new pipeline of runs, as `create` does for a run."""
         _check_name(name)
         run_dir = cls(root / name)
         for path in (root, run_dir.path, run_dir.checkpoints):
             _check_folder(path)
         _create_folder(root, name)
+        run_dir._overwrites = overwrite
         run_dir._refuse_existing_run()
         run_dir._is_new = True
         return run_dir
@@ -75,7 +110,7 @@ class RunDir:
     @classmethod
     def open_pipeline(cls, path: Path) -> "RunDir":
         """Find the folder of an existing pipeline."""
-        advice = "leave --resume out to start it"
+        advice = f"leave {spell_options(resume=True)} out to start it"
         return cls._find(path, "pipeline", file="pipeline.json", folder="stages", advice=advice)
 
     @classmethod
@@ -107,6 +142,8 @@ class RunDir:
             # Another process may have made a run here between `create` and the lock.
             if self._is_new:
                 self._refuse_existing_run()
+                if self._overwrites and self._has_recipe():
+                    self._remove_run()
                 self._is_new = False
             remove_debris(self.path)
             try:
@@ -123,7 +160,7 @@ class RunDir:
         except BlockingIOError:
             raise ResourceError(
                 f"{self.path} is in use by {_describe_lock_holder(descriptor)}; "
-                "wait until it ends, or write --out another folder"
+                f"wait until it ends, or write {spell_options(out='another folder')}"
             ) from None
         signature = {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": _read_boot_id()}
         try:
@@ -136,11 +173,47 @@ class RunDir:
     def _refuse_existing_run(self) -> None:
         """Raise RecipeError if a new run would mix its rows and checkpoints with another's."""
         has_rows = self.metrics_jsonl.exists() and self.metrics_jsonl.stat().st_size > 0
-        if has_rows or any(self.checkpoints.glob("step-*")) or self.pipeline_json.exists():
+        if not (has_rows or any(self.checkpoints.glob("step-*")) or self.pipeline_json.exists()):
+            return
+        elsewhere = spell_options(out="another folder")
+        if not self._overwrites:
             raise RecipeError(
-                f"{self.path} already holds a run; "
-                "write --resume to continue it or --out another folder"
+                f"{self.path} already holds a run; write {spell_options(resume=True)} to continue "
+                f"it, {spell_options(overwrite=True)} to replace it, or {elsewhere}"
             )
+        if not self._has_recipe():
+            raise RecipeError(
+                f"{self.path} has neither a run's recipe.json nor a pipeline.json, so it may be no "
+                f"run and nothing of it is removed; remove it yourself, or write {elsewhere}"
+            )
+
+    def _has_recipe(self) -> bool:
+        """Return True if the folder holds the recipe of a run or of a pipeline."""
+        keys = {self.recipe_json: "recipe", self.pipeline_json: "stages"}
+        for path, key in keys.items():
+            with suppress(OSError, ValueError):
+                content = parse_json(path.read_bytes())
+                if isinstance(content, dict) and key in content:
+                    return True
+        return False
+
+    def clear(self) -> None:
+        """Remove the run in the folder, if there is one; ResourceError if a process writes it."""
+        if self._has_recipe():
+            with self.lock():
+                self._remove_run()
+
+    def _remove_run(self) -> None:
+        """Remove what a run has written, and nothing else that lies in the folder.
+
+        The caller holds the lock, so no process writes the run.
+        """
+        # What names the folder a run goes last: if this is killed, the next call can go on.
+        for name in RUN_FILES:
+            path = self.path / name
+            if path.is_symlink() or path.exists():
+                remove(path)
+        _create_folder(self.path, self.checkpoints.name)
 
 
 def _create_folder(root: Path, name: str) -> None:
@@ -171,7 +244,8 @@ def _check_folder(path: Path) -> None:
         raise RecipeError(f"{path} is a symbolic link; name the folder that it points to")
     if path.exists() and not path.is_dir():
         raise RecipeError(
-            f"{path} is a file where a run needs a folder; write --out another folder"
+            f"{path} is a file where a run needs a folder; "
+            f"write {spell_options(out='another folder')}"
         )
 
 

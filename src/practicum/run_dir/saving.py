@@ -16,6 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from practicum.core.faults import inject_fault
+from practicum.core.options import spell_options
 from practicum.errors import ResourceError
 from practicum.models.tensors import HEADER_BYTES, write_tensors
 from practicum.run_dir.checkpoints import (
@@ -109,7 +110,7 @@ def check_space(run_dir: RunDir, size: int) -> None:
         raise ResourceError(
             f"a checkpoint of this run needs {(size + _SPARE_BYTES) / _MIB:.1f} MiB, "
             f"{free / _MIB:.1f} MiB free in {run_dir.path}; "
-            "free space, or write --out a folder on another disk"
+            f"free space, or write {spell_options(out='a folder on another disk')}"
         )
 
 

@@ -4,9 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from practicum.runs.launch import check_resumes, distill, restore_components, run
+    from practicum.runs.launch import (
+        check_resumes,
+        distill,
+        restore_components,
+        run,
+        run_in_folder,
+    )
     from practicum.runs.opening import open_run, open_student
-    from practicum.runs.session import RunResult
+    from practicum.runs.result import RunResult
 
 __all__ = [
     "RunResult",
@@ -16,12 +22,13 @@ __all__ = [
     "open_student",
     "restore_components",
     "run",
+    "run_in_folder",
 ]
 
 _MODULES = {
     "open_run": "practicum.runs.opening",
     "open_student": "practicum.runs.opening",
-    "RunResult": "practicum.runs.session",
+    "RunResult": "practicum.runs.result",
 }
 
 

@@ -1,7 +1,8 @@
 """Show the progress of a run on a console for people or for programs.
 
-`open_console` picks one of four consoles: `LiveConsole` on a terminal, `PlainConsole` elsewhere,
-`JsonConsole` for programs, and `SilentConsole` for none. Steps count from 1, like checkpoints.
+`open_console` picks a console: `LiveConsole` on a terminal, `NotebookConsole` in a notebook,
+`PlainConsole` elsewhere, `JsonConsole` for programs, and `SilentConsole` for none. Steps count from
+1, like checkpoints. `show_progress` shows the notes and the long waits of a block on a console.
 """
 
 import json
@@ -9,9 +10,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any, Protocol, TextIO
+
+from practicum.core.notes import are_notes_shown, show_notes
+from practicum.core.waits import Wait, display_waits
+from practicum.text import make_printable
 
 LABELS = {"reverse_kl": "KL", "reward": "reward", "length": "length", "tokens_per_second": "tok/s"}
 """The metrics on the progress line with their labels; missing metrics are left out."""
@@ -35,6 +40,9 @@ class Console(Protocol):
     def step(self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None) -> None:
         """Show a finished step; `sample` is a prompt and its answer, already printable."""
 
+    def wait(self, wait: Wait) -> None:
+        """Show how far a long wait is; called when it begins, moves and ends."""
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Show a small table."""
 
@@ -55,7 +63,38 @@ def open_console(*, as_json: bool = False, stream: TextIO | None = None) -> Cons
         return JsonConsole(stream)
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         return LiveConsole(stream)
+    if is_notebook():
+        from practicum.runs.notebook import NotebookConsole
+
+        return NotebookConsole(stream)
     return PlainConsole(stream)
+
+
+def is_notebook() -> bool:
+    """Return True if the code runs in the kernel of a notebook."""
+    # Only a kernel has imported ipykernel's application; importing IPython here would be slow.
+    kernel = sys.modules.get("ipykernel.kernelapp")
+    return kernel is not None and kernel.IPKernelApp.initialized()
+
+
+@contextmanager
+def show_progress(console: Console | None = None, *, progress: bool = True) -> Iterator[Console]:
+    """Show the notes and long waits of the block, and yield the console that shows them.
+
+    Without a console, one is opened on standard output, except if `progress` is off or if an outer
+    block shows the notes already.
+    """
+    if console is None and (not progress or are_notes_shown()):
+        yield SilentConsole()
+        return
+    screen = console or open_console()
+    # The caller closes its own console: it may show a second run on it.
+    with (
+        nullcontext() if console else closing(screen),
+        show_notes(lambda text: screen.event(make_printable(_join_lines(text)))),
+        display_waits(screen.wait),
+    ):
+        yield screen
 
 
 class SilentConsole:
@@ -68,6 +107,9 @@ class SilentConsole:
         """Show nothing."""
 
     def step(self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None) -> None:
+        """Show nothing."""
+
+    def wait(self, wait: Wait) -> None:
         """Show nothing."""
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -86,9 +128,11 @@ class PlainConsole:
     def __init__(self, stream: TextIO) -> None:
         self._stream = _SafeStream(stream)
         self._pace = _TimeEstimate(0, 1)
+        self._patience = _Patience()
 
     def event(self, text: str) -> None:
         """Write one line."""
+        self._patience.renew()
         self._stream.write(_join_lines(text) + "\n")
 
     def begin(self, total_steps: int, first_step: int) -> None:
@@ -97,18 +141,17 @@ class PlainConsole:
 
     def step(self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None) -> None:
         """Write `step 3/20 | KL 0.212 | length 34 | 0:12, 1:04 left | Q: 8 times 7? A: 56`."""
-        self._pace.record(step)
-        parts = [f"step {step}/{self._pace.total}", *_format_metrics(metrics), self._pace.format()]
-        if sample is not None:
-            parts.append(_format_sample(sample))
-        self._stream.write(" | ".join(parts) + "\n")
+        self._patience.renew()
+        self._stream.write(self._format_step(step, metrics, sample) + "\n")
+
+    def wait(self, wait: Wait) -> None:
+        """Write `answers 12/36 | 0:40, 1:20 left` after ten silent seconds, then less often."""
+        if self._patience.is_over():
+            self._stream.write(format_wait(wait) + "\n")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Write columns padded to their widest cell."""
-        cells = [[_join_lines(cell) for cell in row] for row in (columns, *rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-        self._stream.write("\n".join([_join_lines(title), *lines]) + "\n")
+        self._stream.write(format_table(title, columns, rows) + "\n")
 
     def finish(self, summary: Mapping[str, object]) -> None:
         """Write one line for each entry."""
@@ -117,12 +160,23 @@ class PlainConsole:
     def close(self) -> None:
         """Do nothing: the terminal was never taken."""
 
+    def _format_step(
+        self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None
+    ) -> str:
+        """Record a finished step, and return its line."""
+        self._pace.record(step)
+        parts = [f"step {step}/{self._pace.total}", *_format_metrics(metrics), self._pace.format()]
+        if sample is not None:
+            parts.append(_format_sample(sample))
+        return " | ".join(parts)
+
 
 class JsonConsole:
     """A console of strict JSON lines, each with the name of the call as its `event`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = _SafeStream(stream)
+        self._patience = _Patience()
 
     def event(self, text: str) -> None:
         """Write `{"event": "event", "text": ...}`."""
@@ -137,6 +191,11 @@ class JsonConsole:
         pair = None if sample is None else {"prompt": sample[0], "answer": sample[1]}
         self._write("step", {"step": step, "metrics": metrics, "sample": pair})
 
+    def wait(self, wait: Wait) -> None:
+        """Write `{"event": "wait", "what": ..., "done": 12, "total": 36}` after silent seconds."""
+        if self._patience.is_over():
+            self._write("wait", {"what": wait.path, "done": wait.progress, "total": wait.total})
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Write `{"event": "table", "title": ..., "columns": [...], "rows": [[...]]}`."""
         self._write("table", {"title": title, "columns": columns, "rows": rows})
@@ -149,12 +208,14 @@ class JsonConsole:
         """Do nothing: the terminal was never taken."""
 
     def _write(self, event: str, fields: Mapping[str, object]) -> None:
+        if event != "wait":
+            self._patience.renew()
         content = _replace_nonfinite({"event": event, **fields})
         self._stream.write(json.dumps(content, allow_nan=False, default=str) + "\n")
 
 
 class LiveConsole:
-    """A progress line at the bottom of the terminal, with the latest sample under it."""
+    """A progress line at the bottom of the terminal, the latest sample under it, and the wait."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console as RichConsole
@@ -167,6 +228,7 @@ class LiveConsole:
         self._pace = _TimeEstimate(0, 1)
         self._metrics: list[str] = []
         self._sample = ""
+        self._waits: list[Wait] = []
         self._task = None
         self._text, self._table, self._group = Text, Table, Group
         safe_stream: Any = _SafeStream(stream)
@@ -202,6 +264,14 @@ class LiveConsole:
             self._progress.update(self._task, completed=step)
         self._live.refresh()
 
+    def wait(self, wait: Wait) -> None:
+        """Show the wait that began last; the clock moves by itself."""
+        if wait.is_over:
+            self._waits.remove(wait)
+        elif wait not in self._waits:
+            self._waits.append(wait)
+            self._live.start()
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table above the progress line."""
         table = self._table(title=self._text(title))
@@ -219,17 +289,23 @@ class LiveConsole:
 
     def close(self) -> None:
         """Stop redrawing and show the cursor again."""
+        # Without a step there is nothing that should stay on the screen.
+        self._live.transient = self._task is None
         self._live.stop()
 
     def _render(self) -> Any:
         """Return the progress line and the sample; called four times a second for the clock."""
+        # A copy: waits begin and end in other threads while the screen is drawn.
+        waits = [format_wait(wait) for wait in self._waits[-1:]]
+        lines = [self._text(line, overflow="ellipsis", no_wrap=True) for line in waits]
         if self._task is None:
-            return self._text("")
+            return self._group(*lines)
         description = " | ".join([*self._metrics, self._pace.format()])
         self._progress.update(self._task, description=description)
         return self._group(
             self._progress.get_renderable(),
             self._text(self._sample, overflow="ellipsis", no_wrap=True),
+            *lines,
         )
 
 
@@ -258,6 +334,31 @@ class _TimeEstimate:
         # The time since the newest step is part of the next one.
         remaining = seconds_per_step * steps_to_go - (time_point - self._latest)
         return f"{elapsed}, {_format_seconds(remaining)} left"
+
+
+class _Patience:
+    """Says when a wait has been silent for long enough to show a sign of life.
+
+    The first time is after ten seconds; each further one takes twice as long, up to a minute.
+    """
+
+    FIRST, LONGEST = 10.0, 60.0
+
+    def __init__(self) -> None:
+        self._silence = self.FIRST
+        self._since = time.monotonic()
+
+    def renew(self) -> None:
+        """Count the silence from now on, because a line was shown."""
+        self._silence, self._since = self.FIRST, time.monotonic()
+
+    def is_over(self) -> bool:
+        """Return True if it is time for a line, and count the silence from now on."""
+        time_point = time.monotonic()
+        if time_point - self._since < self._silence:
+            return False
+        self._silence, self._since = min(2 * self._silence, self.LONGEST), time_point
+        return True
 
 
 class _SafeStream:
@@ -299,6 +400,27 @@ class _SafeStream:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
             os.close(null)
+
+
+def format_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as text, its columns padded to their widest cell."""
+    cells = [[_join_lines(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join([_join_lines(title), *lines])
+
+
+def format_wait(wait: Wait) -> str:
+    """Return `evaluating: answers 12/36 | 0:40, 1:20 left`."""
+    elapsed = time.monotonic() - wait.started
+    text = make_printable(wait.path)
+    clock = _format_seconds(elapsed)
+    if wait.total is None:
+        return f"{text} {wait.progress} | {clock}" if wait.progress else f"{text} | {clock}"
+    if 0 < wait.progress < wait.total:
+        remaining = elapsed * (wait.total - wait.progress) / wait.progress
+        clock = f"{clock}, {_format_seconds(remaining)} left"
+    return f"{text} {wait.progress}/{wait.total} | {clock}"
 
 
 def _format_metrics(metrics: Mapping[str, float]) -> list[str]:

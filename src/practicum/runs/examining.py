@@ -4,6 +4,7 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
+from practicum.core.waits import show_wait
 from practicum.errors import CheckpointError
 from practicum.monitors import compute_evaluation_readings
 from practicum.recipe import Recipe
@@ -26,6 +27,8 @@ class RunEvaluator:
         self._before: Evaluation | None = None
         self._teacher: Evaluation | None = None
         self._costs: dict[str, Metrics] = {}
+        self._newest: tuple[Evaluation | None, Metrics] | None = None
+        """The evaluation of the present weights and its cost, until a step changes them."""
 
     def evaluate_before(self, *, is_trained: bool) -> None:
         """Evaluate student and teacher once.
@@ -47,39 +50,45 @@ class RunEvaluator:
     def is_due(self, step: int) -> bool:
         """Return True if this step is followed by an evaluation during training."""
         every = self._recipe.evaluation.every
-        return every is not None and step % every == 0 and step != self._recipe.train.steps
+        return every is not None and step % every == 0
 
     def evaluate_if_due(self, step: int) -> Metrics:
         """Return the metrics that an evaluation after this step adds, or none if none is due."""
+        self._newest = None
         if not self.is_due(step):
             return {}
         evaluation = self._evaluate(f"after step {step}")
         # The budget pays for training alone, so the ledger forgets what this evaluation cost.
-        self._components.parts.ledger.take()
+        self._newest = evaluation, self._components.parts.ledger.take()
         if evaluation is None:
             return {}
         return compute_evaluation_readings(self._before, evaluation, self._recipe.seed)
 
     def evaluate_after(self) -> RunEvaluations:
         """Evaluate the trained student, and return all evaluations of the run."""
-        evaluation = self._evaluate("after training")
+        if self._newest is None:
+            self._newest = self._evaluate("after training"), self._components.parts.ledger.take()
+        evaluation, self._costs["after"] = self._newest
         write_json(self._run_dir.path / "after.json", {"student": _encode(evaluation)})
-        self._costs["after"] = self._components.parts.ledger.take()
         return RunEvaluations(self._before, self._teacher, evaluation, self._costs)
 
     def _evaluate(self, when: str) -> Evaluation | None:
         parts, settings = self._components.parts, self._components.evaluation
         if settings is None:
             return None
-        log.info(f"evaluating {len(settings.prompts)} held-out prompts {when}")
-        return evaluate(parts.sampler, parts.renderer, parts.task, parts.teacher, settings)
+        name = f"evaluating {len(settings.prompts)} held-out prompts {when}"
+        log.info(name)
+        with show_wait(name):
+            return evaluate(parts.sampler, parts.renderer, parts.task, parts.teacher, settings)
 
     def _evaluate_teacher(self) -> Evaluation | None:
         parts, settings = self._components.parts, self._components.evaluation
         if settings is None or not self._recipe.evaluation.teacher:
             return None
-        log.info("evaluating the teacher in its own context")
-        return evaluate_teacher(parts.teacher, parts.renderer, parts.task, settings)
+        name = "evaluating the teacher in its own context"
+        log.info(name)
+        with show_wait(name):
+            return evaluate_teacher(parts.teacher, parts.renderer, parts.task, settings)
 
     def _read_back(self) -> None:
         path, settings = self._run_dir.path / "before.json", self._components.evaluation

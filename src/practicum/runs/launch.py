@@ -9,18 +9,32 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-from practicum import run_dir as folders
-from practicum.core.notes import hide_notes, show_notes
+from practicum.core.notes import hide_notes
+from practicum.core.options import spell_options
 from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.errors import RecipeError
 from practicum.objective import Objective
 from practicum.recipe import Recipe, load_recipe, parse_recipe
+from practicum.recipe.typed import (
+    BackendSection,
+    EvaluationSection,
+    ObjectiveSection,
+    OptimizerSection,
+    PricesSection,
+    RolloutSection,
+    StudentSection,
+    TaskSection,
+    TeacherSection,
+    TrackingSection,
+    TrainSection,
+)
 from practicum.run_dir import RunDir
 from practicum.runs.assembly import RunComponents, assemble_run
-from practicum.runs.console import Console, SilentConsole
+from practicum.runs.console import Console, show_progress
 from practicum.runs.opening import require_newest
 from practicum.runs.python_objects import name_objects, write_objects
-from practicum.runs.session import RunResult, Session
+from practicum.runs.result import RunResult
+from practicum.runs.session import Session
 from practicum.runs.state import load_teacher_tensors
 from practicum.runs.tracked import RunTracker
 
@@ -31,66 +45,105 @@ ModelSection = Section | str | Path | tuple[Any, Any]
 """A section that names a model: as data, as the model's path or name, or `(model, tokenizer)`."""
 
 
-def run(
+def run(  # noqa: PLR0913  (the options of a run, one by one)
     recipe: Recipe | str | Path,
     overrides: Sequence[str] = (),
     *,
     out: str | Path = "runs",
     resume: bool = False,
     allow_changed: Sequence[str] = (),
+    overwrite: bool = False,
+    progress: bool = True,
     console: Console | None = None,
     stop: Stop | None = None,
 ) -> RunResult:
     """Run a recipe in a folder of `out` named after it, or resume from its newest checkpoint.
 
     `allow_changed` names recipe fields that may differ from the start of the run, such as
-    `optimizer.learning_rate`. The run calls `stop` after every step; without it, the run handles
-    SIGINT and SIGTERM itself. Without a console, messages are logged under `practicum`. Raises a
-    PracticumError with its documented exit code; the results until then are in the run folder.
+    `optimizer.learning_rate`. `overwrite` replaces an earlier run in the folder. The run calls
+    `stop` after every step; without it, the run handles SIGINT and SIGTERM itself. Progress is
+    shown as `show_progress` explains; with `progress=False`, messages are only logged under
+    `practicum`. Raises a PracticumError with its documented exit code; the results until then are
+    in the run folder.
     """
-    check_resumes(resume, allow_changed)
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe, overrides)
-    name, out = recipe.name, Path(out)
-    run_dir = RunDir.open(out / name) if resume else RunDir.create(out, name)
-    notes = show_notes(console.event) if console else nullcontext()
+    check_resumes(resume, allow_changed, overwrite=overwrite)
+    with show_progress(console, progress=progress) as screen:
+        if not isinstance(recipe, Recipe):
+            recipe = load_recipe(recipe, overrides)
+        return run_in_folder(
+            recipe,
+            Path(out),
+            screen,
+            resume=resume,
+            allow_changed=allow_changed,
+            overwrite=overwrite,
+            stop=stop,
+        )
+
+
+def run_in_folder(
+    recipe: Recipe,
+    out: Path,
+    console: Console,
+    *,
+    resume: bool = False,
+    allow_changed: Sequence[str] = (),
+    overwrite: bool = False,
+    stop: Stop | None = None,
+) -> RunResult:
+    """Start or resume a run as `run` does, on a console that already shows notes."""
+    name = recipe.name
+    run_dir = RunDir.open(out / name) if resume else RunDir.create(out, name, overwrite=overwrite)
     signals = nullcontext(stop) if stop else catch_stop_signals()
     # The lock comes before the tracker: a second process must not send metrics of this run.
     with (
-        notes,
         run_dir.lock(),
         signals as stop_check,
         RunTracker.open(recipe, run_dir) as tracker,
         ExitStack() as exit_stack,
     ):
-        console = console or SilentConsole()
         session = Session(run_dir, recipe, console, stop_check, tracker, exit_stack)
         return session.execute(allow_changed, resume=resume)
 
 
-def check_resumes(resume: bool, allow_changed: Sequence[str]) -> None:
-    """Raise RecipeError if changes are allowed but the run is not a resumed one."""
+def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool = False) -> None:
+    """Raise RecipeError if options contradict each other.
+
+    Changes are allowed in a resumed run only, and a resumed run is not overwritten.
+    """
+    if resume and overwrite:
+        both = spell_options(resume=True, overwrite=True)
+        raise RecipeError(f"{both}: a run is either continued or replaced; leave one of them out")
     if allow_changed and not resume:
-        flag = f"{folders.FLAG} {allow_changed[0]}"
-        raise RecipeError(f"{flag}: a run that begins has nothing to change; add --resume")
+        option = spell_options(allow_changed=[allow_changed[0]])
+        advice = f"add {spell_options(resume=True)}"
+        raise RecipeError(f"{option}: a run that begins has nothing to change; {advice}")
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     *,
-    student: ModelSection,
-    teacher: ModelSection,
-    task: Section | Iterable[Mapping[str, Any]],
-    objective: Section | Objective | None = None,
-    rollout: Section | None = None,
-    optimizer: Section | None = None,
-    train: Section,
-    evaluation: Section | None = None,
+    student: StudentSection | ModelSection,
+    teacher: TeacherSection | ModelSection,
+    task: TaskSection | Section | Iterable[Mapping[str, Any]],
+    objective: ObjectiveSection | Section | Objective | None = None,
+    rollout: RolloutSection | Section | None = None,
+    optimizer: OptimizerSection | Section | None = None,
+    train: TrainSection | Section,
+    evaluation: EvaluationSection | Section | None = None,
     monitors: Section | None = None,
+    backend: BackendSection | Section | None = None,
+    reference: TeacherSection | Section | None = None,
+    tracking: TrackingSection | Section | str | None = None,
+    prices: PricesSection | Section | None = None,
+    prompt_tokens: int | None = None,
+    about: str | None = None,
     name: str = "distill",
     seed: int = 0,
     out: str | Path = "runs",
     resume: bool = False,
     allow_changed: Sequence[str] = (),
+    overwrite: bool = False,
+    progress: bool = True,
     console: Console | None = None,
 ) -> RunResult:
     """Run a recipe whose sections are given as in YAML; missing sections have their defaults.
@@ -103,8 +156,8 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     `student`, `teacher` and a `model` inside them may be a path, a hub name or a pair
     `(model, tokenizer)` of transformers' or peft's objects; `task`, and its `path` and `heldout`,
     may be rows, such as a list of dicts or a `datasets.Dataset`. Objects are copied once into
-    `OUT/NAME.inputs` and never changed: give the same objects to resume.
-    Raises RecipeError with every problem in the recipe.
+    `OUT/NAME.inputs` and never changed: give the same objects to resume. The other options are
+    those of `run`. Raises RecipeError with every problem in the recipe.
     """
     sections = {
         "student": student,
@@ -116,6 +169,12 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
         "train": train,
         "evaluation": evaluation,
         "monitors": monitors,
+        "backend": backend,
+        "reference": reference,
+        "tracking": tracking,
+        "prices": prices,
+        "prompt_tokens": prompt_tokens,
+        "about": about,
     }
     data = {key: section for key, section in sections.items() if section is not None}
     heading = {"name": name, "seed": seed}
@@ -123,7 +182,15 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     parse_recipe({**heading, **name_objects(data)}, "distill")
     data = write_objects(data, Path(out) / f"{name}.inputs")
     recipe = parse_recipe({**heading, **data}, "distill")
-    return run(recipe, out=out, resume=resume, allow_changed=allow_changed, console=console)
+    return run(
+        recipe,
+        out=out,
+        resume=resume,
+        allow_changed=allow_changed,
+        overwrite=overwrite,
+        progress=progress,
+        console=console,
+    )
 
 
 def restore_components(run_dir: RunDir, recipe: Recipe) -> RunComponents:

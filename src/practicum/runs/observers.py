@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
 from practicum.errors import AlarmError, Interrupted
 from practicum.monitors import Alarm, PhaseSpeedMonitor, find_worst_alarm
@@ -69,10 +70,10 @@ def sound_alarms(
             log.info(f"finished after step {alarm.step} of {ending.steps}, as {alarm.id} asks")
     worst = find_worst_alarm(step.alarms)
     if worst is not None and worst.action == "stop":
+        go_on = spell_options(resume=True, overrides=[f"monitors.{worst.id}=warn"])
         raise AlarmError(
             f"stopped by {worst.describe()}; this step's weights are not kept, the newest "
-            "checkpoint is from before: go on from it with --resume "
-            f"monitors.{worst.id}=warn, or start again with the change"
+            f"checkpoint is from before: go on from it with {go_on}, or start again with the change"
         )
 
 
@@ -124,13 +125,14 @@ def leave_run(ending: Ending, step: FinishedStep) -> None:
     worst = find_worst_alarm(step.alarms)
     if worst is not None and worst.action == "pause" and worst.step < ending.steps:
         raise AlarmError(
-            f"paused by {worst.describe()}; the state is saved: look, then go on with --resume, "
-            "or start again with the change"
+            f"paused by {worst.describe()}; the state is saved: look, then go on with "
+            f"{spell_options(resume=True)}, or start again with the change"
         )
     if ending.signal is not None and not ending.is_last(step.number):
         name = signal.Signals(ending.signal).name
         reason = f"stopped by {name} after step {step.number} of {ending.steps}"
-        raise Interrupted(ending.signal, f"{reason}; the state is saved, go on with --resume")
+        go_on = f"go on with {spell_options(resume=True)}"
+        raise Interrupted(ending.signal, f"{reason}; the state is saved, {go_on}")
 
 
 def build_tag(alarms: Sequence[Alarm]) -> str | None:

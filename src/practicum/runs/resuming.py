@@ -15,18 +15,52 @@ from practicum.runs.opening import open_run
 
 log = logging.getLogger(__name__)
 
+STEPS = "train.steps"
+"""The number of steps, which may grow while nothing else depends on it."""
+
 
 def check_changes(
     run_dir: RunDir, recipe: Recipe, allow_changed: Sequence[str]
 ) -> list[Difference]:
-    """Return the permitted changes of the recipe; raises RecipeError with each other change."""
-    saved = resolve_recipe(open_run(run_dir.path)[1])
-    changes, refused = folders.split_changes(saved, resolve_recipe(recipe), allow_changed)
+    """Return the permitted changes of the recipe; raises RecipeError with each other change.
+
+    More steps are permitted without being named in `allow_changed` if nothing in the recipe depends
+    on the length of the run: the steps until now are then those of a longer run, too.
+    """
+    saved_recipe = open_run(run_dir.path)[1]
+    saved = resolve_recipe(saved_recipe)
+    has_more_steps = recipe.train.steps > saved_recipe.train.steps
+    dependent = list_length_dependent(recipe) if has_more_steps else []
+    more_steps = [STEPS] if has_more_steps and not dependent else []
+    changes, refused = folders.split_changes(
+        saved, resolve_recipe(recipe), [*allow_changed, *more_steps]
+    )
     if refused:
         heading = "the recipe changed since the run began; start a new run, or undo:"
+        reasons = []
+        if dependent and any(change.field == STEPS for change in refused):
+            reasons.append(
+                f"{STEPS}: of {recipe.train.steps} steps the first {saved_recipe.train.steps} "
+                f"would have been others, because of {' and '.join(dependent)}"
+            )
         flags = folders.propose_flags(refused, saved)
-        raise RecipeError([f"{run_dir.path}: {heading}", *map(str, refused), *flags])
+        raise RecipeError([f"{run_dir.path}: {heading}", *map(str, refused), *reasons, *flags])
     return changes
+
+
+def list_length_dependent(recipe: Recipe) -> list[str]:
+    """Return the settings that make a step depend on the number of steps of the whole run."""
+    dependent = [
+        f"{path}: {schedule.model_dump()}"
+        for path, schedule in recipe.schedules.items()
+        if needs_run_length(schedule)
+    ]
+    if recipe.optimizer.schedule != "constant":
+        dependent.append(f"optimizer.schedule: {recipe.optimizer.schedule}")
+    if recipe.rollout.max_staleness:
+        # A longer run samples the rollouts of its next steps before the last of these steps ends.
+        dependent.append(f"rollout.max_staleness: {recipe.rollout.max_staleness}")
+    return dependent
 
 
 def write_recipe(
@@ -86,10 +120,8 @@ def _compare_identity(
 
 def _log_new_length(recipe: Recipe, changes: Sequence[Difference]) -> None:
     """Log the schedules that depend on a changed `train.steps`."""
-    names = [name for name, schedule in recipe.schedules.items() if needs_run_length(schedule)]
-    if recipe.optimizer.schedule != "constant":
-        names.append("optimizer.schedule")
-    if names and any(change.field == "train.steps" for change in changes):
+    names = [setting.partition(":")[0] for setting in list_length_dependent(recipe)]
+    if names and any(change.field == STEPS for change in changes):
         log.info(
             f"{' and '.join(names)} from now on as if the run had been to have "
             f"{recipe.train.steps} steps from the start"

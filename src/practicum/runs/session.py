@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from practicum import run_dir as folders
+from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
 from practicum.errors import Interrupted
 from practicum.monitors import PhaseSpeedMonitor
@@ -34,6 +34,7 @@ from practicum.runs.observers import (
 )
 from practicum.runs.outcome import RunEvaluations, build_summary, print_outcome
 from practicum.runs.records import RunJournals
+from practicum.runs.result import RunResult
 from practicum.runs.resuming import check_changes, write_recipe
 from practicum.runs.tracked import RunTracker
 from practicum.runs.training import Training, open_watch
@@ -41,14 +42,6 @@ from practicum.training.asynchronous import open_step_runner
 from practicum.training.loop import train
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The folder of a run, and the content of its summary.json."""
-
-    folder: Path
-    summary: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -127,7 +120,8 @@ class Session:
         number = self.stop()
         if number is not None and step <= self.recipe.train.steps:
             reason = f"stopped by {signal.Signals(number).name} before step {step}"
-            raise Interrupted(number, f"{reason}; nothing is lost, go on with --resume")
+            go_on = f"go on with {spell_options(resume=True)}"
+            raise Interrupted(number, f"{reason}; nothing is lost, {go_on}")
 
     def _train(
         self,
@@ -141,6 +135,7 @@ class Session:
         ending.recall_spending(self.run_dir)
         watch = open_watch(self.run_dir, self.recipe, components.schedule_state, ending)
         if ending.reason is not None:
+            log.info(f"no step is left to train: {ending.reason}")
             return
         steps, lag = self.recipe.train.steps, self.recipe.rollout.max_staleness
         rollouts_required = needs_replay(self.recipe.rollout.source)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from practicum.core.options import spell_options
 from practicum.errors import RecipeError, TeacherError, VerifierError
 from practicum.monitors import Watch
 from practicum.recipe import Recipe, override, parse_recipe, resolve_recipe
@@ -55,7 +56,8 @@ class Training:
             saved = self.saving.saved
             state = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
             kind = VerifierError if isinstance(error, VerifierError) else TeacherError
-            reason = f"step {measured_step + 1}: {error} ({state}; go on with --resume)"
+            go_on = f"go on with {spell_options(resume=True)}"
+            reason = f"step {measured_step + 1}: {error} ({state}; {go_on})"
             raise kind(reason) from error
 
     def _measure(self, result: StepResult) -> FinishedStep:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from practicum.recipe import Recipe, override, parse_recipe, resolve_path, resolve_recipe
+from practicum.recipe import Recipe, override_all, parse_recipe, resolve_recipe
 
 
 def apply_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -11,6 +11,5 @@ def apply_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     RecipeError if it does not accept them.
     """
     values = resolve_recipe(recipe)
-    for text in overrides:
-        override(values, resolve_path(text, values))
+    override_all(values, overrides)
     return parse_recipe(values, recipe.name)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.core.waits import show_wait
 from practicum.objective import Full, Sampled, compare_signals, read_tokens
 from practicum.objective.passes import build_score_requests
 from practicum.ports import SamplingClient, Task, Teacher
@@ -320,17 +321,19 @@ def _compare_with_teacher(
     student_signals = client.score(requests, signal)
     signals = list(zip(student_signals, teacher.score(rollouts, signal), strict=True))
     divergences, entropies = [], []
-    for rollout, pair in zip(rollouts, signals, strict=True):
-        divergence, entropy = (
-            _compare_distributions(*pair, rollout.tokens)
-            if full
-            else _compare_sampled_tokens(*pair)
-        )
-        if divergence is not None:
-            unknown = pair[1].unknown_tokens
-            mask = rollout.loss_mask if unknown is None else rollout.loss_mask & ~unknown
-            divergences.append(divergence.double().cpu()[mask])
-        entropies.append(entropy.double().cpu()[rollout.loss_mask])
+    with show_wait("comparisons with the teacher", len(rollouts)) as wait:
+        for rollout, pair in zip(rollouts, signals, strict=True):
+            divergence, entropy = (
+                _compare_distributions(*pair, rollout.tokens)
+                if full
+                else _compare_sampled_tokens(*pair)
+            )
+            if divergence is not None:
+                unknown = pair[1].unknown_tokens
+                mask = rollout.loss_mask if unknown is None else rollout.loss_mask & ~unknown
+                divergences.append(divergence.double().cpu()[mask])
+            entropies.append(entropy.double().cpu()[rollout.loss_mask])
+            wait.advance()
     traced = choose_traced(rollouts)
     traces = [trace(rollouts[index], *signals[index], renderer) for index in traced]
     # Many signals share one head, whose weights may be loaded for this comparison alone.

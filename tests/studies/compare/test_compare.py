@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from toy import command, environment, forked, make_model, rows, write_recipe
 
-from practicum.errors import DataError, RecipeError
-from practicum.run_dir import write_json
+from practicum.errors import DataError, RecipeError, ResourceError
+from practicum.run_dir import RunDir, write_json
 from practicum.runs import run
-from practicum.studies.compare import ComparisonBudget, ComparisonSettings, compare
+from practicum.studies.compare import ComparisonBudget, ComparisonSettings, compare, run_comparison
 from practicum.studies.compare.arms import (
     STOPPING_MONITORS,
     Arm,
@@ -31,7 +31,13 @@ from practicum.studies.compare.outcomes import (
     compare_outcomes,
     read_outcome,
 )
-from practicum.studies.compare.run_jobs import RunJob, measure_free_memory, plan_jobs, start_run
+from practicum.studies.compare.run_jobs import (
+    RunJob,
+    clear_comparison,
+    measure_free_memory,
+    plan_jobs,
+    start_run,
+)
 from practicum.studies.compare.tables import build_arm_table, build_pair_table
 
 CHANGES = {
@@ -70,7 +76,7 @@ def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path)
     words.append(f"spoilt={recipe},optimizer.learning_rate=0.3")
     settings = ComparisonSettings(seeds=3, out=tmp_path / "out")
     done(words, settings)
-    found = compare(words, replace(settings, resume=True))
+    found = run_comparison(words, replace(settings, resume=True))
     pairs = {(pair.one, pair.other): pair for pair in found.pairs}
     same = pairs["kept", "same"]
     assert (same.mean, same.p, same.resolved, same.seeds_needed) == (0.0, 1.0, False, None)
@@ -96,7 +102,7 @@ def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
         1, ComparisonBudget("flops", 4e8), out=tmp_path / "out", common=("train.steps=100",)
     )
     done(words, settings)
-    found = compare(words, replace(settings, resume=True))
+    found = run_comparison(words, replace(settings, resume=True))
     for outcome in found.outcomes:
         costs = [
             row["cost/flops"] for row in rows(tmp_path / "out" / outcome.folder / "metrics.jsonl")
@@ -199,7 +205,7 @@ def test_seeds_that_disagree_ask_for_more_seeds():
 def test_a_single_seed_resolves_nothing():
     lines = said([outcome("a", 0, GOOD), outcome("b", 0, BAD)])
     assert lines[0].startswith(
-        "single seed: how much seeds differ is unknown, so no difference is called resolved; write --seeds 3"
+        "single seed: how much seeds differ is unknown, so no difference is called resolved; write seeds=3"
     )
     assert (
         lines[1]
@@ -383,11 +389,13 @@ def test_budgets_become_recipe_keys():
 def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_change(recipe, tmp_path):
     words = [f"a={recipe}", f"b={recipe}"]
     (job, _) = plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
-    with pytest.raises(RecipeError, match="holds no comparison to go on with; leave --resume out"):
+    with pytest.raises(
+        RecipeError, match="holds no comparison to go on with; leave resume=True out"
+    ):
         plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=True)
     job.recipe_path.parent.mkdir()
     write_json(job.recipe_path, dict(job.resolved_recipe))
-    with pytest.raises(RecipeError, match="already holds a comparison; write --resume"):
+    with pytest.raises(RecipeError, match="already holds a comparison; write resume=True"):
         plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
     assert (
         len(
@@ -401,7 +409,7 @@ def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_chang
     ), "arms and seeds may be added"
     with pytest.raises(
         RecipeError,
-        match=r"arm 'a' changed; undo this, or name a new arm or --out:\ntrain[.]steps: 2 in the run, 9 now",
+        match=r"arm 'a' changed; undo this, name a new arm, or write .*:\ntrain[.]steps: 2 in the run, 9 now",
     ):
         plan_jobs(
             read_design(words, ComparisonSettings(1, ComparisonBudget("steps", 9.0))),
@@ -504,3 +512,33 @@ def test_a_run_of_a_comparison_is_this_package_and_no_file_that_stands_around(
     job = RunJob("one", 0, {"no": "recipe"}, tmp_path / "home")
     assert start_run(job).wait() == RecipeError.exit_code
     assert "a file of the working directory" not in job.log_path.read_text()
+
+
+def test_overwriting_clears_the_runs_of_a_comparison_and_nothing_else(tmp_path: Path) -> None:
+    run = tmp_path / "a" / "seed-0"
+    run.mkdir(parents=True)
+    for path in (run / "recipe.json", run / "metrics.jsonl", run.with_suffix(".json")):
+        path.write_text('{"recipe": {}}')
+    for path in (run.with_suffix(".log"), tmp_path / "compare.json", tmp_path / "notes.txt"):
+        path.write_text("")
+    clear_comparison(tmp_path)
+    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(files) == ["a/seed-0/run.lock", "notes.txt", "run.lock"]
+    clear_comparison(tmp_path / "none")
+
+
+def test_a_comparison_that_is_running_is_not_cleared(tmp_path: Path) -> None:
+    recipe_path = tmp_path / "a" / "seed-0.json"
+    recipe_path.parent.mkdir()
+    recipe_path.write_text("{}")
+    with RunDir(tmp_path).lock(), pytest.raises(ResourceError, match="is in use by process"):
+        clear_comparison(tmp_path)
+    assert recipe_path.is_file()
+
+
+def test_a_comparison_is_either_continued_or_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "seed-0.json").write_text("{}")
+    with pytest.raises(RecipeError, match="resume=True, overwrite=True"):
+        compare(["a=smoke/toy", "b=smoke/toy"], out=tmp_path, resume=True, overwrite=True)
+    assert (tmp_path / "a" / "seed-0.json").is_file()

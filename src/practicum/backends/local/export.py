@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from practicum.backends.local.adapter_folders import write_adapter
 from practicum.backends.local.adapters import merge_adapters
 from practicum.backends.local.loading import LoadedModel
+from practicum.core.waits import show_wait
 from practicum.errors import ResourceError
 from practicum.models.sources import find_base
 
@@ -26,6 +27,12 @@ def export(loaded: LoadedModel, folder: Path, *, adapter: bool = False) -> None:
         raise ResourceError(
             f"{folder} exists and is not empty; export to another folder or remove it first"
         )
+    with show_wait(f"writing the model folder {folder.name}"):
+        _write(loaded, folder, adapter=adapter)
+
+
+def _write(loaded: LoadedModel, folder: Path, *, adapter: bool) -> None:
+    """Write a folder that is not there yet."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=folder.parent) as temporary:
         model_dir = Path(temporary) / "model"

@@ -17,9 +17,10 @@ from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.trial import explain_no_sampling
+from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
-from practicum.models.sources import find_base, is_adapter_folder, locate
+from practicum.models.sources import find_base, is_adapter_folder, locate, needs_conversion
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import (
     UNREADABLE,
@@ -54,8 +55,15 @@ def load(
     `scratch_folder` holds a from-scratch model. An adapter folder is merged into its base, or left
     out if `merge` is False. Raises ModelError if the model cannot be used.
     """
+    name = config.model if isinstance(config.model, str) else "a model made from scratch"
+    with show_wait(f"loading {name}"):
+        return _load(config, scratch_folder, merge=merge)
+
+
+def _load(config: ModelConfig, scratch_folder: Path | None, *, merge: bool) -> LoadedModel:
+    """Load a model and check that it can be used."""
     device = torch.device("cuda" if _should_use_cuda(config) else "cpu")
-    source = locate(config, scratch_folder)
+    source = _locate(config, scratch_folder)
     check_config(source, config)
     tokenizer = load_tokenizer(source, config)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
@@ -75,6 +83,14 @@ def load(
     stops = collect_stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])
     renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
     return LoadedModel(language_model, renderer, source)
+
+
+def _locate(config: ModelConfig, scratch_folder: Path | None) -> str:
+    """Return the folder or hub name of the weights, and show the conversion of a packaged model."""
+    if isinstance(config.model, str) and needs_conversion(config.model):
+        with show_wait("converting it to safetensors, once"):
+            return locate(config, scratch_folder)
+    return locate(config, scratch_folder)
 
 
 def read_model(

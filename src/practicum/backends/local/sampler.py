@@ -23,6 +23,7 @@ from practicum.backends.local.drawing import (
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import iterate_hidden_states
 from practicum.core import abandon
+from practicum.core.waits import show_wait
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
@@ -61,20 +62,24 @@ class LocalSampler:
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion a request, in order."""
-        return _run_to_end(self.run_steps(requests, params))
+        return self._open_loop(requests, params).run_to_end(self.batch_size) if requests else []
 
     def run_steps(self, requests: Sequence[SampleRequest], params: SamplingParams) -> Steps:
         """Sample as `sample` does, but yield after each token of the active completions."""
         if not requests:
             return []
+        return (yield from self._open_loop(requests, params).run(self.batch_size))
+
+    def _open_loop(
+        self, requests: Sequence[SampleRequest], params: SamplingParams
+    ) -> "_DecodeLoop":
         prompts = [request.prompt_tokens for request in requests]
-        loop = _DecodeLoop(
+        return _DecodeLoop(
             self.open_decode_batch(prompts, self.batch_size, params.max_new_tokens),
             [request.seed for request in requests],
             params,
             stop_check(params, self.language_model.tokenizer),
         )
-        return (yield from loop.run(self.batch_size))
 
     def sample_mixed(
         self,
@@ -100,7 +105,7 @@ class LocalSampler:
             teacher.open_decode_batch(teacher_prompts, rows, length),
             teacher_weight,
         )
-        return _run_to_end(loop.run(rows))
+        return loop.run_to_end(rows)
 
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
@@ -119,12 +124,14 @@ class LocalSampler:
             # Over the overlay's storage, so that the head outlives the block.
             head = self.language_model.head().detached()
             states = iterate_hidden_states(self.language_model, requests, SCORED_TOKENS)
-            for request, hidden in zip(requests, states, strict=True):
-                if signal.sampled:
-                    logprobs = self._compute_logprobs(head, hidden, request.tokens)
-                    signals.append(TeacherSignal(logprobs=logprobs))
-                else:
-                    signals.append(TeacherSignal(hidden=hidden, head=head))
+            with show_wait("scores", len(requests)) as wait:
+                for request, hidden in zip(requests, states, strict=True):
+                    if signal.sampled:
+                        logprobs = self._compute_logprobs(head, hidden, request.tokens)
+                        signals.append(TeacherSignal(logprobs=logprobs))
+                    else:
+                        signals.append(TeacherSignal(hidden=hidden, head=head))
+                    wait.advance()
         return signals
 
     def _compute_logprobs(
@@ -166,6 +173,19 @@ class _DecodeLoop:
         self.policy_logprobs: list[list[float]] = [[] for _ in seeds]
         self.waiting = iter(range(len(seeds)))
         self.stopped: set[int] = set()
+        self.finished = 0
+        """The number of completions that ended."""
+
+    def run_to_end(self, rows: int) -> list[Sample]:
+        """Decode as `run` does, without its pauses, and show how many completions ended."""
+        steps = self.run(rows)
+        with show_wait("answers", len(self.tokens)) as wait:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return end.value
+                wait.move_to(self.finished)
 
     def run(self, rows: int) -> Steps:
         """Decode until every completion ended; `active` lists the completion in each row."""
@@ -176,6 +196,7 @@ class _DecodeLoop:
             keep = _compact_rows(self._find_unfinished(active))
             for batch in self.batches:
                 batch.advance(next_tokens, keep)
+            self.finished += len(active) - len(keep)
             active = [active[row] for row in keep]
             if not active or all(batch.supports_refill for batch in self.batches):
                 active += self._admit(rows - len(active))
@@ -230,15 +251,6 @@ class _DecodeLoop:
             policy_logprobs=torch.tensor(self.policy_logprobs[text], dtype=torch.float32),
             stop_reason="stop" if text in self.stopped else "length",
         )
-
-
-def _run_to_end(steps: Steps) -> list[Sample]:
-    """Run a sampling call without using its pauses, and return its completions."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
 
 
 def _compact_rows(rows: Sequence[int]) -> list[int]:

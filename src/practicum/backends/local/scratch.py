@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from practicum.backends.local.packing import pad_sequences
+from practicum.core.waits import Wait, show_wait
 from practicum.errors import DataError
 from practicum.models.config import PretrainConfig, ScratchConfig
 from practicum.ports import HasAlphabet, Task
@@ -104,6 +105,20 @@ def _pretrain(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, fused=True)
     generator = torch.Generator().manual_seed(seed)
     model.train()
+    with show_wait("pretraining from scratch: steps", settings.steps) as wait:
+        _take_steps(model, optimizer, pairs, settings, generator, wait)
+    model.eval()
+
+
+def _take_steps(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    settings: PretrainConfig,
+    generator: torch.Generator,
+    wait: Wait,
+) -> None:
+    """Take the steps of pretraining on pairs of prompt and answer; the learning rate falls to 0."""
     for step in range(settings.steps):
         indices = torch.randint(len(pairs), (settings.batch,), generator=generator).tolist()
         chosen = [pairs[index] for index in indices]
@@ -120,4 +135,4 @@ def _pretrain(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    model.eval()
+        wait.advance()

@@ -4,7 +4,6 @@ import hashlib
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from practicum import runs
 from practicum.core.calls import suggest_name
 from practicum.core.faults import inject_fault
-from practicum.core.notes import show_notes
+from practicum.core.options import spell_options
 from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.errors import Interrupted, RecipeError
 from practicum.models.config import ScratchConfig
@@ -23,7 +22,6 @@ from practicum.recipe.methods import describe_method
 from practicum.report.pipeline import write_pipeline_report
 from practicum.report.tables import build_stage_rows
 from practicum.run_dir import (
-    FLAG,
     RunDir,
     list_changed_fields,
     propose_flags,
@@ -34,7 +32,7 @@ from practicum.run_dir import (
     write_json,
 )
 from practicum.runs import RunResult, open_student
-from practicum.runs.console import Console, SilentConsole
+from practicum.runs.console import Console, show_progress
 from practicum.runs.opening import build_task, create_scratch_model
 from practicum.runs.pipeline.stages import (
     BASE,
@@ -48,35 +46,47 @@ from practicum.runs.pipeline.stages import (
 )
 
 
-def run(
+def run(  # noqa: PLR0913  (the options of a run, one by one)
     recipe: Recipe | Pipeline | str | Path,
     overrides: Sequence[str] = (),
     *,
     out: str | Path = "runs",
     resume: bool = False,
     allow_changed: Sequence[str] = (),
+    overwrite: bool = False,
+    progress: bool = True,
     console: Console | None = None,
 ) -> RunResult:
     """Run a recipe or a pipeline in a folder of `out` named after it, or resume it.
 
     `allow_changed` names recipe fields that may differ from the start of the run, such as
     `optimizer.learning_rate`, or `stages.NAME.optimizer.learning_rate` for the unfinished stage of
-    a pipeline. Raises a PracticumError with its documented exit code; the results until then are
-    in the run folder.
+    a pipeline. `overwrite` replaces an earlier run in the folder. Progress is shown on the screen
+    unless `progress` is off. Raises a PracticumError with its documented exit code; the results
+    until then are in the run folder.
     """
-    runs.check_resumes(resume, allow_changed)
-    if not isinstance(recipe, Recipe | Pipeline):
-        recipe = load_pipeline_or_recipe(recipe, overrides)
-    if isinstance(recipe, Recipe):
-        return runs.run(
-            recipe, out=out, resume=resume, allow_changed=allow_changed, console=console
+    runs.check_resumes(resume, allow_changed, overwrite=overwrite)
+    with show_progress(console, progress=progress) as screen:
+        if not isinstance(recipe, Recipe | Pipeline):
+            recipe = load_pipeline_or_recipe(recipe, overrides)
+        if isinstance(recipe, Recipe):
+            return runs.run_in_folder(
+                recipe,
+                Path(out),
+                screen,
+                resume=resume,
+                allow_changed=allow_changed,
+                overwrite=overwrite,
+            )
+        _check_stages(allow_changed, [stage.name for stage in recipe.stages])
+        name, out = recipe.recipe.name, Path(out)
+        run_dir = (
+            RunDir.open_pipeline(out / name)
+            if resume
+            else RunDir.create_pipeline(out, name, overwrite=overwrite)
         )
-    _check_stages(allow_changed, [stage.name for stage in recipe.stages])
-    name, out = recipe.recipe.name, Path(out)
-    run_dir = RunDir.open_pipeline(out / name) if resume else RunDir.create_pipeline(out, name)
-    notes = show_notes(console.event) if console else nullcontext()
-    with notes, run_dir.lock():
-        return _PipelineRun(recipe, run_dir, console or SilentConsole(), allow_changed).execute()
+        with run_dir.lock():
+            return _PipelineRun(recipe, run_dir, screen, allow_changed).execute()
 
 
 def _check_stages(allow_changed: Sequence[str], names: Sequence[str]) -> None:
@@ -85,7 +95,8 @@ def _check_stages(allow_changed: Sequence[str], names: Sequence[str]) -> None:
         first, _, path = key.partition(".")
         name = path.partition(".")[0]
         if first == "stages" and name not in names:
-            raise RecipeError(f"{FLAG} {key}: no stage named {name!r}; {suggest_name(name, names)}")
+            option = spell_options(allow_changed=[key])
+            raise RecipeError(f"{option}: no stage named {name!r}; {suggest_name(name, names)}")
 
 
 class _PipelineRun:
@@ -180,12 +191,12 @@ class _PipelineRun:
         self.console.event(f"{self.heading}{', finished' if is_finished else ''}")
         if not is_finished:
             can_resume = (folder / "recipe.json").is_file()
-            runs.run(
+            runs.run_in_folder(
                 stage.build_recipe(self._resolve_model),
-                out=self.run_dir.stages,
+                self.run_dir.stages,
+                self.console,
                 resume=can_resume,
                 allow_changed=self._select_allowed(stage.name) if can_resume else (),
-                console=self.console,
                 stop=stop,
             )
         # A stage may have been killed between its report and its export, so the export is tried
@@ -196,7 +207,8 @@ class _PipelineRun:
         number = stop()
         if number is not None and stage.number < count:
             name = signal.Signals(number).name
-            raise Interrupted(number, f"stopped by {name} after its last step; go on with --resume")
+            go_on = f"go on with {spell_options(resume=True)}"
+            raise Interrupted(number, f"stopped by {name} after its last step; {go_on}")
 
     def _resolve_model(self, model: Mapping[str, Any]) -> str:
         """Return the folder of a stage's student or of a from-scratch model, or the base's name."""

@@ -1,6 +1,7 @@
 """Read a file with `stages:` into stages, each a complete recipe; report all mistakes at once."""
 
 import copy
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ from practicum.recipe import (
     is_named,
     load_recipe,
     merge_recipes,
-    override,
+    override_all,
     parse_recipe,
     read_recipe,
     remove_switch,
-    resolve_path,
     resolve_recipe,
 )
+
+log = logging.getLogger(__name__)
 
 BASE = "base"
 """The name of the recipe's own student, from which a stage may start and which may teach."""
@@ -125,9 +127,13 @@ def parse_pipeline(
     names = [str(entry.get("name")) for entry in entries]
     _check_overrides(overrides, names)
     general = [text for text in overrides if not text.startswith("stages.")]
-    common = _apply_overrides(drop_keys(content, "stages"), general)
+    # Stages share overrides, and what is to be said about one is said once.
+    notes: dict[str, None] = {}
+    common = _apply_overrides(drop_keys(content, "stages"), general, notes)
     shared = drop_keys(common, *PIPELINE_KEYS)
-    stages = tuple(_build_stage(index, content, names, overrides) for index in range(len(names)))
+    stages = tuple(
+        _build_stage(index, content, names, overrides, notes) for index in range(len(names))
+    )
     # The pipeline's own recipe is checked as the first stage with the shared student and task, so
     # mistakes in what no stage inherits are found too.
     first = drop_keys(stages[0].data, *PIPELINE_KEYS, "student")
@@ -150,6 +156,8 @@ def parse_pipeline(
             problems.append(line if is_shared else where + line)
     if problems:
         raise RecipeError([f"{source}: {line}" for line in dict.fromkeys(problems)])
+    for note in notes:
+        log.info(f"{source}: {note}")
     parsed = parse_recipe(_replace_models(recipe, _insert_placeholder), source)
     pipeline = Pipeline(parsed, stages, shares_task="task" in content)
     if is_teacher_off:
@@ -194,16 +202,21 @@ def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
             )
 
 
-def _apply_overrides(section: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a copy with the overrides applied."""
+def _apply_overrides(
+    section: Mapping[str, Any], overrides: Sequence[str], notes: dict[str, None]
+) -> dict[str, Any]:
+    """Return a copy with the overrides applied, and add the notes about them."""
     changed = copy.deepcopy(dict(section))
-    for text in overrides:
-        override(changed, resolve_path(text, changed))
+    notes |= dict.fromkeys(override_all(changed, overrides))
     return changed
 
 
 def _build_stage(
-    index: int, pipeline: Mapping[str, Any], names: Sequence[str], overrides: Sequence[str]
+    index: int,
+    pipeline: Mapping[str, Any],
+    names: Sequence[str],
+    overrides: Sequence[str],
+    notes: dict[str, None],
 ) -> Stage:
     """Build a stage from the shared sections, its own sections, and the overrides of both."""
     name, prefix = names[index], f"stages.{names[index]}."
@@ -211,7 +224,8 @@ def _build_stage(
     general = [text for text in shared if not _is_pipeline_override(text)]
     special = [text.removeprefix(prefix) for text in overrides if text.startswith(prefix)]
     inherited = drop_keys(pipeline, "stages", *PIPELINE_KEYS)
-    stage = _apply_overrides(merge_recipes(inherited, pipeline["stages"][index]), general + special)
+    merged = merge_recipes(inherited, pipeline["stages"][index])
+    stage = _apply_overrides(merged, general + special, notes)
     start = str(stage.pop("start", None) or (names[index - 1] if index else BASE))
     base, student = pipeline.get("student"), stage.get("student")
     # A stage that inherits the pipeline's student starts from the student of an earlier stage; one

@@ -5,7 +5,7 @@
 """
 
 from practicum.studies.compare.arms import ComparisonBudget, ComparisonSettings
-from practicum.studies.compare.comparing import FinishedRuns, compare, run_arms
+from practicum.studies.compare.comparing import FinishedRuns, compare, run_arms, run_comparison
 from practicum.studies.compare.comparison_page import build_mean_curve
 from practicum.studies.compare.outcomes import FailedRun, Outcome, Point, read_outcome
 from practicum.studies.compare.run_jobs import RunJob, run_jobs
@@ -22,5 +22,6 @@ __all__ = [
     "compare",
     "read_outcome",
     "run_arms",
+    "run_comparison",
     "run_jobs",
 ]

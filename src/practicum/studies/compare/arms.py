@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from practicum.core.options import spell_options
 from practicum.errors import RecipeError
 from practicum.monitors import MONITORS
 from practicum.recipe import Recipe, load_recipe
@@ -62,7 +63,7 @@ class ComparisonBudget:
         is_amount = unit == "steps" if number is None else 0 < number < 1e30
         if unit not in UNITS or not is_amount:
             raise RecipeError(
-                f"--budget {text!r}: "
+                f"{spell_options(budget=text)}: "
                 "write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
             )
         return cls(unit, number)
@@ -84,7 +85,8 @@ class ComparisonSettings:
     """The settings of a comparison.
 
     `seeds` seeds count from `first`; `at_once` runs go on side by side; `out` is the folder;
-    `common` are overrides of every arm's recipe; `may_differ` names what arms need not share.
+    `common` are overrides of every arm's recipe; `may_differ` names what arms need not share;
+    `overwrite` replaces an earlier comparison in the folder.
     """
 
     seeds: int = 3
@@ -95,6 +97,7 @@ class ComparisonSettings:
     common: tuple[str, ...] = ()
     first_seed: int = 0
     may_differ: frozenset[str] = frozenset()
+    overwrite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ class Arm:
             if override.partition("=")[0] in RESERVED_KEYS:
                 raise RecipeError(
                     f"arm {text!r}: {override!r} is the comparison's to set; "
-                    "write --seeds, --budget, or NAME=RECIPE"
+                    f"write {spell_options(seeds=3, budget='steps=40')}, or NAME=RECIPE"
                 )
         return cls(name, source, tuple(overrides))
 
@@ -167,7 +170,7 @@ def read_design(words: Sequence[str], settings: ComparisonSettings) -> Design:
         raise RecipeError(f"two arms are named {repeated!r}; write NAME=RECIPE for each")
     if settings.seeds < 1:
         raise RecipeError(
-            f"--seeds {settings.seeds}: at least one is needed, "
+            f"{spell_options(seeds=settings.seeds)}: at least one is needed, "
             "and three to say how much seeds differ"
         )
     seeds = tuple(range(settings.first_seed, settings.first_seed + settings.seeds))
@@ -222,7 +225,8 @@ def _require_equal_controls(design: Design, may_differ: frozenset[str]) -> None:
                 raise RecipeError(
                     f"arms {first.name!r} and {arm.name!r} differ in {name}{values}; "
                     "a comparison shares task, evaluation and budget, "
-                    "so set it for all with --set, or compare other recipes"
+                    f"so set it for all with {spell_options(changes=['KEY=VALUE'])}, "
+                    "or compare other recipes"
                 )
 
 

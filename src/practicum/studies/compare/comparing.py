@@ -10,8 +10,9 @@ from practicum.core.stopping import catch_stop_signals
 from practicum.errors import PracticumError
 from practicum.recipe.methods import describe_method
 from practicum.run_dir import RunDir, shorten_path, write_json
-from practicum.runs.console import Console, SilentConsole
-from practicum.studies.compare.arms import ComparisonSettings, Design, read_design
+from practicum.runs import check_resumes
+from practicum.runs.console import Console, SilentConsole, show_progress
+from practicum.studies.compare.arms import ComparisonBudget, ComparisonSettings, Design, read_design
 from practicum.studies.compare.comparison_page import write_page
 from practicum.studies.compare.outcomes import (
     ComparisonResult,
@@ -20,7 +21,7 @@ from practicum.studies.compare.outcomes import (
     compare_outcomes,
     read_outcome,
 )
-from practicum.studies.compare.run_jobs import plan_jobs, run_jobs
+from practicum.studies.compare.run_jobs import clear_comparison, plan_jobs, run_jobs
 from practicum.studies.compare.tables import build_arm_table, build_pair_table
 
 
@@ -34,7 +35,33 @@ class FinishedRuns:
     failures: list[FailedRun]
 
 
-def compare(
+def compare(  # noqa: PLR0913  (the options of a comparison, one by one)
+    arms: Sequence[str],
+    *,
+    seeds: int = 3,
+    budget: str = "steps",
+    jobs: int = 2,
+    out: str | Path = "runs/compare",
+    resume: bool = False,
+    overwrite: bool = False,
+    changes: Sequence[str] = (),
+    progress: bool = True,
+) -> ComparisonResult:
+    """Compare methods on the same task, prompts, seeds and budget, as `practicum compare` does.
+
+    An arm is a recipe or `NAME=RECIPE,key=value,...`; `changes` are overrides of every arm;
+    `overwrite` replaces an earlier comparison in the folder. Every run is a process of its own.
+    Raises what `run_comparison` raises.
+    """
+    limit = ComparisonBudget.parse(budget)
+    settings = ComparisonSettings(
+        seeds, limit, jobs, Path(out), resume, tuple(changes), overwrite=overwrite
+    )
+    with show_progress(progress=progress) as console:
+        return run_comparison(arms, settings, console)
+
+
+def run_comparison(
     words: Sequence[str], settings: ComparisonSettings, console: Console | None = None
 ) -> ComparisonResult:
     """Run every arm with every seed, write `compare.json` and `compare.html`, and return the
@@ -66,8 +93,11 @@ def compare(
 
 def run_arms(words: Sequence[str], settings: ComparisonSettings, console: Console) -> FinishedRuns:
     """Run every arm with every seed and read the results; raises the errors of `compare`."""
+    check_resumes(settings.resume, (), overwrite=settings.overwrite)
     design = read_design(words, settings)
     folder = settings.out.absolute()
+    if settings.overwrite:
+        clear_comparison(folder)
     jobs = plan_jobs(design, folder, settings.resume)
     folder.mkdir(parents=True, exist_ok=True)
     # The lock keeps a second comparison out of the folder while this one runs.

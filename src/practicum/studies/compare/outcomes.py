@@ -14,7 +14,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from practicum.core.options import spell_options
 from practicum.errors import DataError
+from practicum.report.cards import render_card
 from practicum.report.tables import BUDGET_SPENT
 from practicum.run_dir import read_json, read_rows, shapes
 from practicum.statistics import (
@@ -117,7 +119,7 @@ class ArmDifference:
     prompts_needed: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ComparisonResult:
     """The result of a comparison: table, pairs, runs and verdict.
 
@@ -130,6 +132,36 @@ class ComparisonResult:
     outcomes: Sequence[Outcome]
     failures: Sequence[FailedRun]
     verdict: Sequence[str]
+
+    def __repr__(self) -> str:
+        return f"ComparisonResult({', '.join(arm.arm for arm in self.arms)}: {self.verdict[0]})"
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the arms for a notebook."""
+        rows = [
+            [
+                arm.arm,
+                arm.method,
+                f"{arm.finished} of {arm.finished + arm.failed}",
+                "" if arm.mean is None else f"{arm.mean:.3f}",
+            ]
+            for arm in self.arms
+        ]
+        columns = ["arm", "method", "runs", self.metric.replace("_", " ")]
+        return render_card(self.verdict[0], self.verdict[1:], columns, rows)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return a row for each finished run; `pandas.DataFrame(result.metrics())` is a table."""
+        return [
+            {
+                "arm": outcome.arm,
+                "seed": outcome.seed,
+                "accuracy": outcome.accuracy,
+                "reverse_kl": outcome.reverse_kl,
+                **outcome.spent,
+            }
+            for outcome in self.outcomes
+        ]
 
 
 def read_outcome(arm: str, seed: int, folder: Path, parent: Path) -> Outcome:
@@ -311,7 +343,7 @@ def _build_verdict(
     if not tested:
         verdict = (
             "single seed: how much seeds differ is unknown, "
-            "so no difference is called resolved; write --seeds 3"
+            f"so no difference is called resolved; write {spell_options(seeds=3)}"
         )
     elif not any(pair.resolved for pair in tested):
         verdict = "no difference resolved"

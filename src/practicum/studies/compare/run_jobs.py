@@ -24,15 +24,27 @@ from typing import Any
 import psutil
 
 from practicum.core.faults import inject_fault
+from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
+from practicum.core.waits import Wait, show_wait
 from practicum.errors import Interrupted, RecipeError
 from practicum.recipe import resolve_recipe
-from practicum.run_dir import list_changed_fields, read_json, shapes, shorten_path, write_json
+from practicum.run_dir import (
+    RunDir,
+    list_changed_fields,
+    read_json,
+    shapes,
+    shorten_path,
+    write_json,
+)
 from practicum.runs.console import Console
 from practicum.studies.compare.arms import Design
 from practicum.text import make_printable
 
 POLL_SECONDS = 0.2
+
+COUNT_SECONDS = 2.0
+"""The time between two counts of the finished steps, which reads journals."""
 
 FREE_MEMORY_FACTOR = 1.2
 """A run starts if the free memory is at least this factor times the largest run's memory."""
@@ -100,12 +112,14 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
     has_runs = any(folder.glob("*/seed-*.json"))
     if has_runs and not resume:
         raise RecipeError(
-            f"{folder} already holds a comparison; "
-            "write --resume to go on with it, or --out another folder"
+            f"{folder} already holds a comparison; write {spell_options(resume=True)} "
+            f"to go on with it, {spell_options(overwrite=True)} to replace it, "
+            f"or {spell_options(out='another folder')}"
         )
     if resume and not has_runs:
         raise RecipeError(
-            f"{folder} holds no comparison to go on with; leave --resume out to start it"
+            f"{folder} holds no comparison to go on with; "
+            f"leave {spell_options(resume=True)} out to start it"
         )
     for job in jobs:
         if not job.recipe_path.is_file():
@@ -114,9 +128,28 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
         differences = list_changed_fields(stored, job.resolved_recipe)
         if differences:
             problem = f"{shorten_path(job.recipe_path)}: arm {job.arm!r} changed"
-            advice = "undo this, or name a new arm or --out:"
+            advice = f"undo this, name a new arm, or write {spell_options(out='another folder')}:"
             raise RecipeError([f"{problem}; {advice}", *differences])
     return jobs
+
+
+def clear_comparison(folder: Path) -> None:
+    """Remove the runs of an earlier comparison and its results; other files in the folder stay.
+
+    Raises ResourceError if a process writes the comparison or one of its runs.
+    """
+    if not any(folder.glob("*/seed-*.json")):
+        return
+    with RunDir(folder).lock():
+        for recipe_path in folder.glob("*/seed-*.json"):
+            run_dir = RunDir(recipe_path.with_suffix(""))
+            if run_dir.path.is_dir():
+                run_dir.clear()
+            recipe_path.with_suffix(".log").unlink(missing_ok=True)
+            # Last, because it tells the next call that something is left to remove.
+            recipe_path.unlink()
+        for name in ("compare.json", "compare.html"):
+            (folder / name).unlink(missing_ok=True)
 
 
 def run_jobs(
@@ -132,8 +165,25 @@ def run_jobs(
     if num_skipped:
         console.event(f"{num_skipped} of {len(jobs)} runs are finished already")
     console.begin(len(jobs), num_skipped + 1)
+    with show_wait("steps of all runs") as wait:
+        return _follow_runs(pool, jobs, at_once, console, stop, wait)
+
+
+def _follow_runs(
+    pool: "_JobPool",
+    jobs: Sequence[RunJob],
+    at_once: int,
+    console: Console,
+    stop: Stop,
+    wait: Wait,
+) -> dict[RunJob, str]:
+    """Start runs and collect those that ended, until none is left; returns the failed ones."""
+    counted = time.monotonic()
     try:
         while pool.waiting or pool.running:
+            if time.monotonic() - counted > COUNT_SECONDS:
+                counted = time.monotonic()
+                wait.move_to(sum(job.steps_done for job in jobs))
             number = stop()
             if number is not None:
                 pool.stop()
@@ -141,7 +191,7 @@ def run_jobs(
                 raise Interrupted(
                     number,
                     f"stopped by {signal.Signals(number).name} with {num_open} of {len(jobs)} runs "
-                    "to do; go on with --resume",
+                    f"to do; go on with {spell_options(resume=True)}",
                 )
             pool.start_waiting(at_once)
             time.sleep(POLL_SECONDS)
@@ -150,7 +200,7 @@ def run_jobs(
                 console.step(len(jobs) - len(pool.waiting) - len(pool.running), {}, None)
                 inject_fault("compare.run_ended")
     finally:
-        # After an error no run may go on unseen; the newest checkpoints stay for --resume.
+        # After an error no run may go on unseen; the newest checkpoints stay for a resume.
         pool.kill()
     return pool.failed
 
@@ -271,7 +321,7 @@ def _find_reason(job: RunJob, code: int) -> str:
         text = f"failed: killed by {signal.Signals(-code).name}"
         # The kernel's out-of-memory killer sends SIGKILL and leaves no message.
         if code == -signal.SIGKILL:
-            text += "; there may have been no memory for it, so write --jobs 1"
+            text += f"; there may have been no memory for it, so write {spell_options(jobs=1)}"
         return text
     lines = job.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [index for index, line in enumerate(lines) if line.startswith("error: ")]

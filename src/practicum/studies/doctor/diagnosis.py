@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from practicum.core.notes import copy_notes
+from practicum.core.waits import show_wait
 from practicum.errors import RecipeError, VocabularyError
 from practicum.recipe import Recipe, load_recipe
+from practicum.report.cards import render_card
 from practicum.run_dir import to_json_number, write_text
 from practicum.runs.assembly import assemble_run
+from practicum.runs.console import show_progress
 from practicum.studies.doctor.behaviour import compute_capacity_ratio
 from practicum.studies.doctor.checks import CHECKS
 from practicum.studies.doctor.diagnosis_page import render_page
@@ -24,7 +27,7 @@ from practicum.studies.doctor.verdict import CheckResult, Verdict, decide
 PROMPTS, SAMPLES = 16, 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
     """The verdict about a recipe, the results of all checks, and the messages of loading it."""
 
@@ -46,6 +49,21 @@ class Diagnosis:
         changes = [change for result in checks for change in result.outcome.fix]
         by_key = {change.partition("=")[0]: change for change in reversed(changes)}
         return list(reversed(by_key.values()))
+
+    def __repr__(self) -> str:
+        changes = f"; changes: {', '.join(self.changes)}" if self.changes else ""
+        return f"Diagnosis({self.name}: {self.verdict.word}, {self.verdict.meaning}{changes})"
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the checks that did not pass for a notebook."""
+        rows = [
+            [result.check.id, result.check.name, result.outcome.status, result.outcome.sentence]
+            for result in self.results
+            if result.outcome.status not in ("pass", "not applicable")
+        ]
+        lines = [*self.verdict.because, *(f"write {change}" for change in self.changes)]
+        headline = f"{self.name}: {self.verdict.word}, {self.verdict.meaning}"
+        return render_card(headline, lines, ["", "check", "status", "finding"], rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of doctor.json."""
@@ -77,37 +95,47 @@ def doctor(
     prompts: int = PROMPTS,
     samples: int = SAMPLES,
     out: str | Path | None = None,
+    progress: bool = True,
 ) -> Diagnosis:
     """Examine a recipe on `prompts` times `samples` student rollouts before it runs; with `out`,
     write the diagnosis.
 
-    Raises RecipeError and the other errors of loading. Two vocabularies that do not fit are a
-    finding, not an error.
+    Progress is shown on the screen unless `progress` is off. Raises RecipeError and the other
+    errors of loading. Two vocabularies that do not fit are a finding, not an error.
     """
     if prompts < 1 or samples < 1:
         raise RecipeError(
             f"{prompts} prompts and {samples} samples draw nothing; write at least 1 of each"
         )
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    with show_progress(progress=progress):
+        recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+        diagnosis = _examine(recipe, prompts, samples)
+    if out is not None:
+        diagnosis.write(Path(out))
+    return diagnosis
+
+
+def _examine(recipe: Recipe, prompts: int, samples: int) -> Diagnosis:
+    """Assemble the recipe in a temporary folder, collect the evidence and run the checks."""
     remarks: list[str] = []
     with tempfile.TemporaryDirectory(prefix="practicum-doctor-") as folder, ExitStack() as at_end:
         try:
             with copy_notes(remarks.append):
                 components = assemble_run(recipe, Path(folder), exit_stack=at_end)
         except VocabularyError as error:
-            diagnosis = _build_refusal(recipe, str(error), remarks)
-        else:
-            evidence = collect_evidence(recipe, components, prompts, samples)
-            diagnosis = run_checks(evidence, remarks)
-    if out is not None:
-        diagnosis.write(Path(out))
-    return diagnosis
+            return _build_refusal(recipe, str(error), remarks)
+        evidence = collect_evidence(recipe, components, prompts, samples)
+        return run_checks(evidence, remarks)
 
 
 def run_checks(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
     """Run every check on the evidence and decide; returns the diagnosis."""
     recipe = evidence.recipe
-    results = [CheckResult(check, validate_fix(recipe, check.run(evidence))) for check in CHECKS]
+    results = []
+    with show_wait("checks", len(CHECKS)) as wait:
+        for check in CHECKS:
+            results.append(CheckResult(check, validate_fix(recipe, check.run(evidence))))
+            wait.advance()
     count, samples = len(evidence.prompts), evidence.samples
     verdict = decide(results, compute_capacity_ratio(evidence))
     return Diagnosis(recipe.name, recipe.seed, count, samples, verdict, results, list(remarks))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.core.notes import hide_notes
+from practicum.core.waits import show_wait
 from practicum.costs import PHASES, ModelDims, summarize_costs
 from practicum.errors import PracticumError
 from practicum.recipe import Recipe
@@ -98,7 +99,8 @@ def plan(
     """
     process = measure_process() if process is None else process
     # The dry run refuses what cannot be planned, so it comes before the steps of a calibration.
-    run = simulate_step(recipe, answer_tokens)
+    with show_wait("one step without weights"):
+        run = simulate_step(recipe, answer_tokens)
     calibration = time_step(recipe) if calibrate else None
     if calibration is not None and answer_tokens is None:
         # Answers as long as they really were, not as long as they may be.
@@ -110,7 +112,8 @@ def plan(
     largest = _find_largest_micro_batch(run, memory, limit)
     change = None
     if process <= limit < memory.peak:
-        change = _find_change(recipe, limit, process, answer_tokens, largest)
+        with show_wait("looking for a change that fits into memory"):
+            change = _find_change(recipe, limit, process, answer_tokens, largest)
     return CostPlan(run, memory, limit, largest, change, calibration)
 
 
@@ -128,8 +131,10 @@ def time_step(recipe: Recipe) -> StepTiming:
         closing(assemble_run(recipe, Path(folder), scores=Path(folder) / "scores")) as components,
     ):
         log.info("calibrating: two steps, the first to warm up")
-        train_step(1, components.parts, components.settings)
-        metrics = train_step(2, components.parts, components.settings).metrics
+        with show_wait("steps to time", total=2) as wait:
+            train_step(1, components.parts, components.settings)
+            wait.advance()
+            metrics = train_step(2, components.parts, components.settings).metrics
     return StepTiming(
         seconds={phase: metrics[f"seconds_{phase}"] for phase in PHASES},
         flops={phase: metrics[f"cost/flops_{phase}"] for phase in PHASES},

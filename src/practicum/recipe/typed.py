@@ -1,0 +1,232 @@
+"""The sections of a recipe as typed dicts, for the completion of `practicum.distill(student={...})`.
+
+Written by `python -m tests.test_docs` from the models that validate recipes; they decide what is
+valid. A section of a plug-in has the keys of all its types.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+
+class StudentSection(TypedDict, total=False):
+    """The section `student`."""
+
+    model: str | Mapping[str, Any]
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["auto", "cpu", "cuda"]
+    template: str | None
+    system: str | None
+    thinking: bool | None
+    stop: Sequence[str]
+    trust_remote_code: bool
+    lora: Mapping[str, Any] | None
+    trainable_layers: int | None
+    dropout: bool
+
+
+class BackendSection(TypedDict, total=False):
+    """The section `backend`."""
+
+    type: Literal["local", "tinker"] | str
+    micro_batch_tokens: int | None
+    graph_mib: int
+    chunk_tokens: int
+    sampling_batch: int
+    url: str
+    allow_http: bool
+    api_key_env: str | None
+    timeout: float
+    give_up_after: float
+    tokenizer: str | None
+
+
+class TeacherSection(TypedDict, total=False):
+    """The section `teacher`."""
+
+    type: (
+        Literal[
+            "cached",
+            "expert",
+            "model",
+            "none",
+            "openai_api",
+            "pool",
+            "privileged",
+            "route",
+            "scripted",
+            "self",
+            "tinker",
+        ]
+        | str
+    )
+    teacher: str | Mapping[str, Any]
+    folder: str | None
+    max_mib: float
+    softness: float
+    model: str | Mapping[str, Any] | None
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["auto", "cpu", "cuda"]
+    template: str | None
+    system: str | None
+    thinking: bool | None
+    stop: Sequence[str]
+    trust_remote_code: bool
+    residency: Literal["resident", "swap", "disk"]
+    url: str
+    allow_http: bool
+    tokenizer: str | None
+    dialect: Literal["auto", "vllm", "sglang", "echo", "chat"]
+    largest_k: int
+    api_key_env: str | None
+    concurrency: int
+    timeout: float
+    tokens_per_second: float
+    give_up_after: float
+    token_budget: int | None
+    canary_every: int
+    canary: float | None
+    kind: Literal["geometric", "arithmetic", "sum"]
+    teachers: Mapping[str, Any]
+    weights: Mapping[str, Any] | Literal["live", "frozen", "ema", "periodic"]
+    gate: float | None
+    demonstrations: Sequence[Mapping[str, Any]]
+    reference: str | None
+    question: str | None
+    missing: Literal["error", "silent"]
+    by: str
+    default: str | None
+    tape: str
+    rate: float
+    period: int
+    model_path: str | None
+
+
+class TaskSection(TypedDict, total=False):
+    """The section `task`."""
+
+    type: Literal["jsonl", "memos", "reasoning_gym", "reverse", "skills", "walker"] | str
+    path: str
+    heldout: int | float | str
+    verifier: Literal["exact", "contains", "number", "math"]
+    sandbox: Literal["require", "best_effort"]
+    max_rejected: float
+    max_row_bytes: int
+    train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
+    memos: int
+    train_size: int
+    heldout_size: int
+    seed: int | None
+    generator: str
+    config: Mapping[str, Any]
+    alphabet: str
+    shortest: int
+    longest: int
+    skills: Sequence[str]
+    turns: int
+    spread: int
+    noise: float
+    slip: float
+
+
+class RolloutSection(TypedDict, total=False):
+    """The section `rollout`."""
+
+    source: str | Mapping[str, Any]
+    replay_size: int | str
+    n: int | str
+    max_new_tokens: int | str
+    temperature: float | str
+    top_p: float | str
+    top_k: int | str
+    max_staleness: int | str
+
+
+class ObjectiveSection(TypedDict, total=False):
+    """The section `objective`."""
+
+    losses: Sequence[Mapping[str, Any]]
+    aggregate: Literal[
+        "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
+    ]
+    aggregate_norm: float | str | None
+    signal: str | Mapping[str, Any]
+    against: Literal["teacher", "reference"]
+    target: str | Mapping[str, Any]
+    divergence: str | Mapping[str, Any]
+    estimator: str | Mapping[str, Any]
+    correction: str | Mapping[str, Any]
+    advantage_logprob: Literal["learner", "sampler"]
+    reward: str | Mapping[str, Any]
+    clip: str | Mapping[str, Any]
+    weights: str | Mapping[str, Any]
+    samples: str | Mapping[str, Any]
+    filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"]
+    source: Literal["all", "student", "dataset", "teacher"]
+    coefficient: float | str
+
+
+class OptimizerSection(TypedDict, total=False):
+    """The section `optimizer`."""
+
+    learning_rate: float | str
+    schedule: Literal["constant", "linear", "cosine"]
+    warmup_steps: int | str
+    betas: Sequence[float]
+    weight_decay: float | str
+    max_grad_norm: float | str
+
+
+class TrainSection(TypedDict, total=False):
+    """The section `train`."""
+
+    steps: int
+    prompts_per_step: int
+    updates_per_step: int
+    epochs: int
+    checkpoint_every: int | None
+    keep_checkpoints: int
+    threads: int | None
+    budget: Mapping[str, Any] | None
+
+
+class EvaluationSection(TypedDict, total=False):
+    """The section `evaluation`."""
+
+    prompts: int
+    samples: int
+    temperature: float
+    max_new_tokens: int | None
+    teacher: bool
+    every: int | None
+
+
+class MonitorsSection(TypedDict, total=False):
+    """The section `monitors`."""
+
+    action: Literal["off", "log", "warn", "checkpoint", "finish", "pause", "stop"] | None
+    level: float | None
+    change: float | None
+    persistence: int | None
+    set: Mapping[str, Any]
+
+
+class TrackingSection(TypedDict, total=False):
+    """The section `tracking`."""
+
+    type: Literal["mlflow", "tensorboard", "trackio", "wandb"] | str
+    experiment: str
+    uri: str | None
+    folder: str | None
+    project: str
+    entity: str | None
+    group: str | None
+    mode: Literal["online", "offline"] | None
+
+
+class PricesSection(TypedDict, total=False):
+    """The section `prices`."""
+
+    currency: str
+    machine_hour: float | None
+    million_sampled_tokens: float | None
+    million_scored_tokens: float | None

@@ -1,0 +1,54 @@
+"""Results as small pieces of HTML for the output of a notebook's cell, without a style of their own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from practicum.report.markup import escape_text, format_number
+from practicum.report.tables import ALL_DONE
+from practicum.report.verdict import describe_gain, format_signed
+from practicum.statistics import Interval
+
+
+def render_card(
+    headline: str,
+    lines: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    rows: Sequence[Sequence[str]] = (),
+) -> str:
+    """Render a headline, lines below it and a table; all of them are texts and are escaped."""
+    parts = [f"<p><b>{escape_text(headline)}</b></p>"]
+    parts += [f"<p>{escape_text(line)}</p>" for line in lines]
+    if rows:
+        head = "".join(f"<th>{escape_text(column)}</th>" for column in columns)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape_text(cell)}</td>' for cell in row)}</tr>" for row in rows
+        )
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def render_run_card(name: str, folder: str, summary: Mapping[str, Any]) -> str:
+    """Render the summary of a run: the gain with its interval, and the evaluations."""
+    columns = {who: summary[who] for who in ("before", "after", "teacher") if summary[who]}
+    quantities = {"accuracy": "accuracy", "reverse KL": "reverse_kl", "length": "length"}
+    rows = [
+        [label, *(format_number(evaluation[key]) for evaluation in columns.values())]
+        for label, key in quantities.items()
+    ]
+    steps = (
+        f"{summary['steps']} steps, {summary.get('ended', ALL_DONE)}; report.html is in {folder}"
+    )
+    return render_card(f"{name}: {describe_summary(summary)}", [steps], ["", *columns], rows)
+
+
+def describe_summary(summary: Mapping[str, Any]) -> str:
+    """Return the gain of a run in one sentence, or the number of its steps."""
+    if summary["gain"] is None:
+        return f"{summary['steps']} steps, no held-out accuracy was measured"
+    gain = Interval(**summary["gain"])
+    before, after = (summary[when]["accuracy"]["mean"] for when in ("before", "after"))
+    bounds = f"{format_signed(gain.low)} to {format_signed(gain.high)}"
+    return (
+        f"held-out accuracy {before:.2f} to {after:.2f}, {format_signed(gain.mean)} "
+        f"[{bounds}]: {describe_gain(gain)[1]}"
+    )
