@@ -26,17 +26,29 @@ def print_rows(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
 
 
 def print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
-    """Print an evaluation, the domains last; as JSON one object."""
+    """Print an evaluation, with calibration and domains last; as JSON one object."""
     if as_json:
         print(json.dumps(summary))
         return
-    numbers = {name: number for name, number in summary.items() if name != "by_domain"}
-    numbers |= {f"  {domain}": interval for domain, interval in summary["by_domain"].items()}
+    numbers = {name: number for name, number in summary.items() if not isinstance(number, dict)}
+    groups = {name: number for name, number in summary.items() if isinstance(number, dict)}
+    # An interval is a mapping too, and is one number; each entry of another has its own line.
+    for name, group in groups.items():
+        is_interval = "mean" in group
+        numbers |= {name: group} if is_interval else _indent_names(name, group)
+    width = max(map(len, numbers), default=0)
     for name, number in numbers.items():
-        print(f"{name:16} {_format_number(number)}")
+        print(f"{name.replace('_', ' '):{width}}  {_format_number(number)}".rstrip())
+
+
+def _indent_names(title: str, group: Mapping[str, object]) -> dict[str, object]:
+    """Return the title on a line of its own, and each entry indented below; nothing if empty."""
+    return {title: "", **{f"  {name}": number for name, number in group.items()}} if group else {}
 
 
 def _format_number(number: object) -> str:
     if isinstance(number, dict) and {"mean", "low", "high"} <= set(number):
         return f"{number['mean']:.3f} [{number['low']:.3f}, {number['high']:.3f}]"
+    if number is None:
+        return "unknown"
     return f"{number:.4g}" if isinstance(number, float) else str(number)

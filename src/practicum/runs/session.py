@@ -16,6 +16,7 @@ from practicum.errors import Interrupted
 from practicum.monitors import PhaseSpeedMonitor
 from practicum.recipe import Recipe
 from practicum.report import write_report
+from practicum.report.markup import format_duration
 from practicum.report.tables import describe_cost
 from practicum.rollouts import needs_replay
 from practicum.run_dir import Journal, RunDir
@@ -200,9 +201,15 @@ class Session:
         folders.write_json(self.run_dir.summary_json, summary)
         self.tracker.finish(summary)
         write_report(self.run_dir.path)
-        seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
+        # Two clocks, named apart: the report has the first, which goes on after a resume.
+        training = format_duration(ending.spending.totals["seconds"])
+        total = format_duration(monotonic() - self.started)
+        times = {
+            "training time": f"{training} for {summary['rollouts']} rollouts",
+            "since the start": f"{total}, with loading and evaluations",
+        }
         cost = describe_cost(summary, self.recipe, ending.spending)
         folder = folders.shorten_path(self.run_dir.path)
-        rows = {"time": seconds, **cost, "run folder": folder, "report": "report.html in it"}
+        rows = {**times, **cost, "run folder": folder, "report": "report.html in it"}
         print_outcome(self.console, evaluations, summary, rows)
         return RunResult(self.run_dir.path, summary)

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,16 @@ class Design:
     seeds: tuple[int, ...]
     budget: ComparisonBudget
     recipes: Mapping[str, Mapping[int, Recipe]]
+
+    def list_equal_arms(self) -> list[str]:
+        """Return a line for each pair of arms that are one recipe under two names."""
+        seed = self.seeds[0]
+        return [
+            f"{one.name} and {other.name} are the same recipe, so their runs will be the same too; "
+            f"was {other.name} meant to differ? write {other.name}={other.source},KEY=VALUE"
+            for one, other in combinations(self.arms, 2)
+            if self.recipes[one.name][seed] == self.recipes[other.name][seed]
+        ]
 
 
 def read_design(words: Sequence[str], settings: ComparisonSettings) -> Design:

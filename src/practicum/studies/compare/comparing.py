@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ def compare(
     budget = design.budget
     limits = {} if budget.amount is None else {budget.unit: budget.amount}
     result = compare_outcomes(methods, runs.outcomes, runs.failures, limits)
+    result = replace(result, verdict=[*result.verdict, *design.list_equal_arms()])
     described = {
         "arms": [asdict(arm) for arm in design.arms],
         "seeds": list(design.seeds),
@@ -67,6 +68,8 @@ def compare(
 def run_arms(words: Sequence[str], settings: ComparisonSettings, console: Console) -> FinishedRuns:
     """Run every arm with every seed and read the results; raises the errors of `compare`."""
     design = read_design(words, settings)
+    for line in design.list_equal_arms():
+        console.event(line)
     folder = settings.out.absolute()
     jobs = plan_jobs(design, folder, settings.resume)
     folder.mkdir(parents=True, exist_ok=True)
