@@ -12,17 +12,25 @@ def print_note(text: str) -> None:
 
 
 def print_rows(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
-    """Print names with their summaries, papers and methods; as JSON one object per line."""
+    """Print names with their summaries, under a heading for each group; as JSON one object a line.
+
+    Papers stand in brackets, with a mark if the recipe is reduced; methods are in the JSON alone.
+    """
     if as_json:
         for row in rows:
             print(json.dumps(row))
         return
     width = max((len(row["name"]) for row in rows), default=0)
+    heading = ""
     for row in rows:
-        paper = f" ({row['paper']})" if row.get("paper") else ""
-        print(f"{row['name']:<{width}}  {row['summary']}{paper}".rstrip())
-        if row.get("method"):
-            print(f"{'':<{width}}  {row['method']}")
+        if row.get("group", "") != heading:
+            print(*([""] if heading else []), row["group"], sep="\n")
+            heading = row["group"]
+        notes = [row.get("paper", ""), "reduced" if row.get("reduced") else ""]
+        notes_text = ", ".join(filter(None, notes))
+        indent = "  " if heading else ""
+        line = f"{indent}{row['name']:<{width}}  {row['summary']}"
+        print((f"{line} ({notes_text})" if notes_text else line).rstrip())
 
 
 def print_summary(summary: Mapping[str, Any], as_json: bool) -> None:

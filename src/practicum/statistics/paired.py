@@ -30,21 +30,21 @@ def difference(first: Sequence[float], second: Sequence[float], seed: int) -> In
     sizes = {abs(value) for value in differences if value != 0.0}
     if len(sizes) <= 1:
         size = sizes.pop() if sizes else 1.0
-        gained, lost = (sum(sign * value > 0 for value in differences) for sign in (1, -1))
-        return _scale(score_interval(gained, lost, len(differences)), size)
+        wins, losses = (sum(sign * value > 0 for value in differences) for sign in (1, -1))
+        return _scale(score_interval(wins, losses, len(differences)), size)
     few = t_interval(differences) if len(differences) < FEWEST_PROMPTS else None
     return few or bootstrap(torch.tensor(differences, dtype=torch.float64), seed)
 
 
-def score_interval(gained: int, lost: int, count: int) -> Interval:
+def score_interval(wins: int, losses: int, count: int) -> Interval:
     """Return the paired difference of two proportions with its score interval (Tango 1998).
 
-    Of `count` pairs, `gained` are right in the first sample alone and `lost` in the second alone.
+    Of `count` pairs, `wins` are right in the first sample alone and `losses` in the second alone.
     An end is the difference that a score test at 5 % only just rejects.
     """
-    mean = (gained - lost) / count
-    low = _find_end(gained, lost, count, (-1.0, mean), Z)
-    high = _find_end(gained, lost, count, (mean, 1.0), -Z)
+    mean = (wins - losses) / count
+    low = _find_end(wins, losses, count, (-1.0, mean), Z)
+    high = _find_end(wins, losses, count, (mean, 1.0), -Z)
     return Interval(mean, low, high)
 
 
@@ -61,29 +61,29 @@ def mean_score(scores: Sequence[float], seed: int) -> Interval:
 
 
 def _find_end(
-    gained: int, lost: int, count: int, between: tuple[float, float], target: float
+    wins: int, losses: int, count: int, between: tuple[float, float], target: float
 ) -> float:
     """Return the difference at which the score statistic, which falls with it, is `target`."""
     low, high = between
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if _compute_statistic(gained, lost, count, middle) > target:
+        if _compute_statistic(wins, losses, count, middle) > target:
             low = middle
         else:
             high = middle
     return (low + high) / 2
 
 
-def _compute_statistic(gained: int, lost: int, count: int, assumed: float) -> float:
+def _compute_statistic(wins: int, losses: int, count: int, assumed: float) -> float:
     """Return Tango's score statistic of an assumed difference, equation 8 of Tango (1998)."""
-    # The likeliest share of lost pairs under the assumed difference is the larger root of
+    # The likeliest share of losses under the assumed difference is the larger root of
     # 2 n q^2 + linear q + constant.
-    linear = (2 * count - gained + lost) * assumed - gained - lost
-    constant = -lost * assumed * (1 - assumed)
+    linear = (2 * count - wins + losses) * assumed - wins - losses
+    constant = -losses * assumed * (1 - assumed)
     root = math.sqrt(max(linear * linear - 8 * count * constant, 0.0))
     share = (root - linear) / (4 * count)
     variance = count * (2 * share + assumed * (1 - assumed))
-    surplus = gained - lost - count * assumed
+    surplus = wins - losses - count * assumed
     if variance <= 0.0:
         return 0.0 if surplus == 0.0 else math.copysign(math.inf, surplus)
     return surplus / math.sqrt(variance)

@@ -157,10 +157,10 @@ class Design:
         """Return a line for each pair of arms that are one recipe under two names."""
         seed = self.seeds[0]
         return [
-            f"{one.name} and {other.name} are the same recipe, so their runs will be the same too; "
-            f"was {other.name} meant to differ? write {other.name}={other.source},KEY=VALUE"
-            for one, other in combinations(self.arms, 2)
-            if self.recipes[one.name][seed] == self.recipes[other.name][seed]
+            f"{first.name} and {second.name} are the same recipe, so their runs will be the same "
+            f"too; was {second.name} meant to differ? write {second.name}={second.source},KEY=VALUE"
+            for first, second in combinations(self.arms, 2)
+            if self.recipes[first.name][seed] == self.recipes[second.name][seed]
         ]
 
 
