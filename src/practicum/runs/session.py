@@ -25,6 +25,7 @@ from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console
 from practicum.runs.ending import Ending
 from practicum.runs.examining import RunEvaluator
+from practicum.runs.identity import warn_of_equal_teacher
 from practicum.runs.observers import (
     Observer,
     SaveCheckpoints,
@@ -82,7 +83,9 @@ class Session:
         checkpoint = state.find_newest(run_dir, recipe) if resume else None
         first = 1 if checkpoint is None else checkpoint.step + 1
         # The recipe is checked before the journals are cut, so a refused resume loses no rows.
-        write_recipe(run_dir, recipe, components, changes, first)
+        identity = write_recipe(run_dir, recipe, components, changes, first)
+        if checkpoint is None:
+            warn_of_equal_teacher(recipe, identity)
         self._log_skipped_prompts(components)
         state.restore(run_dir, recipe, components, checkpoint)
         if first <= recipe.train.steps and recipe.backend.checkpoints_here:
