@@ -8,12 +8,18 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # A build of torch below 2.14 is taken first, so that no other package pulls a newer one with gigabytes of CUDA along.
 TORCH := torch>=2.6,<2.14
 
+# Threads that wait for each other on cores with other work made the demo take fifty minutes: it takes the free cores,
+# and its threads sleep while they wait. The last digits of a result may depend on the number of threads.
+FREE_CORES := import os; cores = os.cpu_count() or 1; print(max(1, cores - round(os.getloadavg()[0])))
+
 .PHONY: demo test check short gates slow bench clean
 
 demo: $(VENV)/.ready-demo
 	@echo "== distilling SmolLM2-135M-Instruct on its own answers (one to five minutes on two cores) =="
 	@if [ -f runs/quickstart/summary.json ]; then echo "== removing the finished run of last time =="; rm -rf runs/quickstart; fi
-	@$(BIN)/practicum run recipes/quickstart.yaml --out runs $$([ -f runs/quickstart/recipe.json ] && echo --resume)
+	@threads=$$($(BIN)/python -c '$(FREE_CORES)'); echo "== $$threads torch threads: the cores without other work =="; \
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=$$threads \
+	$(BIN)/practicum run recipes/quickstart.yaml --out runs $$([ -f runs/quickstart/recipe.json ] && echo --resume)
 	@echo "== look at runs/quickstart/report.html in a browser; then, each line as it stands: =="
 	@echo ". $(BIN)/activate"
 	@echo "practicum chat runs/quickstart"

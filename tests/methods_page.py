@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.papers import fingerprint, read_lines
 from practicum.recipe import (
+    FAMILIES,
     Recipe,
     build_control,
     find_recipe,
@@ -19,6 +20,9 @@ from practicum.statistics import contains_zero, t_interval
 PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
 TEAMS = [name for name in list_recipe_names() if name.startswith("teams/")]
 
+
+ORDER = list(FAMILIES)
+"""The families in the order of the page."""
 
 FORMULA = {
     "paper": "the paper",
@@ -36,16 +40,17 @@ def _recipe(name: str) -> Recipe:
 
 
 def rows() -> list[list[str]]:
-    """One row a paper's recipe: its name, its paper, its axes, and what was measured."""
+    """One row a paper's recipe, by family: its name, its paper, its axes, and what was measured."""
     return [
         [
             f"[{short(name)}](#{short(name)})",
+            recipe.family,
             source(recipe.paper or ""),
             FORMULA[recipe.formula],
             _axes(name),
             measured(name),
         ]
-        for name in PAPERS
+        for name in sorted(PAPERS, key=lambda name: ORDER.index(_recipe(name).family))
         for recipe in [_recipe(name)]
     ]
 

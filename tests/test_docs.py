@@ -1,9 +1,9 @@
 """The documentation says what the code does: tables are generated, links lead somewhere, examples run.
 
 `python -m tests.test_docs` rewrites the generated parts. They stand between `<!-- generated: NAME -->` and
-`<!-- end of generated -->`. A yaml block names in its first line what it is: `# objective`, `# recipe`, `# pipeline` or
-`# overrides` (of the recipe smoke/toy). A python block runs, unless its first line is `# file: FOLDER/NAME.py`, in which case
-it is written to that file for the blocks after it.
+`<!-- end of generated -->`. A yaml block names in its first line what it is: `# objective`, `# recipe`, `# pipeline`,
+`# extends` (a packaged recipe) or `# overrides` (of the recipe smoke/toy). A python block runs, unless its first line is
+`# file: FOLDER/NAME.py`, in which case it is written to that file for the blocks after it.
 """
 
 import ast
@@ -186,7 +186,9 @@ def _schedules() -> str:
 
 
 def _methods() -> str:
-    return _table(["recipe", "paper", "formula", "axes", "measured here"], methods_page.rows())
+    return _table(
+        ["recipe", "family", "paper", "formula", "axes", "measured here"], methods_page.rows()
+    )
 
 
 def _controls() -> str:
@@ -318,6 +320,8 @@ def _key_table(model: type[BaseModel]) -> str:
             continue
         meaning = field.description or _meaning(model, key)
         rows.append([f"`{key}`", _type_name(field.annotation), _default(field), meaning])
+    if model is recipe.Recipe:
+        rows += [[f"`{key}`", "", "none", text] for key, text in recipe.FILE_KEYS.items()]
     return _table(["key", "type", "default", "meaning"], rows)
 
 
@@ -458,11 +462,18 @@ def _families() -> str:
 
 def _recipes() -> str:
     folder = packaged.locate_packaged_recipes()
-    rows = [
-        [f"`{name}`", recipe.yaml_files.read_yaml(folder / f"{name}.yaml").get("about", "")]
-        for name in recipe.list_recipe_names()
-    ]
-    return _table(["recipe", "about"], rows)
+    rows = []
+    for name in recipe.list_recipe_names():
+        data = recipe.yaml_files.read_yaml(folder / f"{name}.yaml")
+        rows.append([f"`{name}`", data["family"], data["about"]])
+    order = list(recipe.FAMILIES)
+    rows.sort(key=lambda row: order.index(row[1]))
+    return _table(["recipe", "family", "about"], rows)
+
+
+def _method_families() -> str:
+    rows = [[f"`{name}`", meaning] for name, meaning in recipe.FAMILIES.items()]
+    return _table(["family", "recipes in it"], rows)
 
 
 def _stored() -> dict[str, Results]:
@@ -507,6 +518,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "commands": _commands,
     "floors": _floors,
     "recipes": _recipes,
+    "method_families": _method_families,
     "families": _families,
     "checks": _checks,
     "verdicts": _verdicts,
@@ -719,9 +731,12 @@ def test_yaml_blocks_are_valid(text):
         recipe.parse_recipe(data, "block")
     elif mark == "# pipeline":
         parse_pipeline(data, "block")
+    elif mark == "# extends":
+        base = recipe.read_recipe(recipe.find_recipe(data.pop("extends")))
+        recipe.parse_recipe(recipe.merge_recipes(base, data), "block")
     else:
         assert mark == "# overrides", (
-            f"a yaml block starts with # objective, # recipe, # pipeline or # overrides, not {mark!r}"
+            f"a yaml block starts with # objective, # recipe, # pipeline, # extends or # overrides, not {mark!r}"
         )
         toy = recipe.yaml_files.read_yaml(recipe.find_recipe("smoke/toy"))
         recipe.parse_recipe(_merged(toy, data), "block")

@@ -1,6 +1,7 @@
 """The README's Python runs as it stands, and its recipe is one."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import yaml
 from typer.main import get_group
 
 from practicum.cli.app import app
-from practicum.recipe import parse_recipe
+from practicum.recipe import list_recipe_names, parse_recipe
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -43,3 +44,19 @@ def test_relative_links_exist() -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text(encoding="utf-8"))
     assert links
     assert [link for link in links if not (README.parent / link).exists()] == []
+
+
+def test_the_verdicts_are_counted_as_the_evidence_has_them() -> None:
+    evidence = (README.parent / "docs" / "evidence.md").read_text(encoding="utf-8")
+    counts = Counter(re.findall(r"\| \*\*([a-z ]+)\*\* \|$", evidence, re.MULTILINE))
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    assert (
+        f"of {counts.total()} published claims tested here on small models, {counts['holds']} hold, "
+        f"{counts['holds in part']} hold in part, {counts['not resolved']} are not resolved and "
+        f"{counts['does not hold here']} do not hold"
+    ) in text
+
+
+def test_the_recipes_are_counted() -> None:
+    papers = [name for name in list_recipe_names() if name.startswith("papers/")]
+    assert f"{len(papers)} published methods" in README.read_text(encoding="utf-8")

@@ -13,9 +13,11 @@ from toy import command, environment, forked, make_model, rows, write_recipe
 from transformers import AutoModelForCausalLM
 
 from practicum.backends.local.backend import LocalStudent
+from practicum.cli._output import print_summary
 from practicum.cli.app import app
 from practicum.cli.completion import complete_recipe
 from practicum.errors import RecipeError
+from practicum.recipe import FAMILIES
 from practicum.runs import open_student
 
 pytestmark = pytest.mark.long
@@ -147,9 +149,47 @@ def test_every_room_can_be_listed(tmp_path: Path, room: str) -> None:
     )
 
 
+def test_help_lines_are_whole(tmp_path: Path) -> None:
+    """Half of the descriptions were cut with "..." at eighty columns."""
+    status, text = said(tmp_path, "--help")
+    assert status == 0 and "..." not in text.partition("Commands:")[2]
+    assert "<int range>" not in said(tmp_path, "doctor", "--help")[1]
+
+
+def test_recipes_are_listed_by_family(tmp_path: Path) -> None:
+    status, text = said(tmp_path, "ls")
+    headings = [line.partition(":")[0] for line in text.splitlines() if line and line[0] != " "]
+    order = [family for family in FAMILIES if family in headings]
+    assert status == 0 and headings == order and headings[0] == "start"
+    assert "quickstart" in text.partition("\n\n")[0]
+    status, text = said(tmp_path, "ls", "recipes", "--like", "ENTROPY", "--family", "white-box")
+    assert status == 0 and "papers/entropy-aware-opd" in text and "papers/gkd" not in text
+    for words, error in {
+        ("--like", "qwertz"): "nothing under recipes --like qwertz",
+        ("--family", "whitebox"): "did you mean 'white-box'",
+    }.items():
+        status, text = said(tmp_path, "ls", "recipes", *words)
+        assert status == 2 and error in text
+    status, text = said(tmp_path, "ls", "teachers", "--family", "start")
+    assert status == 2 and "only recipes have a family" in text
+
+
+def test_an_evaluation_is_printed_without_a_dict(capsys: pytest.CaptureFixture[str]) -> None:
+    """The calibration was printed as a Python dict."""
+    interval = {"mean": 0.5, "low": 0.1, "high": 0.9}
+    calibration = {"confidence": 0.25, "overconfidence": interval, "error": 0.2}
+    summary = {"accuracy": interval, "reverse_kl": None, "by_domain": {}}
+    print_summary({**summary, "calibration": calibration}, as_json=False)
+    text = capsys.readouterr().out
+    assert "{" not in text and "reverse kl        unknown" in text
+    assert "  overconfidence  0.500 [0.100, 0.900]" in text
+
+
 MISTAKES = {
     "a recipe that is not there": (["run", "nowhere.yaml"], 2, "no recipe 'nowhere.yaml'"),
-    "nearly a recipe": (["check", "quikstart"], 2, "did you mean 'quickstart'"),
+    "nearly a recipe": (["check", "quikstart"], 2, "did you mean 'quickstart'? practicum ls"),
+    "a paper's recipe without its folder": (["check", "gdk"], 2, "did you mean 'papers/gkd'?"),
+    "nearly a key of a file": (["check", "smoke/toy", "extnds=x"], 2, "did you mean 'extends'?"),
     "a room that is not there": (["ls", "teacher"], 2, "did you mean 'teachers'"),
     "an override that is none": (
         ["check", "smoke/toy", "steps"],

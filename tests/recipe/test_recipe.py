@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -443,3 +444,28 @@ def test_a_file_of_any_bytes_is_a_recipe_or_refused(
 )
 def test_any_override_gives_a_recipe_or_is_refused(text: str) -> None:
     read_or_refused(lambda: load_recipe("smoke/toy", [text]))
+
+
+def test_a_recipe_extends_a_file_beside_it_or_a_packaged_one(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("extends: smoke/toy\ntrain: {steps: 3}\n")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: base.yaml\nseed: 7\ntask: {type: skills, skills: [reverse]}\n")
+    recipe = load_recipe(mine)
+    assert (recipe.seed, recipe.train.steps, recipe.task.type) == (7, 3, "skills")
+    assert recipe.train.prompts_per_step == load_recipe("smoke/toy").train.prompts_per_step
+    assert recipe.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("parent", "message"),
+    [
+        ("smoke/toi", "did you mean 'smoke/toy'? practicum ls recipes"),
+        ("mine.yaml", "which extends this one again"),
+    ],
+)
+def test_what_cannot_be_extended_is_named(tmp_path: Path, parent: str, message: str) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"extends: {parent}\n")
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        load_recipe(mine)

@@ -9,6 +9,7 @@ from practicum.core.packaged import locate_packaged_recipes
 from practicum.core.plugins import list_plugins
 from practicum.models.config import ScratchConfig
 from practicum.recipe import (
+    FAMILIES,
     list_recipe_names,
     load_recipe,
     parse_recipe,
@@ -29,6 +30,12 @@ PIPELINES = [
     if "stages" in read_yaml(locate_packaged_recipes() / f"{name}.yaml")
 ]
 RECIPES = [name for name in list_recipe_names() if name not in PIPELINES]
+
+
+@pytest.mark.parametrize("name", list_recipe_names())
+def test_a_recipe_states_its_family_in_its_own_file(name: str) -> None:
+    content = read_yaml(locate_packaged_recipes() / f"{name}.yaml")
+    assert content["family"] in FAMILIES
 
 
 @pytest.mark.parametrize("name", RECIPES)

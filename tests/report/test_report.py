@@ -21,9 +21,11 @@ from practicum.report.charts import Axis, compute_running_mean, downsample, fit_
 from practicum.report.heatmap import NATS, Quantity, choose_colour
 from practicum.report.page import build_page_parts, embed_json
 from practicum.report.run_data import read_run, sample_rows
+from practicum.report.tables import describe_gain
 from practicum.report.tokens import KINDS, build_token_table, identify_kind
 from practicum.report.verdict import count_tokens, estimate_recovery
 from practicum.run_dir import shapes
+from practicum.statistics import Interval
 
 
 class Elements(HTMLParser):
@@ -439,10 +441,26 @@ def test_what_was_foretold_is_held_against_the_outcome(
 ) -> None:
     run = read_run(rich)
     gain = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
-    run = _with(
-        run, doctor={"verdict": verdict, "checks": []}, summary={**run.summary, "gain": gain}
-    )
+    before = {**run.summary["before"], "prompts": 36}
+    summary = {**run.summary, "gain": gain, "before": before}
+    run = _with(run, doctor={"verdict": verdict, "checks": []}, summary=summary)
     assert word in build_page_parts(run).html["doctor"]
+
+
+def test_a_gain_on_few_prompts_has_no_interval_on_the_page(rich: Path) -> None:
+    """A gain over two prompts read [1.00, 1.00], and then "the student is better"."""
+    run = read_run(rich)
+    gain = {"mean": 1.0, "low": 1.0, "high": 1.0}
+    before = {**run.summary["before"], "prompts": 2}
+    doctor = {"verdict": "GO", "checks": []}
+    run = _with(run, doctor=doctor, summary={**run.summary, "gain": gain, "before": before})
+    html = build_page_parts(run).html
+    assert "2 held-out prompts, which are too few for an interval" in html["verdict"]
+    assert "to +1.00" not in html["verdict"] and "the student is better" not in html["verdict"]
+    assert "too few prompts" in html["doctor"]
+    assert describe_gain(Interval(1.0, -0.3, 1.0), 2) == (
+        "1.00 (2 held-out prompts: too few for an interval)"
+    )
 
 
 def test_the_doctor_is_found_in_the_folder_or_beside_it(rich: Path, tmp_path: Path) -> None:

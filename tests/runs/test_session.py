@@ -1,6 +1,7 @@
 """A run as a session: what observers may do to it, what it closes, and where its notes go."""
 
 import logging
+import shutil
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -166,3 +167,30 @@ def test_a_thread_that_works_ahead_notes_on_its_runs_console(
     assert [text for text in console.events if text.startswith("sampling")] == [
         f"sampling step {number}" for number in (1, 2, 3, 4)
     ]
+
+
+def test_two_folders_with_one_model_are_named_at_the_start(
+    models: Path, tmp_path: Path, notes: list[str]
+) -> None:
+    """Sixty steps of no divergence were run before anybody could see why."""
+    twin = tmp_path / "twin"
+    shutil.copytree(models / "student", twin)
+    short = {"train.steps": 1, "evaluation.prompts": 0}
+    go(models, tmp_path / "equal", **short, **{"teacher.model": str(twin)})
+    (line,) = [note for note in notes if "teacher and student are the same" in note]
+    assert "write {type: privileged" in line
+    notes.clear()
+    go(models, tmp_path / "told", **short, **{"teacher.model": str(twin), "teacher.system": "Hi."})
+    go(models, tmp_path / "other", **short)
+    assert not [note for note in notes if "teacher and student are the same" in note]
+
+
+def test_a_run_that_fails_before_it_begins_leaves_no_folder(models: Path, tmp_path: Path) -> None:
+    """Empty checkpoints and a lock stayed behind, which looked like a run."""
+    with pytest.raises(ModelError):
+        go(models, tmp_path, **{"teacher.model": str(tmp_path / "nowhere")})
+    assert not (tmp_path / "toy").exists()
+    (tmp_path / "toy").mkdir()
+    with pytest.raises(ModelError):
+        go(models, tmp_path, **{"teacher.model": str(tmp_path / "nowhere")})
+    assert (tmp_path / "toy").is_dir(), "a folder that was there before is nobody else's to remove"

@@ -15,7 +15,6 @@ from practicum.statistics import (
     cluster_bootstrap,
     clustered_auroc,
     contains_zero,
-    difference,
     rollouts_needed,
     wilson,
 )
@@ -88,13 +87,6 @@ def test_clusters_of_one_token_each_are_a_plain_bootstrap() -> None:
     assert one.low == pytest.approx(other.low, abs=0.05) and one.high == pytest.approx(
         other.high, abs=0.05
     )
-
-
-def test_a_difference_is_paired() -> None:
-    found = difference([1.0, 2.0, 3.0], [0.5, 1.5, 2.5], 0)
-    assert (found.mean, found.low, found.high) == (0.5, 0.5, 0.5)
-    with pytest.raises(ValueError, match="zip"):
-        difference([1.0], [1.0, 2.0], 0)
 
 
 @given(SCORES)

@@ -72,7 +72,9 @@ def test_a_student_that_is_its_teacher_is_at_no_distance(models: Path, tmp_path:
 def test_a_gain_is_paired_by_prompt(models: Path, tmp_path: Path) -> None:
     before = measured(built(models, tmp_path))
     assert compare_accuracy(before, before, 0) is not None
-    assert asdict(compare_accuracy(before, before, 0)) == {"mean": 0.0, "low": 0.0, "high": 0.0}  # type: ignore[arg-type]
+    unchanged = compare_accuracy(before, before, 0)
+    assert unchanged is not None and unchanged.mean == 0.0
+    assert unchanged.low < 0.0 < unchanged.high, "a few equal pairs do not rule out a change"
 
 
 @pytest.mark.long

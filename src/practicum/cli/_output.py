@@ -23,31 +23,51 @@ def show_waiting() -> Iterator[None]:
 
 
 def print_rows(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
-    """Print names with their summaries, papers and methods; as JSON one object per line."""
+    """Print names with their summaries, under a heading for each group; as JSON one object a line.
+
+    Papers stand in brackets, with a mark if the recipe is reduced; methods are in the JSON alone.
+    """
     if as_json:
         for row in rows:
             print(json.dumps(row))
         return
     width = max((len(row["name"]) for row in rows), default=0)
+    heading = ""
     for row in rows:
-        paper = f" ({row['paper']})" if row.get("paper") else ""
-        print(f"{row['name']:<{width}}  {row['summary']}{paper}".rstrip())
-        if row.get("method"):
-            print(f"{'':<{width}}  {row['method']}")
+        if row.get("group", "") != heading:
+            print(*([""] if heading else []), row["group"], sep="\n")
+            heading = row["group"]
+        notes = [row.get("paper", ""), "reduced" if row.get("reduced") else ""]
+        notes_text = ", ".join(filter(None, notes))
+        indent = "  " if heading else ""
+        line = f"{indent}{row['name']:<{width}}  {row['summary']}"
+        print((f"{line} ({notes_text})" if notes_text else line).rstrip())
 
 
 def print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
-    """Print an evaluation, the domains last; as JSON one object."""
+    """Print an evaluation, with calibration and domains last; as JSON one object."""
     if as_json:
         print(json.dumps(summary))
         return
-    numbers = {name: number for name, number in summary.items() if name != "by_domain"}
-    numbers |= {f"  {domain}": interval for domain, interval in summary["by_domain"].items()}
+    numbers = {name: number for name, number in summary.items() if not isinstance(number, dict)}
+    groups = {name: number for name, number in summary.items() if isinstance(number, dict)}
+    # An interval is a mapping too, and is one number; each entry of another has its own line.
+    for name, group in groups.items():
+        is_interval = "mean" in group
+        numbers |= {name: group} if is_interval else _indent_names(name, group)
+    width = max(map(len, numbers), default=0)
     for name, number in numbers.items():
-        print(f"{name:16} {_format_number(number)}")
+        print(f"{name.replace('_', ' '):{width}}  {_format_number(number)}".rstrip())
+
+
+def _indent_names(title: str, group: Mapping[str, object]) -> dict[str, object]:
+    """Return the title on a line of its own, and each entry indented below; nothing if empty."""
+    return {title: "", **{f"  {name}": number for name, number in group.items()}} if group else {}
 
 
 def _format_number(number: object) -> str:
     if isinstance(number, dict) and {"mean", "low", "high"} <= set(number):
         return f"{number['mean']:.3f} [{number['low']:.3f}, {number['high']:.3f}]"
+    if number is None:
+        return "unknown"
     return f"{number:.4g}" if isinstance(number, float) else str(number)

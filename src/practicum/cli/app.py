@@ -59,7 +59,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an e
 def run(  # noqa: PLR0913  (its options, one by one)
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="parent of the run folder")] = Path("runs"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="parent of the run folder")] = Path(
+        "runs"
+    ),
     resume: Annotated[
         bool, typer.Option("--resume", help="continue from the newest valid checkpoint")
     ] = False,
@@ -75,12 +77,15 @@ def run(  # noqa: PLR0913  (its options, one by one)
         bool, typer.Option("--overwrite", help="replace an earlier run in the run folder")
     ] = False,
     track: Annotated[
-        str | None, typer.Option(help="also send metrics to trackio, wandb, tensorboard or mlflow")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="also send metrics to trackio, wandb, tensorboard or mlflow"
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train: evaluate, distil, evaluate again; a pipeline runs its stages in order."""
+    """Train: evaluate, distil and evaluate again. A pipeline runs its stages in order."""
     with _errors(debug):
         from practicum.runs.console import open_console
         from practicum.runs.pipeline.runner import run as run_recipe
@@ -131,9 +136,12 @@ def doctor(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     prompts: Annotated[
-        int, typer.Option(min=1, help="number of training prompts for the student to answer")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="number of training prompts for the student to answer"
+        ),
     ] = 16,
-    samples: Annotated[int, typer.Option(min=1, help="answers per prompt")] = 4,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="answers per prompt")] = 4,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -143,7 +151,7 @@ def doctor(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check before a run if student, teacher and prompts fit, and suggest changes."""
+    """Check before a run if student, teacher and prompts fit. Suggests changes to the recipe."""
     with _errors(debug):
         from practicum.cli.doctor import examine_recipe
         from practicum.runs.console import open_console
@@ -196,7 +204,7 @@ def schema(debug: Debug = False) -> None:
         print(json.dumps(build_schema(), indent=2))
 
 
-@app.command("ls", epilog="Example: practicum ls divergences")
+@app.command("ls", epilog="Example: practicum ls recipes --like entropy")
 def list_choices(
     kind: Annotated[
         str,
@@ -204,6 +212,12 @@ def list_choices(
             help="recipes, teachers, tasks, backends, divergences, signals, ..., or a module of yours"
         ),
     ] = "recipes",
+    like: Annotated[
+        str | None, typer.Option(metavar="WORD", help="only what has this word in its description")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(metavar="NAME", help="only recipes of a family, such as white-box")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -211,7 +225,7 @@ def list_choices(
     with _errors(debug):
         from practicum.cli.listing import list_names
 
-        print_rows(list_names(kind), as_json)
+        print_rows(list_names(kind, like, family), as_json)
 
 
 @app.command(epilog="Example: practicum laws my_package.losses:chi_square")
@@ -243,11 +257,16 @@ def plan_recipe(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     memory: Annotated[
-        str | None, typer.Option(help="available memory, such as 8GiB; default: this machine's")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="available memory, such as 8GiB; default: this machine's"
+        ),
     ] = None,
     answer_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="tokens per answer; default: as measured, or the most allowed"),
+        typer.Option(
+            metavar="N", min=1, help="tokens per answer; default: as measured, or the most allowed"
+        ),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="run two steps to estimate seconds")
@@ -255,7 +274,7 @@ def plan_recipe(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Estimate a recipe's FLOPs, memory, bytes and seconds, compare SFT and RL, show what fits."""
+    """Estimate the cost and the memory of a recipe. Compares SFT and RL, and shows what fits."""
     with _errors(debug):
         from practicum.cli.plan import build_plan, format_plan
 
@@ -291,12 +310,12 @@ def evaluate(
     target: RunOrModel,
     overrides: Overrides = None,
     recipe: Annotated[
-        str | None, typer.Option(help="for a model: the recipe with the task")
+        str | None, typer.Option(metavar="RECIPE", help="for a model: the recipe with the task")
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure held-out accuracy, and for a run also the distance from its teacher."""
+    """Measure the held-out accuracy. For a run also the distance from its teacher."""
     with _errors(debug):
         from practicum.cli.after import evaluate_target
 
@@ -308,9 +327,13 @@ def evaluate(
 @app.command(epilog="Example: practicum chat runs/quickstart")
 def chat(
     target: RunOrModel,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy")] = 0.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    system: Annotated[str | None, typer.Option(help="for a model: a system turn")] = None,
+    temperature: Annotated[float, typer.Option(metavar="T", min=0.0, help="0: greedy")] = 0.0,
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="longest answer, in tokens")
+    ] = 128,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="for a model: a system turn")
+    ] = None,
     teacher: Annotated[
         bool,
         typer.Option("--teacher", help="for a run: the teacher answers too, in its own context"),
@@ -358,7 +381,7 @@ def report(
     ],
     debug: Debug = False,
 ) -> None:
-    """Write report.html again from the files of a run or a finished pipeline."""
+    """Write report.html again. Reads the files of a run or of a finished pipeline alone."""
     with _errors(debug):
         from practicum.cli.after import rewrite_report
 
@@ -372,7 +395,9 @@ def watch(
     ],
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="default: 8765, or a free one if it is taken"),
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="default: 8765, or a free one if it is taken"
+        ),
     ] = None,
     open_browser: Annotated[
         bool, typer.Option("--open", help="open the page in the browser")
@@ -397,12 +422,21 @@ def compare(  # noqa: PLR0913  (its options, one by one)
             help="RECIPE, or NAME=RECIPE,key=value,...; with --fit, folders of runs",
         ),
     ],
-    seeds: Annotated[int, typer.Option(min=1, help="runs per arm: seeds 0, 1, 2, ...")] = 3,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="runs per arm: seeds 0, 1, 2, ...")
+    ] = 3,
     budget: Annotated[
-        str, typer.Option(help="flops=1e12, tokens=100000, seconds=60 or steps=40 per run")
+        str,
+        typer.Option(
+            metavar="UNIT=N", help="flops=1e12, tokens=100000, seconds=60 or steps=40 per run"
+        ),
     ] = "steps",
-    out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path("runs/compare"),
-    jobs: Annotated[int, typer.Option(min=1, help="runs at a time, as far as memory allows")] = 2,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the comparison")] = Path(
+        "runs/compare"
+    ),
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=1, help="runs at a time, as far as memory allows")
+    ] = 2,
     resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="replace an earlier comparison in the folder")
@@ -417,7 +451,7 @@ def compare(  # noqa: PLR0913  (its options, one by one)
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare methods on the same task, prompts, seeds and budget: a table, a page, a verdict."""
+    """Compare methods on the same task, prompts, seeds and budget. Writes a table and a page."""
     with _errors(debug):
         from practicum.cli.compare import compare_arms, fit_law
         from practicum.studies.compare import ComparisonBudget, ComparisonSettings
@@ -440,11 +474,14 @@ def compare(  # noqa: PLR0913  (its options, one by one)
 def probe(
     url: Annotated[str, typer.Argument(help="address of the server")],
     model: Annotated[
-        str | None, typer.Option(help="name of the model there; default: the only one")
+        str | None,
+        typer.Option(metavar="NAME", help="name of the model there; default: the only one"),
     ] = None,
-    dialect: Annotated[str, typer.Option(help="auto, vllm, sglang, echo or chat")] = "auto",
+    dialect: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, vllm, sglang, echo or chat")
+    ] = "auto",
     api_key_env: Annotated[
-        str | None, typer.Option(help="environment variable with the key")
+        str | None, typer.Option(metavar="VARIABLE", help="environment variable with the key")
     ] = None,
     allow_http: Annotated[
         bool, typer.Option("--allow-http", help="allow plain http to another machine")
@@ -452,7 +489,7 @@ def probe(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find out what a server can give as a teacher: signals, candidates, determinism, time."""
+    """Find out what a server can give as a teacher. Asks for signals, candidates and time."""
     with _errors(debug):
         from practicum.cli.probe import probe_server, to_json
 
@@ -475,24 +512,35 @@ def serve(  # noqa: PLR0913 - one a line of its help
         typer.Option(metavar="MODEL", help="a model that may be trained; default: all"),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="address to listen on; other than this machine's needs a token")
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="address to listen on; other than this machine's needs a token"
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 8000,
-    out: Annotated[Path, typer.Option(help="folder of checkpoints")] = Path("served"),
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="0: any free port")
+    ] = 8000,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of checkpoints")] = Path(
+        "served"
+    ),
     memory: Annotated[
-        float | None, typer.Option(min=0, help="GiB for the weights of all base models")
+        float | None,
+        typer.Option(metavar="GIB", min=0, help="GiB for the weights of all base models"),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="a file of mode 0600 with the token")
+        Path | None, typer.Option(metavar="FILE", help="a file of mode 0600 with the token")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32 or bfloat16")] = "float32",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda")] = "auto",
     request_tokens: Annotated[
-        int, typer.Option(min=1, help="most tokens per request: its samples times max_tokens")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="most tokens per request: its samples times max_tokens"
+        ),
     ] = 2**21,
     debug: Debug = False,
 ) -> None:
-    """Serve models over HTTP, to sample, score and train with the Tinker API."""
+    """Serve models over HTTP, to sample, score and train. The protocol is the Tinker API."""
     with _errors(debug):
         from practicum.cli.serve import ServerOptions, serve_models
 

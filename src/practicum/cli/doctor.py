@@ -7,10 +7,10 @@ from pathlib import Path
 from practicum.recipe import load_recipe
 from practicum.runs.console import Console, JsonConsole, show_progress
 from practicum.studies.doctor import CheckResult, Diagnosis, doctor
-from practicum.studies.doctor.findings import format_interval
+from practicum.studies.doctor.findings import describe_skipped, format_interval
 from practicum.text import make_printable
 
-LOUD = {"warn": "WARN", "fail": "FAIL", "not applicable": "-"}
+LOUD = {"warn": "WARN", "fail": "FAIL"}
 
 
 def examine_recipe(
@@ -29,16 +29,24 @@ def examine_recipe(
     page = diagnosis.write(path)
     verdict = diagnosis.verdict
     show(diagnosis, source, overrides, console)
-    # A terminal has the table already; a program gets the same findings as data.
-    for_programs = {"diagnosis": diagnosis.to_json()} if isinstance(console, JsonConsole) else {}
-    console.finish(
-        {"verdict": verdict.word, "written": str(path), "page": str(page), **for_programs}
+    # A terminal has the table and the verdict already; a program gets the same findings as data.
+    for_programs = (
+        {"verdict": verdict.word, "diagnosis": diagnosis.to_json()}
+        if isinstance(console, JsonConsole)
+        else {}
     )
+    console.finish({**for_programs, "written": str(path), "page": str(page)})
     return verdict.exit_code
 
 
 def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: Console) -> None:
-    """Print a table of all checks, the findings that did not pass, and the verdict."""
+    """Print a table of the checks, the findings that did not pass, and the verdict.
+
+    Checks that do not apply are one line for each reason.
+    """
+    applicable = [
+        result for result in diagnosis.results if result.outcome.status != "not applicable"
+    ]
     rows = [
         [
             result.check.id,
@@ -46,20 +54,26 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
             LOUD.get(result.outcome.status, result.outcome.status),
             format_interval(result.outcome.value, result.outcome.unit),
         ]
-        for result in diagnosis.results
+        for result in applicable
     ]
     console.table(
         f"{diagnosis.name}: {diagnosis.prompts} prompts, {diagnosis.samples} answers each",
         ["", "check", "", "number"],
         rows,
     )
-    for result in diagnosis.results:
-        if result.outcome.status != "pass":
-            _show_finding(result, console)
+    findings = [result for result in applicable if result.outcome.status != "pass"]
+    for result in findings:
+        _show_finding(result, console)
+    skipped = [(r.check.id, r.outcome.status, r.outcome.sentence) for r in diagnosis.results]
+    for line in describe_skipped(skipped):
+        console.event(make_printable(line))
     verdict = diagnosis.verdict
     console.event(f"{verdict.word}: {verdict.meaning}")
+    # A finding that stands above is named, one that passed is told.
+    told = {result.render_line() for result in findings}
     for line in verdict.because:
-        console.event(make_printable(f"because {line}"))
+        reason = line.partition(":")[0] if line in told else line
+        console.event(make_printable(f"because of {reason}"))
     console.event(make_printable(f"SFT, OPD or RL? {verdict.advice}"))
     if diagnosis.changes and verdict.word == "GO-WITH-CHANGES":
         words = [source, *overrides, *diagnosis.changes]

@@ -22,13 +22,27 @@ TABLES = {
 CALLS = ("signals", "targets", "estimators", "sources")
 
 
-def list_names(kind: str) -> list[dict[str, str]]:
-    """Return the names of a kind, or of the entries in a module of the user's, with summaries.
+def list_names(
+    kind: str, like: str | None = None, family: str | None = None
+) -> list[dict[str, str]]:
+    """Return the names of a kind with their summaries.
 
-    Raises RecipeError for anything else.
+    `like` keeps the rows with this word, in any case; `family` keeps the recipes of one family.
+    Raises RecipeError for an unknown kind or family, and if no row is left.
     """
-    if kind == "recipes":
-        return _list_recipes()
+    if family is not None and kind != "recipes":
+        raise RecipeError(f"--family {family}: only recipes have a family; leave it out")
+    rows = _list_recipes(family) if kind == "recipes" else _list_kind(kind)
+    if like is not None:
+        rows = [row for row in rows if like.lower() in " ".join(row.values()).lower()]
+    if not rows:
+        options = {"--family": family, "--like": like}
+        words = " ".join(f"{name} {word}" for name, word in options.items() if word is not None)
+        raise RecipeError(f"nothing under {kind} {words}; practicum ls {kind} lists all")
+    return rows
+
+
+def _list_kind(kind: str) -> list[dict[str, str]]:
     if kind in FOLDERS:
         return _list_modules(kind)
     if kind in TABLES:
@@ -44,26 +58,37 @@ def list_names(kind: str) -> list[dict[str, str]]:
     return _list_entries(kind, kinds)
 
 
-def _list_recipes() -> list[dict[str, str]]:
-    from practicum.recipe import find_recipe, list_recipe_names, load_recipe, read_recipe
+def _list_recipes(family: str | None) -> list[dict[str, str]]:
+    """Return the packaged recipes by family, all or those of one."""
+    from practicum.recipe import (
+        FAMILIES,
+        find_recipe,
+        list_recipe_names,
+        load_recipe,
+        read_recipe,
+    )
     from practicum.recipe.methods import describe_method
 
+    if family is not None and family not in FAMILIES:
+        raise RecipeError(f"--family: no family {family!r}; {suggest_name(family, FAMILIES)}")
     rows = []
     for name in list_recipe_names():
         recipe_data = read_recipe(find_recipe(name))
+        if family not in (None, recipe_data["family"]):
+            continue
         stages = [str(stage["name"]) for stage in recipe_data.get("stages", [])]
-        summary = recipe_data.get("about", "")
-        if recipe_data.get("reduced"):
-            summary += f" (reduced: {recipe_data['reduced']})"
         rows.append(
             {
                 "name": name,
-                "summary": summary,
+                "group": f"{recipe_data['family']}: {FAMILIES[recipe_data['family']]}",
+                "summary": recipe_data["about"],
                 "paper": str(recipe_data.get("paper", "")),
+                "reduced": str(recipe_data.get("reduced", "")),
                 "method": " -> ".join(stages) or describe_method(load_recipe(name)),
             }
         )
-    return rows
+    order = [f"{name}: {title}" for name, title in FAMILIES.items()]
+    return sorted(rows, key=lambda row: order.index(row["group"]))
 
 
 def _list_modules(kind: str) -> list[dict[str, str]]:

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.cli._output import show_waiting
-from practicum.costs import PHASES
+from practicum.costs import PHASES, format_bytes, format_flops
 from practicum.errors import RecipeError
-from practicum.report.tables import format_bytes
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
 from practicum.studies.plan import describe_plan, plan
 from practicum.studies.plan.memory import parse_bytes
@@ -51,9 +50,9 @@ def _format_models(plan_json: Mapping[str, Any]) -> list[str]:
     recipe, answer_tokens = make_printable(plan_json["recipe"]), plan_json["answer_tokens"]
     lines = [f"plan of {recipe}, answers of {answer_tokens} tokens"]
     for name, model in plan_json["models"].items():
-        learns = f", {_format_number(model['learns'])} learn" if "learns" in model else ""
+        learns = f", {format_flops(model['learns'])} learn" if "learns" in model else ""
         lines.append(
-            f"{make_printable(name)}: {_format_number(model['parameters'])} parameters "
+            f"{make_printable(name)}: {format_flops(model['parameters'])} parameters "
             f"({model['layers']} layers of width {model['width']}, {model['vocabulary']:,} tokens)"
             f"{learns}"
         )
@@ -62,20 +61,20 @@ def _format_models(plan_json: Mapping[str, Any]) -> list[str]:
 
 def _format_step(plan_json: Mapping[str, Any]) -> list[str]:
     cost, seconds = plan_json["step"]["cost"], plan_json["step"]["seconds"]
-    head = ["a step", "tokens", "prompt tokens", "FLOPs", "share", "seconds"]
+    head = ["a step", "tokens", "prompt tokens", "operations", "share", "seconds"]
     rows = [
         [
             phase,
             f"{cost[phase]['tokens']:,.0f}",
             f"{cost[phase]['prompt_tokens']:,.0f}" if "prompt_tokens" in cost[phase] else "",
-            _format_number(cost[phase]["flops"]),
+            format_flops(cost[phase]["flops"]),
             f"{cost[phase]['flops'] / max(cost['flops'], 1.0):.0%}",
             "" if seconds is None else f"{seconds[phase]:.2f}",
         ]
         for phase in PHASES
     ]
     run = plan_json["run"]
-    total = f"{run['steps']} steps: {_format_number(run['cost']['flops'])} FLOPs"
+    total = f"{run['steps']} steps: {format_flops(run['cost']['flops'])}"
     total += (
         "; seconds are not known without --calibrate"
         if run["seconds"] is None
@@ -122,12 +121,12 @@ def _format_methods(methods: Sequence[Mapping[str, Any]], break_even: float | No
     rows = [
         [
             row["method"],
-            *(_format_number(row[name]) for name in ("generate", "score", "update", "flops")),
+            *(format_flops(row[name]) for name in ("generate", "score", "update", "flops")),
             f"{row['flops'] / sft_flops:.1f}",
         ]
         for row in methods
     ]
-    head = ["the same prompts as", "generate", "score", "update", "FLOPs a step", "of SFT"]
+    head = ["the same prompts as", "generate", "score", "update", "a step", "of SFT"]
     lines = _format_table(head, rows)
     if break_even is not None:
         lines.append(f"one distilled answer costs as much as {break_even:.1f} answers of GRPO")
@@ -148,11 +147,3 @@ def _format_wire(wire_bytes: Mapping[str, Mapping[str, int]]) -> list[str]:
 def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
-
-
-def _format_number(number: float | int) -> str:
-    """Return the number with three digits and a unit prefix, such as `1.79 G`."""
-    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.3g}"

@@ -1,5 +1,6 @@
 """The cost of a run in tokens and floating-point operations, counted from requests, not a clock."""
 
+from practicum.costs.amounts import format_bytes, format_flops
 from practicum.costs.footprint import Footprint, GraphPlan, Line
 from practicum.costs.ledger import (
     PHASES,
@@ -34,5 +35,7 @@ __all__ = [
     "UsageByPhase",
     "build_cost_metrics",
     "count_read_tokens",
+    "format_bytes",
+    "format_flops",
     "summarize_costs",
 ]

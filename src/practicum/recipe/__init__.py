@@ -14,6 +14,7 @@ from practicum.recipe.controls import (
     explain_no_control,
     remove_switch,
 )
+from practicum.recipe.families import FAMILIES, Family
 from practicum.recipe.loader import load_recipe, parse_recipe
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.older import bring_up
@@ -21,12 +22,15 @@ from practicum.recipe.overrides import is_named, override, override_all
 from practicum.recipe.possible import explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schema import WORDS, Recipe, resolve_recipe
 from practicum.recipe.sections import Prices, TrainConfig
-from practicum.recipe.yaml_files import find_recipe, merge_recipes, read_recipe
+from practicum.recipe.yaml_files import FILE_KEYS, find_recipe, merge_recipes, read_recipe
 
 __all__ = [
+    "FAMILIES",
+    "FILE_KEYS",
     "SECTIONS",
     "SWITCH",
     "WORDS",
+    "Family",
     "Prices",
     "Recipe",
     "TrainConfig",

@@ -11,6 +11,7 @@ from practicum.core.calls import suggest_name
 from practicum.core.plugins import load_plugin
 from practicum.errors import CapabilityError, RecipeError
 from practicum.recipe.older import MOVED
+from practicum.recipe.yaml_files import FILE_KEYS
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -40,6 +41,7 @@ def _format_problem(entry: Any, model: type[BaseModel], fields: Mapping[str, Any
         return f"{field}: no such key any more; write {MOVED[field]}"
     if entry["type"] == "extra_forbidden":
         names = _list_fields(model, entry["loc"][:-1], fields)
+        names += FILE_KEYS if len(entry["loc"]) == 1 else ()
         hint = f"; {suggest_name(str(entry['loc'][-1]), names)}" if names else ""
         return f"{field}: no such key{hint}"
     if entry["type"] == "string_pattern_mismatch":

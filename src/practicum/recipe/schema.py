@@ -10,6 +10,7 @@ from practicum.core.plugins import Plugin, load_plugin
 from practicum.models.config import StudentConfig
 from practicum.monitors import MonitorsSection
 from practicum.objective import Objective
+from practicum.recipe.families import Family
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.possible import (
     STALENESS,
@@ -28,7 +29,7 @@ from practicum.recipe.sections import (
 from practicum.rollouts import list_source_problems
 from practicum.types import FrozenConfig
 
-WORDS = ("about", "paper", "claim", "differs", "formula", "reduced", "slot")
+WORDS = ("about", "family", "paper", "claim", "differs", "formula", "reduced", "slot")
 """Fields that describe a recipe; they change no computation."""
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,79}$"
@@ -43,6 +44,9 @@ class Recipe(FrozenConfig):
         description="name of the run folder; default: the recipe file's name",
     )
     about: str = ""
+    family: Family | None = Field(
+        default=None, description="family of the method, by which `practicum ls` groups recipes"
+    )
     paper: str | None = Field(
         default=None, description="arXiv number or address of the reproduced paper"
     )

@@ -1,5 +1,6 @@
 """Recipe files: find them, read their YAML, and merge it over the recipe that they extend."""
 
+import difflib
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -8,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from practicum.core.calls import suggest_name
 from practicum.core.packaged import list_recipe_names, locate_packaged_recipes
 from practicum.errors import RecipeError
 from practicum.recipe.short_forms import expand_models
@@ -22,6 +22,12 @@ DEEPEST_RECIPE = 64
 LONGEST_REASON = 400
 DEEPEST_EXTENDS = 8
 
+FILE_KEYS = {
+    "extends": "the recipe over which this file is merged: a file, relative to this one's folder, or a packaged name",
+    "stages": "the stages of a [pipeline](pipelines.md), each a recipe over the keys beside it",
+}
+"""Keys of a file that are no field of a recipe: reading the file uses them up."""
+
 
 def find_recipe(source: str | Path) -> Path:
     """Return the file of a recipe: a path, or the name of a packaged one such as `quickstart`."""
@@ -32,8 +38,20 @@ def find_recipe(source: str | Path) -> Path:
         return locate_packaged_recipes() / f"{name}.yaml"
     raise RecipeError(
         f"no recipe {str(source)[:100]!r}: not a file and not a packaged recipe; "
-        f"{suggest_name(str(source), list_recipe_names())}"
+        f"{_suggest_recipe(str(source))}practicum ls recipes --like WORD searches the packaged ones"
     )
+
+
+def _suggest_recipe(source: str) -> str:
+    """Return a question with the packaged name or the YAML file that is most like the source."""
+    # A packaged name is often written without its folder, and a file with a letter wrong.
+    names = {name.rpartition("/")[2]: name for name in list_recipe_names()}
+    names |= {name: name for name in names.values()}
+    folder = Path(source[:LONGEST_REASON]).parent
+    if folder.is_dir():
+        names |= {str(path): str(path) for path in folder.glob("*.yaml")}
+    matches = difflib.get_close_matches(source, names, n=1)
+    return f"did you mean {names[matches[0]]!r}? " if matches else ""
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -50,17 +68,25 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         recipe_data.setdefault("base_dir", str(folder))
     parent = recipe_data.pop("extends", None)
     if parent is not None:
-        file = folder / str(parent)
-        if not file.is_file():
-            raise RecipeError(
-                f"{path}: extends {str(parent)!r}, and there is no such file; "
-                f"it is relative to {folder}"
-            )
+        file = _find_parent(path, str(parent))
         if file in above or len(above) > DEEPEST_EXTENDS:
             raise RecipeError(f"{path}: extends {str(parent)!r}, which extends this one again")
         recipe_data = merge_recipes(read_recipe(file, (*above, path.resolve())), recipe_data)
     recipe_data.setdefault("base_dir", str(folder))
     return recipe_data
+
+
+def _find_parent(path: Path, parent: str) -> Path:
+    """Return the file that a recipe extends: beside the recipe, or a packaged one by its name."""
+    file = path.parent.resolve() / parent
+    if file.is_file():
+        return file
+    if parent in list_recipe_names():
+        return locate_packaged_recipes() / f"{parent}.yaml"
+    raise RecipeError(
+        f"{path}: extends {parent!r}: neither a file, relative to {path.parent.resolve()}, nor a "
+        f"packaged recipe; {_suggest_recipe(parent)}practicum ls recipes lists the packaged ones"
+    )
 
 
 def merge_recipes(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from practicum.report.markup import (
 )
 from practicum.report.run_data import Row, RunData
 from practicum.report.verdict import count_tokens, format_signed
-from practicum.statistics import Interval, contains_zero
+from practicum.statistics import FEWEST_PROMPTS, Interval, contains_zero
 
 MAX_REASONS = 8
 
@@ -232,6 +232,8 @@ def _describe_outcome(word: str, run: RunData) -> str:
         return "The run measured no gain."
     gain = Interval(**run.summary["gain"])
     is_better = gain.mean > 0 and not contains_zero(gain)
+    if run.summary["before"]["prompts"] < FEWEST_PROMPTS:
+        return f"The run gained {format_signed(gain.mean)} on too few prompts to judge the verdict."
     ends = f"[{format_signed(gain.low)}, {format_signed(gain.high)}]"
     outcome = f"The run gained {format_signed(gain.mean)} {ends}"
     if word not in (*GAIN_EXPECTED, *NO_GAIN_EXPECTED):

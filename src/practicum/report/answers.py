@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
-
 from practicum.report.charts import (
     Point,
     Ranged,
@@ -27,13 +25,13 @@ from practicum.report.markup import (
 from practicum.report.run_data import Row, RunData
 from practicum.report.verdict import group_rewards
 from practicum.statistics import (
-    bootstrap,
     calibration_error,
     distinct_ngrams,
     group_pairs,
     is_degenerate,
     longest_run,
     mean_of,
+    mean_score,
     pass_at_k,
     repeated_share,
     similarity,
@@ -148,7 +146,7 @@ def _render_pass_at_k(columns: Sequence[Column], seed: int) -> str:
             chances = [
                 pass_at_k(len(group), right, k) for group, right in zip(groups, rights, strict=True)
             ]
-            points.append((index, bootstrap(torch.tensor(chances, dtype=torch.float64), seed)))
+            points.append((index, mean_score(chances, seed)))
         curves.append((name, role, points))
     chart = render_ranged_chart(
         "the chance that one of k answers is right", curves, [f"k={k}" for k in tries], top=1.0

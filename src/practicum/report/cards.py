@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.report.markup import escape_text, format_number
-from practicum.report.tables import ALL_DONE
-from practicum.report.verdict import describe_gain, format_signed
-from practicum.statistics import Interval
+from practicum.report.tables import ALL_DONE, describe_gain
+from practicum.report.verdict import format_signed, judge_gain
+from practicum.statistics import FEWEST_PROMPTS, Interval
 
 
 def render_card(
@@ -47,8 +47,10 @@ def describe_summary(summary: Mapping[str, Any]) -> str:
         return f"{summary['steps']} steps, no held-out accuracy was measured"
     gain = Interval(**summary["gain"])
     before, after = (summary[when]["accuracy"]["mean"] for when in ("before", "after"))
+    if (prompts := summary["before"]["prompts"]) < FEWEST_PROMPTS:
+        return f"held-out accuracy {before:.2f} to {after:.2f}, gain {describe_gain(gain, prompts)}"
     bounds = f"{format_signed(gain.low)} to {format_signed(gain.high)}"
     return (
         f"held-out accuracy {before:.2f} to {after:.2f}, {format_signed(gain.mean)} "
-        f"[{bounds}]: {describe_gain(gain)[1]}"
+        f"[{bounds}]: {judge_gain(gain)[1]}"
     )

@@ -47,7 +47,7 @@ def _list_quantities(largest_weight: float) -> list[Quantity]:
         Quantity(
             "divergence",
             "divergence",
-            "reverse KL to the teacher, nats; in training rollouts the loss's",
+            "reverse KL to the teacher, nats; in training rollouts the divergence of the loss",
         ),
         Quantity("student_entropy", "student entropy", "nats"),
         Quantity("teacher_entropy", "teacher entropy", "nats"),

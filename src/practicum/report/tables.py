@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from practicum.costs import PHASES, BudgetTracker
+from practicum.costs import PHASES, BudgetTracker, format_bytes, format_flops
 from practicum.recipe import Recipe
+from practicum.statistics import FEWEST_PROMPTS, Interval
 from practicum.text import make_printable
 from practicum.training.evaluation import Evaluation
 from practicum.types import Metrics, Rollout
@@ -42,6 +43,13 @@ def build_comparison(
         build_row("tokens / answer", lambda column: format_value(column.length, 1)),
         build_row("cut off", lambda column: f"{column.truncated:.0%}"),
     ]
+
+
+def describe_gain(gain: Interval, prompts: int) -> str:
+    """Describe a gain with its interval, or say that the prompts are too few for one."""
+    if prompts < FEWEST_PROMPTS:
+        return f"{gain.mean:.2f} ({prompts} held-out prompts: too few for an interval)"
+    return f"{gain} (95 % interval, paired by prompt)"
 
 
 def pair_completions(before: Evaluation | None, after: Evaluation | None) -> list[dict[str, Any]]:
@@ -101,7 +109,7 @@ def describe_cost(
         f"{phase} {cost[phase]['flops'] / max(cost['flops'], 1.0):.0%}" for phase in PHASES
     )
     lines = {
-        "cost": f"{cost['flops']:.3g} floating-point operations ({shares})"
+        "cost": f"{format_flops(cost['flops'])} ({shares})"
         if cost["flops"]
         else "operations of models at a service are not counted"
     }
@@ -117,16 +125,6 @@ def describe_cost(
         step = f"step {summary['steps']} of {recipe.train.steps}"
         lines["ended"] = f"{summary['ended']}, after {step}"
     return lines
-
-
-def format_bytes(size: float | int) -> str:
-    """Format a number of bytes, for example `4.1 MiB`."""
-    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(size) >= unit:
-            # Three digits would write 1000 and more with an exponent.
-            digits = ".3g" if size < 1000 * unit else ".0f"
-            return f"{size / unit:{digits}} {name}"
-    return f"{size:.0f} B"
 
 
 def _shorten(text: str) -> str:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from practicum.costs import PHASES, summarize_costs
+from practicum.costs import PHASES, format_flops, summarize_costs
 from practicum.recipe import Prices
 from practicum.report.charts import render_interval_rows
 from practicum.report.markup import (
@@ -16,6 +16,7 @@ from practicum.report.markup import (
 from practicum.report.run_data import Row, RunData
 from practicum.report.tables import ALL_DONE
 from practicum.statistics import (
+    FEWEST_PROMPTS,
     Interval,
     contains_zero,
     difference,
@@ -79,7 +80,14 @@ def _render_headline(run: RunData) -> str:
             '<p class="what">no held-out accuracy was measured</p>'
         )
     gain = Interval(**run.summary["gain"])
-    tone, meaning = describe_gain(gain)
+    prompts = run.summary["before"]["prompts"]
+    if prompts < FEWEST_PROMPTS:
+        return (
+            f'<p class="gain">{format_signed(gain.mean)}</p>'
+            f'<p class="what">accuracy on {prompts} held-out prompts, '
+            "which are too few for an interval</p>"
+        )
+    tone, meaning = judge_gain(gain)
     return (
         f'<p class="gain {tone}">{format_signed(gain.mean)}</p>'
         '<p class="what">accuracy on held-out prompts, 95 % interval '
@@ -87,7 +95,7 @@ def _render_headline(run: RunData) -> str:
     )
 
 
-def describe_gain(gain: Interval) -> tuple[str, str]:
+def judge_gain(gain: Interval) -> tuple[str, str]:
     """Return the tone in which a gain is shown, and what it means."""
     if contains_zero(gain):
         return "", "not told apart from no change"
@@ -218,7 +226,7 @@ def _render_operations(run: RunData) -> str:
     shares = ", ".join(
         f"{phase} {format_percent(cost[phase]['flops'] / cost['flops'])}" for phase in PHASES
     )
-    return _render_figure("operations", f"{cost['flops']:.3g}", shares)
+    return _render_figure("operations", format_flops(cost["flops"]), shares)
 
 
 def _render_money(run: RunData) -> str:

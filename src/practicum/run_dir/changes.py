@@ -14,7 +14,7 @@ HAS_STATE = (
     "let a stage of a pipeline go on with another one"
 )
 MAY_CHANGE = re.compile(
-    r"(optimizer|train|monitors|about|paper|claim|differs|formula|reduced|slot|base_dir|tracking"
+    r"(optimizer|train|monitors|about|family|paper|claim|differs|formula|reduced|slot|base_dir|tracking"
     r"|prices|rollout\.(n|max_new_tokens|temperature|top_p|top_k|replay_size)|evaluation\.every"
     r"|backend\.(micro_batch_tokens|graph_mib|chunk_tokens|sampling_batch))(\..*)?"
     r"|(student|teacher|reference)\.(\S+\.)?(device|residency)"

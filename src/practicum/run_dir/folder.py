@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -53,6 +54,7 @@ class RunDir:
         self.path = path.absolute()
         self._is_new = False
         self._overwrites = False
+        self._is_made_here = False
         self.recipe_json = self.path / "recipe.json"
         """The resolved recipe."""
         self.pipeline_json = self.path / "pipeline.json"
@@ -95,6 +97,7 @@ class RunDir:
         run_dir = cls(root / name)
         for path in (root, run_dir.path, run_dir.checkpoints):
             _check_folder(path)
+        run_dir._is_made_here = not run_dir.path.exists()
         _create_folder(root, name)
         run_dir._overwrites = overwrite
         run_dir._refuse_existing_run()
@@ -128,10 +131,12 @@ class RunDir:
     def lock(self) -> Iterator[None]:
         """Hold the lock that makes this the only process that writes the run.
 
-        Raises ResourceError if another process holds it.
+        Raises ResourceError if another process holds it. A new folder in which an error left
+        nothing but the lock is removed.
         """
         # The kernel holds the lock (flock) and releases it when the process ends, however it ends.
-        # The file stays: removing a locked file would let a third process lock a new one beside it.
+        # The file stays in the folder of a run: removing a locked file would let a third process
+        # lock a new one beside it.
         path = self.path / "run.lock"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -148,6 +153,9 @@ class RunDir:
             remove_debris(self.path)
             try:
                 yield
+            except BaseException:
+                self._remove_unused()
+                raise
             finally:
                 os.ftruncate(descriptor, 0)
         finally:
@@ -162,6 +170,9 @@ class RunDir:
                 f"{self.path} is in use by {_describe_lock_holder(descriptor)}; "
                 f"wait until it ends, or write {spell_options(out='another folder')}"
             ) from None
+        # The process that held the lock before may have failed and removed its folder.
+        if os.fstat(descriptor).st_nlink == 0:
+            raise ResourceError(f"{self.path} was removed by a run that failed; start again")
         signature = {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": _read_boot_id()}
         try:
             os.ftruncate(descriptor, 0)
@@ -169,6 +180,13 @@ class RunDir:
         except OSError as error:
             path = self.path / "run.lock"
             raise build_resource_error(f"{path} cannot be written", error) from error
+
+    def _remove_unused(self) -> None:
+        """Remove the folder if this process made it and it holds no file but the lock."""
+        files = (path.name for path in self.path.rglob("*") if not path.is_dir())
+        if self._is_made_here and set(files) == {"run.lock"}:
+            # What cannot be removed is left: the error that ended the run is the one to show.
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def _refuse_existing_run(self) -> None:
         """Raise RecipeError if a new run would mix its rows and checkpoints with another's."""

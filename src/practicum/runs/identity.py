@@ -2,13 +2,21 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from practicum.models.config import ModelConfig
 from practicum.models.digests import digest_model
 from practicum.ports import Student
+from practicum.recipe import Recipe
 from practicum.text import Renderer
 from practicum.types import Prompt
+
+log = logging.getLogger(__name__)
+
+PROMPTING = {"template", "system", "thinking"}
+"""Settings of a model that decide how it reads a prompt."""
 
 
 def digest_student(student: Student, *, is_local: bool) -> dict[str, str]:
@@ -19,6 +27,38 @@ def digest_student(student: Student, *, is_local: bool) -> dict[str, str]:
     if is_local:
         return add_prefix("student", digest_model(student.source))
     return {"student/name": student.source, **digest_tokenizer("student", student.renderer)}
+
+
+def warn_of_equal_teacher(recipe: Recipe, identity: Mapping[str, str]) -> None:
+    """Log a warning if the teacher has the student's weights and reads the student's own prompt.
+
+    The digests of `identity` tell whether two folders hold the same model. A teacher of type `self`
+    has its own warning.
+    """
+    teacher, student = recipe.teacher, recipe.student
+    weights = [_select_weights(identity, part) for part in ("student", "teacher")]
+    if not isinstance(teacher, ModelConfig) or not weights[0] or weights[0] != weights[1]:
+        return
+    if teacher.model_dump(include=PROMPTING) == student.model_dump(include=PROMPTING):
+        log.warning(
+            "teacher and student are the same model with the same prompt, so there is nothing to "
+            "learn; name another teacher, or write {type: privileged, teacher: {type: self}, ...} "
+            "to let it see more"
+        )
+
+
+def _select_weights(identity: Mapping[str, str], part: str) -> dict[str, str]:
+    """Return the digests of a part's weights, without the part in their names."""
+    own = {
+        name.removeprefix(f"{part}/"): digest
+        for name, digest in identity.items()
+        if name.startswith(f"{part}/")
+    }
+    return {
+        name: digest
+        for name, digest in own.items()
+        if name == "commit" or name.endswith(".safetensors")
+    }
 
 
 def digest_tokenizer(part: str, renderer: Renderer) -> dict[str, str]:

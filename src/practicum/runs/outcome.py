@@ -11,6 +11,7 @@ from practicum.report.tables import (
     ALL_DONE,
     build_comparison,
     build_completion_rows,
+    describe_gain,
     pair_completions,
 )
 from practicum.run_dir import RunDir, read_rows, shapes
@@ -114,7 +115,8 @@ def print_outcome(
     accuracy_gain = summary["gain"]
     rows = {}
     if accuracy_gain is not None:
-        rows["gain in accuracy"] = f"{Interval(**accuracy_gain)} (95 % interval, paired by prompt)"
+        prompts = summary["before"]["prompts"]
+        rows["gain in accuracy"] = describe_gain(Interval(**accuracy_gain), prompts)
     if summary["alarms"]:
         counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
         rows["alarms"] = f"{counts}; see alarms.jsonl"

@@ -69,10 +69,10 @@ def write_recipe(
     components: RunComponents,
     changes: Sequence[Difference],
     first: int,
-) -> None:
+) -> dict[str, str]:
     """Write the resolved recipe, the digests of its inputs, and the changes from step `first` on.
 
-    Raises RecipeError if a digest differs from the one at the start of the run.
+    Returns the digests. Raises RecipeError if a digest differs from the one at the start of the run.
     """
     earlier: list[dict[str, Any]] = []
     identity = components.identify()
@@ -98,6 +98,7 @@ def write_recipe(
         "changes": earlier + [asdict(change.to_change(first)) for change in changes],
     }
     folders.write_json(run_dir.recipe_json, content)
+    return identity
 
 
 def _compare_identity(

@@ -16,6 +16,7 @@ from practicum.errors import Interrupted
 from practicum.monitors import PhaseSpeedMonitor
 from practicum.recipe import Recipe
 from practicum.report import write_report
+from practicum.report.markup import format_duration
 from practicum.report.tables import describe_cost
 from practicum.rollouts import needs_replay
 from practicum.run_dir import Journal, RunDir
@@ -24,6 +25,7 @@ from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console
 from practicum.runs.ending import Ending
 from practicum.runs.examining import RunEvaluator
+from practicum.runs.identity import warn_of_equal_teacher
 from practicum.runs.observers import (
     Observer,
     SaveCheckpoints,
@@ -74,7 +76,9 @@ class Session:
         checkpoint = state.find_newest(run_dir, recipe) if resume else None
         first = 1 if checkpoint is None else checkpoint.step + 1
         # The recipe is checked before the journals are cut, so a refused resume loses no rows.
-        write_recipe(run_dir, recipe, components, changes, first)
+        identity = write_recipe(run_dir, recipe, components, changes, first)
+        if checkpoint is None:
+            warn_of_equal_teacher(recipe, identity)
         self._log_skipped_prompts(components)
         state.restore(run_dir, recipe, components, checkpoint)
         if first <= recipe.train.steps and recipe.backend.checkpoints_here:
@@ -195,9 +199,15 @@ class Session:
         folders.write_json(self.run_dir.summary_json, summary)
         self.tracker.finish(summary)
         write_report(self.run_dir.path)
-        seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
+        # Two clocks, named apart: the report has the first, which goes on after a resume.
+        training = format_duration(ending.spending.totals["seconds"])
+        total = format_duration(monotonic() - self.started)
+        times = {
+            "training time": f"{training} for {summary['rollouts']} rollouts",
+            "since the start": f"{total}, with loading and evaluations",
+        }
         cost = describe_cost(summary, self.recipe, ending.spending)
         folder = folders.shorten_path(self.run_dir.path)
-        rows = {"time": seconds, **cost, "run folder": folder, "report": "report.html in it"}
+        rows = {**times, **cost, "run folder": folder, "report": "report.html in it"}
         print_outcome(self.console, evaluations, summary, rows)
         return RunResult(self.run_dir.path, summary)

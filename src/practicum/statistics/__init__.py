@@ -16,12 +16,12 @@ from practicum.statistics.intervals import (
     cluster_bootstrap,
     clustered_auroc,
     contains_zero,
-    difference,
     minimum_detectable_difference,
     ratio,
     rollouts_needed,
     wilson,
 )
+from practicum.statistics.paired import FEWEST_PROMPTS, difference, mean_score, score_interval
 from practicum.statistics.repeats import holm, repeats_needed, sign_flips, t_interval, t_test
 from practicum.statistics.repetition import (
     is_degenerate,
@@ -41,6 +41,7 @@ from practicum.statistics.signal import (
 )
 
 __all__ = [
+    "FEWEST_PROMPTS",
     "Interval",
     "auroc",
     "bootstrap",
@@ -59,6 +60,7 @@ __all__ = [
     "longest_run",
     "majority_agreement",
     "mean_of",
+    "mean_score",
     "minimum_detectable_difference",
     "participation_ratio",
     "pass_at_k",
@@ -70,6 +72,7 @@ __all__ = [
     "repeated_tokens",
     "repeats_needed",
     "rollouts_needed",
+    "score_interval",
     "sign_flips",
     "similarity",
     "t_interval",

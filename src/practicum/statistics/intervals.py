@@ -81,12 +81,6 @@ def wilson(successes: float, count: int) -> Interval:
     return Interval(mean, low, high)
 
 
-def difference(first: Sequence[float], second: Sequence[float], seed: int) -> Interval:
-    """Return the mean of the paired differences `first - second`, bootstrapped over the pairs."""
-    differences = [minuend - subtrahend for minuend, subtrahend in zip(first, second, strict=True)]
-    return bootstrap(torch.tensor(differences, dtype=torch.float64), seed)
-
-
 def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int) -> Interval | None:
     """Return the ratio of two sums over the same prompts; None if the denominators sum to 0.
 

@@ -23,11 +23,10 @@ from practicum.rollouts import (
 )
 from practicum.statistics import (
     Interval,
-    bootstrap,
     calibration_error,
     difference,
     majority_agreement,
-    wilson,
+    mean_score,
 )
 from practicum.text import Renderer
 from practicum.training.forensics import TokenTrace, choose_traced, read_trace, trace
@@ -163,7 +162,7 @@ def evaluate_teacher(
 
 
 def compare_accuracy(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
-    """Return the paired gain in accuracy, with a bootstrap interval over prompts.
+    """Return the gain in accuracy with its interval, paired by prompt: see `difference`.
 
     Returns None if the task gives no rewards.
     """
@@ -204,7 +203,7 @@ def has_several_answers(answers: Sequence[GradedCompletion]) -> bool:
 
 
 def compare_overconfidence(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
-    """Return the growth of overconfidence, with a bootstrap interval over prompts.
+    """Return the growth of overconfidence with its interval, paired by prompt.
 
     Returns None if no prompt has a confidence in both evaluations.
     """
@@ -298,15 +297,8 @@ def _split_by_domain(
 
 
 def _estimate_accuracy(rewards: Sequence[Sequence[float]], seed: int) -> Interval:
-    """Return the mean reward of a prompt with its interval.
-
-    The interval is Wilson's for one right or wrong answer per prompt, else a bootstrap.
-    """
-    # A bootstrap of nothing but right answers has width 0, which Wilson's interval has not.
-    scores = [sum(of_prompt) / len(of_prompt) for of_prompt in rewards]
-    if max(map(len, rewards)) == 1 and set(scores) <= {0.0, 1.0}:
-        return wilson(sum(scores), len(scores))
-    return bootstrap(torch.tensor(scores, dtype=torch.float64), seed)
+    """Return the mean reward of a prompt with its interval, see `mean_score`."""
+    return mean_score([sum(of_prompt) / len(of_prompt) for of_prompt in rewards], seed)
 
 
 @torch.no_grad()

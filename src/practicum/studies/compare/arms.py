@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,16 @@ class Design:
     seeds: tuple[int, ...]
     budget: ComparisonBudget
     recipes: Mapping[str, Mapping[int, Recipe]]
+
+    def list_equal_arms(self) -> list[str]:
+        """Return a line for each pair of arms that are one recipe under two names."""
+        seed = self.seeds[0]
+        return [
+            f"{first.name} and {second.name} are the same recipe, so their runs will be the same "
+            f"too; was {second.name} meant to differ? write {second.name}={second.source},KEY=VALUE"
+            for first, second in combinations(self.arms, 2)
+            if self.recipes[first.name][seed] == self.recipes[second.name][seed]
+        ]
 
 
 def read_design(words: Sequence[str], settings: ComparisonSettings) -> Design:

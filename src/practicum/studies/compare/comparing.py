@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ def run_comparison(
     budget = design.budget
     limits = {} if budget.amount is None else {budget.unit: budget.amount}
     result = compare_outcomes(methods, runs.outcomes, runs.failures, limits)
+    result = replace(result, verdict=[*result.verdict, *design.list_equal_arms()])
     described = {
         "arms": [asdict(arm) for arm in design.arms],
         "seeds": list(design.seeds),
@@ -95,6 +96,8 @@ def run_arms(words: Sequence[str], settings: ComparisonSettings, console: Consol
     """Run every arm with every seed and read the results; raises the errors of `compare`."""
     check_resumes(settings.resume, (), overwrite=settings.overwrite)
     design = read_design(words, settings)
+    for line in design.list_equal_arms():
+        console.event(line)
     folder = settings.out.absolute()
     if settings.overwrite:
         clear_comparison(folder)

@@ -20,6 +20,7 @@ from practicum.report.cards import render_card
 from practicum.report.tables import BUDGET_SPENT
 from practicum.run_dir import read_json, read_rows, shapes
 from practicum.statistics import (
+    FEWEST_PROMPTS,
     Interval,
     difference,
     group_pairs,
@@ -373,17 +374,27 @@ def describe_pair(pair: ArmDifference) -> str:
     sign = 1 if pair.mean >= 0 else -1
     better, worse = (pair.one, pair.other) if sign > 0 else (pair.other, pair.one)
     numbers = f"{sign * pair.mean:+.3f}"
-    interval = pair.over_seeds or pair.over_prompts
+    has_few = pair.prompts < FEWEST_PROMPTS
+    interval = pair.over_seeds or (None if has_few else pair.over_prompts)
     if interval is not None:
         low, high = sorted((sign * interval.low, sign * interval.high))
         numbers += f" [{low:+.3f}, {high:+.3f}]"
     if pair.over_seeds is None:
-        return f"{better} over {worse}: {numbers} on a single seed (interval over prompts only)"
+        return f"{better} over {worse}: {numbers} on a single seed ({_describe_prompts(pair)})"
     numbers += f", p = {format_p(pair.p)}".replace("= <", "< ")
     if pair.resolved:
         return f"{better} is better than {worse}: {numbers}"
     needs = _describe_needs(pair)
     return f"no difference resolved between {better} and {worse}: {numbers}{needs}"
+
+
+def _describe_prompts(pair: ArmDifference) -> str:
+    """Name what a difference on a single seed rests on."""
+    if not pair.prompts:
+        return "no interval"
+    if pair.prompts < FEWEST_PROMPTS:
+        return f"{pair.prompts} prompts: too few for an interval"
+    return "interval over prompts only"
 
 
 def format_p(p: float | None) -> str:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import psutil
 
 from practicum.core.faults import inject_fault
+from practicum.core.memory import read_free_memory
 from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
 from practicum.core.waits import Wait, show_wait
@@ -266,16 +266,7 @@ class _JobPool:
         # may still grow to the largest that was seen, so what they lack to it counts as taken.
         sizes = [_measure_memory(process.pid) for process in self.running.values()]
         growth = sum(max(self._peak - size, 0) for size in sizes)
-        return self._measured and measure_free_memory() - growth >= FREE_MEMORY_FACTOR * self._peak
-
-
-def measure_free_memory() -> int:
-    """Return the free bytes of the machine, or of the container if it has less."""
-    free = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):  # no file outside of Linux, "max" without a limit
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    return free
+        return self._measured and read_free_memory() - growth >= FREE_MEMORY_FACTOR * self._peak
 
 
 def _measure_memory(pid: int) -> int:

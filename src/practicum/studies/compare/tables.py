@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from practicum.costs import format_flops
+from practicum.statistics import FEWEST_PROMPTS
 from practicum.studies.compare.outcomes import format_p
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -24,7 +26,7 @@ def build_arm_table(content: Mapping[str, Any]) -> Table:
         interval = format_bounds(arm["interval"], limits)
         row = [arm["arm"], runs, _format_metric(arm["mean"]), interval]
         row += [_format_metric(arm["reverse_kl"])] if has_accuracy else []
-        rows.append([*row, *(_format_amount(arm["spent"].get(unit)) for unit in units)])
+        rows.append([*row, *(_format_amount(unit, arm["spent"].get(unit)) for unit in units)])
     return columns, rows
 
 
@@ -37,7 +39,7 @@ def build_pair_table(content: Mapping[str, Any]) -> Table:
             f"{pair['one']} - {pair['other']}",
             f"{pair['mean']:+.3f}",
             format_bounds(pair["over_seeds"]),
-            format_bounds(pair["over_prompts"]),
+            _format_over_prompts(pair),
             format_p(pair["p"]),
             "yes" if pair["resolved"] else "no",
             _describe_needs(pair),
@@ -57,6 +59,13 @@ def format_bounds(
     return f"[{max(interval['low'], low):.3f}, {min(interval['high'], high):.3f}]"
 
 
+def _format_over_prompts(pair: Mapping[str, Any]) -> str:
+    """Format the interval over prompts, or say that they are too few for one."""
+    if pair["over_prompts"] is not None and pair["prompts"] < FEWEST_PROMPTS:
+        return "too few"
+    return format_bounds(pair["over_prompts"])
+
+
 def _describe_needs(pair: Mapping[str, Any]) -> str:
     """Name the seeds and prompts that a difference of this size would need.
 
@@ -72,6 +81,10 @@ def _format_metric(number: float | None) -> str:
     return "" if number is None else f"{number:.3f}"
 
 
-def _format_amount(amount: float | None) -> str:
-    """Format a cost with three digits: `40`, `12300`, `1.23e+09`."""
-    return "" if amount is None else f"{amount:.0f}" if 10 <= amount < 1e6 else f"{amount:.3g}"
+def _format_amount(unit: str, amount: float | None) -> str:
+    """Format an amount of a unit with three digits: `40`, `12300`, `18.3 GFLOP`."""
+    if amount is None:
+        return ""
+    if unit == "flops":
+        return format_flops(amount)
+    return f"{amount:.0f}" if amount >= 10 else f"{amount:.3g}"

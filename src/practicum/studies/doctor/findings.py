@@ -1,13 +1,13 @@
 """The outcome of a check: status, number with interval, sentence, and fix."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from practicum.errors import RecipeError
 from practicum.recipe import Recipe
-from practicum.statistics import Interval
+from practicum.statistics import Interval, group_pairs
 from practicum.studies.overrides import apply_overrides
 
 Status = Literal["fail", "warn", "inconclusive", "pass", "not applicable"]
@@ -73,6 +73,17 @@ def override_terms(recipe: Recipe, change: str) -> tuple[str, ...]:
         for index, term in enumerate(terms)
         if term.needs_signal
     )
+
+
+def describe_skipped(checks: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return one line for each reason why checks do not apply; checks are (id, status, sentence)."""
+    reasons = group_pairs(
+        (sentence, id) for id, status, sentence in checks if status == "not applicable"
+    )
+    return [
+        f"{len(ids)} check{'s' if len(ids) > 1 else ''} not applicable ({', '.join(ids)}): {reason}"
+        for reason, ids in reasons.items()
+    ]
 
 
 def format_number(number: float) -> str:

@@ -48,7 +48,7 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
     pairs = [(teacher_rewards[prompt], student_rewards[prompt]) for prompt in student_rewards]
     teacher = [sum(rewards) / len(rewards) for rewards, _ in pairs]
     student = [sum(rewards) / len(rewards) for _, rewards in pairs]
-    gap = estimate_accuracy_gap(teacher, student, evidence.seed)
+    gap = difference(teacher, student, evidence.seed)
     teacher_accuracy, student_accuracy = sum(teacher) / len(pairs), sum(student) / len(pairs)
     only_teacher = sum(max(learner) < 1 <= max(expert) for expert, learner in pairs)
     details = {
@@ -71,17 +71,6 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
         status, needs = "inconclusive", _estimate_answers_needed(teacher_accuracy, student_accuracy)
         text += f": {len(evidence.rollouts)} answers of each cannot tell them apart"
     return CheckOutcome(status, text, gap, "of answers", rollouts_needed=needs, details=details)
-
-
-def estimate_accuracy_gap(teacher: list[float], student: list[float], seed: int) -> Interval:
-    """Return the paired difference of accuracy, from the mean rewards of each prompt."""
-    gap = difference(teacher, student, seed)
-    if gap.low < gap.high:
-        return gap
-    # All prompts agree and the bootstrap has no width: take Wilson's bound for an event that was
-    # not seen on any prompt as the chance that the next prompt would differ.
-    margin = wilson(0.0, len(teacher)).high
-    return Interval(gap.mean, max(gap.mean - margin, -1.0), min(gap.mean + margin, 1.0))
 
 
 def check_informativeness(evidence: Evidence) -> CheckOutcome:

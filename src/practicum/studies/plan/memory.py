@@ -2,14 +2,13 @@
 
 import platform
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import psutil
 import torch
 
+from practicum.core.memory import read_total_memory
 from practicum.costs.segments import count_fitting_texts, count_packed_tokens
 from practicum.errors import ResourceError
 from practicum.objective import Objective, can_fuse
@@ -157,12 +156,7 @@ def read_memory_limit(device: str) -> int:
 
     Free memory of the GPU; else the machine's memory, or the limit of the process's cgroup if less.
     """
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    limit = psutil.virtual_memory().total
-    with suppress(OSError, ValueError):  # no file outside of Linux, "max" without a limit
-        limit = min(limit, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return limit
+    return torch.cuda.mem_get_info()[0] if device == "cuda" else read_total_memory()
 
 
 # Cached, so that a second plan in one process does not count the first plan's own memory.
