@@ -7,19 +7,22 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from practicum.cli._output import print_note, print_rows, print_summary, show_waiting
-from practicum.cli.completion import complete_recipe
-from practicum.core.notes import show_notes
-from practicum.core.options import spell_for_shell
-from practicum.errors import PracticumError
+from practicum.cli._arguments import (
+    Debug,
+    Json,
+    Overrides,
+    RecipeArgument,
+    RunOrModel,
+    handle_errors,
+)
+from practicum.cli._output import print_summary, show_waiting
+from practicum.cli.inspecting import check, convert, laws, list_choices, schema, show
 
 app = typer.Typer(
     name="practicum",
@@ -29,30 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-RecipeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE",
-        help="YAML file of a recipe or pipeline, or a packaged name such as quickstart",
-        autocompletion=complete_recipe,
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help=(
-            "for example train.steps=4, or stages.NAME.train.steps=4; "
-            "teacher=off: train on the reward alone"
-        ),
-    ),
-]
-RunOrModel = Annotated[
-    str, typer.Argument(metavar="RUN|MODEL", help="run folder, model folder or model name")
-]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object per line")]
-Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
 
 @app.command(epilog="Example: practicum run quickstart train.steps=4 --out runs")
@@ -86,7 +65,7 @@ def run(  # noqa: PLR0913  (its options, one by one)
     debug: Debug = False,
 ) -> None:
     """Train: evaluate, distil and evaluate again. A pipeline runs its stages in order."""
-    with _errors(debug):
+    with handle_errors(debug):
         from practicum.runs.console import open_console
         from practicum.runs.pipeline.runner import run as run_recipe
 
@@ -103,32 +82,8 @@ def run(  # noqa: PLR0913  (its options, one by one)
             )
 
 
-@app.command(epilog="Example: practicum check my.yaml")
-def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Report all mistakes of a recipe, then of its data and model folders, without loading a model."""
-    with _errors(debug):
-        from practicum.runs.inputs import check_inputs
-        from practicum.runs.pipeline import load_pipeline_or_recipe
-
-        check_inputs(load_pipeline_or_recipe(recipe, overrides or []), recipe)
-        print(f"{recipe}: no mistakes found")
-
-
-@app.command(epilog="Example: practicum convert verl.yaml --out recipe.yaml")
-def convert(
-    config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="YAML file of a verl distillation run")
-    ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="the recipe to write")] = Path(
-        "recipe.yaml"
-    ),
-    debug: Debug = False,
-) -> None:
-    """Turn a verl distillation config into a recipe, and name each key that is not taken."""
-    with _errors(debug):
-        from practicum.cli.convert import write_recipe
-
-        write_recipe(config, out)
+app.command(epilog="Example: practicum check my.yaml")(check)
+app.command(epilog="Example: practicum convert verl.yaml --out recipe.yaml")(convert)
 
 
 @app.command(epilog="Example: practicum doctor quickstart --prompts 32")
@@ -152,7 +107,7 @@ def doctor(
     debug: Debug = False,
 ) -> None:
     """Check before a run if student, teacher and prompts fit. Suggests changes to the recipe."""
-    with _errors(debug):
+    with handle_errors(debug):
         from practicum.cli.doctor import examine_recipe
         from practicum.runs.console import open_console
 
@@ -161,95 +116,10 @@ def doctor(
     raise typer.Exit(code)
 
 
-@app.command(epilog="Example: practicum show quickstart objective.divergence='jsd(0.3)'")
-def show(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    plot: Annotated[bool, typer.Option("--plot", help="draw the schedules instead")] = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Print the recipe with all defaults, or draw its schedules."""
-    with _errors(debug):
-        import yaml
-
-        from practicum.cli.drawing import draw_schedules
-        from practicum.recipe import resolve_recipe
-        from practicum.recipe.methods import describe_axes
-        from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
-
-        loaded = load_pipeline_or_recipe(recipe, overrides or [])
-        recipes = loaded.build_recipes() if isinstance(loaded, Pipeline) else {"": loaded}
-        settings = loaded.resolve() if isinstance(loaded, Pipeline) else resolve_recipe(loaded)
-        if as_json:
-            print(json.dumps(settings))
-            return
-        for name, stage in recipes.items():
-            lines = (
-                draw_schedules(stage)
-                if plot
-                else [f"# {axis}: {choice}" for axis, choice in describe_axes(stage).items()]
-            )
-            print("\n".join([f"# stage {name}", *lines] if name else lines), end="\n\n")
-        if not plot:
-            print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
-
-
-@app.command(epilog="Example: practicum schema > recipe.schema.json")
-def schema(debug: Debug = False) -> None:
-    """Print the JSON Schema of a recipe, with which an editor completes and checks its YAML."""
-    with _errors(debug):
-        from practicum.recipe.json_schema import build_schema
-
-        print(json.dumps(build_schema(), indent=2))
-
-
-@app.command("ls", epilog="Example: practicum ls recipes --like entropy")
-def list_choices(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            help="recipes, teachers, tasks, backends, divergences, signals, ..., or a module of yours"
-        ),
-    ] = "recipes",
-    like: Annotated[
-        str | None, typer.Option(metavar="WORD", help="only what has this word in its description")
-    ] = None,
-    family: Annotated[
-        str | None, typer.Option(metavar="NAME", help="only recipes of a family, such as white-box")
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """List the names that a recipe can use."""
-    with _errors(debug):
-        from practicum.cli.listing import list_names
-
-        print_rows(list_names(kind, like, family), as_json)
-
-
-@app.command(epilog="Example: practicum laws my_package.losses:chi_square")
-def laws(
-    entry: Annotated[
-        str,
-        typer.Argument(
-            metavar="ENTRY",
-            help="package.module:entry, also with arguments, or a module; or a name such as jsd",
-        ),
-    ],
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Hold a divergence, weight, correction, ... of yours to the laws of practicum's own."""
-    with _errors(debug):
-        from practicum.cli.laws import check_entries, format_verdicts
-
-        verdicts = check_entries(entry)
-        for name, laws in verdicts.items():
-            rows = [{"entry": name, **asdict(verdict)} for verdict in laws]
-            print("\n".join(map(json.dumps, rows) if as_json else format_verdicts(name, laws)))
-    if not all(verdict.holds for laws in verdicts.values() for verdict in laws):
-        raise typer.Exit(1)
+app.command(epilog="Example: practicum show quickstart objective.divergence='jsd(0.3)'")(show)
+app.command(epilog="Example: practicum schema > recipe.schema.json")(schema)
+app.command("ls", epilog="Example: practicum ls recipes --like entropy")(list_choices)
+app.command(epilog="Example: practicum laws my_package.losses:chi_square")(laws)
 
 
 @app.command("plan", epilog="Example: practicum plan quickstart --memory 2GiB")
@@ -275,7 +145,7 @@ def plan_recipe(
     debug: Debug = False,
 ) -> None:
     """Estimate the cost and the memory of a recipe. Compares SFT and RL, and shows what fits."""
-    with _errors(debug):
+    with handle_errors(debug):
         from practicum.cli.plan import build_plan, format_plan
 
         plan_json = build_plan(recipe, overrides or [], memory, answer_tokens, calibrate)
@@ -296,8 +166,8 @@ def answers(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the teacher's answers to the training prompts, for a student of any vocabulary."""
-    with _errors(debug):
+    """Write the teacher's answers to the training prompts. A student of any vocabulary can learn from them."""
+    with handle_errors(debug):
         from practicum.cli.answers import write_file
         from practicum.runs.console import open_console
 
@@ -316,7 +186,7 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Measure the held-out accuracy. For a run also the distance from its teacher."""
-    with _errors(debug):
+    with handle_errors(debug):
         from practicum.cli.after import evaluate_target
 
         with show_waiting():
@@ -341,7 +211,7 @@ def chat(
     debug: Debug = False,
 ) -> None:
     """Chat with a student, or with a student and its teacher."""
-    with _errors(debug):
+    with handle_errors(debug):
         from practicum.cli.after import hold_chat
 
         hold_chat(target, temperature, max_new_tokens, system, teacher)
@@ -362,8 +232,8 @@ def export(
     public: Annotated[bool, typer.Option("--public", help="make a new repository public")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write the student as a model folder for other engines, with a model card."""
-    with _errors(debug):
+    """Write the student as a model folder with a model card. Other engines load it."""
+    with handle_errors(debug):
         from practicum.runs.exporting import export_run
 
         private = not public
@@ -382,7 +252,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write report.html again. Reads the files of a run or of a finished pipeline alone."""
-    with _errors(debug):
+    with handle_errors(debug):
         from practicum.cli.after import rewrite_report
 
         print(f"wrote {rewrite_report(run_folder)}")
@@ -405,7 +275,7 @@ def watch(
     debug: Debug = False,
 ) -> None:
     """Show the report live in a browser of this machine."""
-    with _errors(debug):
+    with handle_errors(debug):
         from practicum.cli.watch import watch_run
 
         watch_run(run_folder, port, open_browser)
@@ -452,7 +322,7 @@ def compare(  # noqa: PLR0913  (its options, one by one)
     debug: Debug = False,
 ) -> None:
     """Compare methods on the same task, prompts, seeds and budget. Writes a table and a page."""
-    with _errors(debug):
+    with handle_errors(debug):
         from practicum.cli.compare import compare_arms, fit_law
         from practicum.studies.compare import ComparisonBudget, ComparisonSettings
 
@@ -490,7 +360,7 @@ def probe(
     debug: Debug = False,
 ) -> None:
     """Find out what a server can give as a teacher. Asks for signals, candidates and time."""
-    with _errors(debug):
+    with handle_errors(debug):
         from practicum.cli.probe import probe_server, to_json
 
         result = probe_server(
@@ -541,7 +411,7 @@ def serve(  # noqa: PLR0913 - one a line of its help
     debug: Debug = False,
 ) -> None:
     """Serve models over HTTP, to sample, score and train. The protocol is the Tinker API."""
-    with _errors(debug):
+    with handle_errors(debug):
         from practicum.cli.serve import ServerOptions, serve_models
 
         options = ServerOptions(
@@ -601,24 +471,3 @@ def _drop_start_folder() -> None:
     named = variable.split(os.pathsep) if variable else []
     if "" in named and os.getcwd() not in map(os.path.abspath, filter(None, named)):
         sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
-
-
-@contextmanager
-def _errors(debug: bool) -> Iterator[None]:
-    try:
-        # Standard output holds the results of a command; `run` shows its notes there itself.
-        with spell_for_shell(), show_notes(print_note):
-            yield
-    except PracticumError as error:
-        if debug:
-            raise
-        lines = str(error).splitlines() or [type(error).__name__]
-        print(f"error: {lines[0]}", *lines[1:], sep="\n  ", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except BrokenPipeError:
-        # The reader of a pipe, such as `head`, has ended. Python flushes stdout at exit and would
-        # fail again, so stdout goes to /dev/null.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None

@@ -104,12 +104,19 @@ class TeacherSection(TypedDict, total=False):
 class TaskSection(TypedDict, total=False):
     """The section `task`."""
 
-    type: Literal["jsonl", "memos", "reasoning_gym", "reverse", "skills", "walker"] | str
-    path: str
-    heldout: int | float | str
-    verifier: Literal["exact", "contains", "number", "math"]
-    sandbox: Literal["require", "best_effort"]
+    type: (
+        Literal["datasets", "jsonl", "memos", "reasoning_gym", "reverse", "skills", "walker"] | str
+    )
+    path: str | Sequence[str]
+    heldout: int | float | str | Sequence[str]
+    columns: Mapping[str, Any]
+    strict: bool
+    verifier: Literal["exact", "contains", "number", "math"] | str | Any
+    reward_range: Sequence[float]
+    sandbox: Literal["require", "best_effort", "off"] | Literal["require", "best_effort"]
     max_rejected: float
+    name: str | None
+    split: str
     max_row_bytes: int
     train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
     memos: int
