@@ -15,7 +15,7 @@ from practicum.core.notes import show_notes
 from practicum.errors import DataError
 from practicum.ports import Task
 from practicum.tasks import TaskContext, _files
-from practicum.tasks._rows import Rejected, parse_line, read_prompt
+from practicum.tasks._rows import Rejected, StrictDecoder, parse_line, read_prompt
 from practicum.tasks.jsonl import Config, build
 from practicum.types import Message, Rollout
 
@@ -179,7 +179,7 @@ def test_a_bad_row_is_rejected_with_its_number_and_reason(
 
 def test_brackets_inside_texts_are_not_nesting() -> None:
     row = json.dumps({"prompt": '"[' * 50 + "\\"}).encode()
-    columns = parse_line(row, 1000)
+    columns = parse_line(row, 1000, StrictDecoder())
     assert not isinstance(columns, Rejected)
     assert read_prompt(columns, "x").messages[0].content == '"[' * 50 + "\\"
 
@@ -191,7 +191,7 @@ def test_brackets_inside_texts_are_not_nesting() -> None:
     )
 )
 def test_whatever_the_bytes_a_row_is_taken_or_rejected(line: bytes) -> None:
-    columns = parse_line(line, 1000)
+    columns = parse_line(line, 1000, StrictDecoder())
     if not isinstance(columns, Rejected):
         with suppress(Rejected):
             assert read_prompt(columns, "name").id == "name"

@@ -1,4 +1,4 @@
-"""What the settings of a part know about the files of the user."""
+"""The protocol of settings that name files of the user."""
 
 from pathlib import Path
 from typing import Protocol, runtime_checkable

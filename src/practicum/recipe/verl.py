@@ -51,8 +51,8 @@ class VerlConfig:
         """Follow a reference such as `${oc.select:data.max_prompt_length,512}` to its value."""
         reference = _REFERENCE.fullmatch(leaf) if isinstance(leaf, str) else None
         if reference is not None and depth < 8:
-            other = None if reference[2] is None else yaml.load(reference[2] or "''", StrictLoader)
-            leaf = self._resolve(self.leaves.get(reference[1], other), other, depth + 1)
+            fallback = None if reference[2] is None else _parse_value(reference[2])
+            leaf = self._resolve(self.leaves.get(reference[1], fallback), fallback, depth + 1)
         if isinstance(leaf, str) and _NUMBER.fullmatch(leaf):
             return float(leaf)  # YAML takes 1e-6 for a text, and verl's reader for a number
         is_missing = leaf is None or leaf == "???" or (isinstance(leaf, str) and "${" in leaf)
@@ -157,8 +157,8 @@ def convert_verl(path: Path, target: Path) -> tuple[dict[str, Any], list[str]]:
     recipe["task"] = _convert_data(config, target, notes)
     recipe["objective"] = _convert_loss(config, notes)
     _convert_steps(config, recipe, notes)
-    left = [f"not taken: {key} = {leaf}" for key, leaf in config.list_left()]
-    return recipe, [*notes, *left]
+    notes += [f"not taken: {key} = {leaf}" for key, leaf in config.list_left()]
+    return recipe, notes
 
 
 def _read_config(path: Path) -> Any:
@@ -317,8 +317,10 @@ def _convert_steps(config: VerlConfig, recipe: dict[str, Any], notes: list[str])
         config.take_number(f"trainer.total_{of}") for of in ("training_steps", "epochs")
     )
     rows = None if steps else _count(config.take("data.train_files"))
-    if steps or rows:
-        train["steps"] = steps or max(1, rows * (epochs or 1) // batch)
+    if steps is not None:
+        train["steps"] = steps
+    elif rows is not None:
+        train["steps"] = max(1, rows * (epochs or 1) // batch)
     else:
         notes.append(
             f"train.steps: missing; write rows * {epochs or 1} // {batch}, since the training "

@@ -118,11 +118,12 @@ def _refuse_archive(path: Path, suffix: str) -> None:
 
 def read_json_lines(path: Path, largest: int) -> Iterator[Row]:
     """Yield one row a line, without blank lines; a row's number is that of its line."""
+    decoder = StrictDecoder()
     with path.open("rb") as file:
         for number, line in enumerate(_read_bounded(path, file, largest), start=1):
             text = (line.removeprefix(MARK) if number == 1 else line).rstrip(b"\r\n")
             if text.strip():
-                yield Row(number, parse_line(text, largest), text)
+                yield Row(number, parse_line(text, largest, decoder), text)
 
 
 def _read_bounded(path: Path, file: BinaryIO, largest: int) -> Iterator[bytes]:

@@ -69,7 +69,7 @@ class StrictDecoder:
         self._problems.append(f"{name} is not a number that JSON knows")
 
 
-def parse_line(line: bytes, largest: int) -> dict[str, Any] | Rejected:
+def parse_line(line: bytes, largest: int, decoder: StrictDecoder) -> dict[str, Any] | Rejected:
     """Return the object in a line of JSON Lines, or the reason why there is none."""
     if len(line) > largest:
         return Rejected(
@@ -84,7 +84,7 @@ def parse_line(line: bytes, largest: int) -> dict[str, Any] | Rejected:
     if measure_depth(text) > DEEPEST:
         return Rejected(f"nested deeper than {DEEPEST}")
     try:
-        row, end = StrictDecoder().decode_at(text, 0)
+        row, end = decoder.decode_at(text, 0)
     except ValueError as error:
         # Besides bad syntax, this is a number with more digits than Python converts.
         return Rejected(f"not JSON ({error})")
