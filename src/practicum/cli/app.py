@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from practicum.cli._arguments import Debug, Json, Overrides, RecipeArgument, RunOrModel
 from practicum.cli._output import print_rows, print_summary
 from practicum.errors import PracticumError
 
@@ -25,29 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-RecipeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE",
-        help="YAML file of a recipe or pipeline, or a packaged name such as quickstart",
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help=(
-            "for example train.steps=4, or stages.NAME.train.steps=4; "
-            "teacher=off: train on the reward alone"
-        ),
-    ),
-]
-RunOrModel = Annotated[
-    str, typer.Argument(metavar="RUN|MODEL", help="run folder, model folder or model name")
-]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object per line")]
-Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
 
 @app.command(epilog="Example: practicum run quickstart train.steps=4 --out runs")
