@@ -69,10 +69,10 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
         console.event(make_printable(line))
     verdict = diagnosis.verdict
     console.event(f"{verdict.word}: {verdict.meaning}")
-    # A finding that stands above is named, one that passed is told.
-    told = {result.render_line() for result in findings}
+    # A finding that stands above is named; one that passed has its sentence here.
+    printed = {result.render_line() for result in findings}
     for line in verdict.because:
-        reason = line.partition(":")[0] if line in told else line
+        reason = line.partition(":")[0] if line in printed else line
         console.event(make_printable(f"because of {reason}"))
     console.event(make_printable(f"SFT, OPD or RL? {verdict.advice}"))
     if diagnosis.changes and verdict.word == "GO-WITH-CHANGES":

@@ -112,7 +112,7 @@ def laws(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Hold an entry of yours, such as a divergence, to the laws of the built-in ones."""
+    """Hold an entry of yours to the laws of the built-in ones."""
     with handle_errors(debug):
         from practicum.cli.laws import check_entries, format_verdicts
 

@@ -143,16 +143,22 @@ def _build_pairs(run: RunData) -> list[list[View]]:
     """Return the traced held-out completions of each prompt, before and, if there is one, after."""
     before = {trace["prompt"]: trace for trace in (run.before or {}).get("traces", ())}
     after = {trace["prompt"]: trace for trace in (run.after or {}).get("traces", ())}
+    answers = (run.before or run.after or {}).get("answers", ())
+    expected = {answer["prompt"]: answer["expected"] for answer in answers}
     pairs = []
     for prompt in before or after:
         traces = (("before", before.get(prompt)), ("after", after.get(prompt)))
         pairs.append(
-            [_build_trace_view(when, trace) for when, trace in traces if trace is not None]
+            [
+                _build_trace_view(when, trace, expected.get(prompt))
+                for when, trace in traces
+                if trace is not None
+            ]
         )
     return pairs
 
 
-def _build_trace_view(when: str, trace: Row) -> View:
+def _build_trace_view(when: str, trace: Row, expected: str | None) -> View:
     numbers = {
         "divergence": trace["reverse_kl"],
         "student_entropy": trace["student_entropy"],
@@ -164,7 +170,8 @@ def _build_trace_view(when: str, trace: Row) -> View:
     question = escape_text(trace["question"])
     return View(
         f"{when}: {make_printable(trace['question'])}",
-        f'<span class="when {when}">{when}</span> {question}{_render_reward(trace["reward"])}',
+        f'<span class="when {when}">{when}</span> {question}'
+        f"{_render_reward(trace['reward'], expected)}",
         trace["text"][:MAX_TOKENS],
         trace["control"][:MAX_TOKENS],
         {name: column[:MAX_TOKENS] for name, column in numbers.items()},
@@ -173,11 +180,14 @@ def _build_trace_view(when: str, trace: Row) -> View:
     )
 
 
-def _render_reward(reward: float | None) -> str:
+def _render_reward(reward: float | None, expected: str | None = None) -> str:
+    """Render if an answer is right, and beside a wrong one the expected answer if it is known."""
     if reward is None:
         return ""
-    kind = "right" if reward >= 1.0 else "wrong"
-    return f' <span class="{kind}">{kind}</span>'
+    if reward >= 1.0:
+        return ' <span class="right">right</span>'
+    hint = "" if expected is None else f", expected {escape_text(expected)}"
+    return f' <span class="wrong">wrong{hint}</span>'
 
 
 def _build_rollout_views(run: RunData) -> list[View]:

@@ -49,14 +49,14 @@ def warn_of_equal_teacher(recipe: Recipe, identity: Mapping[str, str]) -> None:
 
 def _select_weights(identity: Mapping[str, str], part: str) -> dict[str, str]:
     """Return the digests of a part's weights, without the part in their names."""
-    own = {
+    digests = {
         name.removeprefix(f"{part}/"): digest
         for name, digest in identity.items()
         if name.startswith(f"{part}/")
     }
     return {
         name: digest
-        for name, digest in own.items()
+        for name, digest in digests.items()
         if name == "commit" or name.endswith(".safetensors")
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.report import STYLE, escape_text, render_document
+from practicum.report.markup import render_table
 from practicum.run_dir import write_text
 from practicum.statistics import group_pairs
 from practicum.studies.compare.tables import Table, build_arm_table, build_pair_table
@@ -38,7 +39,6 @@ PAGE_STYLE = """
 .mean { fill: none; stroke-width: 2.5; } .grid { stroke: var(--line); stroke-dasharray: 2 4; }
 .name { fill: var(--ink); }
 .charts { grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 figure { margin: 0 0 1.2rem; }
 figcaption { font-size: .9rem; }
 """
@@ -73,16 +73,8 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
 def _render_table(table: Table) -> str:
     """Render a table with text in its first column and numbers in the others."""
     columns, rows = table
-    head = "".join(_render_cell("th", *cell) for cell in enumerate(columns))
-    body = "".join(
-        f"<tr>{''.join(_render_cell('td', *cell) for cell in enumerate(row))}</tr>" for row in rows
-    )
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
-
-
-def _render_cell(tag: str, column: int, text: str) -> str:
-    style = ' class="number"' if column else ""
-    return f"<{tag}{style}>{escape_text(text)}</{tag}>"
+    body = [[escape_text(text) for text in row] for row in rows]
+    return render_table(list(map(escape_text, columns)), body, numbers=range(1, len(columns)))
 
 
 def _render_methods(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
@@ -243,7 +235,8 @@ def _render_curve_chart(content: Mapping[str, Any], colours: Mapping[str, str], 
     return (
         f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="held-out accuracy against {UNITS[unit]}">'
-        f"{axes}{thin}{thick}</svg><figcaption>{UNITS[unit]}</figcaption></figure>"
+        f"{axes}{thin}{thick}</svg>"
+        f"<figcaption>held-out accuracy against {UNITS[unit]}</figcaption></figure>"
     )
 
 
@@ -253,8 +246,10 @@ def _render_axes(
     right: float,
     place: Callable[[float, float], tuple[str, str]],
 ) -> str:
-    """Render faint lines at the ticks of y, and the numbers of both axes."""
-    parts = []
+    """Render faint lines at the ticks of y, the numbers of both axes, and the title of y."""
+    middle = (HEIGHT - BELOW) / 2
+    title = f'transform="rotate(-90)" x="{-middle:g}" y="10" text-anchor="middle"'
+    parts = [f"<text {title}>accuracy</text>"]
     for tick in yticks:
         (x1, y), (x2, _) = place(0.0, tick), place(right, tick)
         parts.append(f'<line class="grid" x1="{x1}" y1="{y}" x2="{x2}" y2="{y}"/>')
