@@ -81,7 +81,7 @@ class Session:
         checkpoint = state.find_newest(run_dir, recipe) if resume else None
         first = 1 if checkpoint is None else checkpoint.step + 1
         # The recipe is checked before the journals are cut, so a refused resume loses no rows.
-        write_recipe(run_dir, recipe, components, changes, first)
+        write_recipe(run_dir, recipe, components, changes, first, allow_changed)
         self._log_skipped_prompts(components)
         state.restore(run_dir, recipe, components, checkpoint)
         if first <= recipe.train.steps and recipe.backend.checkpoints_here:

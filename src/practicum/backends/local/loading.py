@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import enable_packing
-from practicum.backends.local.trial import explain_no_sampling
+from practicum.backends.local.trial import can_decode_natively, explain_no_sampling
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import locate
@@ -45,10 +45,13 @@ class LoadedModel:
         return self.language_model.context_length
 
 
-def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
+def load(
+    config: ModelConfig, scratch_folder: Path | None = None, decoding: str = "auto"
+) -> LoadedModel:
     """Load a model for sampling and scoring; all of its weights are frozen.
 
-    `scratch_folder` holds a from-scratch model. Raises ModelError if the model cannot be used.
+    `scratch_folder` holds a from-scratch model, and `decoding` is the backend's setting. Raises
+    ModelError if the model cannot be used.
     """
     device = torch.device("cuda" if _should_use_cuda(config) else "cpu")
     source = locate(config, scratch_folder)
@@ -66,7 +69,17 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
     _check_finite(model, source)
     language_model.check_split()
     reason = explain_no_sampling(language_model)
-    language_model = replace(language_model, no_sampling_reason=reason, tokenizer=tokenizer)
+    language_model = replace(
+        language_model,
+        no_sampling_reason=reason,
+        tokenizer=tokenizer,
+        is_native=decoding != "torch" and not reason and can_decode_natively(language_model),
+    )
+    if decoding == "native" and not language_model.is_native:
+        raise ModelError(
+            f"{source}: backend.decoding is native, but the compiled step needs a C compiler, an "
+            "x86 processor with AVX2, float32 weights and a Llama-like model; write decoding: auto"
+        )
     extra_stops = find_stop_ids(tokenizer, config.stop, source)
     stops = collect_stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])
     renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
@@ -93,13 +106,13 @@ def read_model(
 
 
 def load_student(
-    config: StudentConfig, seed: int, scratch_folder: Path | None = None
+    config: StudentConfig, seed: int, scratch_folder: Path | None = None, decoding: str = "auto"
 ) -> LoadedModel:
     """Load a trainable model: all of its weights, its last layers, or adapters seeded by `seed`.
 
     Raises ModelError as `load` does, and if the model cannot be sampled from.
     """
-    loaded = load(config, scratch_folder)
+    loaded = load(config, scratch_folder, decoding)
     if loaded.language_model.no_sampling_reason:
         raise ModelError(
             f"{loaded.language_model.no_sampling_reason}; use another architecture, or this one as "
