@@ -515,6 +515,7 @@ def as_earlier(folder: Path) -> None:
     path = folder / "recipe.json"
     saved = json.loads(path.read_text())
     backend = saved["recipe"].pop("backend")
+    del backend["decoding"]
     saved["recipe"]["train"] |= {key: value for key, value in backend.items() if key != "type"}
     path.write_text(json.dumps(saved))
 

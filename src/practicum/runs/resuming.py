@@ -113,9 +113,9 @@ def _compare_decoding(
     Raises RecipeError if they may not.
     """
     differences = [
-        Difference(name, saved[name], current.get(name, "nothing"))
-        for name in filter(_is_decoding, saved)
-        if saved[name] != current.get(name)
+        Difference(name, before, now, f"{name}: {before} in the run, {now} now")
+        for name, before in saved.items()
+        if _is_decoding(name) and before != (now := current.get(name, "nothing"))
     ]
     if differences and not may_differ:
         difference = differences[0]
