@@ -97,9 +97,9 @@ def _gather(datums: Sequence[Datum], rows: list[int], batch: TokenBatch) -> Part
 def find_tokens(batch: TokenBatch, rows: Sequence[int]) -> Int[Tensor, " t"]:
     """Return the places of some rows' tokens in the batch, row by row."""
     # A row's tokens are neighbours, so each is found by two searches, not by a look at all tokens.
-    wanted = torch.tensor(rows)
-    first = torch.searchsorted(batch.rows, wanted).tolist()
-    last = torch.searchsorted(batch.rows, wanted, right=True).tolist()
+    sought = torch.tensor(rows)
+    first = torch.searchsorted(batch.rows, sought).tolist()
+    last = torch.searchsorted(batch.rows, sought, right=True).tolist()
     return torch.cat([torch.arange(*place) for place in zip(first, last, strict=True)])
 
 

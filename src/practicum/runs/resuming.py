@@ -89,11 +89,11 @@ def _compare_files(run_dir: RunDir, saved: Mapping[str, str], current: Mapping[s
             "and prompts are taken to be the same; from now on they are compared"
         )
         return
-    before, now = (
+    saved_files, current_files = (
         {name: text for name, text in identity.items() if not _is_decoding(name)}
         for identity in (saved, current)
     )
-    changed = folders.list_changed_parts(before, now)
+    changed = folders.list_changed_parts(saved_files, current_files)
     if changed:
         raise RecipeError(
             f"{run_dir.path}: since the run began, {', '.join(changed)}; a run only resumes on the "
@@ -113,9 +113,9 @@ def _compare_decoding(
     Raises RecipeError if they may not.
     """
     differences = [
-        Difference(name, before, now, f"{name}: {before} in the run, {now} now")
+        Difference(name, before, after, f"{name}: {before} in the run, {after} now")
         for name, before in saved.items()
-        if _is_decoding(name) and before != (now := current.get(name, "nothing"))
+        if _is_decoding(name) and before != (after := current.get(name, "nothing"))
     ]
     if differences and not may_differ:
         difference = differences[0]

@@ -133,8 +133,8 @@ class SlotDecodeBatch:
         self._hidden = None
         if not keep:
             return
-        kept = tokens.to(self._job.device)[list(keep)]
-        self._hidden = self._program.advance(kept, self._lengths)
+        next_tokens = tokens.to(self._job.device)[list(keep)]
+        self._hidden = self._program.advance(next_tokens, self._lengths)
         self._lengths = [length + 1 for length in self._lengths]
 
     def _run_waiting_prefill(self) -> None:

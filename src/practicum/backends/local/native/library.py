@@ -108,5 +108,5 @@ def _name_processor() -> str:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         return platform.processor()
-    wanted = ("vendor_id", "cpu family", "model", "stepping", "flags")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    fields = ("vendor_id", "cpu family", "model", "stepping", "flags")
+    return "\n".join(sorted({line for line in lines if line.startswith(fields)}))

@@ -28,17 +28,17 @@ LAYER_FIELDS = (
 """The fields of `layer` in step.c, in order."""
 
 
-class _Layer(ctypes.Structure):
+class _LayerStruct(ctypes.Structure):
     _fields_ = tuple((name.replace(".", "_"), ctypes.c_void_p) for name in LAYER_FIELDS)
 
 
-class _Model(ctypes.Structure):
+class _ModelStruct(ctypes.Structure):
     """The struct `model` of step.c."""
 
     _fields_ = (
         *((name, ctypes.c_long) for name in ("layers", "width", "heads", "groups", "head_width")),
         *((name, ctypes.c_long) for name in ("inner", "slots", "longest")),
-        ("layer", ctypes.POINTER(_Layer)),
+        ("layer", ctypes.POINTER(_LayerStruct)),
         *((name, ctypes.c_void_p) for name in ("embedding", "final_norm", "cosines", "sines")),
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
         *((name, ctypes.c_float) for name in ("epsilon", "scale")),
@@ -61,13 +61,13 @@ class NativeStep:
         cosines, sines = _compute_rotations(job, weights.head_width)
         # The struct holds addresses: these tensors must live as long as it.
         self._tensors = [layers, weights, cosines, sines]
-        table = (_Layer * len(layers))(
+        table = (_LayerStruct * len(layers))(
             *(
-                _Layer(*(_find_address(layer.get(name)) for name in LAYER_FIELDS))
+                _LayerStruct(*(_find_address(layer.get(name)) for name in LAYER_FIELDS))
                 for layer in layers
             )
         )
-        self._model = _Model(
+        self._model = _ModelStruct(
             len(layers),
             self._width,
             weights.heads,

@@ -97,5 +97,5 @@ def _merge_adapters(body: torch.nn.Module) -> dict[str, Tensor]:
         merged[f"{names[module]}.weight"] = weight
         if bias is not None:
             merged[f"{names[module]}.bias"] = bias
-    rest = {key: w.detach() for key, w in body.named_parameters() if key not in inside}
-    return merged | rest
+    unmerged = {key: w.detach() for key, w in body.named_parameters() if key not in inside}
+    return merged | unmerged
