@@ -1,7 +1,5 @@
 """The tokens of some rows of a batch are found without a look at all tokens."""
 
-from types import SimpleNamespace
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,4 +12,4 @@ def test_the_places_are_those_of_a_comparison_with_every_token(counts, data):
     rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     chosen = data.draw(st.lists(st.integers(0, len(counts) - 1), min_size=1))
     expected = torch.cat([(rows == row).nonzero()[:, 0] for row in chosen])
-    assert torch.equal(find_tokens(SimpleNamespace(rows=rows), chosen), expected)
+    assert torch.equal(find_tokens(rows, chosen), expected)
