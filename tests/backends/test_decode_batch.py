@@ -112,7 +112,7 @@ def test_slots_and_lockstep_agree(model, monkeypatch):
     kinds = []
     monkeypatch.setattr(
         "practicum.backends.local.decode_batch.SlotDecodeBatch",
-        lambda work: kinds.append(1) or PaddedDecodeBatch(work),
+        lambda work, program: kinds.append(1) or PaddedDecodeBatch(work),
     )
     for one, other in zip(
         LocalSampler(model, batch_size=4).sample(requests(), PARAMS), found, strict=True

@@ -8,7 +8,7 @@ import torch
 from toy import toy_recipe
 from transformers import AutoModelForCausalLM
 
-from practicum.backends.local.decode_batch import SlotDecodeBatch
+from practicum.backends.local.decode_step import SlotStep
 from practicum.backends.local.language_model import (
     UNBOUNDED,
     LanguageModel,
@@ -73,7 +73,7 @@ def test_a_model_that_forgets_its_cache_is_refused_and_by_how_much():
 
 
 def test_slots_that_mix_up_their_rows_are_refused(monkeypatch):
-    monkeypatch.setattr(SlotDecodeBatch, "_move_slot", lambda self, source, row: None)
+    monkeypatch.setattr(SlotStep, "move_slot", lambda self, source, slot, length: None)
     assert "is not the model that reads whole texts" in explain_no_sampling(tiny())
 
 

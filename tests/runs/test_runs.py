@@ -212,6 +212,32 @@ def test_the_refusal_of_a_change_says_how_to_allow_it(cut_short: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_run_goes_on_only_as_its_models_decoded(models: Path, tmp_path: Path) -> None:
+    assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
+    path = tmp_path / "toy" / "recipe.json"
+    saved = json.loads(path.read_text())
+    decoding = saved["identity"]["student/decoding"]
+    saved["identity"]["student/decoding"] = "another program"
+    path.write_text(json.dumps(saved))
+    with pytest.raises(
+        RecipeError,
+        match=f"student decoded by another program .* by {decoding} here.*allow_changed=.*backend.decoding",
+    ):
+        toy_run(models, tmp_path, resume=True)
+    toy_run(models, tmp_path, resume=True, allow_changed=["backend.decoding"])
+    saved = json.loads(path.read_text())
+    assert saved["identity"]["student/decoding"] == decoding
+    assert saved["changes"] == [
+        {
+            "step": 3,
+            "field": "student/decoding",
+            "before": "another program",
+            "after": decoding,
+        }
+    ]
+
+
+@pytest.mark.long
 def test_an_allowed_change_goes_through_and_is_written_down(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
     changes = {"optimizer.learning_rate": 0.5, "train.updates_per_step": 2}
@@ -491,6 +517,7 @@ def as_earlier(folder: Path) -> None:
     path = folder / "recipe.json"
     saved = json.loads(path.read_text())
     backend = saved["recipe"].pop("backend")
+    del backend["decoding"]
     saved["recipe"]["train"] |= {key: value for key, value in backend.items() if key != "type"}
     path.write_text(json.dumps(saved))
 

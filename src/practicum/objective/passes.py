@@ -87,11 +87,20 @@ def split_pools(datums: Sequence[Datum]) -> list[Datum]:
 
 def _gather(datums: Sequence[Datum], rows: list[int], batch: TokenBatch) -> Part:
     """Return the supervised tokens of some rows with the signals about them."""
-    index = torch.cat([(batch.rows == row).nonzero()[:, 0] for row in rows])
+    index = find_tokens(batch.rows, rows)
     rollouts = [datums[row].rollout for row in rows]
     signal = _pack_signals([datums[row].signal for row in rows], rollouts)
     reference = _pack_signals([datums[row].reference for row in rows], rollouts)
     return Part(index, batch[index], signal, reference)
+
+
+def find_tokens(token_rows: Int[Tensor, " T"], rows: Sequence[int]) -> Int[Tensor, " t"]:
+    """Return the places of some rows' tokens, row by row; `token_rows` has each token's row."""
+    # A row's tokens are neighbours, so each is found by two searches, not by a look at all tokens.
+    sought = torch.tensor(rows)
+    first = torch.searchsorted(token_rows, sought).tolist()
+    last = torch.searchsorted(token_rows, sought, right=True).tolist()
+    return torch.cat([torch.arange(*place) for place in zip(first, last, strict=True)])
 
 
 def _pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -> TeacherSignal:

@@ -334,6 +334,8 @@ class Model:
     """Its dimensions; None: its tokens are counted and its FLOPs are not."""
     no_sampling_reason: str = ""
     """The reason why this model cannot sample; empty if it can."""
+    decoding: str = ""
+    """The way in which it decodes, if there are several: their tokens differ by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +354,8 @@ class Student:
     """The trainable tensors by name if they are in this process, otherwise None."""
     state_bytes: int = 0
     """The largest size of the files of `Backend.save`, the optimizer's moments included."""
+    decoding: str = ""
+    """The way in which it decodes, if there are several: their tokens differ by rounding."""
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ HAS_STATE = (
 MAY_CHANGE = re.compile(
     r"(optimizer|train|monitors|about|family|paper|claim|differs|formula|reduced|slot|base_dir|tracking"
     r"|prices|rollout\.(n|max_new_tokens|temperature|top_p|top_k|replay_size)|evaluation\.every"
-    r"|backend\.(micro_batch_tokens|graph_mib|chunk_tokens|sampling_batch))(\..*)?"
+    r"|backend\.(micro_batch_tokens|graph_mib|chunk_tokens|sampling_batch|decoding))(\..*)?"
     r"|(student|teacher|reference)\.(\S+\.)?(device|residency)"
 )
 """The places of a recipe that may change. The last ones place the weights of a model."""

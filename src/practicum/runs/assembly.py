@@ -46,7 +46,13 @@ from practicum.rollouts import (
     needs_replay,
     needs_teacher_samples,
 )
-from practicum.runs.identity import add_prefix, digest_prompts, digest_student, digest_tokenizer
+from practicum.runs.identity import (
+    add_prefix,
+    digest_prompts,
+    digest_student,
+    digest_tokenizer,
+    name_decoding,
+)
 from practicum.runs.opening import build_task, open_backend, open_local, resolve_run
 from practicum.text import Renderer, compare_renderers
 from practicum.text.tokenizers import load_renderer
@@ -392,7 +398,9 @@ class _Assembly:
                 f"{model.no_sampling_reason}; as a teacher it can score alone: write evaluation.teacher: "
                 "false and rollout.source: student"
             )
-        self.identities.append(lambda: add_prefix(name, digest_model(model.source)))
+        self.identities.append(
+            lambda: add_prefix(name, digest_model(model.source)) | name_decoding(name, model)
+        )
         if model.dims is not None:
             self.ledger.dims[name] = model.dims
         self.scorers.append(ScorerInfo(name, model.renderer, model.dims))

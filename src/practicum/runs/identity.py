@@ -8,12 +8,15 @@ from typing import Any
 
 from practicum.models.config import ModelConfig
 from practicum.models.digests import digest_model
-from practicum.ports import Student
+from practicum.ports import Model, Student
 from practicum.recipe import Recipe
 from practicum.text import Renderer
 from practicum.types import Prompt
 
 log = logging.getLogger(__name__)
+
+DECODING = "decoding"
+"""The name in an identity of the way in which a model decodes."""
 
 PROMPTING = {"template", "system", "thinking"}
 """Settings of a model that decide how it reads a prompt."""
@@ -25,7 +28,9 @@ def digest_student(student: Student, *, is_local: bool) -> dict[str, str]:
     A student at a service has its name and the digests of its tokenizer instead.
     """
     if is_local:
-        return add_prefix("student", digest_model(student.source))
+        return add_prefix("student", digest_model(student.source)) | name_decoding(
+            "student", student
+        )
     return {"student/name": student.source, **digest_tokenizer("student", student.renderer)}
 
 
@@ -65,6 +70,11 @@ def digest_tokenizer(part: str, renderer: Renderer) -> dict[str, str]:
     """Return the digests of a tokenizer's files, for a model that is at a service."""
     source = str(renderer.tokenizer.name_or_path)
     return add_prefix(f"{part}/tokenizer", digest_model(source, weights=False))
+
+
+def name_decoding(part: str, model: Student | Model) -> dict[str, str]:
+    """Return the way in which a model decodes, if there are several."""
+    return {f"{part}/{DECODING}": model.decoding} if model.decoding else {}
 
 
 def add_prefix(part: str, digests: Mapping[str, str]) -> dict[str, str]:

@@ -6,11 +6,13 @@ from dataclasses import asdict
 from typing import Any
 
 from practicum import run_dir as folders
+from practicum.core.options import spell_options
 from practicum.errors import RecipeError
 from practicum.recipe import Recipe, resolve_recipe
 from practicum.recipe.schedule import needs_run_length
 from practicum.run_dir import Difference, RunDir
 from practicum.runs.assembly import RunComponents
+from practicum.runs.identity import DECODING
 from practicum.runs.opening import open_run
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ def write_recipe(
     components: RunComponents,
     changes: Sequence[Difference],
     first: int,
+    allow_changed: Sequence[str] = (),
 ) -> dict[str, str]:
     """Write the resolved recipe, the digests of its inputs, and the changes from step `first` on.
 
@@ -78,7 +81,9 @@ def write_recipe(
     identity = components.identify()
     if run_dir.recipe_json.is_file():
         saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN)
-        _compare_identity(run_dir, saved.get("identity", {}), identity)
+        before, may_differ = saved.get("identity", {}), "backend.decoding" in allow_changed
+        changes = [*changes, *_compare_decoding(run_dir, before, identity, may_differ)]
+        _compare_files(run_dir, before, identity)
         # Steps that are repeated from an earlier checkpoint run with the newer value.
         earlier = [
             {**change, "step": min(change["step"], first)} for change in saved.get("changes", [])
@@ -101,9 +106,7 @@ def write_recipe(
     return identity
 
 
-def _compare_identity(
-    run_dir: RunDir, saved: Mapping[str, str], current: Mapping[str, str]
-) -> None:
+def _compare_files(run_dir: RunDir, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
     """Raise RecipeError if model files, prompts or held-out rows changed since the run began."""
     if not any("/" in name for name in saved):
         log.warning(
@@ -111,12 +114,43 @@ def _compare_identity(
             "and prompts are taken to be the same; from now on they are compared"
         )
         return
-    changed = folders.list_changed_parts(saved, current)
+    saved_files, current_files = (
+        {name: text for name, text in identity.items() if not _is_decoding(name)}
+        for identity in (saved, current)
+    )
+    changed = folders.list_changed_parts(saved_files, current_files)
     if changed:
         raise RecipeError(
             f"{run_dir.path}: since the run began, {', '.join(changed)}; a run only resumes on the "
             "same models, prompts and held-out rows: put back what was there, or start a new run"
         )
+
+
+def _is_decoding(name: str) -> bool:
+    return name.rpartition("/")[2] == DECODING
+
+
+def _compare_decoding(
+    run_dir: RunDir, saved: Mapping[str, str], current: Mapping[str, str], may_differ: bool
+) -> list[Difference]:
+    """Return the models that decode in another way than when the run began.
+
+    Raises RecipeError if they may not.
+    """
+    differences = [
+        Difference(name, before, after, f"{name}: {before} in the run, {after} now")
+        for name, before in saved.items()
+        if _is_decoding(name) and before != (after := current.get(name, "nothing"))
+    ]
+    if differences and not may_differ:
+        difference = differences[0]
+        part = difference.field.rpartition("/")[0]
+        raise RecipeError(
+            f"{run_dir.path}: the {part} decoded by {difference.before} when the run began, and by "
+            f"{difference.after} here, so about one token in 10,000 would be another; go on where "
+            f"the run began, or accept it: {spell_options(allow_changed=['backend.decoding'])}"
+        )
+    return differences
 
 
 def _log_new_length(recipe: Recipe, changes: Sequence[Difference]) -> None:

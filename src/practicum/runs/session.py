@@ -76,7 +76,7 @@ class Session:
         checkpoint = state.find_newest(run_dir, recipe) if resume else None
         first = 1 if checkpoint is None else checkpoint.step + 1
         # The recipe is checked before the journals are cut, so a refused resume loses no rows.
-        identity = write_recipe(run_dir, recipe, components, changes, first)
+        identity = write_recipe(run_dir, recipe, components, changes, first, allow_changed)
         if checkpoint is None:
             warn_of_equal_teacher(recipe, identity)
         self._log_skipped_prompts(components)

@@ -39,6 +39,11 @@ class Config(FrozenConfig):
         default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once"
     )
     sampling_batch: int = Field(default=64, ge=1, description="completions decoded at once")
+    decoding: Literal["auto", "native", "torch"] = Field(
+        default="auto",
+        description="decode by the step that is compiled on first use, or by torch alone; auto: "
+        "compiled if the machine and the model allow it",
+    )
 
     def problems(
         self, student: StudentConfig, objective: Objective, source: str, staleness: int

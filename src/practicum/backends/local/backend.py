@@ -10,6 +10,7 @@ from practicum.backends.local import Config
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_student
+from practicum.backends.local.native import name_decoding
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import prepare_scratch_folder
@@ -37,6 +38,7 @@ class LocalBackend:
 
     def __init__(self, config: Config, context: BackendContext) -> None:
         self._context = context
+        self._decoding = config.decoding
         self._limits = TrainerLimits(
             config.micro_batch_tokens, config.chunk_tokens, config.sampling_batch, config.graph_mib
         )
@@ -44,7 +46,7 @@ class LocalBackend:
     def load_student(self, config: StudentConfig) -> LocalStudent:
         """Load the student and make the weights trainable that the recipe names."""
         folder = self._prepare_folder(config, "student")
-        loaded = load_student(config, self._context.seed, folder)
+        loaded = load_student(config, self._context.seed, folder, self._decoding)
         model = loaded.language_model
         if not config.dropout and _is_noisy_in_training(model):
             log.info(
@@ -62,13 +64,14 @@ class LocalBackend:
             dims=measure_dims(model),
             trainable_dims=measure_trainable(model),
             weights=model.trainable_parameters(),
+            decoding=name_decoding(model),
             state_bytes=trainer.state_bytes,
             loaded=loaded,
         )
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a model that only scores and samples; `config.residency` places its weights."""
-        loaded = load(config, self._prepare_folder(config, name))
+        loaded = load(config, self._prepare_folder(config, name), self._decoding)
         model, limits = loaded.language_model, self._limits
         client = build_scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens)
         return Model(
@@ -78,6 +81,7 @@ class LocalBackend:
             loaded.source,
             measure_dims(model),
             model.no_sampling_reason,
+            name_decoding(model),
         )
 
     def build_sampler(self, student: Student) -> LocalSampler:

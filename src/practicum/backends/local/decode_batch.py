@@ -7,21 +7,26 @@ its slot for the next one at once, so no slot waits for the longest text, and no
 its last one.
 """
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 
-from practicum.backends.local.attention import attend
+from practicum.backends.local.decode_step import (
+    DecodeJob,
+    LayerStates,
+    PromptTokens,
+    SlotStep,
+    StepProgram,
+)
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.native import NativeStep, open_native
 from practicum.backends.local.packing import PackedBatch, pad_sequences
-from practicum.backends.local.prepared import PrepackedModel
+from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
 from practicum.costs.segments import count_shared_prefix
 from practicum.errors import ModelError
 from practicum.ports import DecodeBatch
@@ -29,8 +34,6 @@ from practicum.types import ScoreRequest
 
 MAX_PREFILL_TOKENS = 1024
 """The most tokens of waiting prompts in one prefill."""
-
-PromptTokens = tuple[int, ...]
 
 
 def open_decode_batch(
@@ -47,38 +50,17 @@ def open_decode_batch(
     if language_model.no_sampling_reason:
         raise ModelError(f"{language_model.no_sampling_reason}; use another architecture")
     longest = max(map(len, prompts), default=0) + new_tokens
+    can_pack = longest <= language_model.max_packed_tokens
+    can_repay = can_pack and new_tokens >= MIN_DECODE_STEPS
     language_model.model.eval()
     with language_model.weights(overlay):
-        prepacked = PrepackedModel(language_model, new_tokens)
-    job = DecodeJob(language_model, overlay, prepacked, prompts, min(rows, len(prompts)), longest)
-    can_pack = longest <= language_model.max_packed_tokens
-    return SlotDecodeBatch(job) if can_pack else PaddedDecodeBatch(job)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeJob:
-    """The model, weights, prompts and limits of a decode batch.
-
-    At most `rows` texts decode at a time, none longer than `longest` tokens.
-    """
-
-    language_model: LanguageModel
-    overlay: Mapping[str, Tensor]
-    prepacked: PrepackedModel
-    prompts: Sequence[PromptTokens]
-    rows: int
-    longest: int
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.language_model.device
-
-    @contextlib.contextmanager
-    def weights(self) -> Iterator[LanguageModel]:
-        """Return the model, which computes with the prepacked overlay within the block."""
-        with self.language_model.weights(self.overlay), self.prepacked.use():
-            yield self.language_model
+        native = open_native(language_model) if can_repay else None
+        prepacked = PrepackedModel(language_model, new_tokens if native is None else 0)
+        rows = min(rows, len(prompts))
+        job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest)
+        if not can_pack:
+            return PaddedDecodeBatch(job)
+        return SlotDecodeBatch(job, SlotStep(job) if native is None else NativeStep(job, *native))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,43 +70,27 @@ class _PrefilledPrompt:
     `kv_by_layer` covers all prompts of one prefill; `indices` select this prompt's tokens.
     """
 
-    kv_by_layer: Mapping[int, tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]]
+    kv_by_layer: Mapping[int, LayerStates]
     indices: Int[Tensor, " L"]
     last_hidden: Float[Tensor, " D"]
-
-
-@dataclass(frozen=True, slots=True)
-class _DecodeStep:
-    """The layout of one decode step: each row's slot and next position, and the keys it may see.
-
-    `reach` is the number of leading positions that any row sees; `mask` hides the rest of each row.
-    """
-
-    slots: Int[Tensor, " B"]
-    positions: Int[Tensor, " B"]
-    reach: int
-    mask: Float[Tensor, "B 1 1 M"] | None
 
 
 class SlotDecodeBatch:
     """Decodes texts in slots of one KV store; see `practicum.ports.DecodeBatch`.
 
-    Row r is the text in slot r, and the rows have no gaps. The object is the
-    `practicum.backends.local.attention.AttentionLayout` of its own decode steps.
+    Row r is the text in slot r, and the rows have no gaps. `program` reads the tokens.
     """
 
     supports_refill = True
 
-    def __init__(self, job: DecodeJob) -> None:
+    def __init__(self, job: DecodeJob, program: StepProgram) -> None:
         self._job = job
+        self._program = program
         self._next = 0
         self._pending_counts = Counter(job.prompts)
         self._prefilled: dict[PromptTokens, _PrefilledPrompt] = {}
-        # Keys and values by layer: [R, G, M, d] and [R, G, M, e].
-        self._stores: dict[int, list[Tensor]] = {}
         self._lengths: list[int] = []
         self._hidden: Float[Tensor, "B D"] | None = None
-        self._step: _DecodeStep | None = None
 
     @torch.no_grad()
     def admit(self, max_rows: int) -> int:
@@ -137,7 +103,8 @@ class SlotDecodeBatch:
             if prompt not in self._prefilled:
                 self._run_waiting_prefill()
             prefilled = self._prefilled[prompt]
-            self._copy_to_slot(len(self._lengths), prefilled)
+            slot = len(self._lengths)
+            self._program.store_prompt(slot, prefilled.kv_by_layer, prefilled.indices)
             states.append(prefilled.last_hidden[None])
             self._lengths.append(len(prompt))
             self._next += 1
@@ -152,63 +119,23 @@ class SlotDecodeBatch:
     def logits(self) -> Float[Tensor, "B V"]:
         """Return the logits of each row's next token."""
         assert self._hidden is not None, "a text is admitted before it is read on"
-        return self._job.prepacked.head.logits(self._hidden)
+        return self._program.logits(self._hidden)
 
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
         """Append one token to each row in `keep`, and drop the other rows."""
-        device = self._job.device
         # A row never moves to a slot that a later row of `keep` still needs: see
         # `sampler._compact_rows`.
         for row, source in enumerate(keep):
             if row != source:
-                self._move_slot(source, row)
+                self._program.move_slot(source, row, self._lengths[source])
         self._lengths = [self._lengths[source] for source in keep]
         self._hidden = None
         if not keep:
             return
-        positions = torch.tensor(self._lengths, device=device)
-        self._step = _DecodeStep(
-            slots=torch.arange(len(keep), device=device),
-            positions=positions,
-            reach=max(self._lengths) + 1,
-            mask=self._build_mask(positions),
-        )
-        with self._job.weights() as model:
-            self._hidden = model.forward_packed(tokens.to(device)[list(keep)], positions, self)
+        next_tokens = tokens.to(self._job.device)[list(keep)]
+        self._hidden = self._program.advance(next_tokens, self._lengths)
         self._lengths = [length + 1 for length in self._lengths]
-
-    def attend(
-        self,
-        layer: int,
-        queries: Float[Tensor, "B H d"],
-        keys: Float[Tensor, "B G d"],
-        values: Float[Tensor, "B G e"],
-        scale: float | None,
-        dropout: float,
-    ) -> Float[Tensor, "B H e"]:
-        """Store each row's new key and value, and attend over the row's own text."""
-        assert self._step is not None, "rows attend while they advance"
-        step = self._step
-        stored_keys, stored_values = self._stores[layer]
-        stored_keys[step.slots, :, step.positions] = keys
-        stored_values[step.slots, :, step.positions] = values
-        # The query heads of one group share a key, so they stand as several queries of that head:
-        # the attention kernel then reads every key once.
-        grouped = queries.unflatten(1, (keys.shape[1], -1))
-        visible = slice(0, len(step.slots)), slice(None), slice(0, step.reach)
-        output = attend(grouped, stored_keys[visible], stored_values[visible], step.mask, scale)
-        return output.flatten(1, 2)
-
-    def _build_mask(self, positions: Int[Tensor, " B"]) -> Float[Tensor, "B 1 1 M"] | None:
-        """Return the mask of positions after each row's end; None if all are equally long."""
-        if len(set(self._lengths)) == 1:
-            return None
-        places = torch.arange(max(self._lengths) + 1, device=positions.device)
-        after_end = places[None] > positions[:, None]
-        dtype = next(iter(self._stores.values()))[0].dtype
-        mask = torch.zeros(after_end.shape, device=positions.device, dtype=dtype)
-        return mask.masked_fill_(after_end, -torch.inf)[:, None, None]
 
     def _run_waiting_prefill(self) -> None:
         """Prefill waiting prompts, each once, up to `MAX_PREFILL_TOKENS` and the number of rows."""
@@ -232,23 +159,6 @@ class SlotDecodeBatch:
         for prompt, path, last in zip(chosen, batch.locate_tokens(), hidden, strict=True):
             indices = torch.tensor(path, device=hidden.device)
             self._prefilled[prompt] = _PrefilledPrompt(batch.kv_by_layer, indices, last)
-
-    def _copy_to_slot(self, row: int, prompt: _PrefilledPrompt) -> None:
-        """Copy a prompt's keys and values into a slot; the first call allocates the store."""
-        for layer, tensors in prompt.kv_by_layer.items():
-            if layer not in self._stores:
-                rows, longest = self._job.rows, self._job.longest
-                self._stores[layer] = [
-                    states.new_zeros(rows, states.shape[1], longest, states.shape[2])
-                    for states in tensors
-                ]
-            for stored, states in zip(self._stores[layer], tensors, strict=True):
-                stored[row, :, : len(prompt.indices)] = states[prompt.indices].transpose(0, 1)
-
-    def _move_slot(self, source: int, row: int) -> None:
-        length = self._lengths[source]
-        for stored in chain.from_iterable(self._stores.values()):
-            stored[row, :, :length] = stored[source, :, :length]
 
 
 class PaddedDecodeBatch:

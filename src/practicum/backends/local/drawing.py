@@ -1,5 +1,6 @@
 """Sample the next token of each row from its logits and from random numbers of its own stream."""
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.backends.local.native.library import NativeLibrary, point_to
 from practicum.functional.chunked import chunks
 from practicum.functional.truncation import sampling_logprobs
 from practicum.types import SamplingParams
@@ -37,9 +39,12 @@ def draw_exponentials(streams: Sequence[torch.Generator], vocabulary: int) -> Fl
 
 
 def sample_tokens(
-    logits: Float[Tensor, "B V"], params: SamplingParams, noise: Float[Tensor, "B N"]
+    logits: Float[Tensor, "B V"],
+    params: SamplingParams,
+    noise: Float[Tensor, "B N"],
+    library: NativeLibrary | None = None,
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Sample one token a row.
+    """Sample one token a row; by the compiled program if it is given.
 
     Returns the tokens and their log-probabilities under the sampling distribution (after
     temperature, top-k and top-p, without banned tokens) and under the model's own distribution.
@@ -57,11 +62,36 @@ def sample_tokens(
         policy = torch.log_softmax(logits, dim=-1)
         tokens, sampled = sample_by_exponential_race(sampling_logprobs(policy, params), noise)
         return tokens, sampled, F.gather_logprobs(policy, tokens)
+    if library is not None:
+        return _draw_natively(library, logits, params.temperature, noise)
     if params.temperature == 1.0:
         tokens, sampled = sample_by_exponential_race(logits, noise)
         return tokens, sampled, sampled
     tokens, sampled = sample_by_exponential_race(logits / params.temperature, noise)
     return tokens, sampled, _compute_untempered_logprobs(logits, tokens)
+
+
+def _draw_natively(
+    library: NativeLibrary,
+    logits: Float[Tensor, "B V"],
+    temperature: float,
+    noise: Float[Tensor, "B N"],
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """Run the race of `sample_by_exponential_race` in one pass over the logits."""
+    rows, vocabulary = logits.shape
+    threads = torch.get_num_threads()
+    logits, room = logits.contiguous(), torch.empty(threads, vocabulary)
+    tokens = torch.empty(rows, dtype=torch.long)
+    sampled, policy = torch.empty(rows), torch.empty(rows)
+    library.functions.draw(
+        point_to(logits),
+        *map(ctypes.c_long, (rows, vocabulary, VOCABULARY_BLOCK)),
+        point_to(noise),
+        ctypes.c_float(1.0 / temperature),
+        *map(point_to, (room, tokens, sampled, policy)),
+        ctypes.c_long(threads),
+    )
+    return tokens, sampled, policy
 
 
 def sample_mixed_tokens(

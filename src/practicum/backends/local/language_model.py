@@ -37,7 +37,8 @@ class LanguageModel:
     `max_packed_tokens` tokens can be packed (see
     `practicum.backends.local.packing.enable_packing`). `no_sampling_reason` explains why the model
     cannot be sampled from; it is empty if it can (see `practicum.backends.local.trial`). The
-    `tokenizer` decodes completions that stop at texts.
+    `tokenizer` decodes completions that stop at texts. `is_native` is true if the compiled decode
+    step computes this architecture (see `practicum.backends.local.native`).
     """
 
     model: PreTrainedModel
@@ -46,6 +47,7 @@ class LanguageModel:
     max_packed_tokens: int = 0
     no_sampling_reason: str = ""
     tokenizer: PreTrainedTokenizerBase | None = None
+    is_native: bool = False
 
     @property
     def device(self) -> torch.device:

@@ -16,7 +16,7 @@ from practicum.backends.local.adapter_folders import copy_adapter, merge_adapter
 from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import enable_packing
-from practicum.backends.local.trial import explain_no_sampling
+from practicum.backends.local.trial import can_decode_natively, explain_no_sampling
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
@@ -48,19 +48,26 @@ class LoadedModel:
 
 
 def load(
-    config: ModelConfig, scratch_folder: Path | None = None, *, merge: bool = True
+    config: ModelConfig,
+    scratch_folder: Path | None = None,
+    decoding: str = "auto",
+    *,
+    merge: bool = True,
 ) -> LoadedModel:
     """Load a model for sampling and scoring; all of its weights are frozen.
 
-    `scratch_folder` holds a from-scratch model. An adapter folder is merged into its base, or left
-    out if `merge` is False. Raises ModelError if the model cannot be used.
+    `scratch_folder` holds a from-scratch model, and `decoding` is the backend's setting. An adapter
+    folder is merged into its base, or left out if `merge` is False. Raises ModelError if the model
+    cannot be used.
     """
     name = config.model if isinstance(config.model, str) else "a model made from scratch"
     with show_wait(f"loading {name}"):
-        return _load(config, scratch_folder, merge=merge)
+        return _load(config, scratch_folder, decoding, merge=merge)
 
 
-def _load(config: ModelConfig, scratch_folder: Path | None, *, merge: bool) -> LoadedModel:
+def _load(
+    config: ModelConfig, scratch_folder: Path | None, decoding: str, *, merge: bool
+) -> LoadedModel:
     """Load a model and check that it can be used."""
     device = torch.device("cuda" if _should_use_cuda(config) else "cpu")
     source = _locate(config, scratch_folder)
@@ -78,7 +85,17 @@ def _load(config: ModelConfig, scratch_folder: Path | None, *, merge: bool) -> L
     _check_finite(model, source)
     language_model.check_split()
     reason = explain_no_sampling(language_model)
-    language_model = replace(language_model, no_sampling_reason=reason, tokenizer=tokenizer)
+    language_model = replace(
+        language_model,
+        no_sampling_reason=reason,
+        tokenizer=tokenizer,
+        is_native=decoding != "torch" and not reason and can_decode_natively(language_model),
+    )
+    if decoding == "native" and not language_model.is_native:
+        raise ModelError(
+            f"{source}: backend.decoding is native, but the compiled step needs a C compiler, an "
+            "x86 processor with AVX2, float32 weights and a Llama-like model; write decoding: auto"
+        )
     extra_stops = find_stop_ids(tokenizer, config.stop, source)
     stops = collect_stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])
     renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
@@ -118,7 +135,7 @@ def read_model(
 
 
 def load_student(
-    config: StudentConfig, seed: int, scratch_folder: Path | None = None
+    config: StudentConfig, seed: int, scratch_folder: Path | None = None, decoding: str = "auto"
 ) -> LoadedModel:
     """Load a trainable model: all of its weights, its last layers, or adapters seeded by `seed`.
 
@@ -126,7 +143,7 @@ def load_student(
     Raises ModelError as `load` does, if the model cannot be sampled from, and if an adapter folder
     has other adapters than the recipe.
     """
-    loaded = load(config, scratch_folder, merge=config.lora is None)
+    loaded = load(config, scratch_folder, decoding, merge=config.lora is None)
     if loaded.language_model.no_sampling_reason:
         raise ModelError(
             f"{loaded.language_model.no_sampling_reason}; use another architecture, or this one as "

@@ -43,7 +43,7 @@ class PrepackedModel:
         should_prepack = (
             steps >= MIN_DECODE_STEPS and not language_model.autocast and _can_prepack(head.weight)
         )
-        maps = _list_linear_maps(body) if should_prepack else ()
+        maps = list_linear_maps(body) if should_prepack else ()
         self._forwards: dict[torch.nn.Module, Callable[[Tensor], Tensor]] = {
             layer: _Product(_convert_layout(weight), bias) for layer, weight, bias in maps
         }
@@ -92,7 +92,7 @@ def prepack_head(head: Head) -> Head:
     return PrepackedHead(head.weight, head.vocab_size, head.bias, head.scale, head.softcap, product)
 
 
-def _list_linear_maps(
+def list_linear_maps(
     body: torch.nn.Module,
 ) -> Iterator[tuple[torch.nn.Module, Tensor, Tensor | None]]:
     """Yield the linear maps with their weights and biases; adapters are added to the weight."""

@@ -50,7 +50,10 @@ def build_scorer(
             read_model, loaded.source, config, model.vocab_size, device, model.max_packed_tokens
         )
         complete = partial(
-            replace, no_sampling_reason=model.no_sampling_reason, tokenizer=model.tokenizer
+            replace,
+            no_sampling_reason=model.no_sampling_reason,
+            tokenizer=model.tokenizer,
+            is_native=model.is_native,
         )
         return OffloadedSampler(lambda: open_sampler(complete(read())), _open_head_on_disk(loaded))
     return open_sampler(model)

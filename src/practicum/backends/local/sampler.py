@@ -21,6 +21,7 @@ from practicum.backends.local.drawing import (
     sample_tokens,
 )
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.native.library import NativeLibrary, load_library
 from practicum.backends.local.packing import iterate_hidden_states
 from practicum.core import abandon
 from practicum.core.waits import show_wait
@@ -79,6 +80,7 @@ class LocalSampler:
             [request.seed for request in requests],
             params,
             stop_check(params, self.language_model.tokenizer),
+            library=load_library() if self.language_model.is_native else None,
         )
 
     def sample_mixed(
@@ -149,7 +151,7 @@ class _DecodeLoop:
     """Generates all completions of a call, from a mixture if there is a teacher.
 
     `check_stops` decides which completions end. A completion that ends frees its row for the next
-    one if every decode batch can refill.
+    one if every decode batch can refill. `library` draws the tokens if it is given.
     """
 
     def __init__(
@@ -160,7 +162,9 @@ class _DecodeLoop:
         check_stops: Check,
         teacher: DecodeBatch | None = None,
         share: float = 0.0,
+        library: NativeLibrary | None = None,
     ) -> None:
+        self.library = library
         self.policy = policy
         self.teacher = teacher
         self.share = share
@@ -226,7 +230,7 @@ class _DecodeLoop:
         streams = [self.streams[text] for text in active]
         noise = draw_exponentials(streams, logits.shape[-1]).to(logits.device)
         if self.teacher is None:
-            next_tokens, sampling, policy = sample_tokens(logits, self.params, noise)
+            next_tokens, sampling, policy = sample_tokens(logits, self.params, noise, self.library)
         else:
             teacher_logits = self.teacher.logits().to(logits.device)
             next_tokens, sampling, policy = sample_mixed_tokens(

@@ -5,21 +5,33 @@ sample from another distribution. So short texts are decoded by the very code th
 compared with a plain forward pass.
 """
 
+import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from practicum.backends.local.decode_batch import DecodeJob, PaddedDecodeBatch, SlotDecodeBatch
+from practicum.backends.local.decode_batch import (
+    PaddedDecodeBatch,
+    SlotDecodeBatch,
+    open_decode_batch,
+)
+from practicum.backends.local.decode_step import DecodeJob, SlotStep
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import pad_sequences
-from practicum.backends.local.prepared import PrepackedModel
+from practicum.backends.local.native import find_llama_weights, load_library
+from practicum.backends.local.packing import enable_packing, pad_sequences
+from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
 from practicum.ports import DecodeBatch
 from practicum.text.tokenizers import shorten_error
 
 PROMPTS = ((3, 1, 4, 1, 5), (2, 7, 1))
 """Prompts of different lengths, so that the second one is padded if the batch pads."""
+
+TWIN_VOCABULARY = 64
+"""The tokens of the tiny model on which the compiled step is tried."""
 
 ANSWER = (6, 2)
 """The tokens decoded after a prompt."""
@@ -51,6 +63,55 @@ def explain_no_sampling(language_model: LanguageModel) -> str:
     return ""
 
 
+@torch.no_grad()
+def can_decode_natively(language_model: LanguageModel) -> bool:
+    """Return True if the compiled decode step computes models of this architecture.
+
+    A tiny model of the same class and settings, with random weights, is decoded by it and compared
+    with a forward pass: it finds what the names of weights do not show, such as a multiplier.
+    """
+    model = language_model.model
+    if language_model.device.type != "cpu" or not language_model.is_exact:
+        return False
+    if find_llama_weights(model) is None or load_library() is None:
+        return False
+    twin = enable_packing(LanguageModel(_shrink(model), TWIN_VOCABULARY, is_native=True))
+    if not twin.max_packed_tokens:
+        return False
+    prompts = [*PROMPTS, PROMPTS[0]]
+    batch = open_decode_batch(twin, {}, prompts, 2, MIN_DECODE_STEPS)
+    return _measure_difference(twin, batch) < 1e-4
+
+
+def _shrink(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a tiny model of the same class and settings, with random weights."""
+    config: Any = copy.deepcopy(model.config)
+    groups = max(config.num_attention_heads // config.num_key_value_heads, 1)
+    sizes = {
+        "vocab_size": TWIN_VOCABULARY,
+        "hidden_size": 8 * groups,
+        "num_attention_heads": 2 * groups,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "pad_token_id": None,
+    }
+    for name, size in sizes.items():
+        setattr(config, name, size)
+    if config.to_dict().get("layer_types"):
+        config.layer_types = config.layer_types[:2]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        twin = type(model)(config)
+        for weight in twin.parameters():
+            if weight.dim() == 1:
+                weight.uniform_(0.5, 1.5)
+            else:
+                weight.normal_(std=weight.shape[1] ** -0.5)
+    return twin.eval()
+
+
 def _open_batches(language_model: LanguageModel) -> Iterator[DecodeBatch]:
     """Yield a decode batch of each kind that sampling may use: slots, padded, or both."""
     vocabulary = language_model.vocab_size
@@ -59,7 +120,7 @@ def _open_batches(language_model: LanguageModel) -> Iterator[DecodeBatch]:
     prepacked = PrepackedModel(language_model, len(ANSWER))
     job = DecodeJob(language_model, {}, prepacked, prompts, 2, longest)
     if longest <= language_model.max_packed_tokens:
-        yield SlotDecodeBatch(job)
+        yield SlotDecodeBatch(job, SlotStep(job))
     if language_model.max_packed_tokens < language_model.context_length:
         yield PaddedDecodeBatch(job)
 

@@ -1,0 +1,172 @@
+"""One decode step of texts in slots: store their keys and values, and read one token of each.
+
+`SlotStep` runs any model that can be packed, through transformers' own modules.
+`practicum.backends.local.native.NativeStep` runs some models as one compiled program.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.backends.local.attention import attend
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.prepared import PrepackedModel
+
+PromptTokens = tuple[int, ...]
+LayerStates = tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]
+"""The keys and values of a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """The model, weights, prompts and limits of a decode batch.
+
+    At most `rows` texts decode at a time, none longer than `longest` tokens.
+    """
+
+    language_model: LanguageModel
+    overlay: Mapping[str, Tensor]
+    prepacked: PrepackedModel
+    prompts: Sequence[PromptTokens]
+    rows: int
+    longest: int
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.language_model.device
+
+    @contextlib.contextmanager
+    def weights(self) -> Iterator[LanguageModel]:
+        """Return the model, which computes with the prepacked overlay within the block."""
+        with self.language_model.weights(self.overlay), self.prepacked.use():
+            yield self.language_model
+
+
+class StepProgram(Protocol):
+    """The keys and values of texts in slots, and the step that reads one token of each text.
+
+    Row r of a step is the text in slot r, and the rows have no gaps.
+    """
+
+    def store_prompt(
+        self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
+    ) -> None:
+        """Put a prompt's keys and values into a slot: those of all layers, at some indices."""
+        ...
+
+    def move_slot(self, source: int, slot: int, length: int) -> None:
+        """Copy a text of so many tokens to another slot."""
+        ...
+
+    def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
+        """Append one token to each row, and return the hidden states that predict the next ones.
+
+        `lengths` are the rows' lengths before that.
+        """
+        ...
+
+    def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
+        """Return the logits of the next tokens, without a gradient."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeStep:
+    """The layout of one decode step: each row's slot and next position, and the keys it may see.
+
+    `reach` is the number of leading positions that any row sees; `mask` hides the rest of each row.
+    """
+
+    slots: Int[Tensor, " B"]
+    positions: Int[Tensor, " B"]
+    reach: int
+    mask: Float[Tensor, "B 1 1 M"] | None
+
+
+class SlotStep:
+    """The step through transformers' modules; see `StepProgram`.
+
+    The object is the `practicum.backends.local.attention.AttentionLayout` of its own steps.
+    """
+
+    def __init__(self, job: DecodeJob) -> None:
+        self._job = job
+        # Keys and values by layer: [R, G, M, d] and [R, G, M, e].
+        self._stores: dict[int, list[Tensor]] = {}
+        self._step: _DecodeStep | None = None
+
+    def store_prompt(
+        self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
+    ) -> None:
+        """Put a prompt into a slot; the first call allocates the store."""
+        for layer, tensors in states.items():
+            if layer not in self._stores:
+                rows, longest = self._job.rows, self._job.longest
+                self._stores[layer] = [
+                    heads.new_zeros(rows, heads.shape[1], longest, heads.shape[2])
+                    for heads in tensors
+                ]
+            for stored, heads in zip(self._stores[layer], tensors, strict=True):
+                stored[slot, :, : len(indices)] = heads[indices].transpose(0, 1)
+
+    def move_slot(self, source: int, slot: int, length: int) -> None:
+        """Copy a text of so many tokens to another slot."""
+        for stored in chain.from_iterable(self._stores.values()):
+            stored[slot, :, :length] = stored[source, :, :length]
+
+    def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
+        """Append one token to each row, and return the hidden states that predict the next ones."""
+        positions = torch.tensor(lengths, device=self._job.device)
+        self._step = _DecodeStep(
+            slots=torch.arange(len(lengths), device=self._job.device),
+            positions=positions,
+            reach=max(lengths) + 1,
+            mask=self._build_mask(positions, lengths),
+        )
+        with self._job.weights() as model:
+            return model.forward_packed(tokens, positions, self)
+
+    def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
+        """Return the logits of the next tokens by the prepacked head."""
+        return self._job.prepacked.head.logits(hidden)
+
+    def attend(
+        self,
+        layer: int,
+        queries: Float[Tensor, "B H d"],
+        keys: Float[Tensor, "B G d"],
+        values: Float[Tensor, "B G e"],
+        scale: float | None,
+        dropout: float,
+    ) -> Float[Tensor, "B H e"]:
+        """Store each row's new key and value, and attend over the row's own text."""
+        assert self._step is not None, "rows attend while they advance"
+        step = self._step
+        stored_keys, stored_values = self._stores[layer]
+        stored_keys[step.slots, :, step.positions] = keys
+        stored_values[step.slots, :, step.positions] = values
+        # The query heads of one group share a key, so they stand as several queries of that head:
+        # the attention kernel then reads every key once.
+        grouped = queries.unflatten(1, (keys.shape[1], -1))
+        visible = slice(0, len(step.slots)), slice(None), slice(0, step.reach)
+        output = attend(grouped, stored_keys[visible], stored_values[visible], step.mask, scale)
+        return output.flatten(1, 2)
+
+    def _build_mask(
+        self, positions: Int[Tensor, " B"], lengths: Sequence[int]
+    ) -> Float[Tensor, "B 1 1 M"] | None:
+        """Return the mask of positions after each row's end; None if all are equally long."""
+        if len(set(lengths)) == 1:
+            return None
+        places = torch.arange(max(lengths) + 1, device=positions.device)
+        after_end = places[None] > positions[:, None]
+        dtype = next(iter(self._stores.values()))[0].dtype
+        mask = torch.zeros(after_end.shape, device=positions.device, dtype=dtype)
+        return mask.masked_fill_(after_end, -torch.inf)[:, None, None]

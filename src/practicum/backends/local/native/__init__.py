@@ -1,0 +1,25 @@
+"""The decode step of Llama-like models as one compiled program, for float32 weights on x86 processors.
+
+It is compiled on first use. Without a C compiler, and for other models, texts are decoded through
+transformers' modules.
+"""
+
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.native.library import NativeLibrary, load_library
+from practicum.backends.local.native.step import NativeStep
+from practicum.backends.local.native.weights import LlamaWeights, find_llama_weights
+
+__all__ = ["NativeStep", "find_llama_weights", "load_library", "name_decoding", "open_native"]
+
+
+def name_decoding(language_model: LanguageModel) -> str:
+    """Return how a model decodes, for a run's identity: its tokens may differ between two ways."""
+    library = load_library() if language_model.is_native else None
+    return "torch" if library is None else library.name
+
+
+def open_native(language_model: LanguageModel) -> tuple[NativeLibrary, LlamaWeights] | None:
+    """Return the program and the model's current weights; None if it cannot run this model."""
+    library = load_library() if language_model.is_native else None
+    weights = find_llama_weights(language_model.model) if library else None
+    return None if library is None or weights is None else (library, weights)

@@ -1,0 +1,112 @@
+"""Compile the decode step for this processor on first use, and load it."""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from practicum.models.sources import locate_cache
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).parent / "step.c"
+FLAGS = ("-O3", "-std=c11", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread")
+VECTORS = {
+    "AVX512": ("-mavx512f", "-mfma", "-DLANES=16"),
+    "AVX2": ("-mavx2", "-mfma", "-DLANES=8"),
+}
+"""The compiler flags of each vector width, named as torch names what it uses of the processor."""
+
+LANES = {"AVX512": 16, "AVX2": 8}
+COMPILE_SECONDS = 120
+"""A compiler that takes longer is stopped; models then decode through their own modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLibrary:
+    """The compiled program and its vector width: `lanes` numbers of a panel's three vectors."""
+
+    name: str
+    lanes: int
+    functions: ctypes.CDLL
+
+    @property
+    def panel(self) -> int:
+        """The columns of a weight that are multiplied together."""
+        return 3 * self.lanes
+
+
+def load_library() -> NativeLibrary | None:
+    """Return the program for the vectors that torch uses; None without a compiler or such vectors."""
+    return _load(torch.backends.cpu.get_cpu_capability())
+
+
+def point_to(tensor: torch.Tensor) -> ctypes.c_void_p:
+    """Return the address of a contiguous tensor's numbers; the caller keeps the tensor alive."""
+    assert tensor.is_contiguous()
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+@cache
+def _load(vectors: str) -> NativeLibrary | None:
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if vectors not in VECTORS or platform.machine().lower() not in ("x86_64", "amd64"):
+        return None
+    if compiler is None:
+        log.info("no C compiler was found, so decoding goes through torch, which is slower")
+        return None
+    try:
+        functions = ctypes.CDLL(str(_compile(compiler, vectors)))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning(
+            f"the decode step could not be compiled with {compiler} ({type(error).__name__}), so "
+            "decoding goes through torch, which is slower"
+        )
+        return None
+    functions.measure_room.restype = ctypes.c_long
+    functions.advance.restype = None
+    return NativeLibrary(f"native {vectors}", LANES[vectors], functions)
+
+
+def _compile(compiler: str, vectors: str) -> Path:
+    """Return the compiled file; raises OSError or SubprocessError if it cannot be made."""
+    # No file is used on another processor or after another compiler, source or option.
+    version = _run(compiler, "--version")
+    parts = (SOURCE.read_text("utf-8"), version, *FLAGS, *VECTORS[vectors], _name_processor())
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    path = locate_cache() / "native" / f"{name}.so"
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        _run(compiler, *FLAGS, *VECTORS[vectors], str(SOURCE), "-o", str(made), "-lm")
+        # Two processes may compile at once: each replaces the file with the same content.
+        made.replace(path)
+    return path
+
+
+def _run(*command: str) -> str:
+    result = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS
+    )
+    return result.stdout
+
+
+def _name_processor() -> str:
+    """Return the lines of /proc/cpuinfo that tell processors apart, or what the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    fields = ("vendor_id", "cpu family", "model", "stepping", "flags")
+    return "\n".join(sorted({line for line in lines if line.startswith(fields)}))

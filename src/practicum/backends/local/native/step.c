@@ -1,0 +1,445 @@
+/* One token of every row through the layers of a Llama-like model, without an operation a layer to dispatch.
+
+   Compiled at first use with -DLANES=16 (AVX-512) or -DLANES=8 (AVX2); see compile.py. All numbers
+   are float32. A row's sums are added in an order that does not depend on the other rows or on the
+   number of threads, so neither changes a bit of it.
+
+   Weights are packed in panels of PANEL columns, [ceil(N / PANEL)][K][PANEL], padded with zeros:
+   the innermost loop reads them in order and holds ROWS x PANEL sums in registers. */
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#define PANEL (3 * LANES)
+#if LANES == 16
+#define ROWS 8 /* 24 sums, 3 columns of weights: 32 registers */
+#else
+#define ROWS 4 /* 12 sums, 3 columns of weights: 16 registers */
+#endif
+#define SPINS 4000
+
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4)));
+
+typedef struct {
+    const float *attention_norm, *qkv, *qkv_bias, *query_norm, *key_norm, *out, *out_bias;
+    const float *mlp_norm, *gate_up, *down;
+} layer;
+
+typedef struct {
+    long layers, width, heads, groups, head_width, inner, slots, longest;
+    const layer *layer;
+    const float *embedding, *final_norm, *cosines, *sines;
+    float *keys, *values; /* [layers][slots][groups][longest][head_width] */
+    float epsilon, scale;
+} model;
+
+/* Threads that do one piece of work together; phase 0: not all of them are started. */
+typedef struct team {
+    long threads;
+    atomic_long arrived, phase;
+    void (*work)(struct team *, void *, long thread);
+    void *job;
+} team;
+
+typedef struct {
+    team *t;
+    long thread;
+} worker;
+
+static inline vector load(const float *p) { return *(const vector *)p; }
+static inline void store(float *p, vector v) { *(vector *)p = v; }
+
+/* Rows times one panel; `add` keeps what `out` holds. `columns` of the panel are real. */
+#define KERNEL(R)                                                                                  \
+    static void multiply_##R(const float *x, long stride, const float *w, long depth, float *out,  \
+                             long out_stride, long columns, int add, const float *bias) {          \
+        vector sums[R][3];                                                                         \
+        for (int r = 0; r < R; r++)                                                                \
+            for (int c = 0; c < 3; c++) sums[r][c] = (vector){0};                                  \
+        for (long k = 0; k < depth; k++, w += PANEL) {                                             \
+            __builtin_prefetch(w + 16 * PANEL);                                                    \
+            __builtin_prefetch(w + 16 * PANEL + 16);                                               \
+            if (LANES == 16) __builtin_prefetch(w + 16 * PANEL + 32);                              \
+            vector first = load(w), second = load(w + LANES), third = load(w + 2 * LANES);         \
+            _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {                                  \
+                float value = x[r * stride + k];                                                   \
+                sums[r][0] += value * first;                                                       \
+                sums[r][1] += value * second;                                                      \
+                sums[r][2] += value * third;                                                       \
+            }                                                                                      \
+        }                                                                                          \
+        for (int r = 0; r < R; r++) {                                                              \
+            float *to = out + r * out_stride, panel[PANEL];                                        \
+            for (int c = 0; c < 3; c++) store(panel + c * LANES, sums[r][c]);                      \
+            for (long i = 0; i < columns; i++)                                                     \
+                to[i] = panel[i] + (add ? to[i] : 0.0f) + (bias ? bias[i] : 0.0f);                 \
+        }                                                                                          \
+    }
+KERNEL(1) KERNEL(2) KERNEL(3) KERNEL(4)
+#if ROWS == 8
+KERNEL(5) KERNEL(6) KERNEL(7) KERNEL(8)
+#endif
+
+typedef void (*kernel)(const float *, long, const float *, long, float *, long, long, int, const float *);
+static const kernel kernels[] = {
+    0, multiply_1, multiply_2, multiply_3, multiply_4,
+#if ROWS == 8
+    multiply_5, multiply_6, multiply_7, multiply_8,
+#endif
+};
+
+/* Panels `from` up to `to` of a product of `rows` rows with a packed weight of `columns` columns. */
+static void multiply(const float *x, long rows, long stride, const float *w, long columns, long depth,
+                     float *out, long out_stride, int add, const float *bias, long from, long to) {
+    for (long panel = from; panel < to; panel++) {
+        long at = panel * PANEL, real = columns - at < PANEL ? columns - at : PANEL;
+        for (long row = 0; row < rows; row += ROWS) {
+            long count = rows - row < ROWS ? rows - row : ROWS;
+            kernels[count](x + row * stride, stride, w + panel * depth * PANEL, depth,
+                           out + row * out_stride + at, out_stride, real, add, bias ? bias + at : 0);
+        }
+    }
+}
+
+static float sum(vector v) {
+    float total = 0.0f;
+    for (int i = 0; i < LANES; i++) total += v[i];
+    return total;
+}
+
+static float dot(const float *a, const float *b, long count) {
+    vector sums = {0};
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) sums += load(a + i) * load(b + i);
+    float total = sum(sums);
+    for (; i < count; i++) total += a[i] * b[i];
+    return total;
+}
+
+static void add_scaled(float *out, const float *x, float scale, long count) {
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) store(out + i, load(out + i) + scale * load(x + i));
+    for (; i < count; i++) out[i] += scale * x[i];
+}
+
+static vector fill(float value) { return (vector){0} + value; }
+
+static vector choose(integers mask, vector yes, vector no) {
+    return (vector)((mask & (integers)yes) | (~mask & (integers)no));
+}
+
+/* The exponential, to 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. It is
+   0 where the result would be smaller than a normal float. */
+static vector exponentiate(vector x) {
+    const vector low = fill(-87.3f), high = fill(88.3f), magic = fill(12582912.0f); /* 1.5 x 2^23 */
+    integers vanishes = x < low; /* a comparison with NaN is false, so NaN stays NaN */
+    x = choose(vanishes, low, x);
+    x = choose(x > high, high, x);
+    vector n = x * 1.44269504088896341f + magic; /* rounds to a whole number, which the low bits hold */
+    integers whole = (integers)n - (integers)magic;
+    n -= magic;
+    vector r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return choose(vanishes, fill(0.0f), p * (vector)((whole + 127) << 23));
+}
+
+/* exp(sharpness * (x - shift)) of all numbers; `out` may be `x`. */
+static void exponentiate_all(float *out, const float *x, long count, float shift, float sharpness) {
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) store(out + i, exponentiate((load(x + i) - shift) * sharpness));
+    if (i < count) {
+        float rest[LANES] = {0};
+        memcpy(rest, x + i, (count - i) * sizeof(float));
+        store(rest, exponentiate((load(rest) - shift) * sharpness));
+        memcpy(out + i, rest, (count - i) * sizeof(float));
+    }
+}
+
+static void normalize(const float *x, float *out, const float *weight, long width, float epsilon) {
+    float scale = 1.0f / sqrtf(dot(x, x, width) / width + epsilon);
+    for (long i = 0; i < width; i++) out[i] = weight[i] * (x[i] * scale);
+}
+
+static void rotate(float *x, const float *cosines, const float *sines, long half) {
+    for (long i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * cosines[i] - b * sines[i];
+        x[i + half] = b * cosines[i] + a * sines[i];
+    }
+}
+
+/* silu(gate) * up, in place of gate. */
+static void gate(float *gates, const float *ups, long count) {
+    long i = 0;
+    for (; i < count; i += LANES) {
+        float g[LANES] = {0}, u[LANES] = {0};
+        long real = count - i < LANES ? count - i : LANES;
+        memcpy(g, gates + i, real * sizeof(float));
+        memcpy(u, ups + i, real * sizeof(float));
+        vector v = load(g);
+        store(g, v / (1.0f + exponentiate(-v)) * load(u));
+        memcpy(gates + i, g, real * sizeof(float));
+    }
+}
+
+/* Wait until the phase is another. Spin first: it is microseconds away if each thread has a core. */
+static void wait_for_change(team *t, long phase) {
+    for (long spins = 0; atomic_load(&t->phase) == phase; spins++)
+        if (spins > SPINS) sched_yield();
+}
+
+/* Wait until every thread is here. */
+static void meet(team *t) {
+    if (t->threads == 1) return;
+    long phase = atomic_load(&t->phase);
+    if (atomic_fetch_add(&t->arrived, 1) == t->threads - 1) {
+        atomic_store(&t->arrived, 0);
+        atomic_store(&t->phase, phase + 1);
+        return;
+    }
+    wait_for_change(t, phase);
+}
+
+static void *start(void *argument) {
+    worker *w = argument;
+    wait_for_change(w->t, 0);
+    w->t->work(w->t, w->t->job, w->thread);
+    return 0;
+}
+
+/* Do a piece of work with so many threads. One that cannot be started is done without. */
+static void run(void (*work)(team *, void *, long), void *job, long threads) {
+    team t = {.work = work, .job = job};
+    pthread_t started[threads];
+    worker workers[threads];
+    long count = 0;
+    while (++count < threads) {
+        workers[count] = (worker){&t, count};
+        if (pthread_create(&started[count], 0, start, &workers[count])) break;
+    }
+    t.threads = count;
+    atomic_store(&t.phase, 1);
+    work(&t, job, 0);
+    for (long thread = 1; thread < count; thread++) pthread_join(started[thread], 0);
+}
+
+static void share(long count, const team *t, long thread, long *from, long *to) {
+    *from = count * thread / t->threads;
+    *to = count * (thread + 1) / t->threads;
+}
+
+typedef struct {
+    const model *m;
+    long rows;
+    const int64_t *tokens, *positions;
+    float *hidden, *states, *projected, *mixed, *normed, *scores;
+} step;
+
+static void attend(const step *j, long index, long row, long group, float *scores) {
+    const model *m = j->m;
+    long d = m->head_width, repeats = m->heads / m->groups, position = j->positions[row];
+    long qkv = (m->heads + 2 * m->groups) * d;
+    const layer *l = &m->layer[index];
+    float *projected = j->projected + row * qkv;
+    float *key = projected + (m->heads + group) * d, *value = key + m->groups * d;
+    const float *cosines = m->cosines + position * (d / 2), *sines = m->sines + position * (d / 2);
+    long place = ((index * m->slots + row) * m->groups + group) * m->longest * d;
+    float *keys = m->keys + place, *values = m->values + place;
+    if (l->key_norm) normalize(key, key, l->key_norm, d, m->epsilon);
+    rotate(key, cosines, sines, d / 2);
+    memcpy(keys + position * d, key, d * sizeof(float));
+    memcpy(values + position * d, value, d * sizeof(float));
+    for (long head = group * repeats; head < (group + 1) * repeats; head++) {
+        float *query = projected + head * d, *out = j->mixed + (row * m->heads + head) * d;
+        if (l->query_norm) normalize(query, query, l->query_norm, d, m->epsilon);
+        rotate(query, cosines, sines, d / 2);
+        float highest = -INFINITY, total = 0.0f;
+        for (long at = 0; at <= position; at++) {
+            scores[at] = dot(query, keys + at * d, d) * m->scale;
+            highest = scores[at] > highest ? scores[at] : highest;
+        }
+        exponentiate_all(scores, scores, position + 1, highest, 1.0f);
+        memset(out, 0, d * sizeof(float));
+        for (long at = 0; at <= position; at++) {
+            total += scores[at];
+            add_scaled(out, values + at * d, scores[at], d);
+        }
+        for (long i = 0; i < d; i++) out[i] /= total;
+    }
+}
+
+static void read_tokens(team *t, void *argument, long thread) {
+    step *j = argument;
+    const model *m = j->m;
+    long rows = j->rows, width = m->width, d = m->head_width;
+    long attended = m->heads * d, qkv = attended + 2 * m->groups * d, inner = m->inner, from, to;
+    long width_panels = (width + PANEL - 1) / PANEL, qkv_panels = (qkv + PANEL - 1) / PANEL;
+    long inner_panels = (inner + PANEL - 1) / PANEL;
+    float *normed = j->normed + thread * rows * width, *scores = j->scores + thread * m->longest;
+    share(rows, t, thread, &from, &to);
+    for (long row = from; row < to; row++)
+        memcpy(j->states + row * width, m->embedding + j->tokens[row] * width, width * sizeof(float));
+    meet(t);
+    for (long index = 0; index < m->layers; index++) {
+        const layer *l = &m->layer[index];
+        /* Every thread normalizes all rows for itself: that is faster than to wait for another. */
+        for (long row = 0; row < rows; row++)
+            normalize(j->states + row * width, normed + row * width, l->attention_norm, width, m->epsilon);
+        share(qkv_panels, t, thread, &from, &to);
+        multiply(normed, rows, width, l->qkv, qkv, width, j->projected, qkv, 0, l->qkv_bias, from, to);
+        meet(t);
+        share(rows * m->groups, t, thread, &from, &to);
+        for (long pair = from; pair < to; pair++) attend(j, index, pair / m->groups, pair % m->groups, scores);
+        meet(t);
+        share(width_panels, t, thread, &from, &to);
+        multiply(j->mixed, rows, attended, l->out, width, attended, j->states, width, 1, l->out_bias, from, to);
+        meet(t);
+        for (long row = 0; row < rows; row++)
+            normalize(j->states + row * width, normed + row * width, l->mlp_norm, width, m->epsilon);
+        /* Gates and ups are packed apart, so that a thread has both of the columns that it joins. */
+        const float *ups = l->gate_up + inner_panels * width * PANEL;
+        share(inner_panels, t, thread, &from, &to);
+        multiply(normed, rows, width, l->gate_up, inner, width, j->projected, 2 * inner, 0, 0, from, to);
+        multiply(normed, rows, width, ups, inner, width, j->projected + inner, 2 * inner, 0, 0, from, to);
+        long first = from * PANEL, last = to * PANEL < inner ? to * PANEL : inner;
+        for (long row = 0; row < rows; row++) {
+            float *gates = j->projected + row * 2 * inner + first;
+            if (last > first) gate(gates, gates + inner, last - first);
+        }
+        meet(t);
+        share(width_panels, t, thread, &from, &to);
+        multiply(j->projected, rows, 2 * inner, l->down, width, inner, j->states, width, 1, 0, from, to);
+        meet(t);
+    }
+    share(rows, t, thread, &from, &to);
+    for (long row = from; row < to; row++)
+        normalize(j->states + row * width, j->hidden + row * width, m->final_norm, width, m->epsilon);
+}
+
+static long widest(const model *m) {
+    long qkv = (m->heads + 2 * m->groups) * m->head_width;
+    return qkv > 2 * m->inner ? qkv : 2 * m->inner;
+}
+
+/* The floats of `room` that `advance` needs for so many rows and threads. */
+long measure_room(const model *m, long rows, long threads) {
+    return rows * (m->width * (1 + threads) + widest(m) + m->heads * m->head_width) + threads * m->longest;
+}
+
+/* Read one token a row at its position; `hidden` [rows][width] predicts the next ones. */
+void advance(const model *m, long rows, const int64_t *tokens, const int64_t *positions, float *hidden,
+             float *room, long threads) {
+    step j = {.m = m, .rows = rows, .tokens = tokens, .positions = positions, .hidden = hidden};
+    j.states = room;
+    j.projected = j.states + rows * m->width;
+    j.mixed = j.projected + rows * widest(m);
+    j.normed = j.mixed + rows * m->heads * m->head_width;
+    j.scores = j.normed + threads * rows * m->width;
+    run(read_tokens, &j, threads);
+}
+
+typedef struct {
+    const float *x, *weight;
+    long rows, columns, depth;
+    float *out;
+} product;
+
+static void multiply_rows(team *t, void *argument, long thread) {
+    product *p = argument;
+    long from, to;
+    share((p->columns + PANEL - 1) / PANEL, t, thread, &from, &to);
+    multiply(p->x, p->rows, p->depth, p->weight, p->columns, p->depth, p->out, p->columns, 0, 0, from, to);
+}
+
+/* `out` [rows][columns]: rows times a packed weight. */
+void project(const float *x, long rows, const float *weight, long columns, long depth, float *out, long threads) {
+    product p = {x, weight, rows, columns, depth, out};
+    run(multiply_rows, &p, threads);
+}
+
+typedef struct {
+    const float *logits;
+    long rows, vocabulary, block;
+    const double *noise; /* [rows][blocks + block] */
+    float sharpness;     /* 1 / temperature */
+    float *room;         /* [threads][vocabulary] */
+    int64_t *tokens;
+    float *logprobs, *policy_logprobs;
+} race;
+
+static float find_highest(const float *x, long count) {
+    vector highest = fill(-INFINITY);
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) highest = choose(load(x + i) > highest, load(x + i), highest);
+    float result = -INFINITY;
+    for (int lane = 0; lane < LANES; lane++) result = highest[lane] > result ? highest[lane] : result;
+    for (; i < count; i++) result = x[i] > result ? x[i] : result;
+    return result;
+}
+
+static float add_all(const float *x, long count) {
+    vector sums = {0};
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) sums += load(x + i);
+    float total = sum(sums);
+    for (; i < count; i++) total += x[i];
+    return total;
+}
+
+/* The race of drawing.py: blocks arrive after exponential times with their masses as rates, then the
+   tokens of the first block do. A rate of 0 never arrives. */
+static void draw_rows(team *t, void *argument, long thread) {
+    race *j = argument;
+    long from, to, blocks = (j->vocabulary + j->block - 1) / j->block;
+    share(j->rows, t, thread, &from, &to);
+    float *weights = j->room + thread * j->vocabulary;
+    for (long row = from; row < to; row++) {
+        const float *logits = j->logits + row * j->vocabulary;
+        const double *noise = j->noise + row * (blocks + j->block);
+        float highest = find_highest(logits, j->vocabulary);
+        exponentiate_all(weights, logits, j->vocabulary, highest, j->sharpness);
+        double earliest = INFINITY, total = 0.0;
+        long winner = 0, token = 0;
+        for (long block = 0; block < blocks; block++) {
+            long first = block * j->block, left = j->vocabulary - first;
+            double mass = add_all(weights + first, left < j->block ? left : j->block);
+            total += mass;
+            double time = mass > 0.0 ? noise[block] / mass : INFINITY;
+            if (time < earliest) earliest = time, winner = block;
+        }
+        earliest = INFINITY;
+        for (long i = 0; i < j->block && winner * j->block + i < j->vocabulary; i++) {
+            double weight = weights[winner * j->block + i];
+            double time = weight > 0.0 ? noise[blocks + i] / weight : INFINITY;
+            if (time < earliest) earliest = time, token = i;
+        }
+        token += winner * j->block;
+        j->tokens[row] = token;
+        j->logprobs[row] = log(weights[token] / total);
+        if (j->sharpness == 1.0f) {
+            j->policy_logprobs[row] = j->logprobs[row];
+            continue;
+        }
+        exponentiate_all(weights, logits, j->vocabulary, highest, 1.0f);
+        total = 0.0;
+        for (long first = 0; first < j->vocabulary; first += j->block)
+            total += add_all(weights + first, j->vocabulary - first < j->block ? j->vocabulary - first : j->block);
+        j->policy_logprobs[row] = logits[token] - highest - log(total);
+    }
+}
+
+/* Sample a token of each row from the softmax of its logits times `sharpness`. */
+void draw(const float *logits, long rows, long vocabulary, long block, const double *noise, float sharpness,
+          float *room, int64_t *tokens, float *logprobs, float *policy_logprobs, long threads) {
+    race j = {logits, rows, vocabulary, block, noise, sharpness, room, tokens, logprobs, policy_logprobs};
+    run(draw_rows, &j, threads);
+}

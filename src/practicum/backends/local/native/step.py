@@ -1,0 +1,174 @@
+"""Run the compiled decode step; see `practicum.backends.local.decode_step.StepProgram`."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.backends.local.decode_step import DecodeJob, LayerStates
+from practicum.backends.local.language_model import find_body
+from practicum.backends.local.native.library import NativeLibrary, point_to
+from practicum.backends.local.native.weights import LlamaWeights
+
+LAYER_FIELDS = (
+    "input_layernorm.weight",
+    "qkv",
+    "qkv_bias",
+    "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight",
+    "self_attn.o_proj.weight",
+    "self_attn.o_proj.bias",
+    "post_attention_layernorm.weight",
+    "gate_up",
+    "mlp.down_proj.weight",
+)
+"""The fields of `layer` in step.c, in order."""
+
+
+class _LayerStruct(ctypes.Structure):
+    _fields_ = tuple((name.replace(".", "_"), ctypes.c_void_p) for name in LAYER_FIELDS)
+
+
+class _ModelStruct(ctypes.Structure):
+    """The struct `model` of step.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("layers", "width", "heads", "groups", "head_width")),
+        *((name, ctypes.c_long) for name in ("inner", "slots", "longest")),
+        ("layer", ctypes.POINTER(_LayerStruct)),
+        *((name, ctypes.c_void_p) for name in ("embedding", "final_norm", "cosines", "sines")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        *((name, ctypes.c_float) for name in ("epsilon", "scale")),
+    )
+
+
+class NativeStep:
+    """The compiled step over a packed copy of the weights; see `StepProgram`.
+
+    The bits of a row depend neither on the other rows nor on the number of threads.
+    """
+
+    @torch.no_grad()
+    def __init__(self, job: DecodeJob, library: NativeLibrary, weights: LlamaWeights) -> None:
+        self._functions = library.functions
+        self._width = weights.embedding.shape[1]
+        layers = [_pack_layer(layer, library.panel) for layer in weights.layers]
+        shape = len(layers), job.rows, weights.groups, job.longest, weights.head_width
+        self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
+        cosines, sines = _compute_rotations(job, weights.head_width)
+        # The struct holds addresses: these tensors must live as long as it.
+        self._tensors = [layers, weights, cosines, sines]
+        table = (_LayerStruct * len(layers))(
+            *(
+                _LayerStruct(*(_find_address(layer.get(name)) for name in LAYER_FIELDS))
+                for layer in layers
+            )
+        )
+        self._model = _ModelStruct(
+            len(layers),
+            self._width,
+            weights.heads,
+            weights.groups,
+            weights.head_width,
+            weights.inner,
+            job.rows,
+            job.longest,
+            table,
+            *map(_find_address, (weights.embedding, weights.final_norm, cosines, sines)),
+            *map(_find_address, (self._keys, self._values)),
+            weights.epsilon,
+            weights.head_width**-0.5,
+        )
+        self._threads = torch.get_num_threads()
+        room = self._functions.measure_room(
+            ctypes.byref(self._model), ctypes.c_long(job.rows), ctypes.c_long(self._threads)
+        )
+        self._room = torch.empty(room)
+        self._head = job.language_model.head().detached()
+        self._packed_head = _pack(self._head.weight[: self._head.vocab_size], library.panel)
+
+    def store_prompt(
+        self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
+    ) -> None:
+        """Put a prompt's keys and values into a slot: those of all layers, at some indices."""
+        for layer, (keys, values) in states.items():
+            self._keys[layer, slot, :, : len(indices)] = keys[indices].transpose(0, 1)
+            self._values[layer, slot, :, : len(indices)] = values[indices].transpose(0, 1)
+
+    def move_slot(self, source: int, slot: int, length: int) -> None:
+        """Copy a text of so many tokens to another slot."""
+        for store in (self._keys, self._values):
+            store[:, slot, :, :length] = store[:, source, :, :length]
+
+    def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
+        """Append one token to each row, and return the hidden states that predict the next ones."""
+        tokens, positions = tokens.contiguous(), torch.tensor(lengths)
+        hidden = torch.empty(len(lengths), self._width)
+        self._functions.advance(
+            ctypes.byref(self._model),
+            ctypes.c_long(len(lengths)),
+            *map(point_to, (tokens, positions, hidden, self._room)),
+            ctypes.c_long(self._threads),
+        )
+        return hidden
+
+    def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
+        """Return the logits of the next tokens, without a gradient."""
+        head, hidden = self._head, hidden.contiguous()
+        product = torch.empty(len(hidden), head.vocab_size)
+        self._functions.project(
+            point_to(hidden),
+            ctypes.c_long(len(hidden)),
+            point_to(self._packed_head),
+            *map(ctypes.c_long, product.shape[1:]),
+            ctypes.c_long(self._width),
+            point_to(product),
+            ctypes.c_long(self._threads),
+        )
+        if head.bias is not None:
+            product += head.bias[: head.vocab_size]
+        return head.scaled_and_capped(product)
+
+
+def _pack_layer(layer: Mapping[str, Tensor], panel: int) -> dict[str, Tensor]:
+    """Return a layer's tensors as step.c reads them: queries, keys and values in one product."""
+    packed = {name: weight.contiguous() for name, weight in layer.items() if name in LAYER_FIELDS}
+    maps = [f"self_attn.{name}_proj" for name in "qkv"]
+    packed["qkv"] = _pack(torch.cat([layer[f"{name}.weight"] for name in maps]), panel)
+    if any(f"{name}.bias" in layer for name in maps):
+        biases = (
+            layer.get(
+                f"{name}.bias", layer[f"{name}.weight"].new_zeros(len(layer[f"{name}.weight"]))
+            )
+            for name in maps
+        )
+        packed["qkv_bias"] = torch.cat(list(biases))
+    gate_up = (_pack(layer[f"mlp.{name}_proj.weight"], panel) for name in ("gate", "up"))
+    packed["gate_up"] = torch.cat(list(gate_up))
+    for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+        packed[name] = _pack(layer[name], panel)
+    return packed
+
+
+def _pack(weight: Float[Tensor, "N K"], panel: int) -> Float[Tensor, "P K C"]:
+    """Return the weight in panels of columns, padded with zeros."""
+    panels = -(-len(weight) // panel)
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, panels * panel - len(weight)))
+    return padded.view(panels, panel, -1).transpose(1, 2).contiguous()
+
+
+def _compute_rotations(job: DecodeJob, head_width: int) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of each position's rotation, [M, d / 2] each."""
+    rotary: Any = find_body(job.language_model.model).get_submodule("rotary_emb")
+    positions = torch.arange(job.longest)[None]
+    cosines, sines = rotary(torch.zeros(1, 1, head_width), positions)
+    # Each angle stands twice, once for either half of a head.
+    half = head_width // 2
+    return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
+
+
+def _find_address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
