@@ -50,7 +50,7 @@ def odd(reply, prompt):
         case "die": os._exit(1)
         case "hang":
             while True: pass
-        case "net": socket.create_connection(("localhost", 9)).close()
+        case "net": socket.socket()
         case "file": return len(open(__file__).read()) > 0 and open("/etc/hostname").read() and 1.0
         case "key": return float(os.environ.get("JUDGE_KEY") == "k")
     return json.loads(reply)["x"]
@@ -112,7 +112,7 @@ def test_a_function_runs_in_its_own_process_with_the_whole_prompt(own: Path) -> 
         ("exit", "its process ended by itself"),
         ("die", "its process ended by itself"),
         ("hang", "over 0.5 s"),
-        ("net", "PermissionError: .*; it runs in the sandbox: see task.sandbox"),
+        ("net", "OSError: .*; it runs in the sandbox: see task.sandbox"),
         ("file", "PermissionError: .*; it runs in the sandbox: see task.sandbox"),
     ],
 )
@@ -286,7 +286,8 @@ def test_a_callable_is_a_name_in_the_recipe_and_a_run_goes_on_with_it(tmp_path: 
     assert json.loads(recipe)["recipe"]["task"]["verifier"] == f"{__name__}:verify_here"
     _, loaded = open_run(result.folder)
     assert loaded.task.verifier == f"{__name__}:verify_here"
-    rewards = [json.loads(line)["reward"] for line in (result.folder / "rollouts.jsonl").open()]
+    lines = (result.folder / "rollouts.jsonl").read_text().splitlines()
+    rewards = [json.loads(line)["reward"] for line in lines]
     assert set(rewards) <= {-1.0, 1.0} and -1.0 in rewards
     again = distill(tmp_path, verify_here, resume=True)
     assert again.summary["steps"] == 2

@@ -7,11 +7,12 @@ from typing import Any
 from practicum.core.calls import bind, parse_call, suggest_name
 from practicum.core.foreign import is_external, load_object
 from practicum.errors import RecipeError
-from practicum.functional.laws import Verdict, check_laws
+from practicum.functional.advantages import Advantage
+from practicum.functional.laws import LawCheck, check_laws
 from practicum.functional.registry import TABLES
 
 
-def check_entries(text: str) -> dict[str, list[Verdict]]:
+def check_entries(text: str) -> dict[str, list[LawCheck]]:
     """Return the verdicts on an entry written as in a recipe, or on all entries of a module.
 
     Raises RecipeError if there is none.
@@ -26,7 +27,7 @@ def check_entries(text: str) -> dict[str, list[Verdict]]:
         raise RecipeError(str(error)) from None
 
 
-def format_verdicts(name: str, verdicts: list[Verdict]) -> list[str]:
+def format_verdicts(name: str, verdicts: list[LawCheck]) -> list[str]:
     """Return an entry's verdicts as lines of text."""
     lines = [name]
     for verdict in verdicts:
@@ -45,21 +46,22 @@ def _find_entries(text: str) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
         candidates = {f"{name}:{key}": member for key, member in vars(loaded).items()}
     else:
         tables = {kind: table for kind, (_, table) in TABLES.items()}
-        ours = next((table[name] for table in tables.values() if name in table), None)
-        candidates = {name: loaded if ours is None else ours}
-    found = [
+        table_entry = next((table[name] for table in tables.values() if name in table), None)
+        candidates = {name: loaded if table_entry is None else table_entry}
+    matches = [
         (key, kind, entry)
         for key, entry in candidates.items()
         for kind, (cls, _) in TABLES.items()
         if isinstance(entry, cls)
     ]
-    if not found:
+    if not matches:
         classes = ", ".join(cls.__name__ for cls, _ in TABLES.values())
-        known = [key for _, table in TABLES.values() for key in table]
+        names = [key for _, table in TABLES.values() for key in table]
         raise ValueError(
             f"{name!r} names no entry ({classes}); write package.module:entry, or one of ours: "
-            f"{suggest_name(name, known)}"
+            f"{suggest_name(name, names)}"
         )
-    for key, kind, entry in found:
-        arguments = {} if kind == "advantage" else bind(kind, text, list(entry.defaults))
+    for key, kind, entry in matches:
+        defaults = {} if isinstance(entry, Advantage) else entry.defaults
+        arguments = bind(kind, text, list(defaults))
         yield key, kind, entry, arguments

@@ -85,11 +85,11 @@ def _import_longest(dotted: str) -> tuple[ModuleType | None, list[str]]:
 def _explain_missing_module(dotted: str) -> str:
     """Return where a module was looked for and what to write so that it is found."""
     named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    top, here = dotted.partition(".")[0], Path.cwd()
-    lies_here = (here / top).is_dir() or (here / f"{top}.py").is_file()
+    top, cwd = dotted.partition(".")[0], Path.cwd()
+    lies_here = (cwd / top).is_dir() or (cwd / f"{top}.py").is_file()
     folder, hint = "FOLDER", "if it lies in FOLDER"
-    if lies_here and {"", str(here)}.isdisjoint(sys.path):
-        folder, hint = str(here), f"{here} has {top!r} and is not searched"
+    if lies_here and {"", str(cwd)}.isdisjoint(sys.path):
+        folder, hint = str(cwd), f"{cwd} has {top!r} and is not searched"
     return (
         f"no module {dotted!r} in {', '.join(['the installed packages', *named])}; {hint}: write "
         f"PYTHONPATH={folder} before the command, or pip install -e {folder}"

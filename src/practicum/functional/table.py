@@ -74,17 +74,17 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
         entry: Any = vars(loaded).get("entry") if isinstance(loaded, ModuleType) else loaded
         if isinstance(entry, kind):
             return entry
-        wanted = f"practicum.functional.{kind.__name__}(...)"
+        example = f"practicum.functional.{kind.__name__}(...)"
         if isinstance(loaded, ModuleType):
-            near = [key for key, member in vars(loaded).items() if isinstance(member, kind)]
-            hint = f"name one of {', '.join(f'{name}:{key}' for key in near)}, or " if near else ""
+            keys = [key for key, member in vars(loaded).items() if isinstance(member, kind)]
+            hint = f"name one of {', '.join(f'{name}:{key}' for key in keys)}, or " if keys else ""
             raise ValueError(
                 f"module {name!r} has no {kind.__name__} named 'entry'; {hint}write entry = "
-                f"{wanted} in it"
+                f"{example} in it"
             )
         raise ValueError(
             f"{name!r} is a {type(entry).__name__} and no {kind.__name__}; put it into "
-            f"entry = {wanted}, and name that"
+            f"entry = {example}, and name that"
         )
 
 

@@ -83,9 +83,11 @@ def look_up(kind: str, name: str) -> Any:
     try:
         return table[name]
     except KeyError:
-        own = f"; for one of your own write package.module:entry, or register({cls.__name__}(...))"
+        advice = (
+            f"; for one of your own write package.module:entry, or register({cls.__name__}(...))"
+        )
         raise ValueError(
-            REFUSED.get(name, f"no {kind} named {name!r}; {suggest_name(name, table)}{own}")
+            REFUSED.get(name, f"no {kind} named {name!r}; {suggest_name(name, table)}{advice}")
         ) from None
 
 
@@ -99,7 +101,7 @@ def check_advantage(name: str) -> str:
 def _explain_no_name(kind: str, raw: Any) -> str:
     """Return what to write instead of a function, an entry or anything else that is no name."""
     cls, table = TABLES[kind]
-    known = f"known: {', '.join(table)}"
+    names = f"known: {', '.join(table)}"
     if isinstance(raw, cls):
         return f"a {kind} is written by its name; register(...) it, and write {raw.name!r}"
     if callable(raw):
@@ -107,9 +109,9 @@ def _explain_no_name(kind: str, raw: Any) -> str:
         return (
             f"a {kind} is written by its name, not as a function; write entry = "
             f"practicum.functional.{name}('name', function, ...), register(entry), and then "
-            f"'name', or package.module:entry; {known}"
+            f"'name', or package.module:entry; {names}"
         )
-    return f"a {kind} is written as a name or a call, not as {raw!r}; {known}"
+    return f"a {kind} is written as a name or a call, not as {raw!r}; {names}"
 
 
 _KINDS = {str: ("a text", str), int: ("a whole number", int), float: ("a number", int | float)}

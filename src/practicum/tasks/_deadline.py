@@ -210,8 +210,8 @@ def find_score_problem(score: Any, scores: tuple[float, float]) -> str | None:
     if low <= score <= high:
         return None
     # Python refuses to print an integer of thousands of digits.
-    shown = f"{score:g}" if isinstance(score, float) or abs(score) < 1e15 else "a huge number"
-    return f"it returned {shown}, which is not from {low:g} to {high:g}"
+    digits = f"{score:g}" if isinstance(score, float) or abs(score) < 1e15 else "a huge number"
+    return f"it returned {digits}, which is not from {low:g} to {high:g}"
 
 
 def score_failure(scores: tuple[float, float]) -> float:

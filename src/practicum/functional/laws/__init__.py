@@ -1,6 +1,6 @@
 """The laws that every entry of a table obeys, practicum's and the user's, with counterexamples."""
 
-from practicum.functional.laws.checking import Verdict, check_laws
+from practicum.functional.laws.checking import LawCheck, check_laws
 from practicum.functional.laws.divergences import DIVERGENCE_LAWS
 from practicum.functional.laws.factors import (
     ADVANTAGE_LAWS,
@@ -17,6 +17,6 @@ __all__ = [
     "REWARD_LAWS",
     "SAMPLE_WEIGHT_LAWS",
     "WEIGHT_LAWS",
-    "Verdict",
+    "LawCheck",
     "check_laws",
 ]

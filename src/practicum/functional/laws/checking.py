@@ -42,7 +42,7 @@ Case = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LawCheck:
     """A law with its statement, and the smallest input that breaks it; None if it holds."""
 
     law: str
@@ -55,7 +55,7 @@ class Verdict:
         return self.counterexample is None
 
 
-def check_laws(kind: str, entry: AnyEntry, arguments: Mapping[str, Number]) -> list[Verdict]:
+def check_laws(kind: str, entry: AnyEntry, arguments: Mapping[str, Number]) -> list[LawCheck]:
     """Hold an entry of a kind, such as `weight`, to its laws; missing arguments have their default.
 
     Without an argument, a divergence with a parameter is also checked at two other values.
@@ -65,7 +65,7 @@ def check_laws(kind: str, entry: AnyEntry, arguments: Mapping[str, Number]) -> l
 
 def judge_law(
     law: Callable[..., None], entry: AnyEntry, arguments: Mapping[str, Number]
-) -> Verdict:
+) -> LawCheck:
     """Return whether a law holds for an entry, and the first and smallest case that breaks it."""
     statement = (inspect.getdoc(law) or "").partition("\n\n")[0]
     for words, inputs in _list_cases(entry, arguments):
@@ -74,11 +74,11 @@ def judge_law(
                 warnings.simplefilter("ignore")
                 law(entry, *inputs)
         except LawBroken as broken:
-            return Verdict(law.__name__, statement, f"{words}: {broken}")
+            return LawCheck(law.__name__, statement, f"{words}: {broken}")
         except Exception as error:
             # An entry of the user's may raise anything.
-            return Verdict(law.__name__, statement, f"{words}: it raises {describe_error(error)}")
-    return Verdict(law.__name__, statement, None)
+            return LawCheck(law.__name__, statement, f"{words}: it raises {describe_error(error)}")
+    return LawCheck(law.__name__, statement, None)
 
 
 def _list_cases(entry: AnyEntry, arguments: Mapping[str, Number]) -> Iterator[Case]:
@@ -105,9 +105,9 @@ def _choose_parameters(
     entry: Divergence, arguments: Mapping[str, Number]
 ) -> Sequence[float | None]:
     """Return the parameter values to check: the given one, or the default and two others."""
-    given = next((float(value) for value in arguments.values()), None)
-    if entry.parameter is None or given is not None:
-        return [given]
+    chosen = next((float(value) for value in arguments.values()), None)
+    if entry.parameter is None or chosen is not None:
+        return [chosen]
     low, high = entry.parameter.low, entry.parameter.high
     span = min(high, low + 1.0) - low
     return [entry.parameter.default, low + 0.2 * span, low + 0.7 * span]

@@ -37,8 +37,8 @@ def non_negative(
     """The value is positive where they differ, and not below 0 by more than rounding nearby."""
     value = divergence.value(normalize(student), normalize(teacher), parameter)
     require(value > 0, f"the value is {show(value)}")
-    near = normalize(student + 1e-4 * teacher)
-    value = divergence.value(normalize(student).float(), near.float(), parameter)
+    neighbour = normalize(student + 1e-4 * teacher)
+    value = divergence.value(normalize(student).float(), neighbour.float(), parameter)
     require(value >= -1e-6, f"the value near equality is {show(value)} in float32")
 
 
@@ -156,9 +156,9 @@ def advantage_in_float32(
     value = divergence.advantage(lowest, lowest, parameter)
     require(value.abs() <= 1e-6, f"the advantage at equality is {show(value)}")
     for shift in (-3.0, -0.01, 0.01, 3.0):
-        other = (lowest + shift).clamp(max=-1e-4)
-        single = divergence.advantage(lowest, other, parameter)
-        double = divergence.advantage(lowest.double(), other.double(), parameter)
+        teacher_logprobs = (lowest + shift).clamp(max=-1e-4)
+        single = divergence.advantage(lowest, teacher_logprobs, parameter)
+        double = divergence.advantage(lowest.double(), teacher_logprobs.double(), parameter)
         require(single.dtype == torch.float32, f"the advantage is {single.dtype} for float32")
         is_close = torch.isclose(single.double(), double, rtol=1e-6, atol=1e-9)
         require(is_close, f"the advantage is {show(single)}, in float64 {show(double)}")
@@ -169,14 +169,14 @@ def all_candidates_are_the_whole(
 ) -> None:
     """A top-k with k equal to the vocabulary is the full value, with any support and tail."""
     s, t = normalize(student), normalize(teacher)
-    whole = divergence.value(s, t, parameter)
+    full_value = divergence.value(s, t, parameter)
     for support in SUPPORTS:
         ids, valid = candidates(s, t, s.shape[-1] + 3, support)
         for tail in TAILS:
             part = divergence.value(
                 restrict(s, ids, valid, tail), restrict(t, ids, valid, tail), parameter
             )
-            require_close(part, whole, f"with support={support} and tail={tail} the value is")
+            require_close(part, full_value, f"with support={support} and tail={tail} the value is")
 
 
 def bucket_is_a_lower_bound(
@@ -186,14 +186,14 @@ def bucket_is_a_lower_bound(
     if not divergence.f_divergence:
         return
     s, t = normalize(student), normalize(teacher)
-    whole = divergence.value(s, t, parameter)
+    full_value = divergence.value(s, t, parameter)
     for support in SUPPORTS:
         ids, valid = candidates(s, t, 3, support)
         part = divergence.value(
             restrict(s, ids, valid, "bucket"), restrict(t, ids, valid, "bucket"), parameter
         )
-        text = f"with one bucket ({support}) it is {show(part)}, on all tokens {show(whole)}"
-        require((part <= whole + 1e-5) & (part >= -1e-6), text)
+        text = f"with one bucket ({support}) it is {show(part)}, on all tokens {show(full_value)}"
+        require((part <= full_value + 1e-5) & (part >= -1e-6), text)
 
 
 def slope_is_the_derivative(
@@ -217,7 +217,7 @@ def slope_is_the_derivative(
         require(is_close, f"the slope's value is {show(value)} and not {show(expected)}")
         # Up to a multiple of S, which no gradient of the logits sees.
         in_logits = slope - s.exp() * slope.sum(-1, keepdim=True)
-        exact = differentiate(lambda x, other=t: divergence.value(x, other, parameter), s)
+        exact = differentiate(lambda x, target=t: divergence.value(x, target, parameter), s)
         is_close = torch.isclose(in_logits, exact, rtol=1e-9, atol=1e-12)
         require(is_close, f"the slope is {show(in_logits)} and not {show(exact)}")
         for tensor, old in zip((s, pair.student_probs, t, pair.teacher_probs), before, strict=True):

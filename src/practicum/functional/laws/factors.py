@@ -146,11 +146,11 @@ def sample_weight_reads_what_it_needs(
     weight: SampleWeight, arguments: Arguments, seed: int, length: int
 ) -> None:
     """It reads no statistic but `kept` and those in `needs`."""
-    whole = _make_sample_statistics(_draw_completions(seed, length))
+    statistics = _make_sample_statistics(_draw_completions(seed, length))
     needed = {"kept", *weight.needed(arguments)}
-    part = SampleStatistics(**{name: getattr(whole, name) for name in sorted(needed)})
+    part = SampleStatistics(**{name: getattr(statistics, name) for name in sorted(needed)})
     values = weight.function(part, **arguments)
-    expected = weight.function(whole, **arguments)
+    expected = weight.function(statistics, **arguments)
     text = f"with needs={sorted(needed - {'kept'})} alone it is {values} and not {expected}"
     require(list(values) == list(expected), text)
 
@@ -220,10 +220,9 @@ def _draw_completions(seed: int, length: int) -> list[tuple[Any, ...]]:
 
 
 def _make_sample_statistics(completions: Sequence[tuple[Any, ...]]) -> SampleStatistics:
-    kept, rewards, texts, student, teacher = zip(*completions, strict=True)
-    return SampleStatistics(
-        kept=kept, rewards=rewards, texts=texts, student_nll=student, teacher_nll=teacher
-    )
+    columns = list(zip(*completions, strict=True))
+    names = [field.name for field in dataclasses.fields(SampleStatistics)]
+    return SampleStatistics(**dict(zip(names, columns, strict=True)))
 
 
 def _draw_advantages(seed: int, length: int) -> Tensor:

@@ -49,5 +49,5 @@ def differentiate(function: Callable[[Tensor], Tensor], logits: Tensor) -> Tenso
 def show(values: Tensor) -> str:
     """Return a tensor in a few digits, the first entries only."""
     flat = values.detach().double().flatten()
-    shown = ", ".join(f"{number:.4g}" for number in flat[:8].tolist())
-    return f"[{shown}{', ...' if len(flat) > 8 else ''}]" if len(flat) != 1 else shown
+    digits = ", ".join(f"{number:.4g}" for number in flat[:8].tolist())
+    return f"[{digits}{', ...' if len(flat) > 8 else ''}]" if len(flat) != 1 else digits
