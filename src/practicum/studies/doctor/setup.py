@@ -285,7 +285,9 @@ def _suggest_teacher_stops(evidence: Evidence) -> tuple[str, ...]:
     None if it does already.
     """
     tokenizer = evidence.renderer.tokenizer
-    missing = sorted(evidence.teacher_stops - evidence.renderer.stop_ids)
+    # The student cannot stop at a token that it lacks.
+    stops = evidence.teacher_stops & evidence.renderer.token_ids
+    missing = sorted(stops - evidence.renderer.stop_ids)
     if not missing:
         return ()
     names = [*evidence.recipe.student.stop, *map(str, tokenizer.convert_ids_to_tokens(missing))]
@@ -294,7 +296,11 @@ def _suggest_teacher_stops(evidence: Evidence) -> tuple[str, ...]:
 
 def _format_tokens(evidence: Evidence, ids: frozenset[int]) -> str:
     tokens = evidence.renderer.tokenizer.convert_ids_to_tokens(sorted(ids))
-    return " or ".join(make_printable(str(token)) for token in tokens)
+    named = [
+        f"<{number}>" if token is None else str(token)
+        for token, number in zip(tokens, sorted(ids), strict=True)
+    ]
+    return " or ".join(map(make_printable, named))
 
 
 def _compute_median(columns: list[Tensor | None]) -> float:
