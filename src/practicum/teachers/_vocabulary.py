@@ -184,11 +184,11 @@ class TranslatingClient:
             head = FoldedHead(head, self._vocabulary.student_size, self._outside, self._own)
         ids, topk_logprobs = answer.topk_ids, answer.topk_logprobs
         if ids is not None and topk_logprobs is not None:
-            lacking, others = ids, self._own
+            lacking, unshared = ids, self._own
             if signal.chooser == "student" and request.candidates is not None:
                 ids = lacking = request.candidates.to(ids)
-                others = self._outside
-            is_lacking = torch.isin(lacking, others.to(ids))
+                unshared = self._outside
+            is_lacking = torch.isin(lacking, unshared.to(ids))
             # Their mass goes to the tail: an impossible candidate is none.
             topk_logprobs = topk_logprobs.masked_fill(is_lacking, -torch.inf)
             ids = ids.masked_fill(is_lacking, 0)

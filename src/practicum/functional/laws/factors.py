@@ -70,8 +70,8 @@ def weight_reads_what_it_needs(
     """It reads no statistic but the mask and those in `needs`."""
     needed = {"loss_mask", *weight.needed(arguments)}
     names = [field.name for field in dataclasses.fields(TokenStatistics)]
-    others = dict.fromkeys(name for name in names if name not in needed)
-    values = weight.function(random_statistics(seed, length, **others), **arguments)
+    missing = dict.fromkeys(name for name in names if name not in needed)
+    values = weight.function(random_statistics(seed, length, **missing), **arguments)
     expected = weight.function(random_statistics(seed, length), **arguments)
     text = f"with needs={sorted(needed - {'loss_mask'})} alone it is {show(values)}"
     require(torch.equal(values, expected), f"{text} and not {show(expected)}")
