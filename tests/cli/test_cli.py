@@ -26,6 +26,7 @@ COMMANDS = [
     "plan",
     "show",
     "ls",
+    "laws",
     "eval",
     "chat",
     "export",
