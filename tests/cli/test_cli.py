@@ -32,6 +32,7 @@ COMMANDS = [
     "schema",
     "ls",
     "answers",
+    "laws",
     "eval",
     "chat",
     "export",

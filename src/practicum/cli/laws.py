@@ -5,8 +5,8 @@ from types import ModuleType
 from typing import Any
 
 from practicum.core.calls import bind, parse_call, suggest_name
-from practicum.core.foreign import is_external, load_object
 from practicum.errors import RecipeError
+from practicum.foreign import is_external, load_object
 from practicum.functional.advantages import Advantage
 from practicum.functional.laws import LawCheck, check_laws
 from practicum.functional.registry import TABLES

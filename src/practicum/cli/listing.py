@@ -111,7 +111,7 @@ def _list_table(kind: str) -> list[dict[str, str]]:
 
 def _list_entries(name: str, kinds: Sequence[str]) -> list[dict[str, str]]:
     """Return the entries in a module of the user's, each with its kind."""
-    from practicum.core.foreign import load_object
+    from practicum.foreign import load_object
     from practicum.functional.registry import TABLES as ENTRIES
 
     try:

@@ -1,22 +1,15 @@
 """The call syntax of recipes: names with arguments, as in `topk(20, support=student)`."""
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_serializer
 
+from practicum.foreign import suggest_name as suggest_name
+
 _CALL = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_.:]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
-
-
-def suggest_name(name: str, candidates: Iterable[str]) -> str:
-    """Return a clause for an error text: the closest known name, if any is close, and all names."""
-    names = sorted(candidates)
-    matches = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {matches[0]!r}? " if matches else ""
-    return f"{hint}known: {', '.join(names)}"
 
 
 def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Plug-ins are files: `teacher: {type: privileged}` loads `practicum.teachers.privileged`.
 
 The module's `Config` holds the settings. A new file in one of the folders adds a teacher, a task or
-a backend; a name as in `practicum.core.foreign` loads one from another package.
+a backend; a name as in `practicum.foreign` loads one from another package.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, WithJsonSchema
 
 from practicum.core.calls import suggest_name
-from practicum.core.foreign import is_external, load_object
+from practicum.foreign import is_external, load_object
 
 PLUGIN_KEY = "x-plugin"
 """The key that marks a plug-in's place in a JSON Schema; its value is the room."""

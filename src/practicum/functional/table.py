@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from practicum.core.foreign import is_external, load_object
+from practicum.foreign import is_external, load_object
 
 
 class NamedEntry(Protocol):

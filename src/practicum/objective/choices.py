@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from practicum.core.calls import Call, bind, parse_call, suggest_name
-from practicum.core.foreign import is_external
+from practicum.foreign import is_external
 from practicum.functional.advantages import REWARDS
 from practicum.functional.registry import TABLES
 from practicum.objective.entries import REFUSED, Choice, read_entry

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, model_serializer
 
 from practicum.core.calls import bind, format_call, parse_call, suggest_name
-from practicum.core.foreign import describe_error
+from practicum.foreign import describe_error
 from practicum.functional.divergence_entry import Divergence
 from practicum.functional.registry import TABLES
 from practicum.functional.samples import SampleStatistics, SampleWeight

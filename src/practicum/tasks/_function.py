@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, SupportsFloat
 
-from practicum.core.foreign import describe_error, load_object
+from practicum.foreign import describe_error, load_object
 from practicum.prompts import Message, Prompt
 from practicum.tasks._worker import VerifierUnavailable, serve
 

@@ -19,8 +19,8 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 from pydantic.json_schema import SkipJsonSchema
 
 from practicum.core.calls import suggest_name
-from practicum.core.foreign import is_external
 from practicum.errors import DataError
+from practicum.foreign import is_external
 from practicum.prompts import Prompt
 from practicum.tasks._deadline import (
     SECONDS,

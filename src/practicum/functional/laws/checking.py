@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.core.foreign import describe_error
+from practicum.foreign import describe_error
 from practicum.functional.advantages import Advantage
 from practicum.functional.divergence_entry import Divergence
 from practicum.functional.laws.divergences import DIVERGENCE_LAWS

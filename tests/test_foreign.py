@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from practicum.core.foreign import describe_error, is_external, load_object
+from practicum.foreign import describe_error, is_external, load_object
 
 LOSSES = """
 import math

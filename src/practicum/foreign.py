@@ -4,6 +4,7 @@ One rule holds for every part of a recipe. Before the colon stands a module, aft
 module. Without a colon, the longest beginning that is a module is the module.
 """
 
+import difflib
 import importlib
 import operator
 import os
@@ -11,14 +12,21 @@ import pkgutil
 import re
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from practicum.core.calls import suggest_name
-
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _NAME = re.compile(rf"{_PATH}(?::{_PATH})?")
+
+
+def suggest_name(name: str, candidates: Iterable[str]) -> str:
+    """Return a clause for an error text: the closest known name, if any is close, and all names."""
+    names = sorted(candidates)
+    matches = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {matches[0]!r}? " if matches else ""
+    return f"{hint}known: {', '.join(names)}"
 
 
 def is_external(name: str) -> bool:
