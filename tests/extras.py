@@ -137,6 +137,23 @@ def use_tasks() -> None:
     assert distil(task=jsonl).summary["steps"] == 1
 
 
+@uses("datasets", "datasets", "pyarrow")
+def use_datasets() -> None:
+    """Train on a saved dataset, and on a Parquet file."""
+    from datasets import Dataset
+
+    rows = [{"prompt": text, "answer": text[::-1]} for text in ("ab", "ba", "cd", "dc")]
+    dataset = Dataset.from_list(rows)
+    dataset.save_to_disk("saved")
+    dataset.to_parquet("rows.parquet")
+    verifier = {"verifier": "exact", "heldout": 2}
+    for task in (
+        {"type": "datasets", "path": "saved", **verifier},
+        {"type": "jsonl", "path": "rows.parquet", **verifier},
+    ):
+        assert distil(task=task).summary["steps"] == 1
+
+
 @uses("track", "trackio", "wandb", "tensorboard", "mlflow")
 def use_track() -> None:
     """Track a run with each service, and look for what its client wrote."""
@@ -207,8 +224,9 @@ def use_peers() -> None:
 @uses(
     "dev",
     *("beartype", "build", "hatch-fancy-pypi-readme", "hatchling", "httpx", "hypothesis"),
-    *("import-linter", "matplotlib", "pillow", "playwright", "pyright", "pytest", "pytest-xdist"),
-    *("ruff", "starlette", "tinker", "uvicorn"),
+    *("import-linter", "ipykernel", "jsonschema", "matplotlib", "nbclient", "nbformat", "pillow"),
+    *("playwright", "pyright", "pytest", "pytest-xdist", "ruff", "scipy", "starlette", "tinker"),
+    "uvicorn",
 )
 def use_dev() -> None:
     """Build the package, and hold its source to a gate or a test with each tool."""
@@ -228,10 +246,13 @@ def use_dev() -> None:
 
 TESTS_WITH_TOOLS = (
     "tests/functional/test_samples.py",
+    "tests/recipe/test_json_schema.py",
+    "tests/statistics/test_paired.py",
+    "tests/test_notebooks.py",
     "tests/server/test_verbs.py",
     "tests/server/test_protocol.py",
 )
-"""Short tests that take shapes, random inputs, and the service with its clients."""
+"""Short tests that take shapes, random inputs, schemas, SciPy, a kernel, and the service."""
 
 
 def draw_picture(path: Path) -> None:

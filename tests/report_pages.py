@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,28 @@ def hostile(run: Path, folder: Path) -> Path:
         json.dumps({"file": "x", "row": 1, "reason": HOSTILE, "start": HOSTILE}) + "\n"
     )
     return folder
+
+
+class Elements(HTMLParser):
+    """Collects every element with its attributes, and all text that is not a script or a style."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in ("script", "style"):
+            self.scripts.append(data)
+        else:
+            self.text += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from practicum.errors import PracticumError
 from practicum.models.config import PretrainConfig, ScratchConfig
 from practicum.recipe import Recipe, parse_recipe
 from practicum.runs import RunResult, run
-from practicum.runs.console import Console
+from practicum.runs.console import Console, SilentConsole
 from practicum.tasks import TaskContext
 from practicum.tasks.reverse import Config, build
 
@@ -200,3 +201,38 @@ def command(*words: str) -> Callable[[], None]:
         main()
 
     return work
+
+
+def said(tmp_path: Path, *words: str) -> tuple[int, str]:
+    """The exit code and everything printed by a command in a fork."""
+    output = tmp_path / "output"
+    status = forked(command(*words), output=output)
+    return status, output.read_text(encoding="utf-8")
+
+
+def when(ready: Callable[[], bool]) -> None:
+    """Wait until something is so; a minute is far too long."""
+    for _ in range(6000):
+        if ready():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never happened")
+
+
+def lines(path: Path) -> int:
+    """The number of finished lines of a file that may not exist yet."""
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+class RecordingConsole(SilentConsole):
+    """A console that remembers the events and the summary."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.end: dict[str, object] = {}
+
+    def event(self, text: str) -> None:
+        self.events.append(text)
+
+    def finish(self, summary: Mapping[str, object]) -> None:
+        self.end = dict(summary)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from toy import (
+    RecordingConsole,
     assert_same_run,
     command,
     curve,
     environment,
     exit_status,
     forked,
+    lines,
     make_model,
     rows,
     start_fork,
     toy_run,
+    when,
     write_recipe,
 )
 
-from practicum.core.waits import Wait
 from practicum.errors import (
     DataError,
     ModelError,
@@ -50,19 +51,6 @@ SLOW_STEPS = {
 }
 
 
-def when(ready: Callable[[], bool]) -> None:
-    """Wait until something is so; a minute is far too long."""
-    for _ in range(6000):
-        if ready():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never happened")
-
-
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.is_file() else 0
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_after_the_step_and_the_resume_is_exact(
     models: Path, tmp_path: Path, number: int, code: int
@@ -74,7 +62,7 @@ def test_a_signal_ends_the_run_after_the_step_and_the_resume_is_exact(
     os.kill(pid, number)
     assert exit_status(os.waitpid(pid, 0)[1]) == code
     text = output.read_text()
-    assert f"stopped by {signal.Signals(number).name} after step" in text and "--resume" in text
+    assert f"stopped by {signal.Signals(number).name} after step" in text and "resume=True" in text
     done = lines(tmp_path / "cut" / "toy" / "metrics.jsonl")
     assert (tmp_path / "cut" / "toy" / "checkpoints" / f"step-{done}").is_dir()
     resumed = toy_run(models, tmp_path / "cut", changes, resume=True).folder
@@ -289,31 +277,16 @@ def test_one_prompt_fills_a_whole_step(models: Path, tmp_path: Path) -> None:
 def test_prompts_at_the_limit_stay_and_one_past_it_is_left_out_and_counted(
     models: Path, tmp_path: Path
 ) -> None:
-    events: list[str] = []
-
-    class ServerScores:
-        def event(self, text: str) -> None:
-            events.append(text)
-
-        def begin(self, total_steps: int, first_step: int) -> None: ...
-
-        def wait(self, wait: Wait) -> None: ...
-
-        def step(self, step: int, metrics: Any, sample: Any) -> None: ...
-
-        def table(self, title: str, columns: Any, rows: Any) -> None: ...
-
-        def finish(self, summary: Any) -> None: ...
-
-        def close(self) -> None: ...
-
+    console = RecordingConsole()
     changes = {
         **jsonl(tmp_path, ["ab", "abc", "abcd"]),
         "prompt_tokens": 5,
     }  # <user>, three letters, <assistant>
-    folder = toy_run(models, tmp_path, changes, console=ServerScores()).folder
+    folder = toy_run(models, tmp_path, changes, console=console).folder
     assert {row["prompt"] for row in rows(folder / "rollouts.jsonl")} == {"0", "1"}
-    assert any(text.startswith("1 of 3 prompts left out") for text in events), events
+    assert any(text.startswith("1 of 3 prompts left out") for text in console.events), (
+        console.events
+    )
 
 
 @pytest.mark.parametrize(
@@ -369,7 +342,7 @@ def test_a_permuted_vocabulary_of_the_same_size_is_refused_with_its_first_tokens
 
 
 def test_another_vocabulary_is_refused_with_both_sizes(models: Path, tmp_path: Path) -> None:
-    other = make_model(tmp_path / "other", alphabet="abcdefgh", seed=1)
+    other = make_model(tmp_path / "other", alphabet="hgfedcba", seed=1)
     with pytest.raises(VocabularyError, match=r"student 11 tokens, teacher 15"):
         toy_run(models, tmp_path, {"teacher.model": str(other)})
 

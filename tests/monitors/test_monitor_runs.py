@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from toy import assert_same_run, command, curve, forked, rows, toy_run, write_recipe
+from toy import (
+    RecordingConsole,
+    assert_same_run,
+    command,
+    curve,
+    forked,
+    rows,
+    toy_run,
+    write_recipe,
+)
 
 from practicum.errors import AlarmError
-from practicum.runs.console import SilentConsole
 
 pytestmark = pytest.mark.long
 
@@ -21,20 +29,6 @@ ITSELF: dict[str, Any] = {
     "train.steps": 6,
     "train.prompts_per_step": 4,
 }
-
-
-class ServerScores(SilentConsole):
-    """A console that remembers events and the end."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.end: dict[str, object] = {}
-
-    def event(self, text: str) -> None:
-        self.events.append(text)
-
-    def finish(self, summary) -> None:
-        self.end = dict(summary)
 
 
 def alarmed(action: Any) -> dict[str, Any]:
@@ -46,7 +40,7 @@ def checkpoints(folder: Path) -> set[str]:
 
 
 def test_an_alarm_is_a_row_a_line_and_a_count(models: Path, tmp_path: Path) -> None:
-    console = ServerScores()
+    console = RecordingConsole()
     result = toy_run(models, tmp_path, alarmed("warn"), console=console)
     (alarm,) = rows(result.folder / "alarms.jsonl")
     assert (alarm["step"], alarm["id"], alarm["action"], alarm["n"]) == (2, "M22", "warn", 4)
@@ -137,7 +131,7 @@ def test_every_reading_is_told_of(finished: Path, models: Path, tmp_path: Path) 
 
 def test_an_alarm_that_is_off_or_only_logged_is_not_told(models: Path, tmp_path: Path) -> None:
     for name, action, count in (("a", "log", 1), ("b", "off", 0), ("c", False, 0)):
-        console = ServerScores()
+        console = RecordingConsole()
         result = toy_run(models, tmp_path / name, alarmed(action), console=console)
         assert len(rows(result.folder / "alarms.jsonl")) == count
         assert not any(text.startswith("alarm") for text in console.events)
@@ -200,7 +194,7 @@ FINISHING = {**alarmed("finish"), "train.checkpoint_every": None, "evaluation.pr
 
 
 def test_a_finished_run_is_that_of_fewer_steps(models: Path, tmp_path: Path) -> None:
-    console = ServerScores()
+    console = RecordingConsole()
     finished = toy_run(models, tmp_path / "finished", FINISHING, console=console)
     short = toy_run(models, tmp_path / "short", {**FINISHING, "train.steps": 2})
     for name in ("metrics.jsonl", "rollouts.jsonl", "before.json", "after.json"):
@@ -284,7 +278,7 @@ def test_a_change_that_the_recipe_asks_for_survives_a_kill(models: Path, tmp_pat
     assert curve(whole, "learning_rate") == pytest.approx([0.003] * 2 + [0.0015] * 4)
     assert rows(whole / "alarms.jsonl")[0]["set"] == {"optimizer.learning_rate": 0.0015}
     evaluated = [row["step"] for row in rows(whole / "metrics.jsonl") if "heldout_accuracy" in row]
-    assert evaluated == [2, 4], "the last step is evaluated afterwards"
+    assert evaluated == [2, 4, 6], "a run that goes on after its last step has its row too"
     for point in ("update:2", "update:5"):
         folder = tmp_path / point / "toy"
         assert (

@@ -5,13 +5,12 @@ import hashlib
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from report_pages import HOSTILE, copied, edit, edit_rows
+from report_pages import HOSTILE, Elements, copied, edit, edit_rows
 from toy import toy_run
 
 from practicum.errors import CheckpointError, RecipeError
@@ -26,31 +25,6 @@ from practicum.report.tokens import KINDS, build_token_table, identify_kind
 from practicum.report.verdict import count_tokens, estimate_recovery
 from practicum.run_dir import shapes
 from practicum.statistics import Interval
-
-
-class Elements(HTMLParser):
-    """Collects every element with its attributes, and all text that is not a script or a style."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.scripts: list[str] = []
-        self._inside = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        self._inside = tag
-
-    def handle_data(self, data: str) -> None:
-        if self._inside in ("script", "style"):
-            self.scripts.append(data)
-        else:
-            self.text += data
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
 
 
 def page_of(folder: Path) -> str:

@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_pages import HOSTILE, Elements
 from safetensors.torch import load_file
-from test_cli import said
-from test_faults import lines, when
-from test_report import HOSTILE, Elements
-from test_runs import ServerScores
-from toy import TASK, assert_same_run, curve, exit_status, forked, rows, start_fork
+from toy import (
+    TASK,
+    RecordingConsole,
+    assert_same_run,
+    curve,
+    exit_status,
+    forked,
+    lines,
+    rows,
+    said,
+    start_fork,
+    when,
+)
 
 from practicum.errors import PracticumError, RecipeError
 from practicum.recipe import Recipe, load_recipe
@@ -73,7 +82,7 @@ def toy_run(
     *,
     resume: bool = False,
     allow_changed: Sequence[str] = (),
-    console: ServerScores | None = None,
+    console: RecordingConsole | None = None,
 ) -> RunResult:
     return run(pipeline, out=out, resume=resume, allow_changed=allow_changed, console=console)
 
@@ -453,7 +462,7 @@ class TestRunning:
         assert after["student_entropy"] == pytest.approx(before["student_entropy"], rel=1e-4)
 
     def test_the_console_says_which_stage_it_is(self, models: Path, tmp_path: Path) -> None:
-        console = ServerScores()
+        console = RecordingConsole()
         toy_run(toy(models, *THREE), tmp_path, console=console)
         headings = [text for text in console.events if text.startswith("stage ")]
         assert headings == [
@@ -534,12 +543,12 @@ class TestStopping:
         assert exit_status(os.waitpid(pid, 0)[1]) == code
         name = signal.Signals(number).name
         assert f"stage 2 of 2: slow (inside rl): stopped by {name} after step" in output.read_text()
-        assert "--resume" in output.read_text() and len(rows(metrics)) < 400
+        assert "resume=True" in output.read_text() and len(rows(metrics)) < 400
 
     def test_a_signal_while_a_stage_ends_keeps_the_next_from_beginning(
         self, models: Path, tmp_path: Path
     ) -> None:
-        class Signalling(ServerScores):
+        class Signalling(RecordingConsole):
             def event(self, text: str) -> None:
                 super().event(text)
                 if "after training" in text:
@@ -560,7 +569,7 @@ class TestStopping:
         stamps = {
             p: p.stat().st_mtime_ns for p in (tmp_path / "toy").rglob("*") if p.name != "run.lock"
         }
-        console = ServerScores()
+        console = RecordingConsole()
         result = toy_run(toy(models, *THREE), tmp_path, resume=True, console=console)
         assert any("nothing to do" in text for text in console.events)
         assert result.summary == read_json(finished / "summary.json")

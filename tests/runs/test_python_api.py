@@ -16,7 +16,17 @@ from practicum.runs import RunResult
 from practicum.studies.compare.outcomes import ArmResult, ComparisonResult, Outcome
 from practicum.studies.doctor import doctor
 
-NOT_SECTIONS = {"paper", "claim", "differs", "formula", "reduced", "slot", "base_dir", "schedules"}
+NOT_SECTIONS = {
+    "family",
+    "paper",
+    "claim",
+    "differs",
+    "formula",
+    "reduced",
+    "slot",
+    "base_dir",
+    "schedules",
+}
 """Words about a packaged recipe, and what reading a recipe derives."""
 
 

@@ -9,9 +9,18 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from toy import assert_same_run, curve, forked, in_check, make_model, rows, toy_recipe, toy_run
+from toy import (
+    RecordingConsole,
+    assert_same_run,
+    curve,
+    forked,
+    in_check,
+    make_model,
+    rows,
+    toy_recipe,
+    toy_run,
+)
 
-from practicum.core.waits import Wait
 from practicum.errors import CheckpointError, RecipeError, ResourceError
 from practicum.report import write_report
 from practicum.runs import open_run, open_student, run
@@ -182,7 +191,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(
     copy = tmp_path / "toy"
     shutil.copytree(finished, copy)
     stamps = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != "run.lock"}
-    console = ServerScores()
+    console = RecordingConsole()
     result = toy_run(models, tmp_path, {"evaluation.prompts": 8}, resume=True, console=console)
     assert any("nothing to do" in text for text in console.events)
     assert result.summary == json.loads((copy / "summary.json").read_text())
@@ -241,7 +250,7 @@ def test_a_run_goes_on_only_as_its_models_decoded(models: Path, tmp_path: Path) 
 def test_an_allowed_change_goes_through_and_is_written_down(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
     changes = {"optimizer.learning_rate": 0.5, "train.updates_per_step": 2}
-    console = ServerScores()
+    console = RecordingConsole()
     allowed = ["optimizer.learning_rate", "train"]
     with_flags = toy_run(
         models, tmp_path, changes, resume=True, allow_changed=allowed, console=console
@@ -287,7 +296,7 @@ def test_a_change_counts_from_the_earliest_step_that_is_done_under_it(
 def test_a_finished_run_goes_on_when_it_may_have_more_steps(models: Path, tmp_path: Path) -> None:
     linear = {"optimizer.schedule": "linear"}
     toy_run(models, tmp_path, linear)
-    console = ServerScores()
+    console = RecordingConsole()
     longer = linear | {"train.steps": 6}
     result = toy_run(
         models, tmp_path, longer, resume=True, allow_changed=["train.steps"], console=console
@@ -444,7 +453,7 @@ def test_a_run_of_an_older_version_says_what_is_not_compared_and_goes_on(
     path.write_text(
         json.dumps({**saved, "identity": {"student": "0", "teacher": "0", "prompts": "0"}})
     )
-    console = ServerScores()
+    console = RecordingConsole()
     toy_run(models, tmp_path, resume=True, console=console)
     assert any("from now on they are compared" in text for text in console.events)
     assert "student/config.json" in json.loads(path.read_text())["identity"]
@@ -470,7 +479,7 @@ def test_a_name_that_is_taken_is_refused(models: Path, finished: Path) -> None:
 def test_resume_under_other_versions_warns_and_goes_on(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
     forge_versions(tmp_path / "toy" / "checkpoints" / "step-2", {"torch": "2.0.0", "threads": 96})
-    console = ServerScores()
+    console = RecordingConsole()
     toy_run(models, tmp_path, resume=True, console=console)
     text = "\n".join(console.events)
     assert "torch was 2.0.0" in text and "threads was 96" in text and "not promised" in text
@@ -485,7 +494,7 @@ def test_weights_of_one_step_with_the_optimizer_of_another_are_not_used(
     shutil.copy(
         folder / "step-2" / "optimizer.safetensors", folder / "step-4" / "optimizer.safetensors"
     )
-    console = ServerScores()
+    console = RecordingConsole()
     resumed = toy_run(models, tmp_path, STEPS, resume=True, console=console).folder
     text = "\n".join(console.events)
     assert (
@@ -542,30 +551,6 @@ def test_a_recipe_can_be_given_as_a_file_with_overrides(models: Path, tmp_path: 
     path = write_recipe(models, tmp_path / "mine.yaml", {"name": "mine"})
     result = run(path, ["train.steps=1", "train.prompts_per_step=2"], out=tmp_path / "out")
     assert result.folder == tmp_path / "out" / "mine" and result.summary["rollouts"] == 2
-
-
-class ServerScores:
-    """A console that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def event(self, text: str) -> None:
-        self.events.append(text)
-
-    def begin(self, total_steps: int, first_step: int) -> None: ...
-
-    def wait(self, wait: Wait) -> None: ...
-
-    def step(
-        self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None
-    ) -> None: ...
-
-    def table(self, title: str, columns: Any, rows: Any) -> None: ...
-
-    def finish(self, summary: Mapping[str, object]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def forge_versions(checkpoint: Path, changes: Mapping[str, Any]) -> None:

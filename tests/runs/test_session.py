@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import assert_same_run, rows, toy_recipe, toy_run
+from toy import RecordingConsole, assert_same_run, rows, toy_recipe, toy_run
 
 from practicum.errors import ModelError, ResourceError
 from practicum.run_dir import RunDir
@@ -21,16 +21,6 @@ from practicum.runs.session import RunResult, Session
 from practicum.runs.tracked import RunTracker
 
 log = logging.getLogger("practicum.test")
-
-
-class ServerScores(SilentConsole):
-    """A console that keeps what happened."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def event(self, text: str) -> None:
-        self.events.append(text)
 
 
 def go(
@@ -129,7 +119,7 @@ def test_two_runs_in_two_threads_keep_their_notes_apart(
     monkeypatch.setattr("practicum.runs.session.assemble_run", one_after_the_other)
 
     def noted(name: str) -> list[str]:
-        console = ServerScores()
+        console = RecordingConsole()
         cached = {"type": "cached", "folder": str(tmp_path / name / "scores")}
         changes = {
             "teacher": {**cached, "teacher": {"type": "model", "model": str(models / "teacher")}}
@@ -162,7 +152,7 @@ def test_a_thread_that_works_ahead_notes_on_its_runs_console(
         return begin(step, *more, **names)
 
     monkeypatch.setattr(asynchronous, "generate_rollouts", noting)
-    console = ServerScores()
+    console = RecordingConsole()
     toy_run(models, tmp_path, {"rollout.max_staleness": 1}, console=console)
     assert [text for text in console.events if text.startswith("sampling")] == [
         f"sampling step {number}" for number in (1, 2, 3, 4)

@@ -15,14 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorder import rollout
 from safetensors import safe_open
-from toy import assert_same_run, curve, exit_status, forked, start_fork, toy_recipe, toy_run
+from toy import (
+    RecordingConsole,
+    assert_same_run,
+    curve,
+    exit_status,
+    forked,
+    start_fork,
+    toy_recipe,
+    toy_run,
+)
 
 from practicum import functional as F
 from practicum.backends.local.loading import load_student
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.cli.after import evaluate_target
 from practicum.core.plugins import load_plugin
-from practicum.core.waits import Wait
 from practicum.errors import RecipeError, TeacherError
 from practicum.functional.head import Head
 from practicum.models.config import ScorerConfig, StudentConfig
@@ -414,7 +422,7 @@ def test_epochs_over_a_dataset_are_scored_once(models: Path, whole: Path, tmp_pa
 
 @pytest.mark.long
 def test_it_says_at_the_end_how_much_was_there(models: Path, tmp_path: Path) -> None:
-    console = ServerScores()
+    console = RecordingConsole()
     toy_run(models, tmp_path, cached(models), console=console)
     assert any(
         "20 of 32 completions were scored before" in line and "bytes a token" in line
@@ -504,28 +512,6 @@ def test_an_evaluation_after_the_run_leaves_what_is_kept_as_it_is(
     before = files(stores(run)[0])
     evaluate_target(str(run), None, ["seed=1"])
     assert files(stores(run)[0]) == before
-
-
-class ServerScores:
-    """A console that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def event(self, text: str) -> None:
-        self.events.append(text)
-
-    def begin(self, total_steps: int, first_step: int) -> None: ...
-
-    def wait(self, wait: Wait) -> None: ...
-
-    def step(self, step: int, metrics: object, sample: object) -> None: ...
-
-    def table(self, title: str, columns: object, rows: object) -> None: ...
-
-    def finish(self, summary: object) -> None: ...
-
-    def close(self) -> None: ...
 
 
 # Files.

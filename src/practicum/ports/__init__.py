@@ -17,7 +17,7 @@ from torch import Tensor
 from practicum.costs import Meter, ModelDims, TrainableDims
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Capabilities, Objective, Signal
-from practicum.text import Renderer, compare_renderers
+from practicum.text import Renderer, VocabularyMap, compare_renderers
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -302,8 +302,8 @@ class TeacherContext:
     """Counts bytes to and from other processes."""
     load_renderer: Callable[[Any], Renderer] = _raise_no_renderer
     """Load a tokenizer without the weights."""
-    compare: Callable[[Renderer, Renderer], object] = compare_renderers
-    """Raise VocabularyError if the student's renderer and a teacher's do not fit together."""
+    compare: Callable[[Renderer, Renderer], VocabularyMap | None] = compare_renderers
+    """Compare the student with a teacher; VocabularyError if they contradict each other."""
     count_client: Callable[[SamplingClient], SamplingClient] = lambda client: client
     """Wrap a client in one that counts its tokens and FLOPs."""
     wrap_client: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = (

@@ -54,7 +54,7 @@ from practicum.runs.identity import (
     name_decoding,
 )
 from practicum.runs.opening import build_task, open_backend, open_local, resolve_run
-from practicum.text import Renderer, compare_renderers
+from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings
 from practicum.training.loop import StepComponents, StepPlan, StepSettings
@@ -406,7 +406,6 @@ class _Assembly:
         self.scorers.append(ScorerInfo(name, model.renderer, model.dims))
         # Render once, so that a missing chat template is an error before the first step.
         model.renderer.render(self.task.train_prompts()[0].messages)
-        compare_renderers(self.student.renderer, model.renderer)
         return model
 
     def load_renderer(self, config: ModelConfig, name: str) -> Renderer:

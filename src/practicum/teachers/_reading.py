@@ -29,12 +29,10 @@ class ReadingConfig(BaseModel):
     )
 
     def build_renderer(self, address: str, context: TeacherContext) -> Renderer:
-        """Return the model's renderer; ModelError if its tokens contradict the student's."""
+        """Return the model's renderer; without a tokenizer of its own, it is the student's."""
         settings = self.model_dump(include={"template", "system", "thinking"}, exclude_none=True)
         if self.tokenizer is not None:
-            renderer = context.load_renderer(ModelConfig(model=self.tokenizer, **settings))
-            context.compare(context.renderer, renderer)
-            return renderer
+            return context.load_renderer(ModelConfig(model=self.tokenizer, **settings))
         log.info(
             f"{address}: its tokenizer and template are taken to be the student's; write "
             "tokenizer: ... to have them compared"

@@ -23,7 +23,7 @@ from practicum.ports import (
     SamplingClient,
     TeacherContext,
 )
-from practicum.text import Renderer, VocabularyMap, map_vocabularies
+from practicum.text import Renderer, VocabularyMap
 from practicum.types import (
     HeadLike,
     Sample,
@@ -39,9 +39,9 @@ def translate_client(
 ) -> SamplingClient:
     """Return a client that takes and gives the student's ids; itself if the vocabularies agree.
 
-    `renderer` is the teacher's.
+    `renderer` is the teacher's. Raises VocabularyError if the vocabularies contradict each other.
     """
-    vocabulary = map_vocabularies(context.renderer.tokenizer, renderer.tokenizer)
+    vocabulary = context.compare(context.renderer, renderer)
     # Weightless models have no head with a row for each token.
     if vocabulary is None or context.is_dry_run:
         return client

@@ -117,6 +117,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     best = config.capabilities()
     if answers.dialect is None:
         silent = replace(best, signals=frozenset(), supports=frozenset(), largest_k=0)
+        context.compare(context.renderer, renderer)
         return TextTeacher(generator, silent, config.system)
     check_texts(answers.texts or {}, renderer.tokenizer, http)
     signals = best.signals if answers.largest_k else best.signals & {"sampled"}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from practicum.errors import DataError, ModelError
+from practicum.prompts import Message
 from practicum.text.control import compile_control_pattern, find_unused_marker, split_control_tokens
 from practicum.text.safe import excerpt
 from practicum.text.templates import TooMuch, render_template
-from practicum.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from practicum.errors import CapabilityError
-from practicum.types import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from practicum.types import SamplingParams
 
 MARGIN = 4
 """The extra tokens decoded before a text: the first may begin within a character of 4 bytes."""
@@ -17,7 +18,7 @@ Check = Callable[[Sequence[Sequence[int]]], list[bool]]
 """Return for each completion, given its tokens so far, True if it stops after them."""
 
 
-def stop_check(params: SamplingParams, tokenizer: "PreTrainedTokenizerBase | None") -> Check:
+def stop_check(params: "SamplingParams", tokenizer: "PreTrainedTokenizerBase | None") -> Check:
     """Return the check for the end of completions, at a stop token or at a stop text.
 
     Raises CapabilityError if there are stop texts and no tokenizer to decode tokens with.
@@ -40,13 +41,13 @@ def stop_check(params: SamplingParams, tokenizer: "PreTrainedTokenizerBase | Non
     ]
 
 
-def refuse_stop_texts(params: SamplingParams, who: str) -> None:
+def refuse_stop_texts(params: "SamplingParams", who: str) -> None:
     """Raise CapabilityError if completions are to stop at texts, which `who` does not support."""
     if params.stop_texts:
         raise _build_refusal(params, who)
 
 
-def refuse_banned_ids(params: SamplingParams, who: str) -> None:
+def refuse_banned_ids(params: "SamplingParams", who: str) -> None:
     """Raise CapabilityError if tokens must not be sampled, which `who` cannot promise."""
     if params.banned_ids:
         raise CapabilityError(
@@ -55,7 +56,7 @@ def refuse_banned_ids(params: SamplingParams, who: str) -> None:
         )
 
 
-def _build_refusal(params: SamplingParams, who: str) -> CapabilityError:
+def _build_refusal(params: "SamplingParams", who: str) -> CapabilityError:
     return CapabilityError(
         f"stop_texts {list(params.stop_texts)}: {who} ends an answer at stop tokens alone; "
         "write stop_ids"

@@ -101,10 +101,11 @@ def describe_stop_mismatch(student: Renderer, teacher: Renderer) -> str | None:
     )
 
 
-def compare_renderers(student: Renderer, teacher: Renderer) -> None:
-    """Raise VocabularyError if two vocabularies contradict each other.
+def compare_renderers(student: Renderer, teacher: Renderer) -> VocabularyMap | None:
+    """Return how two vocabularies differ; None if they are the same.
 
-    Notes tokens that only one of them has, and warns if the stop tokens differ.
+    Notes tokens that only one of them has, and warns if the stop tokens differ. Raises
+    VocabularyError if the vocabularies contradict each other.
     """
     vocabulary = map_vocabularies(student.tokenizer, teacher.tokenizer)
     if vocabulary is not None:
@@ -112,6 +113,7 @@ def compare_renderers(student: Renderer, teacher: Renderer) -> None:
     mismatch = describe_stop_mismatch(student, teacher)
     if mismatch:
         log.warning(mismatch)
+    return vocabulary
 
 
 def _describe_difference(

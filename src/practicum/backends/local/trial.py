@@ -94,7 +94,7 @@ def _shrink(model: PreTrainedModel) -> PreTrainedModel:
         "num_key_value_heads": 2,
         "head_dim": 8,
         "intermediate_size": 24,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": min(2, config.num_hidden_layers),
         "pad_token_id": None,
     }
     for name, size in sizes.items():
