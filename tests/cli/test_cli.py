@@ -145,6 +145,24 @@ def test_every_room_can_be_listed(tmp_path: Path, room: str) -> None:
     )
 
 
+def test_a_broken_law_ends_with_1_and_is_one_object_in_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_losses.py").write_text(
+        "from practicum import functional as F\n"
+        'wrong = F.Divergence("wrong", lambda s, t, _: s.exp() * (t - s), None, "", "")\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    status, text = said(tmp_path, "laws", "own_losses:wrong")
+    assert status == 1 and "BROKEN  The value is positive where they differ" in text
+    status, text = said(tmp_path, "laws", "own_losses", "--json")
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert status == 1 and {row["entry"] for row in rows} == {"divergence own_losses:wrong"}
+    assert [row["holds"] for row in rows].count(False) == sum(
+        row["counterexample"] is not None for row in rows
+    )
+
+
 def test_help_lines_are_whole(tmp_path: Path) -> None:
     """Half of the descriptions were cut with "..." at eighty columns."""
     status, text = said(tmp_path, "--help")

@@ -81,6 +81,30 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "sharp_stays_finite",
         "with 60 times these logits",
     ),
+    "a division by nothing": (
+        "divergence",
+        divergence(lambda s, t, _: (s.exp() - t.exp()).square() / t.exp()),
+        "impossible_stays_finite",
+        "with impossible tokens",
+    ),
+    "called pointwise, with a sampled tail": (
+        "divergence",
+        divergence(lambda s, t, _: chi(s, t, _) * s.exp().square().sum(-1, keepdim=True)),
+        "head_and_sampled_tail",
+        "with a sampled tail it is",
+    ),
+    "rounded to half precision": (
+        "divergence",
+        divergence(lambda s, t, _: s.exp() * (s - t).half().to(s.dtype)),
+        "advantage_in_float32",
+        "the advantage at equality is",
+    ),
+    "a mean over the candidates": (
+        "divergence",
+        divergence(lambda s, t, _: chi(s, t, _) / s.shape[-1], pointwise=False),
+        "all_candidates_are_the_whole",
+        "tail=bucket the value is",
+    ),
     "called pointwise": (
         "divergence",
         divergence(lambda s, t, _: chi(s, t, _) * s.exp().square().sum(-1, keepdim=True)),
@@ -200,6 +224,11 @@ def judge(wrong: str) -> str | None:
 def test_a_wrong_entry_breaks_its_law_with_a_counterexample(wrong: str) -> None:
     counterexample = judge(wrong)
     assert counterexample is not None and WRONG[wrong][-1] in counterexample
+
+
+def test_every_law_is_seen_to_fail() -> None:
+    seen = {(kind, law) for kind, _, law, _ in WRONG.values()}
+    assert seen == {(kind, law.__name__) for kind, laws in LAWS.items() for law in laws}
 
 
 def test_a_counterexample_is_the_smallest() -> None:

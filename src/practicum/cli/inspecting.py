@@ -118,7 +118,7 @@ def laws(
 
         verdicts = check_entries(entry)
         for name, laws in verdicts.items():
-            rows = [{"entry": name, **asdict(verdict)} for verdict in laws]
+            rows = [{"entry": name, "holds": verdict.holds, **asdict(verdict)} for verdict in laws]
             print("\n".join(map(json.dumps, rows) if as_json else format_verdicts(name, laws)))
     if not all(verdict.holds for laws in verdicts.values() for verdict in laws):
         raise typer.Exit(1)

@@ -1,6 +1,7 @@
 """`practicum laws`: hold entries of the user's to the laws of practicum's own."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -41,13 +42,15 @@ def format_verdicts(name: str, verdicts: list[LawCheck]) -> list[str]:
 def _find_entries(text: str) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
     """Yield the name, kind, entry and arguments of each entry that a text names."""
     name = parse_call(text)[0]
-    loaded: Any = load_object(name) if is_external(name) else None
+    table_entry = next((table[name] for _, table in TABLES.values() if name in table), None)
+    loaded: Any = table_entry
+    # A module may have no dot, unlike an entry in a recipe.
+    if table_entry is None and (is_external(name) or (name.isidentifier() and find_spec(name))):
+        loaded = load_object(name)
     if isinstance(loaded, ModuleType):
         candidates = {f"{name}:{key}": member for key, member in vars(loaded).items()}
     else:
-        tables = {kind: table for kind, (_, table) in TABLES.items()}
-        table_entry = next((table[name] for table in tables.values() if name in table), None)
-        candidates = {name: loaded if table_entry is None else table_entry}
+        candidates = {name: loaded}
     matches = [
         (key, kind, entry)
         for key, entry in candidates.items()
@@ -56,7 +59,7 @@ def _find_entries(text: str) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
     ]
     if not matches:
         classes = ", ".join(cls.__name__ for cls, _ in TABLES.values())
-        names = [key for _, table in TABLES.values() for key in table]
+        names = {key for _, table in TABLES.values() for key in table}
         raise ValueError(
             f"{name!r} names no entry ({classes}); write package.module:entry, or one of ours: "
             f"{suggest_name(name, names)}"
