@@ -5,7 +5,7 @@ module. Without a colon, the longest beginning that is a module is the module.
 """
 
 import difflib
-import importlib
+import importlib.util
 import operator
 import os
 import pkgutil
@@ -54,6 +54,17 @@ def load_object(name: str) -> Any:
     return loaded
 
 
+def explain_missing(name: str) -> str:
+    """Return why the module of an object's name cannot be imported; empty if it can be found.
+
+    Nothing is imported: only the first part of the name is looked for.
+    """
+    dotted = name.partition(":")[0]
+    top = dotted.partition(".")[0]
+    is_known = top in sys.modules or importlib.util.find_spec(top) is not None
+    return "" if is_known else _explain_missing_module(dotted)
+
+
 def describe_error(error: BaseException, file: str | None = None) -> str:
     """Return an error of foreign code in one line: its type, its text, and where it was raised.
 
@@ -92,7 +103,11 @@ def _import_longest(dotted: str) -> tuple[ModuleType | None, list[str]]:
 
 def _explain_missing_module(dotted: str) -> str:
     """Return where a module was looked for and what to write so that it is found."""
-    named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    named = [
+        folder
+        for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if folder and not folder.startswith((sys.prefix, sys.base_prefix))
+    ]
     top, cwd = dotted.partition(".")[0], Path.cwd()
     lies_here = (cwd / top).is_dir() or (cwd / f"{top}.py").is_file()
     folder, hint = "FOLDER", "if it lies in FOLDER"

@@ -167,6 +167,26 @@ def test_a_function_that_cannot_be_had_is_one_line_at_the_start(
     assert "\n" not in str(error.value)
 
 
+def test_a_module_in_the_working_folder_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 2)
+    (tmp_path / "mine_alone.py").write_text("raise SystemExit('it was imported')\n")
+    monkeypatch.chdir(tmp_path)
+    config = Config.model_validate({"path": "rows.jsonl", "verifier": "mine_alone:verify"})
+    (problem,) = config.find_problems(tmp_path)
+    assert problem.startswith("task.verifier: no module 'mine_alone' in the installed packages")
+    assert problem.endswith(
+        f"; {tmp_path} has 'mine_alone' and is not searched: write PYTHONPATH={tmp_path} before the "
+        f"command, or pip install -e {tmp_path}"
+    )
+    with pytest.raises(DataError) as error:
+        grading.open_grader("mine_alone:verify", "require", (0.0, 1.0))
+    assert str(error.value) == problem
+    monkeypatch.syspath_prepend(tmp_path)
+    assert config.find_problems(tmp_path) == []
+
+
 def test_a_callable_runs_here_and_this_is_said_once(notes: list[str]) -> None:
     def verify(reply: str, prompt: Prompt) -> bool:
         return {"yes": True, "no": False}[reply]

@@ -20,7 +20,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from practicum.core.calls import suggest_name
 from practicum.errors import DataError
-from practicum.foreign import is_external
+from practicum.foreign import explain_missing, is_external
 from practicum.prompts import Prompt
 from practicum.tasks._deadline import (
     SECONDS,
@@ -71,6 +71,13 @@ def name_function(verifier: str | Callable[..., Any]) -> str:
     is_named = inspect.isroutine(verifier) or inspect.isclass(verifier)
     named = verifier if is_named else type(verifier)
     return f"{named.__module__}:{named.__qualname__}"
+
+
+def find_missing_module(verifier: str | Callable[..., Any]) -> str:
+    """Return why a function of the user's cannot be imported; empty if its module is there."""
+    is_named = isinstance(verifier, str) and verifier not in VERIFIERS and is_external(verifier)
+    problem = explain_missing(str(verifier)) if is_named else ""
+    return f"task.verifier: {problem}" if problem else ""
 
 
 def _check_range(scores: tuple[float, float]) -> tuple[float, float]:
@@ -134,6 +141,9 @@ def _open_named(verifier: str, sandbox: OwnWalls, scores: tuple[float, float]) -
 
 def _open_function(name: str, sandbox: OwnWalls, scores: tuple[float, float]) -> Grader:
     """Return a function of the user's, called in a process of its own with a deadline."""
+    problem = find_missing_module(name)
+    if problem:
+        raise DataError(problem)
     failures = _Failures(name, scores)
     process = VerifierProcess(
         _MODULE,

@@ -24,7 +24,13 @@ from practicum.tasks._formats import (
     propose_columns,
     quote_name,
 )
-from practicum.tasks._grading import RewardRange, Verifier, name_function, open_grader
+from practicum.tasks._grading import (
+    RewardRange,
+    Verifier,
+    find_missing_module,
+    name_function,
+    open_grader,
+)
 from practicum.tasks._rows import FIELDS, Rejected, read_prompt
 from practicum.tasks._verifiers import PACKAGES, check_installed, find_last_number
 from practicum.text.safe import excerpt
@@ -78,12 +84,12 @@ class RowsConfig(FrozenConfig):
     )
 
     def find_verifier_problems(self) -> list[str]:
-        """Return the line on a verifier whose package is missing, if it is."""
+        """Return the line on a verifier whose package or module is missing, if it is."""
         try:
             check_installed(name_function(self.verifier))
         except DataError as error:
             return [str(error)]
-        return []
+        return list(filter(None, [find_missing_module(self.verifier)]))
 
 
 @dataclass
