@@ -1,6 +1,7 @@
 """Exports: a model or an adapter with its card, here and at a double of the hub."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -83,8 +84,8 @@ def test_a_card_says_what_the_run_measured(whole: Path, tmp_path: Path) -> None:
     assert "Step 4, one seed (0)." in text
     assert "| before | 0.00 [0.00, " in text
     assert "8 held-out prompts" in text
-    assert "Gain in accuracy: " in text
-    assert "floating-point operations" in text
+    assert re.search(r"Gain in accuracy: 0\.\d\d \(\d held-out prompts: too few", text)
+    assert re.search(r"Cost: .* tokens trained on, [\d.]+ [MG]FLOP\.", text)
     assert "divergence: reverse_kl" in text
     assert f"torch {torch.__version__}" in text
     assert "chat template is the base model's own, unchanged" in text

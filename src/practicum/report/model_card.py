@@ -8,8 +8,10 @@ from typing import Any
 
 import yaml
 
+from practicum.costs.amounts import format_flops
 from practicum.recipe import Recipe, resolve_recipe
 from practicum.recipe.methods import describe_method
+from practicum.report.tables import describe_gain
 from practicum.run_dir import Checkpoint
 from practicum.statistics import Interval
 from practicum.text import make_printable
@@ -98,13 +100,11 @@ def _describe_results(facts: CardFacts) -> list[str]:
     else:
         table.append("Accuracy on held-out prompts was not measured.")
     if summary["gain"]:
-        gain = Interval(**summary["gain"])
-        table.append(f"Gain in accuracy: {gain} (95 % interval, paired by prompt).")
+        prompts = summary["after"]["prompts"]
+        table.append(f"Gain in accuracy: {describe_gain(Interval(**summary['gain']), prompts)}.")
     flops = summary["cost"]["flops"]
     trained = f"{summary['rollouts']} completions, {summary['tokens']} tokens trained on"
-    table.append(
-        f"Cost: {trained}" + (f", {flops:.3g} floating-point operations." if flops else ".")
-    )
+    table.append(f"Cost: {trained}" + (f", {format_flops(flops)}." if flops else "."))
     return table
 
 

@@ -31,7 +31,7 @@ def check_inputs(loaded: Recipe | Pipeline, source: str) -> None:
 def _list_problems(recipe: Recipe) -> Iterator[str]:
     if isinstance(recipe.task, ReadsFiles):
         for problem in recipe.task.find_problems(Path(recipe.base_dir)):
-            yield f"task: {problem}"
+            yield problem if problem.startswith("task.") else f"task: {problem}"
     for role, config in _list_models(recipe).items():
         if isinstance(config.model, ScratchConfig) or config.model in PACKAGED:
             continue
