@@ -185,8 +185,8 @@ def _run(name: str, folder: Path) -> Path:
     if name == "resumed":
         signals = iter([None, signal.SIGINT])
         with suppress(Interrupted):
-            run(recipe, out=folder, stop=lambda: next(signals, None))
-    return run(recipe, out=folder, resume=name == "resumed").folder
+            run(recipe, out=folder, stop=lambda: next(signals, None), progress=False)
+    return run(recipe, out=folder, resume=name == "resumed", progress=False).folder
 
 
 def _hash_files(paths: Sequence[Path]) -> str:

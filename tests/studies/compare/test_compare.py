@@ -118,9 +118,7 @@ def test_evaluations_on_the_way_change_nothing_else(recipe, tmp_path):
         run(found.recipes[name][0], out=tmp_path / name).folder for name in ("often", "never")
     ]
     often, never = (rows(folder / "metrics.jsonl") for folder in folders)
-    assert [row.get("heldout_accuracy") is None for row in often] == [False, True], (
-        "the end is evaluated as always"
-    )
+    assert all("heldout_accuracy" in row for row in often)
     told = [
         {name: value for name, value in row.items() if not name.startswith("heldout_")}
         for row in often

@@ -71,7 +71,7 @@ def test_json_is_one_object_a_line_and_ends_with_the_diagnosis(
 
 
 def test_vocabularies_that_differ_are_a_verdict_with_its_code(models: Path, tmp_path: Path) -> None:
-    make_model(tmp_path / "other", alphabet=ALPHABET)
+    make_model(tmp_path / "other", alphabet=ALPHABET[::-1])
     recipe = write_recipe(models, tmp_path / "mine.yaml")
     words = (
         "doctor",
