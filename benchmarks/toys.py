@@ -103,7 +103,7 @@ def play(models: Path, changes: Mapping[str, Any]) -> Played:
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
         try:
-            run(parse_recipe(build_recipe_data(models, changes), "toy"), out=out)
+            run(parse_recipe(build_recipe_data(models, changes), "toy"), out=out, progress=False)
         except (AlarmError, NumericError) as error:
             ended = str(error)
         folder = out / "toy"
