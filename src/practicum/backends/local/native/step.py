@@ -155,9 +155,14 @@ def _pack_layer(layer: Mapping[str, Tensor], panel: int) -> dict[str, Tensor]:
 
 def _pack(weight: Float[Tensor, "N K"], panel: int) -> Float[Tensor, "P K C"]:
     """Return the weight in panels of columns, padded with zeros."""
-    panels = -(-len(weight) // panel)
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, panels * panel - len(weight)))
-    return padded.view(panels, panel, -1).transpose(1, 2).contiguous()
+    whole, rest = divmod(len(weight), panel)
+    packed = weight.new_empty(whole + bool(rest), weight.shape[1], panel)
+    # One pass over the weight: padding it first would write it twice.
+    rows = weight[: len(weight) - rest].view(whole, panel, weight.shape[1])
+    packed[:whole] = rows.transpose(1, 2)
+    if rest:
+        packed[whole] = torch.nn.functional.pad(weight[-rest:].T, (0, panel - rest))
+    return packed
 
 
 def _compute_rotations(job: DecodeJob, head_width: int) -> tuple[Tensor, Tensor]:
