@@ -60,7 +60,7 @@ class Session:
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         stands = [
-            goals.describe_standing(goals.BY_KEY[key], reading)
+            goals.describe_standing(goals.BY_KEY[key].on(line), reading)
             for key, reading in readings.items()
             if key in goals.BY_KEY
         ]
@@ -236,6 +236,7 @@ def describe_machine() -> dict[str, object]:
     """Describe the machine and the versions that the figures were measured on."""
     return {
         "processor": _read_processor(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

@@ -7,7 +7,7 @@ Everything that knows how a model of this library is made, or how it draws, stan
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,13 @@ def build_causal_lm(shape: ModelDims, seed: int = 0, device: str = "cpu") -> Pre
 
 
 def build_language_model(shape: ModelDims, seed: int = 0, device: str = "cpu"):  # type: ignore[no-untyped-def]
-    """The same weights as this library's language model."""
+    """The same weights as this library's language model, which decodes as it does in a run."""
     from practicum.backends.local.language_model import LanguageModel
     from practicum.backends.local.packing import enable_packing
+    from practicum.backends.local.trial import can_decode_natively
 
-    return enable_packing(LanguageModel(build_causal_lm(shape, seed, device), shape.vocabulary))
+    model = LanguageModel(build_causal_lm(shape, seed, device), shape.vocabulary)
+    return enable_packing(replace(model, is_native=can_decode_natively(model)))
 
 
 def build_sampler(model, slots: int):  # type: ignore[no-untyped-def]

@@ -41,7 +41,9 @@ which `python -m benchmarks NAME --record` appends; `python -m benchmarks --help
 - Models have random weights. Mixed lengths are geometric: a random set of stop tokens ends
   answers after 64 tokens on average, at most 256. TRL runs in float32, without gradient
   checkpointing, logging and saving, in a separate process, with the same folders, prompts and
-  stop tokens.
+  stop tokens. Its fused kernel is written in Triton, which a CPU lacks: it falls back to torch.
+- A goal with two thresholds has the higher one where the core is idle (a load of at most 1.5) and
+  has AVX-512, and the lower one elsewhere.
 """
 
 
@@ -133,7 +135,9 @@ NOTHING = "not measured"
 
 def _judge(goal: goals.Goal, newest: Mapping[str, Line]) -> str:
     line = newest.get(goal.key)
-    return NOTHING if line is None else goals.judge_goal(goal, line["readings"][goal.key])
+    if line is None:
+        return NOTHING
+    return goals.judge_goal(goal.on(line), line["readings"][goal.key])
 
 
 def _render_section(
@@ -156,7 +160,7 @@ def _render_section(
             [
                 goal.about,
                 measured,
-                goal.bound,
+                goal.on(line).bound,
                 verdict,
                 between,
                 rounds,
@@ -177,6 +181,13 @@ def _render_section(
     return f"## {group}\n\n{render_table(head, rows)}"
 
 
+def _describe_machine(machine: Mapping[str, Any]) -> str:
+    """The processor with its vectors, where the line knows them, and the threads in use."""
+    vectors = f" ({machine['vectors']})" if "vectors" in machine else ""
+    cores = f"{machine['cores']} cores, {machine['threads']} in use"
+    return f"{machine['processor']}{vectors}, {cores}"
+
+
 def _render_measurements(used: Sequence[Line]) -> str:
     if not used:
         return "## Measurements\n\nNone has been recorded yet.\n"
@@ -192,7 +203,7 @@ def _render_measurements(used: Sequence[Line]) -> str:
             [
                 str(number),
                 f"`{line['command']}`{_describe_case(line)}",
-                f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} in use",
+                _describe_machine(machine),
                 ", ".join(f"{name} {version}" for name, version in versions.items()),
                 f"{before:g}, {after:g}",
                 f"{ceilings['gflops']:.0f} GFLOP/s, {ceilings['read_gb']:.0f} GB/s"
