@@ -10,7 +10,8 @@ import typer
 from laboratory import list_reproductions, load_reproduction, reproduce
 from practicum.core.options import spell_for_shell
 from practicum.errors import PracticumError
-from practicum.runs.console import Console, open_console
+from practicum.runs.console import Console
+from practicum.runs.progress import open_console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 

@@ -338,5 +338,7 @@ def test_a_live_page_follows_the_run_and_leaves_the_reader_in_place(
         for name in ("after.json", "summary.json"):
             shutil.copy(finished / name, folder / name)
         expect(status).to_have_text("finished", timeout=10_000)
-        expect(it.page.locator("#verdict")).to_contain_text("accuracy on 8 held-out prompts, which are too few")
+        expect(it.page.locator("#verdict")).to_contain_text(
+            "accuracy on 8 held-out prompts, which are too few"
+        )
         assert it.said == [] and all(url.startswith(address) for url in it.asked)

@@ -12,14 +12,8 @@ from pathlib import Path
 import pytest
 
 from practicum.runs import console as tracking
-from practicum.runs.console import (
-    Console,
-    JsonConsole,
-    LiveConsole,
-    PlainConsole,
-    SilentConsole,
-    open_console,
-)
+from practicum.runs.console import Console, JsonConsole, LiveConsole, PlainConsole, SilentConsole
+from practicum.runs.progress import open_console
 
 METRICS = {"reverse_kl": 0.21234, "length": 34.0, "tokens_per_second": 1234.5}
 SAMPLE = ("What is 8 times 7?", "56, since 8 \u00d7 7 = 56 \u4f60\u597d [bold]not markup[/bold]")
@@ -178,7 +172,7 @@ def test_live_console_draws_on_a_terminal_and_gives_the_cursor_back(
 def test_head_does_not_stop_the_run_and_lang_c_does_not_either(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import pathlib, sys
-        from practicum.runs.console import open_console
+        from practicum.runs.progress import open_console
         assert "torch" not in sys.modules and "rich" not in sys.modules
         console = open_console()
         console.begin(5000, 1)

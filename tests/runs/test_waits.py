@@ -12,7 +12,8 @@ import practicum
 from practicum.core.notes import hide_notes
 from practicum.core.waits import Wait, display_waits, show_wait
 from practicum.runs import console as consoles
-from practicum.runs.console import JsonConsole, LiveConsole, PlainConsole, show_progress
+from practicum.runs.console import JsonConsole, LiveConsole, PlainConsole
+from practicum.runs.progress import show_progress
 from practicum.studies.doctor import doctor
 
 

@@ -16,7 +16,7 @@ def print_note(text: str) -> None:
 def show_waiting() -> Iterator[None]:
     """Show notes and long waits on standard error, because standard output holds the result."""
     # Imported here: listing names or printing help must not wait for a library of texts.
-    from practicum.runs.console import open_console, show_progress
+    from practicum.runs.progress import open_console, show_progress
 
     with closing(open_console(stream=sys.stderr)) as console, show_progress(console):
         yield

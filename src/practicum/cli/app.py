@@ -66,8 +66,8 @@ def run(  # noqa: PLR0913  (its options, one by one)
 ) -> None:
     """Train: evaluate, distil and evaluate again. A pipeline runs its stages in order."""
     with handle_errors(debug):
-        from practicum.runs.console import open_console
         from practicum.runs.pipeline.runner import run as run_recipe
+        from practicum.runs.progress import open_console
 
         with closing(open_console(as_json=as_json)) as console:
             changes = [*(overrides or []), *([] if track is None else [f"tracking={track}"])]
@@ -109,7 +109,7 @@ def doctor(
     """Check before a run if student, teacher and prompts fit. Suggests changes to the recipe."""
     with handle_errors(debug):
         from practicum.cli.doctor import examine_recipe
-        from practicum.runs.console import open_console
+        from practicum.runs.progress import open_console
 
         with closing(open_console(as_json=as_json)) as console:
             code = examine_recipe(recipe, overrides or [], prompts, samples, out, console)
@@ -169,7 +169,7 @@ def answers(
     """Write the teacher's answers to the training prompts. A student of any vocabulary can learn from them."""
     with handle_errors(debug):
         from practicum.cli.answers import write_file
-        from practicum.runs.console import open_console
+        from practicum.runs.progress import open_console
 
         with closing(open_console(as_json=as_json)) as console:
             write_file(recipe, overrides or [], out, n, temperature, console)

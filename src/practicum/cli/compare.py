@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from practicum.errors import DataError, PracticumError
-from practicum.runs.console import open_console, show_progress
+from practicum.runs.progress import open_console, show_progress
 from practicum.studies.compare import ComparisonSettings, run_comparison
 from practicum.studies.compare.fitting import QUANTITIES, RESULTS, Law, LawPoint, fit, read_runs
 

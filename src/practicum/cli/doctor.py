@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from practicum.recipe import load_recipe
-from practicum.runs.console import Console, JsonConsole, show_progress
+from practicum.runs.console import Console, JsonConsole
+from practicum.runs.progress import show_progress
 from practicum.studies.doctor import CheckResult, Diagnosis, doctor
 from practicum.studies.doctor.findings import describe_skipped, format_interval
 from practicum.text import make_printable

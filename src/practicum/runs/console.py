@@ -1,21 +1,19 @@
 """Show the progress of a run on a console for people or for programs.
 
-`open_console` picks a console: `LiveConsole` on a terminal, `NotebookConsole` in a notebook,
-`PlainConsole` elsewhere, `JsonConsole` for programs, and `SilentConsole` for none. Steps count from
-1, like checkpoints. `show_progress` shows the notes and the long waits of a block on a console.
+`LiveConsole` draws on a terminal, `PlainConsole` writes lines, `JsonConsole` writes for programs,
+and `SilentConsole` shows nothing. Steps count from 1, like checkpoints. See
+`practicum.runs.progress` for which one is opened.
 """
 
 import json
 import math
 import os
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
-from practicum.core.notes import are_notes_shown, show_notes
-from practicum.core.waits import Wait, display_waits
+from practicum.core.waits import Wait
 from practicum.text import make_printable
 
 LABELS = {"reverse_kl": "KL", "reward": "reward", "length": "length", "tokens_per_second": "tok/s"}
@@ -51,50 +49,6 @@ class Console(Protocol):
 
     def close(self) -> None:
         """Release the terminal; closing twice is allowed."""
-
-
-def open_console(*, as_json: bool = False, stream: TextIO | None = None) -> Console:
-    """Return the console for `stream`, which is standard output by default."""
-    stream = stream or sys.stdout
-    # Python has no standard output if it was closed when the process started.
-    if stream is None:
-        return SilentConsole()
-    if as_json:
-        return JsonConsole(stream)
-    if stream.isatty() and os.environ.get("TERM") != "dumb":
-        return LiveConsole(stream)
-    if is_notebook():
-        from practicum.runs.notebook import NotebookConsole
-
-        return NotebookConsole(stream)
-    return PlainConsole(stream)
-
-
-def is_notebook() -> bool:
-    """Return True if the code runs in the kernel of a notebook."""
-    # Only a kernel has imported ipykernel's application; importing IPython here would be slow.
-    kernel = sys.modules.get("ipykernel.kernelapp")
-    return kernel is not None and kernel.IPKernelApp.initialized()
-
-
-@contextmanager
-def show_progress(console: Console | None = None, *, progress: bool = True) -> Iterator[Console]:
-    """Show the notes and long waits of the block, and yield the console that shows them.
-
-    Without a console, one is opened on standard output, except if `progress` is off or if an outer
-    block shows the notes already.
-    """
-    if console is None and (not progress or are_notes_shown()):
-        yield SilentConsole()
-        return
-    screen = console or open_console()
-    # The caller closes its own console: it may show a second run on it.
-    with (
-        nullcontext() if console else closing(screen),
-        show_notes(lambda text: screen.event(make_printable(_join_lines(text)))),
-        display_waits(screen.wait),
-    ):
-        yield screen
 
 
 class SilentConsole:
@@ -133,7 +87,7 @@ class PlainConsole:
     def event(self, text: str) -> None:
         """Write one line."""
         self._patience.renew()
-        self._stream.write(_join_lines(text) + "\n")
+        self._stream.write(join_lines(text) + "\n")
 
     def begin(self, total_steps: int, first_step: int) -> None:
         """Start the clock."""
@@ -243,7 +197,7 @@ class LiveConsole:
 
     def event(self, text: str) -> None:
         """Print one line above the progress line."""
-        self._console.print(self._text(_join_lines(text)))
+        self._console.print(self._text(join_lines(text)))
 
     def begin(self, total_steps: int, first_step: int) -> None:
         """Start the clock and show the progress line."""
@@ -404,10 +358,10 @@ class _SafeStream:
 
 def format_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text, its columns padded to their widest cell."""
-    cells = [[_join_lines(cell) for cell in row] for row in (columns, *rows)]
+    cells = [[join_lines(cell) for cell in row] for row in (columns, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return "\n".join([_join_lines(title), *lines])
+    return "\n".join([join_lines(title), *lines])
 
 
 def format_wait(wait: Wait) -> str:
@@ -437,7 +391,7 @@ def _format_number(number: float) -> str:
 
 
 def _format_sample(sample: tuple[str, str]) -> str:
-    prompt, answer = (_join_lines(text) for text in sample)
+    prompt, answer = (join_lines(text) for text in sample)
     return f"Q: {_shorten(prompt, _SAMPLE_WIDTH // 2)} A: {_shorten(answer, _SAMPLE_WIDTH)}"
 
 
@@ -445,11 +399,12 @@ def _format_summary(summary: Mapping[str, object]) -> list[str]:
     lines = []
     for name, entry in summary.items():
         text = f"{entry:.4g}" if isinstance(entry, float) else str(entry)
-        lines.append(f"{name}: {_join_lines(text)}")
+        lines.append(f"{name}: {join_lines(text)}")
     return lines
 
 
-def _join_lines(text: str) -> str:
+def join_lines(text: str) -> str:
+    """Return a text on one line, with single spaces."""
     return " ".join(text.split())
 
 

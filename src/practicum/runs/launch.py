@@ -30,8 +30,9 @@ from practicum.recipe.typed import (
 )
 from practicum.run_dir import RunDir
 from practicum.runs.assembly import RunComponents, assemble_run
-from practicum.runs.console import Console, show_progress
+from practicum.runs.console import Console
 from practicum.runs.opening import require_newest
+from practicum.runs.progress import show_progress
 from practicum.runs.python_objects import name_objects, write_objects
 from practicum.runs.result import RunResult
 from practicum.runs.session import Session

@@ -32,7 +32,7 @@ from practicum.run_dir import (
     write_json,
 )
 from practicum.runs import RunResult, open_student
-from practicum.runs.console import Console, show_progress
+from practicum.runs.console import Console
 from practicum.runs.opening import build_task, create_scratch_model
 from practicum.runs.pipeline.stages import (
     BASE,
@@ -44,6 +44,7 @@ from practicum.runs.pipeline.stages import (
     load_pipeline_or_recipe,
     name_folder,
 )
+from practicum.runs.progress import show_progress
 
 
 def run(  # noqa: PLR0913  (the options of a run, one by one)

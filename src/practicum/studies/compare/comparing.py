@@ -11,7 +11,8 @@ from practicum.errors import PracticumError
 from practicum.recipe.methods import describe_method
 from practicum.run_dir import RunDir, shorten_path, write_json
 from practicum.runs import check_resumes
-from practicum.runs.console import Console, SilentConsole, show_progress
+from practicum.runs.console import Console, SilentConsole
+from practicum.runs.progress import show_progress
 from practicum.studies.compare.arms import ComparisonBudget, ComparisonSettings, Design, read_design
 from practicum.studies.compare.comparison_page import write_page
 from practicum.studies.compare.outcomes import (

@@ -15,7 +15,7 @@ from practicum.recipe import Recipe, load_recipe
 from practicum.report.cards import render_card
 from practicum.run_dir import to_json_number, write_text
 from practicum.runs.assembly import assemble_run
-from practicum.runs.console import show_progress
+from practicum.runs.progress import show_progress
 from practicum.studies.doctor.behaviour import compute_capacity_ratio
 from practicum.studies.doctor.checks import CHECKS
 from practicum.studies.doctor.diagnosis_page import render_page

@@ -155,13 +155,13 @@ def _pack_layer(layer: Mapping[str, Tensor], panel: int) -> dict[str, Tensor]:
 
 def _pack(weight: Float[Tensor, "N K"], panel: int) -> Float[Tensor, "P K C"]:
     """Return the weight in panels of columns, padded with zeros."""
-    whole, rest = divmod(len(weight), panel)
-    packed = weight.new_empty(whole + bool(rest), weight.shape[1], panel)
+    panels, remainder = divmod(len(weight), panel)
+    packed = weight.new_empty(panels + bool(remainder), weight.shape[1], panel)
     # One pass over the weight: padding it first would write it twice.
-    rows = weight[: len(weight) - rest].view(whole, panel, weight.shape[1])
-    packed[:whole] = rows.transpose(1, 2)
-    if rest:
-        packed[whole] = torch.nn.functional.pad(weight[-rest:].T, (0, panel - rest))
+    rows = weight[: panels * panel].view(panels, panel, weight.shape[1])
+    packed[:panels] = rows.transpose(1, 2)
+    if remainder:
+        packed[panels] = torch.nn.functional.pad(weight[-remainder:].T, (0, panel - remainder))
     return packed
 
 
