@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from practicum.backends.local.graph import activation_checkpointing
-from practicum.backends.local.packing import compute_hidden_states, split_by_tokens
+from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs import GraphPlan
+from practicum.costs.segments import split_by_tokens
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from practicum.backends.local.attention import NAME, attend
 from practicum.backends.local.language_model import LanguageModel
 from practicum.core import abandon
-from practicum.costs.segments import Segment, count_fitting_texts, split_into_segments
+from practicum.costs.segments import Segment, split_by_tokens, split_into_segments
 from practicum.functional.chunked import chunks
 from practicum.types import ScoreRequest
 
@@ -37,17 +37,6 @@ def compute_hidden_states(
     if longest > language_model.max_packed_tokens:
         return _compute_padded(language_model, texts)
     return PackedBatch(texts, language_model.device).compute_hidden_states(language_model)
-
-
-def split_by_tokens(
-    texts: Sequence[ScoreRequest], limit: int, max_packed_tokens: int
-) -> Iterator[slice]:
-    """Yield slices of `texts`, in order, that cost at most `limit` tokens each or hold one text."""
-    start = 0
-    while start < len(texts):
-        stop = start + count_fitting_texts(texts[start:], limit, max_packed_tokens)
-        yield slice(start, stop)
-        start = stop
 
 
 def iterate_hidden_states(
