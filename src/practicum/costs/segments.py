@@ -25,7 +25,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """What texts share: the first `root` tokens of all, and the rest of each of the `prompts`."""
+    """The prefixes that texts share: `root` tokens of all, and the rest of each of the `prompts`."""
 
     root: int
     prompts: frozenset[tuple[int, ...]]
@@ -120,9 +120,9 @@ def _count_fitting_texts(
 
     # Doubling first: a pass holds few of many thousand texts, and each count goes over all of its
     # texts.
-    most, left = 1, len(texts) - start
-    while most < left and count_tokens(most) <= limit:
-        most = min(2 * most, left)
+    most, remaining = 1, len(texts) - start
+    while most < remaining and count_tokens(most) <= limit:
+        most = min(2 * most, remaining)
     return max(bisect_right(range(1, most + 1), limit, key=count_tokens), 1)
 
 

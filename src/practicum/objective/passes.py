@@ -16,7 +16,7 @@ from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal, fetch_s
 class Part:
     """The signals of one teacher at the supervised tokens of a pass, packed.
 
-    `index` has the positions of these tokens in the batch.
+    `index` has the positions of these tokens in the batch, on the CPU.
     """
 
     index: Int[Tensor, " T"]
@@ -97,7 +97,7 @@ def _gather(datums: Sequence[Datum], rows: list[int], batch: TokenBatch) -> Part
 def find_tokens(token_rows: Int[Tensor, " T"], rows: Sequence[int]) -> Int[Tensor, " t"]:
     """Return the places of some rows' tokens, row by row; `token_rows` has each token's row."""
     # A row's tokens are neighbours, so each is found by two searches, not by a look at all tokens.
-    sought = torch.tensor(rows)
+    sought = torch.tensor(rows, device=token_rows.device)
     first = torch.searchsorted(token_rows, sought).tolist()
     last = torch.searchsorted(token_rows, sought, right=True).tolist()
     return torch.cat([torch.arange(*place) for place in zip(first, last, strict=True)])

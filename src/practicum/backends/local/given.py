@@ -98,7 +98,7 @@ def _compute_loss(
     """
     if datum.needs_all_positions:
         datum = _separate_loss(head, hidden, datum, chunk_tokens)
-    logprobs, total = [], 0.0
+    logprobs, losses = [], []
     for piece in chunks(len(datum.tokens), chunk_tokens):
         states = hidden[piece].detach().requires_grad_(train)
         chosen = head.logprobs(states).gather(-1, datum.targets[piece].to(states.device))
@@ -107,9 +107,10 @@ def _compute_loss(
             loss.backward()
             assert states.grad is not None
             gradient[piece] = states.grad
-        logprobs.append(chosen.detach().cpu())
-        total += loss.item()
-    return torch.cat(logprobs), total
+        logprobs.append(chosen.detach())
+        losses.append(loss.detach().double())
+    # Read from the device once a text: after each chunk the program would wait for the device.
+    return torch.cat(logprobs).cpu(), torch.stack(losses).sum().item()
 
 
 def _separate_loss(

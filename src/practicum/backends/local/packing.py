@@ -294,8 +294,8 @@ class _Group:
             outputs = []
             # Block by block, a query row is computed against no keys after its block.
             for block in chunks(own_queries.shape[2], QUERY_ROWS):
-                seen = slice(0, past + block.stop)
-                states = own_queries[:, :, block], seen_keys[:, :, seen], seen_values[:, :, seen]
+                reach = slice(0, past + block.stop)
+                states = own_queries[:, :, block], seen_keys[:, :, reach], seen_values[:, :, reach]
                 steps = _cut_mask(mask, block.stop - block.start, past + block.start)
                 outputs.append(attend(*states, steps, scale, dropout=dropout))
             output = torch.cat(outputs, dim=2)
@@ -310,12 +310,12 @@ class _Group:
 
     def _select_seen(self, heads: Float[Tensor, "T G d"]) -> Float[Tensor, "B G M d"]:
         """Return the rows that the group's segments see: their ancestors' and their own."""
-        own = self._select_own(heads)
+        segments = self._select_own(heads)
         if not self.ancestors:
-            return own
+            return segments
         # Views and one copy, no gather by index: the backward pass of a gather adds row by row.
         above = torch.cat([heads[span.start : span.stop] for span in self.ancestors])
-        return torch.cat([above.transpose(0, 1).expand(self.count, -1, -1, -1), own], dim=2)
+        return torch.cat([above.transpose(0, 1).expand(self.count, -1, -1, -1), segments], dim=2)
 
 
 def _cut_mask(mask: Float[Tensor, "R M"], rows: int, past: int) -> Float[Tensor, "1 1 r m"]:
