@@ -36,6 +36,7 @@ NAMES = (
     "remote",
     "asynchronous",
     "service",
+    "fairness",
     "soak",
     "papers",
     "plan",

@@ -11,8 +11,8 @@ from practicum.backends.local import packing
 from practicum.backends.local.packing import PackedBatch, compute_hidden_states, enable_packing
 from practicum.costs.segments import (
     SHORTEST_SHARED_PREFIX,
-    count_fitting_texts,
     count_packed_tokens,
+    split_by_tokens,
 )
 from practicum.types import ScoreRequest
 
@@ -117,7 +117,7 @@ def test_as_many_texts_go_together_as_fit_and_one_more_would_not(max_packed_toke
         return len(PackedBatch(some, CPU).ids) if max_packed_tokens else longest * len(some)
 
     for limit in (1, 80, 90, 150, 300, 10**4):
-        count = count_fitting_texts(texts, limit, max_packed_tokens)
+        count = next(split_by_tokens(texts, limit, max_packed_tokens)).stop
         assert count == 1 or read(texts[:count]) <= limit
         assert count == len(texts) or read(texts[: count + 1]) > limit
 

@@ -105,7 +105,7 @@ def test_a_run_counts_what_it_did(models: Path, tmp_path: Path) -> None:
             == row["cost/update_tokens"]
             == tokens
         )
-        assert row["cost/prompt_tokens"] == count_read_tokens(texts, shortest=0).prompt_tokens
+        assert row["cost/prompt_tokens"] == count_read_tokens(texts, decoded=True).prompt_tokens
         assert row["cost/flops"] == sum(
             row[f"cost/flops_{phase}"] for phase in ("sample", "score", "update")
         )

@@ -91,7 +91,7 @@ def test_reading_equals_packing(sizes: list[tuple[int, int, int]], data: st.Data
 
 def test_a_sampler_reads_every_equal_prompt_once() -> None:
     assert count_read_tokens([((1, 2), 4)] * 3).prompt_tokens == 6
-    assert count_read_tokens([((1, 2), 4)] * 3, shortest=0).prompt_tokens == 2
+    assert count_read_tokens([((1, 2), 4)] * 3, decoded=True).prompt_tokens == 2
 
 
 def test_nothing_is_read_of_nothing() -> None:

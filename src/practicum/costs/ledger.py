@@ -20,7 +20,6 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.costs.segments import SHORTEST_SHARED_PREFIX
 from practicum.costs.shape import ModelDims, count_read_tokens
 from practicum.types import HeadLike, Metrics
 
@@ -123,7 +122,7 @@ class Meter:
     def count_sampled(self, texts: Texts) -> None:
         """Count completions that the model sampled after these prompts."""
         # A prompt is prefilled once for all of its completions, however short it is.
-        self._read("sample", texts, heads=True, shortest=0)
+        self._read("sample", texts, heads=True, decoded=True)
 
     def count_scored(self, texts: Texts, *, heads: bool) -> None:
         """Count scored texts: up to log-probabilities with `heads`, else up to hidden states."""
@@ -139,10 +138,8 @@ class Meter:
         """Count bytes to and from the process that the model runs in."""
         self.ledger.add(phase, self.name, Usage(wire_bytes=wire_bytes))
 
-    def _read(
-        self, phase: Phase, texts: Texts, *, heads: bool, shortest: int = SHORTEST_SHARED_PREFIX
-    ) -> None:
-        read = count_read_tokens(texts, shortest)
+    def _read(self, phase: Phase, texts: Texts, *, heads: bool, decoded: bool = False) -> None:
+        read = count_read_tokens(texts, decoded=decoded)
         tokens = sum(count for _, count in texts)
         shape = self.ledger.dims.get(self.name)
         flops = 0 if shape is None else shape.count_hidden_flops(read.tokens, read.contexts)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from practicum.costs.segments import SHORTEST_SHARED_PREFIX, count_shared_prefix
+from practicum.costs.segments import find_shared_prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +109,28 @@ class ReadTokens:
 
 
 def count_read_tokens(
-    texts: Sequence[tuple[tuple[int, ...], int]], shortest: int = SHORTEST_SHARED_PREFIX
+    texts: Sequence[tuple[tuple[int, ...], int]], *, decoded: bool = False
 ) -> ReadTokens:
     """Count the tokens of one call with these texts: prompts, and the number of tokens after each.
 
-    The prefix that all prompts share counts once (16 tokens or more), and so does a repeated prompt
-    of which `shortest` or more tokens are left. The last token of each text is left out, because it
+    Shared prefixes count once (see `practicum.costs.segments.find_shared_prefixes`); if the texts
+    are `decoded`, every prompt counts once. The last token of each text is left out, because it
     predicts nothing. A call that does not fit in one pass reads its shared prefix again in each
     pass: that is not counted, so that the count does not depend on the memory of the machine.
     """
     uses = Counter(prompt for prompt, _ in texts)
-    root = count_shared_prefix(list(uses))
+    # A prompt is read before its completion is decoded: nothing follows it in that pass.
+    passes = (
+        [(prompt, 0) for prompt in uses]
+        if decoded
+        else [(prompt, max(count - 1, 0)) for prompt, count in texts]
+    )
+    prefixes = find_shared_prefixes(passes)
+    root = prefixes.root
     # A span is the positions from its first number to the one before its second.
     spans = [(0, root)]
     for prompt, count in uses.items():
-        # What is left of a prompt after the root is read once for all its texts if it is long
-        # enough for a segment of its own, else with each text again; see `segments`.
-        repeats = 1 if len(prompt) - root >= shortest else count
+        repeats = 1 if decoded or prompt in prefixes.prompts else count
         spans += [(root, len(prompt))] * repeats
     prompt_tokens = sum(last - first for first, last in spans)
     spans += [(len(prompt), len(prompt) + max(count - 1, 0)) for prompt, count in texts]

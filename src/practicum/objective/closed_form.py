@@ -211,9 +211,8 @@ class Fused:
             assert pooled is not None, "the members give whole distributions"
             logits = self._take("logits")
             logprobs.copy_(pooled)
-        # A pass over [T, V] entries is saved where no token is impossible, which is nearly always.
-        if logprobs.amin() < IMPOSSIBLE:
-            logprobs.copy_(finite(logprobs))
+        # Without a look at whether any token is impossible: the program would wait for the answer.
+        logprobs.clamp_(min=IMPOSSIBLE)
         return DistributionPair(student, self._probs, logprobs, torch.exp(logprobs, out=logits))
 
     def _compute_logits(self, head: HeadLike, hidden: Tensor) -> Tensor:

@@ -26,29 +26,34 @@ COLUMNS = tuple(field.name for field in fields(TokenRecord))
 class UpdateStatistics:
     """The report of an update: sums over tokens, and the numbers of `TokenRecord` per token."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, device: torch.device) -> None:
         self.tokens = tokens
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
-        self._losses: dict[str, float] = {}
-        self.broken: list[int] = []
-        self._columns = torch.full((len(COLUMNS), tokens), torch.nan)
-        self._supervised = torch.zeros(tokens, dtype=torch.bool)
+        # Everything stays on the device until the end: a number that is read after each chunk makes
+        # the program wait for the device, thousands of times an update.
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, Tensor] = {}
+        self._losses: dict[str, Tensor] = {}
+        self._columns = torch.full((len(COLUMNS), tokens), torch.nan, device=device)
+        self._supervised = torch.zeros(tokens, dtype=torch.bool, device=device)
+        self._broken = torch.zeros(tokens, dtype=torch.bool, device=device)
 
-    def add(self, name: str, values: Tensor) -> None:
-        """Add the values of a measure at some tokens."""
-        self._sums[name] = self._sums.get(name, 0.0) + values.double().sum().item()
-        self._counts[name] = self._counts.get(name, 0) + len(values)
+    def add(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
+        """Add the values of a measure at some tokens, or at those in the mask."""
+        mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+        total = torch.where(mask, values, 0).double().sum()
+        count = mask.sum()
+        self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self._counts[name] = self._counts[name] + count if name in self._counts else count
 
     def _compute_means(self) -> Metrics:
         """Return the mean of each measure over the tokens at which it is known.
 
         With several teachers, add the share of each in the loss.
         """
-        total = sum(self._losses.values())
-        shares = self._losses if len(self._losses) > 1 and total > 0 else {}
-        counted = {name: count for name, count in self._counts.items() if count}
-        means = {name: self._sums[name] / count for name, count in counted.items()}
+        sums, counts, losses = map(_read, (self._sums, self._counts, self._losses))
+        total = sum(losses.values())
+        shares = losses if len(losses) > 1 and total > 0 else {}
+        means = {name: sums[name] / count for name, count in counts.items() if count}
         return means | {f"teacher_share/{name}": value / total for name, value in shares.items()}
 
     def add_loss_share(
@@ -60,12 +65,13 @@ class UpdateStatistics:
         """
         if not teacher:
             return
-        total = 0.0
         for coefficient, term_values in zip(coefficients, values, strict=True):
             divergence = term_values.divergence
             loss = coefficient if divergence is None else coefficient * divergence
-            total += loss.double().abs().nansum().item()
-        self._losses[teacher] = self._losses.get(teacher, 0.0) + total
+            total = loss.double().abs().nansum()
+            self._losses[teacher] = (
+                self._losses[teacher] + total if teacher in self._losses else total
+            )
 
     def record_tokens(
         self, index: Tensor, values: TermValues, coefficients: Sequence[Tensor]
@@ -85,6 +91,19 @@ class UpdateStatistics:
                 self._columns[row, index] = column
         self._supervised[index] = torch.stack(list(coefficients)).ne(0).any(dim=0)
 
+    def record_broken(
+        self, index: Tensor, values: Sequence[TermValues], coefficients: Sequence[Tensor]
+    ) -> None:
+        """Record at which of some tokens the loss is not finite."""
+        pairs = zip(coefficients, values, strict=True)
+        losses = [factor * term_values.loss_value for factor, term_values in pairs]
+        self._broken[index] = ~torch.stack(losses).isfinite().all(dim=0)
+
+    @property
+    def is_broken(self) -> bool:
+        """Return True if the loss of any token is not finite."""
+        return bool(self._broken.any())
+
     @property
     def has_no_supervision(self) -> bool:
         """Return True if every token has coefficient 0, so that there is nothing to train on."""
@@ -102,21 +121,27 @@ class UpdateStatistics:
         """
         outputs: dict[int, Tensor] = {}
         supervised: dict[int, int] = {}
+        broken_rows = 0
+        token_columns, is_supervised, is_broken = (
+            column.cpu() for column in (self._columns, self._supervised, self._broken)
+        )
+        fails = bool(is_broken.any())
         start = 0
         for datum in teacher_data:
             mask, key = datum.rollout.loss_mask, id(datum.rollout)
             numbers = torch.full((len(COLUMNS), len(mask)), torch.nan)
             end = start + int(mask.sum())
-            numbers[:, mask] = self._columns[:, start:end]
+            numbers[:, mask] = token_columns[:, start:end]
             outputs.setdefault(key, numbers)
-            count = 0 if self.broken else int(self._supervised[start:end].sum())
+            count = 0 if fails else int(is_supervised[start:end].sum())
+            broken_rows += bool(is_broken[start:end].any())
             supervised[key] = max(supervised.get(key, 0), count)
             start = end
         counts = [supervised[id(datum.rollout)] for datum in rollout_data]
         num_tokens = sum(int(datum.rollout.loss_mask.sum()) for datum in rollout_data)
         metrics = {"tokens": float(num_tokens)}
-        if self.broken:
-            metrics["nonfinite"] = float(len(set(self.broken)))
+        if fails:
+            metrics["nonfinite"] = float(broken_rows)
         else:
             metrics |= {"supervised": float(sum(counts)), **self._compute_means()}
         columns = torch.cat([outputs[id(datum.rollout)] for datum in rollout_data], dim=1)
@@ -155,6 +180,12 @@ def compare(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slic
         records.add("top1_conflict", F.top1_conflict(members))
 
 
+def _read(numbers: dict[str, Tensor]) -> dict[str, float]:
+    """Return the numbers from their device, in one transfer."""
+    values = torch.stack(list(numbers.values())).tolist() if numbers else []
+    return dict(zip(numbers, values, strict=True))
+
+
 def _has_outside(signal: TeacherSignal) -> bool:
     """Return True if the teacher, or one of several, has another vocabulary than the student."""
     members = (signal,) if signal.pool is None else signal.pool.members
@@ -175,6 +206,7 @@ def measure(
     first, teacher = values[0], signal.name
     unknown = signal.unknown_tokens
     if unknown is not None:
+        unknown = unknown.to(first.logprobs.device)
         records.add("tokens_outside", unknown)
     for number, term_values in enumerate(values):
         name = "loss" if len(values) == 1 else f"loss_{number}"
@@ -182,19 +214,14 @@ def measure(
         if loss is None and term_values.teacher_logprobs is not None:
             loss = F.k1(term_values.logprobs, term_values.teacher_logprobs)
         loss = -term_values.logprobs if loss is None else loss
-        # All of a teacher's tokens are scored or none, but for those that it does not have.
-        scored = term_values.is_scored
-        if bool(scored.all()):
-            records.add(name, loss)
-        elif unknown is not None and bool(scored.any()):
-            records.add(name, loss[scored])
+        records.add(name, loss, term_values.is_scored)
     if first.reverse_kl is not None:
-        reverse_kl = first.reverse_kl if unknown is None else first.reverse_kl[~unknown]
-        records.add("reverse_kl", reverse_kl)
+        is_known = None if unknown is None else ~unknown
+        records.add("reverse_kl", first.reverse_kl, is_known)
         if teacher:
-            records.add(f"reverse_kl/{teacher}", reverse_kl)
+            records.add(f"reverse_kl/{teacher}", first.reverse_kl, is_known)
     records.add("student_entropy", first.student_entropy)
     if first.teacher_entropy is not None:
         records.add("teacher_entropy", first.teacher_entropy)
     mismatch = (first.logprobs - tokens.policy_logprobs).abs()
-    records.add("sampler_mismatch", mismatch[~mismatch.isnan()])
+    records.add("sampler_mismatch", mismatch, ~mismatch.isnan())

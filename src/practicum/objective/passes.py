@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from practicum.costs.segments import count_fitting_texts
+from practicum.costs.segments import split_by_tokens
 from practicum.objective.tokens import TokenBatch
 from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal, fetch_states
 
@@ -16,7 +16,7 @@ from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal, fetch_s
 class Part:
     """The signals of one teacher at the supervised tokens of a pass, packed.
 
-    `index` has the positions of these tokens in the batch.
+    `index` has the positions of these tokens in the batch, on the CPU.
     """
 
     index: Int[Tensor, " T"]
@@ -97,7 +97,7 @@ def _gather(datums: Sequence[Datum], rows: list[int], batch: TokenBatch) -> Part
 def find_tokens(token_rows: Int[Tensor, " T"], rows: Sequence[int]) -> Int[Tensor, " t"]:
     """Return the places of some rows' tokens, row by row; `token_rows` has each token's row."""
     # A row's tokens are neighbours, so each is found by two searches, not by a look at all tokens.
-    sought = torch.tensor(rows)
+    sought = torch.tensor(rows, device=token_rows.device)
     first = torch.searchsorted(token_rows, sought).tolist()
     last = torch.searchsorted(token_rows, sought, right=True).tolist()
     return torch.cat([torch.arange(*place) for place in zip(first, last, strict=True)])
@@ -152,16 +152,12 @@ def group_rows_into_passes(
         alike.setdefault(tuple(map(_read_kind, signals)), []).append(rows)
     packs = find_longest_length(datums) <= packs_up_to
     for group in alike.values():
-        first_rows = [rows[0] for rows in group]
-        requests = build_score_requests([datums[row].rollout for row in first_rows])
-        texts = dict(zip(first_rows, requests, strict=True))
         if not packs:
             # A padded batch costs its longest text times its rows.
             group.sort(key=lambda rows: count_text_tokens(datums[rows[0]]))
-        while group:
-            count = count_fitting_texts([texts[rows[0]] for rows in group], limit, packs_up_to)
-            yield [list(rows) for rows in zip(*group[:count], strict=True)]
-            group = group[count:]
+        requests = build_score_requests([datums[rows[0]].rollout for rows in group])
+        for part in split_by_tokens(requests, limit, packs_up_to):
+            yield [list(rows) for rows in zip(*group[part], strict=True)]
 
 
 def build_score_requests(rollouts: Sequence[Rollout]) -> list[ScoreRequest]:

@@ -12,7 +12,11 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.functional.advantages import ADVANTAGES, REWARDS, modulate
 from practicum.functional.estimators import CORRECTIONS
-from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
+from practicum.functional.samples import (
+    SAMPLE_WEIGHTS,
+    TOKEN_STATISTICS,
+    SampleStatistics,
+)
 from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
@@ -28,14 +32,13 @@ def compute_coefficients(term: Term, values: TermValues, batch: TokenBatch) -> F
     For a differentiated value it is weight times aggregate; for a sampled token it is also times
     minus the return. Terms with `needs_sequences` need whole sequences here.
     """
-    if not values.is_scored.any():
+    if term.needs_signal and values.divergence is None and values.teacher_logprobs is None:
         return torch.zeros_like(values.logprobs)
-    selected = _select_rows(term, batch)
     coefficient = (
         term.coefficient
         * batch.aggregate
         * _compute_token_weights(term, values, batch)
-        * _compute_completion_weights(term, values, batch, selected)
+        * _compute_completion_weights(term, values, batch)
     )
     log_ratio = _compute_log_ratio(term, values, batch)
     if not term.on_sampled_token:
@@ -139,7 +142,7 @@ def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor
     They are a sum, or a mean over the remaining tokens.
     """
     returns = F.reward_to_go(advantage, gradient.gamma)
-    num_left = torch.arange(len(advantage), 0, -1, dtype=returns.dtype) - gradient.start
+    num_left = torch.arange(len(advantage), 0, -1).to(returns) - gradient.start
     if gradient.start == 1:
         returns = returns - advantage
     return returns / num_left.clamp_min(1.0) if gradient.length == "mean" else returns
@@ -147,13 +150,18 @@ def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor
 
 def _compute_reward_advantages(advantage: str, batch: TokenBatch) -> Tensor:
     """Return the advantage of each token's completion in its prompt's group; 0 without a reward."""
+    return batch.spread(("advantage", advantage), lambda: _compare_rewards(advantage, batch))
+
+
+def _compare_rewards(advantage: str, batch: TokenBatch) -> list[float]:
+    """Return the advantage of each row."""
     by_row = [0.0] * len(batch.groups)
     for rows in batch.group_rows():
         rewards = {row: reward for row in rows if (reward := batch.rewards[row]) is not None}
         advantages = ADVANTAGES[advantage].function(list(rewards.values()))
         for row, row_advantage in zip(rewards, advantages, strict=True):
             by_row[row] = row_advantage
-    return torch.tensor([by_row[row] for row in batch.first])[batch.rows]
+    return [by_row[row] for row in batch.first]
 
 
 def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
@@ -165,7 +173,7 @@ def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: Toke
     sums = returns.new_zeros(count).index_add_(0, batch.rows, returns)
     sizes = returns.new_zeros(count).index_add_(0, batch.rows, values.is_scored.to(returns.dtype))
     names = {name: index for index, name in enumerate(dict.fromkeys(batch.groups))}
-    group = torch.tensor([names[name] for name in batch.groups])
+    group = torch.tensor([names[name] for name in batch.groups], device=returns.device)
     other_sums = returns.new_zeros(len(names)).index_add_(0, group, sums)[group] - sums
     other_sizes = returns.new_zeros(len(names)).index_add_(0, group, sizes)[group] - sizes
     return (other_sums / other_sizes.clamp_min(1.0))[batch.rows]
@@ -238,7 +246,7 @@ def _compute_token_weights(term: Term, values: TermValues, batch: TokenBatch) ->
 
 
 def _select_rows(term: Term, batch: TokenBatch) -> list[bool]:
-    """Return True for the rows that the term's filter and source select.
+    """Return True for the rows that the term's filter selects.
 
     A group is solved by the student's own completions; those of others count only if the student
     wrote none.
@@ -257,10 +265,7 @@ def _select_rows(term: Term, batch: TokenBatch) -> list[bool]:
         "failed_group": lambda row: right[row] is not None and not solved[row],
         "solved_group": lambda row: solved[row],
     }[term.filter]
-    wrote = {row for row, source in enumerate(batch.sources) if term.source in ("all", source)}
-    if term.source != "all":
-        wrote |= set(batch.rows[_mask_source_tokens(term, batch)].tolist())
-    return [outcome(row) and row in wrote for row in range(len(batch.groups))]
+    return [outcome(row) for row in range(len(batch.groups))]
 
 
 def _mask_source_tokens(term: Term, batch: TokenBatch) -> Bool[Tensor, " T"]:
@@ -275,30 +280,50 @@ def _select_student_rows(rows: Sequence[int], batch: TokenBatch) -> Sequence[int
     return [row for row in rows if batch.sources[row] == "student"] or rows
 
 
-def _compute_completion_weights(
-    term: Term, values: TermValues, batch: TokenBatch, selected: Sequence[bool]
-) -> Tensor:
+def _compute_completion_weights(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
     """Return the weight of each token's completion, 0 if it is not selected."""
+    if term.samples_by.isdisjoint(TOKEN_STATISTICS):
+        key = ("completion weight", term.samples.name, *term.samples.arguments.items(), term.filter)
+        return batch.spread(key, lambda: _weigh_rows(term, batch, _select_rows(term, batch)))
+    is_trained = values.is_scored & _mask_source_tokens(term, batch)
+    trained_rows = set(batch.rows[is_trained].tolist())
+    trains = [
+        selected and row in trained_rows for row, selected in enumerate(_select_rows(term, batch))
+    ]
+    student, teacher = (
+        _compute_mean_nll(logprobs, batch) if name in term.samples_by else []
+        for name, logprobs in (
+            ("student_nll", values.logprobs),
+            ("teacher_nll", values.teacher_logprobs),
+        )
+    )
+    weights = torch.tensor(_weigh_rows(term, batch, trains, student, teacher))
+    return weights.to(batch.rows.device)[batch.rows]
+
+
+def _weigh_rows(
+    term: Term,
+    batch: TokenBatch,
+    trains: Sequence[bool],
+    student_nll: Sequence[float] = (),
+    teacher_nll: Sequence[float] = (),
+) -> list[float]:
+    """Return the weight of each row's completion, 0 for rows that the term does not train on."""
     entry = SAMPLE_WEIGHTS[term.samples.name]
-    by_row = [1.0] * len(selected)
-    scored_rows = set(batch.rows[values.is_scored].tolist())
-    student = _compute_mean_nll(values.logprobs, batch) if "student_nll" in term.samples_by else ()
-    asks_teacher = "teacher_nll" in term.samples_by
-    teacher = _compute_mean_nll(values.teacher_logprobs, batch) if asks_teacher else ()
+    by_row = [1.0] * len(batch.groups)
     # A weight that needs no statistic is 1 for every completion.
     for rows in batch.group_rows() if entry.needs else ():
         statistics = SampleStatistics(
-            kept=[selected[row] and row in scored_rows for row in rows],
+            kept=[trains[row] for row in rows],
             rewards=[batch.rewards[row] for row in rows],
             texts=[batch.texts[row] for row in rows],
-            student_nll=[student[row] for row in rows if student],
-            teacher_nll=[teacher[row] for row in rows if teacher],
+            student_nll=[student_nll[row] for row in rows if student_nll],
+            teacher_nll=[teacher_nll[row] for row in rows if teacher_nll],
         )
         weights = entry.function(statistics, **term.samples.arguments)
         for row, weight in zip(rows, weights, strict=True):
             by_row[row] = weight
-    weights = [by_row[first] * row for first, row in zip(batch.first, selected, strict=True)]
-    return torch.tensor(weights, dtype=torch.float32)[batch.rows]
+    return [by_row[first] * counts for first, counts in zip(batch.first, trains, strict=True)]
 
 
 def _compute_mean_nll(logprobs: Tensor | None, batch: TokenBatch) -> list[float]:

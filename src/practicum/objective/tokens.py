@@ -1,7 +1,7 @@
 """Define the packed numbers per token that both sides of an objective read and write."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -38,19 +38,33 @@ class TokenBatch:
     sources: tuple[Source, ...]
     first: tuple[int, ...]
     special: Bool[Tensor, " T"] | None = None
+    row_values: dict[Hashable, Float[Tensor, " R"]] = field(default_factory=dict)
 
     def __getitem__(self, part: slice | Int[Tensor, " t"]) -> "TokenBatch":
         """Return the batch at some of its tokens."""
-        tensors = {
-            field.name: value[part]
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor)
-        }
-        return replace(self, **tensors)
+        return replace(self, **self._apply_to_tensors(lambda tensor: tensor[part]))
 
     def to(self, device: torch.device) -> "TokenBatch":
-        """Return the batch with tokens and draws on a device; the rest stays for the token side."""
-        return replace(self, tokens=self.tokens.to(device), draws=self.draws.to(device))
+        """Return the batch with its tensors on a device."""
+        tensors = self._apply_to_tensors(lambda tensor: tensor.to(device))
+        return replace(self, **tensors, row_values={})
+
+    def spread(self, key: Hashable, compute: Callable[[], Sequence[float]]) -> Float[Tensor, " T"]:
+        """Return one number a row at the row's tokens.
+
+        `compute` returns those of all rows. It runs once for all parts of a batch: a batch is read
+        in as many parts as it has tokens, so a look at every row in each would be quadratic.
+        """
+        if key not in self.row_values:
+            values = torch.tensor(compute(), dtype=torch.float32)
+            self.row_values[key] = values.to(self.rows.device)
+        return self.row_values[key][self.rows]
+
+    def _apply_to_tensors(self, function: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: function(value) for name, value in values.items() if isinstance(value, Tensor)
+        }
 
     def group_rows(self) -> "list[list[int]]":
         """Return the rows of each prompt, each rollout once."""
@@ -111,15 +125,15 @@ class TermValues:
         return TermValues(*_apply_each(self, lambda tensor: tensor[index]))
 
     def detach(self) -> "TermValues":
-        """Return the values on the CPU and without a graph, for the token side."""
-        return TermValues(*_apply_each(self, lambda tensor: tensor.detach().cpu()))
+        """Return the values without a graph, for the token side."""
+        return TermValues(*_apply_each(self, Tensor.detach))
 
     @staticmethod
     def concatenate(parts: "Sequence[TermValues]") -> "TermValues":
         """Return chunks as one; a statistic that a chunk lacks is NaN at its tokens."""
-        lengths = [len(part.loss_value) for part in parts]
         columns = zip(*(_list_tensors(part) for part in parts), strict=True)
-        return TermValues(*(_concatenate_column(column, lengths) for column in columns))
+        losses = [part.loss_value for part in parts]
+        return TermValues(*(_concatenate_column(column, losses) for column in columns))
 
 
 def _list_tensors(values: "TeacherDistribution | TermValues") -> list[Any]:
@@ -132,12 +146,13 @@ def _apply_each(
     return [None if tensor is None else function(tensor) for tensor in _list_tensors(values)]
 
 
-def _concatenate_column(column: Sequence[Any], lengths: Sequence[int]) -> Any:
+def _concatenate_column(column: Sequence[Any], losses: Sequence[Tensor]) -> Any:
+    """Return a column of all parts; `losses` tell how many tokens each has, and where they are."""
     if all(tensor is None for tensor in column):
         return None
     parts = [
-        torch.full((length,), torch.nan) if tensor is None else tensor
-        for tensor, length in zip(column, lengths, strict=True)
+        torch.full_like(loss, torch.nan, dtype=torch.float32) if tensor is None else tensor
+        for tensor, loss in zip(column, losses, strict=True)
     ]
     return torch.cat(parts)
 

@@ -85,11 +85,13 @@ class Reader(Protocol):
     def draw(
         self, requests: Sequence[SampleRequest], params: SamplingParams, weights: Weights
     ) -> Generator[None, None, list[Sample]]:
-        """Sample one completion per request; yield after each token, so that others can work."""
+        """Sample one completion per request; yield after each token and prefill, so that others can work."""
         ...
 
-    def score(self, questions: Sequence[PromptQuestion], weights: Weights) -> list[PromptScores]:
-        """Score prompts, one result per request."""
+    def score(
+        self, questions: Sequence[PromptQuestion], weights: Weights
+    ) -> Generator[None, None, list[PromptScores]]:
+        """Score prompts, one result per request; yield after each pass, so that others can work."""
         ...
 
     def bring(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

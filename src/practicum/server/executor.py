@@ -41,13 +41,11 @@ Pausing = Generator[None, None, T]
 MAX_CELLS = 2**24
 """The most entries of one table of an answer: tokens times candidates."""
 
-TURN_TOKENS = 8192
-"""The prompt tokens that are scored before other work has its turn."""
-
-LANES = (2**8, 2**12, 2**16)
+LANES = (2**4, 2**8, 2**12, 2**16)
 """The sizes up to which requests share a lane, in tokens to read and to write.
 
-Larger requests have the last lane.
+Larger requests have the last lane. A request waits for those of its lane that came before it, which
+may be thousands, so what is wanted at once has a lane of its own.
 """
 
 MAX_OVERLAYS = 8
@@ -216,7 +214,7 @@ def _score(model: Reader, overlay: Weights, requests: Sequence[_SamplePlan]) -> 
     """Score prompts; a request of a single pass also gets its samples."""
     scored = [request for request in requests if request.question is not None]
     questions = [request.question for request in scored if request.question is not None]
-    answers = yield from _score_in_turns(model, overlay, questions)
+    answers = yield from model.score(questions, overlay)
     for request, scores in zip(scored, answers, strict=True):
         request.scores, request.samples = scores, scores.following
 
@@ -247,24 +245,9 @@ def _score_drawn(model: Reader, overlay: Weights, requests: Sequence[_SamplePlan
             scored.append(request)
             tokens = (*prompt, *sample.tokens.tolist())
             questions.append(PromptQuestion(tokens, len(prompt), k))
-    answers = yield from _score_in_turns(model, overlay, questions)
+    answers = yield from model.score(questions, overlay)
     for request, scores in zip(scored, answers, strict=True):
         request.topk = [*(request.topk or []), TopKTable(scores.topk_ids, scores.topk_logprobs)]
-
-
-def _score_in_turns(
-    model: Reader, overlay: Weights, questions: Sequence[PromptQuestion]
-) -> Pausing[list[PromptScores]]:
-    """Score prompts, and yield after each `TURN_TOKENS` tokens."""
-    scores: list[PromptScores] = []
-    part: list[PromptQuestion] = []
-    for number, question in enumerate(questions, start=1):
-        part.append(question)
-        if number == len(questions) or sum(len(prompt.tokens) for prompt in part) >= TURN_TOKENS:
-            scores += model.score(part, overlay)
-            part = []
-            yield
-    return scores
 
 
 def encode_failure(error: PracticumError | HttpRefusal) -> ResponseBody:

@@ -43,7 +43,7 @@ def attend(
     queries: Float[Tensor, "B H L d"],
     keys: Float[Tensor, "B G M d"],
     values: Float[Tensor, "B G M e"],
-    mask: Float[Tensor, "B 1 #L M"] | None,
+    mask: Float[Tensor, "#B 1 #L M"] | None,
     scale: float | None,
     *,
     dropout: float = 0.0,

@@ -156,8 +156,7 @@ class SlotDecodeBatch:
         assert batch.kv_by_layer is not None
         with self._job.weights() as model:
             hidden = batch.compute_hidden_states(model)
-        for prompt, path, last in zip(chosen, batch.locate_tokens(), hidden, strict=True):
-            indices = torch.tensor(path, device=hidden.device)
+        for prompt, indices, last in zip(chosen, batch.locate_tokens(), hidden, strict=True):
             self._prefilled[prompt] = _PrefilledPrompt(batch.kv_by_layer, indices, last)
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from practicum.backends.local.graph import activation_checkpointing
-from practicum.backends.local.packing import compute_hidden_states, split_by_tokens
+from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs import GraphPlan
+from practicum.costs.segments import split_by_tokens
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
@@ -97,7 +98,7 @@ def _compute_loss(
     """
     if datum.needs_all_positions:
         datum = _separate_loss(head, hidden, datum, chunk_tokens)
-    logprobs, total = [], 0.0
+    logprobs, losses = [], []
     for piece in chunks(len(datum.tokens), chunk_tokens):
         states = hidden[piece].detach().requires_grad_(train)
         chosen = head.logprobs(states).gather(-1, datum.targets[piece].to(states.device))
@@ -106,9 +107,10 @@ def _compute_loss(
             loss.backward()
             assert states.grad is not None
             gradient[piece] = states.grad
-        logprobs.append(chosen.detach().cpu())
-        total += loss.item()
-    return torch.cat(logprobs), total
+        logprobs.append(chosen.detach())
+        losses.append(loss.detach().double())
+    # Read from the device once a text: after each chunk the program would wait for the device.
+    return torch.cat(logprobs).cpu(), torch.stack(losses).sum().item()
 
 
 def _separate_loss(

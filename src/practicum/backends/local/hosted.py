@@ -8,7 +8,7 @@ from practicum.backends.local.adapters import PARTS, add_adapters
 from practicum.backends.local.given import forward_backward_targets, forward_targets
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
-from practicum.backends.local.prompt_scores import score_prompts
+from practicum.backends.local.prompt_scores import score_prompts, split_questions
 from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.sizes import measure_dims
@@ -36,9 +36,15 @@ class LocalReader:
         rows = _count_rows(self._model, longest)
         return LocalSampler(self._model, weights or {}, rows).run_steps(requests, params)
 
-    def score(self, questions: Sequence[PromptQuestion], weights: Weights) -> list[PromptScores]:
-        """Answer requests for scores of prompts."""
-        return score_prompts(self._model, weights, questions)
+    def score(
+        self, questions: Sequence[PromptQuestion], weights: Weights
+    ) -> Generator[None, None, list[PromptScores]]:
+        """Answer requests for scores of prompts, and yield after each pass."""
+        scores: list[PromptScores] = []
+        for part in split_questions(self._model, questions):
+            scores += score_prompts(self._model, weights, questions[part])
+            yield
+        return scores
 
     def bring(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights on the model's device."""

@@ -18,14 +18,15 @@ from torch.nn.utils.rnn import pad_sequence
 from practicum.backends.local.attention import NAME, attend
 from practicum.backends.local.language_model import LanguageModel
 from practicum.core import abandon
-from practicum.costs.segments import Segment, count_fitting_texts, split_into_segments
+from practicum.costs.segments import Segment, split_by_tokens, split_into_segments
+from practicum.functional.chunked import chunks
 from practicum.types import ScoreRequest
 
 MAX_PADDING_RATIO = 1.25
 """The largest ratio of padded entries to tokens in one group of segments; only attention pads."""
 
-MAX_MASK_ENTRIES = 2**23
-"""The most entries of the attention mask of one group of segments."""
+QUERY_ROWS = 256
+"""The most queries that attend in one call if a mask is needed, which has a row for each."""
 
 
 def compute_hidden_states(
@@ -36,17 +37,6 @@ def compute_hidden_states(
     if longest > language_model.max_packed_tokens:
         return _compute_padded(language_model, texts)
     return PackedBatch(texts, language_model.device).compute_hidden_states(language_model)
-
-
-def split_by_tokens(
-    texts: Sequence[ScoreRequest], limit: int, max_packed_tokens: int
-) -> Iterator[slice]:
-    """Yield slices of `texts`, in order, that cost at most `limit` tokens each or hold one text."""
-    start = 0
-    while start < len(texts):
-        stop = start + count_fitting_texts(texts[start:], limit, max_packed_tokens)
-        yield slice(start, stop)
-        start = stop
 
 
 def iterate_hidden_states(
@@ -128,46 +118,44 @@ class PackedBatch:
         self, texts: Sequence[ScoreRequest], device: torch.device, *, keep_kv: bool = False
     ) -> None:
         self._segments, self._last_segments = split_into_segments(texts)
-        # Neighbours in this order need the same attention call (with or without ancestors) and
-        # almost the same padding, so `_group_segments` can batch them: one call per segment would
-        # cost more than the padding it saves. The order decides only where a token sits in the row;
-        # which tokens it attends to comes from the tree, so results do not depend on it.
+        # Neighbours in this order have the same ancestors and almost the same padding, so
+        # `_group_segments` can batch them: one call per segment would cost more than the padding it
+        # saves. The order decides only where a token sits in the row; which tokens it attends to
+        # comes from the tree, so results do not depend on it.
         order = sorted(range(len(self._segments)), key=self._build_sort_key)
-        self._rows: dict[int, range] = {}
+        self._spans: dict[int, range] = {}
         ids: list[int] = []
         positions: list[int] = []
         for number in order:
             segment = self._segments[number]
-            self._rows[number] = range(len(ids), len(ids) + len(segment.tokens))
+            self._spans[number] = range(len(ids), len(ids) + len(segment.tokens))
             ids.extend(segment.tokens)
             positions.extend(range(segment.start, segment.start + len(segment.tokens)))
         self.ids = torch.tensor(ids, device=device)
         self.positions = torch.tensor(positions, device=device)
-        # The hidden state before a token predicts it, so the first one is the prompt's last token.
-        outputs: list[int] = []
-        for text, path in zip(texts, self.locate_tokens(), strict=True):
-            if text.tokens:
-                outputs.extend(path[len(text.prompt_tokens) - 1 :])
+        outputs = self._find_outputs(texts)
         self.output_positions = torch.tensor(outputs, dtype=torch.long, device=device)
         self.kv_by_layer: dict[int, tuple[Tensor, Tensor]] | None = {} if keep_kv else None
         self._groups = [
-            _Group.build(
-                [self._collect_path(number) for number in group],
-                [self._rows[number] for number in group],
-                positions,
-                device,
-            )
+            _Group.build([self._spans[number] for number in group], ancestors, device)
             for group in _group_segments(self._segments, order)
+            for ancestors in [self._collect_spans(self._segments[group[0]].parent)]
         ]
+        reaches = [group.reach for group in self._groups if group.ancestors]
+        self._mask = _build_mask(max(reaches), device) if reaches else None
 
     def compute_hidden_states(self, language_model: LanguageModel) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict each text's tokens, concatenated."""
         hidden = language_model.forward_packed(self.ids, self.positions, self)
         return hidden[self.output_positions]
 
-    def locate_tokens(self) -> list[list[int]]:
+    def locate_tokens(self) -> list[Int[Tensor, " L"]]:
         """Return the row positions of each text's tokens, in reading order."""
-        return [self._collect_path(number) for number in self._last_segments]
+        device = self.ids.device
+        return [
+            torch.cat([torch.arange(span.start, span.stop, device=device) for span in spans])
+            for spans in map(self._collect_spans, self._last_segments)
+        ]
 
     def attend(
         self,
@@ -181,35 +169,53 @@ class PackedBatch:
         """Compute one layer's attention, and collect its keys and values if `keep_kv`."""
         if self.kv_by_layer is not None:
             self.kv_by_layer[layer] = keys, values
-        outputs = [group.attend(queries, keys, values, scale, dropout) for group in self._groups]
+        mask = None if self._mask is None else self._mask.to(queries.dtype)
+        outputs = [
+            group.attend(queries, keys, values, mask, scale, dropout) for group in self._groups
+        ]
         return torch.cat(outputs)
 
-    def _build_sort_key(self, number: int) -> tuple[bool, int, int]:
+    def _build_sort_key(self, number: int) -> tuple[int, int, int]:
         segment = self._segments[number]
-        return segment.parent is not None, len(segment.tokens), segment.start
+        parent = -1 if segment.parent is None else segment.parent
+        return parent, len(segment.tokens), segment.start
 
-    def _collect_path(self, number: int | None) -> list[int]:
-        """Return the row positions of a segment's tokens, after those of its ancestors."""
-        path: list[int] = []
+    def _collect_spans(self, number: int | None) -> list[range]:
+        """Return the row positions of a segment's ancestors and its own, from the text's start."""
+        spans: list[range] = []
         while number is not None:
-            path = [*self._rows[number], *path]
+            spans.insert(0, self._spans[number])
             number = self._segments[number].parent
-        return path
+        return spans
+
+    def _find_outputs(self, texts: Sequence[ScoreRequest]) -> list[int]:
+        """Return the row positions whose hidden states predict the texts' tokens."""
+        outputs: list[int] = []
+        for text, number in zip(texts, self._last_segments, strict=True):
+            if not text.tokens:
+                continue
+            segment, span = self._segments[number], self._spans[number]
+            # The hidden state before a token predicts it, so the first one is the prompt's last.
+            first = len(text.prompt_tokens) - 1 - segment.start
+            if first < 0:
+                assert segment.parent is not None, "a text without ancestors holds its prompt"
+                outputs.append(self._spans[segment.parent][-1])
+            outputs.extend(span[max(first, 0) :])
+        return outputs
 
 
 def _group_segments(segments: Sequence[Segment], order: Sequence[int]) -> Iterator[list[int]]:
-    """Yield runs of `order` that attend in one call: alike in length and in having ancestors."""
+    """Yield runs of `order` that attend in one call: alike in length, and with one parent."""
     group: list[int] = []
     tokens = 0
     for number in order:
         segment = segments[number]
-        length, reach = len(segment.tokens), segment.start + len(segment.tokens)
+        length = len(segment.tokens)
         if group:
-            is_same_kind = (segment.parent is None) == (segments[group[0]].parent is None)
+            has_other_parent = segment.parent != segments[group[0]].parent
             # The order goes by length, so the newest segment is the longest and sets the padding.
             area = length * (len(group) + 1)
-            is_too_large = segment.parent is not None and area * reach > MAX_MASK_ENTRIES
-            if not is_same_kind or is_too_large or area > MAX_PADDING_RATIO * (tokens + length):
+            if has_other_parent or area > MAX_PADDING_RATIO * (tokens + length):
                 yield group
                 group, tokens = [], 0
         group.append(number)
@@ -218,76 +224,106 @@ def _group_segments(segments: Sequence[Segment], order: Sequence[int]) -> Iterat
         yield group
 
 
+def _build_mask(reach: int, device: torch.device) -> Float[Tensor, "R M"]:
+    """Return the mask of `QUERY_ROWS` queries, or fewer, after `reach` keys or fewer.
+
+    Query r sees the first `reach` keys and r + 1 more. The queries and keys of every call are the
+    first rows of it and some neighbouring columns, so one mask serves all calls: its size does not
+    depend on the number of texts, and is linear in their length.
+    """
+    rows = min(QUERY_ROWS, reach)
+    mask = torch.full((rows, rows), -torch.inf, device=device).triu(diagonal=1)
+    return torch.nn.functional.pad(mask, (reach, 0))
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """B neighbouring segments of the row that attend in one call.
+    """B neighbouring segments of the row with the same ancestors, which attend in one call.
 
-    `queries` [B, L] and `real` (not padding) index the segments' tokens; both are None if the
-    segments are equally long, because then they are a plain view of the row. `keys` [B, M] and
-    `mask` describe the tokens that they see; both are None for segments without ancestors, which
-    attend causally to themselves.
+    `reach` counts the tokens that the longest one sees, its own included. `padded` [B, L] indexes
+    the segments' tokens in the row, and `real` their entries in it, flat; both are None if the
+    segments are equally long, because then they are a plain view of the row. `ancestors` are the
+    parts of the row that every segment sees before itself.
     """
 
     row: slice
     count: int
-    queries: Int[Tensor, "B L"] | None
-    real: Bool[Tensor, "B L"] | None
-    keys: Int[Tensor, "B M"] | None
-    mask: Float[Tensor, "B 1 L M"] | None
+    reach: int
+    padded: Int[Tensor, "B L"] | None
+    real: Int[Tensor, " T"] | None
+    ancestors: Sequence[range]
 
     @classmethod
     def build(
-        cls,
-        paths: Sequence[list[int]],
-        rows: Sequence[range],
-        positions: Sequence[int],
-        device: torch.device,
+        cls, spans: Sequence[range], ancestors: Sequence[range], device: torch.device
     ) -> "_Group":
-        """Build the group from its segments' row positions; `paths` include their ancestors."""
-        row = slice(rows[0].start, rows[-1].stop)
-        queries, real = _pad_indices(rows)
-        keys = mask = None
-        if any(len(path) > len(tokens) for path, tokens in zip(paths, rows, strict=True)):
-            keys, is_key = _pad_indices(paths)
-            at = torch.tensor(positions)
-            visible = is_key[:, None, :] & (at[keys][:, None, :] <= at[queries][:, :, None])
-            mask = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None].to(device)
-            keys = keys.to(device)
-        # By the lengths and not by `real`: weightless models run this over tensors without numbers.
-        if len({len(tokens) for tokens in rows}) == 1:
-            return cls(row, len(rows), None, None, keys, mask)
-        return cls(row, len(rows), queries.to(device), real.to(device), keys, mask)
+        """Build the group from its segments' parts of the row and those of their ancestors."""
+        row = slice(spans[0].start, spans[-1].stop)
+        longest = max(map(len, spans))
+        reach = longest + sum(map(len, ancestors))
+        if len(spans) * longest == row.stop - row.start:
+            return cls(row, len(spans), reach, None, None, ancestors)
+        starts, lasts = (
+            torch.tensor([span[end] for span in spans], device=device)[:, None] for end in (0, -1)
+        )
+        padded = torch.minimum(starts + torch.arange(longest, device=device), lasts)
+        offsets = range(0, len(spans) * longest, longest)
+        entries = [
+            torch.arange(offset, offset + len(span), device=device)
+            for offset, span in zip(offsets, spans, strict=True)
+        ]
+        return cls(row, len(spans), reach, padded, torch.cat(entries), ancestors)
 
     def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, scale: float | None, dropout: float
-    ) -> Tensor:
-        """Return the attention output of the group's tokens, [T, H, e], from those of the row."""
-        segment_queries = self._select_segments(queries)
-        if self.keys is None:
-            keys, values = self._select_segments(keys), self._select_segments(values)
-            output = attend(
-                segment_queries, keys, values, None, scale, dropout=dropout, causal=True
-            )
+        self,
+        queries: Float[Tensor, "T H d"],
+        keys: Float[Tensor, "T G d"],
+        values: Float[Tensor, "T G e"],
+        mask: Float[Tensor, "R M"] | None,
+        scale: float | None,
+        dropout: float,
+    ) -> Float[Tensor, "t H e"]:
+        """Return the attention output of the group's tokens, from the tokens of the row."""
+        own_queries = self._select_own(queries)
+        seen_keys, seen_values = self._select_seen(keys), self._select_seen(values)
+        if mask is None or not self.ancestors:
+            states = own_queries, seen_keys, seen_values
+            output = attend(*states, None, scale, dropout=dropout, causal=True)
         else:
-            assert self.mask is not None
-            keys, values = (heads[self.keys].transpose(1, 2) for heads in (keys, values))
-            mask = self.mask.to(queries.dtype)
-            output = attend(segment_queries, keys, values, mask, scale, dropout=dropout)
-        output = output.transpose(1, 2)
-        return output.flatten(0, 1) if self.real is None else output[self.real]
+            past = seen_keys.shape[2] - own_queries.shape[2]
+            outputs = []
+            # Block by block, a query row is computed against no keys after its block.
+            for block in chunks(own_queries.shape[2], QUERY_ROWS):
+                reach = slice(0, past + block.stop)
+                states = own_queries[:, :, block], seen_keys[:, :, reach], seen_values[:, :, reach]
+                steps = _cut_mask(mask, block.stop - block.start, past + block.start)
+                outputs.append(attend(*states, steps, scale, dropout=dropout))
+            output = torch.cat(outputs, dim=2)
+        output = output.transpose(1, 2).flatten(0, 1)
+        return output if self.real is None else output[self.real]
 
-    def _select_segments(self, heads: Float[Tensor, "T H d"]) -> Float[Tensor, "B H L d"]:
+    def _select_own(self, heads: Float[Tensor, "T H d"]) -> Float[Tensor, "B H L d"]:
         """Return the rows of the group's segments, padded to the longest."""
-        if self.queries is None:
+        if self.padded is None:
             return heads[self.row].unflatten(0, (self.count, -1)).transpose(1, 2)
-        return heads[self.queries].transpose(1, 2)
+        return heads[self.padded].transpose(1, 2)
+
+    def _select_seen(self, heads: Float[Tensor, "T G d"]) -> Float[Tensor, "B G M d"]:
+        """Return the rows that the group's segments see: their ancestors' and their own."""
+        segments = self._select_own(heads)
+        if not self.ancestors:
+            return segments
+        # Views and one copy, no gather by index: the backward pass of a gather adds row by row.
+        above = torch.cat([heads[span.start : span.stop] for span in self.ancestors])
+        return torch.cat([above.transpose(0, 1).expand(self.count, -1, -1, -1), segments], dim=2)
 
 
-def _pad_indices(rows: Sequence[Sequence[int]]) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"]]:
-    """Return rows as a matrix, each padded with its last index, and the mask of real ones."""
-    width = max(map(len, rows))
-    index = torch.tensor([[*row, *[row[-1]] * (width - len(row))] for row in rows])
-    return index, torch.arange(width)[None] < torch.tensor([[len(row)] for row in rows])
+def _cut_mask(mask: Float[Tensor, "R M"], rows: int, past: int) -> Float[Tensor, "1 1 r m"]:
+    """Return the part of the mask for so many queries after `past` keys; see `_build_mask`."""
+    start = mask.shape[1] - mask.shape[0]
+    part = mask[None, None, :rows, start - past : start + rows]
+    # Kernels on a GPU read a mask from an aligned address, which a view need not have.
+    return part if part.device.type == "cpu" else part.contiguous()
 
 
 def _compute_padded(

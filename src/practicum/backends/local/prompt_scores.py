@@ -5,7 +5,7 @@ each position, those of tokens that the caller names, samples at each position, 
 after the text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +23,7 @@ from practicum.backends.local.packing import iterate_hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
 from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.core.randomness import seed_of
+from practicum.costs.segments import split_by_tokens
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
 from practicum.ports.hosting import PromptQuestion, PromptScores
@@ -52,6 +53,14 @@ def score_prompts(
     return scores
 
 
+def split_questions(
+    language_model: LanguageModel, questions: Sequence[PromptQuestion]
+) -> Iterator[slice]:
+    """Yield slices of the questions, in order, that are answered in one pass each."""
+    requests = [_build_request(question) for question in questions]
+    return split_by_tokens(requests, SCORED_TOKENS, language_model.max_packed_tokens)
+
+
 def _score_prompt(
     head: Head,
     hidden: Float[Tensor, "T D"],
@@ -77,8 +86,8 @@ def _score_prompt(
         if question.targets is not None:
             targets = question.targets[piece].to(hidden.device)
             chunk.append(logprobs.gather(-1, targets.clamp_min(0)).masked_fill(targets < 0, 0.0))
-        columns.append([column.cpu() for column in chunk])
-    joined = [torch.cat(column) for column in zip(*columns, strict=True)]
+        columns.append(chunk)
+    joined = [torch.cat(column).cpu() for column in zip(*columns, strict=True)]
     return PromptScores(
         logprobs=joined[0][:, 0],
         topk_ids=joined[1],

@@ -40,7 +40,7 @@ SCORED_TOKENS = 1024
 """
 
 Steps = Generator[None, None, list[Sample]]
-"""A running sampling call: it yields after each token, and returns the completions."""
+"""A running sampling call: it yields after each token and prefill, and returns the completions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class LocalSampler:
         return self._open_loop(requests, params).run_to_end(self.batch_size) if requests else []
 
     def run_steps(self, requests: Sequence[SampleRequest], params: SamplingParams) -> Steps:
-        """Sample as `sample` does, but yield after each token of the active completions."""
+        """Sample as `sample` does, but yield after each token and each prefill."""
         if not requests:
             return []
         return (yield from self._open_loop(requests, params).run(self.batch_size))
@@ -193,7 +193,9 @@ class _DecodeLoop:
 
     def run(self, rows: int) -> Steps:
         """Decode until every completion ended; `active` lists the completion in each row."""
-        active: list[int] = self._admit(rows) if self.params.max_new_tokens else []
+        active: list[int] = []
+        if self.params.max_new_tokens:
+            yield from self._fill_rows(active, rows)
         while active:
             abandon.check()
             next_tokens = self._draw(active)
@@ -202,10 +204,21 @@ class _DecodeLoop:
                 batch.advance(next_tokens, keep)
             self.finished += len(active) - len(keep)
             active = [active[row] for row in keep]
-            if not active or all(batch.supports_refill for batch in self.batches):
-                active += self._admit(rows - len(active))
             yield
+            yield from self._fill_rows(active, rows)
         return [self._build_sample(text) for text in range(len(self.tokens))]
+
+    def _fill_rows(self, active: list[int], rows: int) -> Generator[None, None, None]:
+        """Start waiting completions in free rows, and yield after each prefill."""
+        if not all(batch.supports_refill for batch in self.batches):
+            # Texts that start together are read in one pass.
+            active += [] if active else self._admit(rows)
+            return
+        # One by one: an admission then reads prompts in one pass at most, and sixty-four prompts of
+        # a thousand tokens do not keep other work waiting until the last of them is read.
+        while len(active) < rows and (admitted := self._admit(1)):
+            active += admitted
+            yield
 
     def _admit(self, most: int) -> list[int]:
         """Fill free rows with waiting completions, and return these."""

@@ -268,8 +268,9 @@ class LocalTrainer:
         self, datums: Sequence[Datum], objective: Objective, seed: int, micro_batch_tokens: int
     ) -> ForwardResult:
         split_datums = split_pools(datums)
-        batch = build_token_batch(split_datums, objective, seed, self._special_ids)
-        records = UpdateStatistics(len(batch.tokens))
+        device = self.language_model.device
+        batch = build_token_batch(split_datums, objective, seed, self._special_ids).to(device)
+        records = UpdateStatistics(len(batch.tokens), device)
         micro_batches = self._build_micro_batches(split_datums, batch, micro_batch_tokens)
         head = self.language_model.head()
         # The closed form needs no autograd through the head, so a prepacked copy can serve it.
@@ -284,7 +285,7 @@ class LocalTrainer:
             first = micro_batch.rollouts[0]
             torch.manual_seed(seed_of(seed, "dropout", first.prompt.id, first.sample))
             self._backward_micro_batch(micro_batch, head, objective, coefficients, records)
-        if records.broken or records.has_no_supervision:
+        if records.is_broken or records.has_no_supervision:
             # A gradient of zeros would still move the weights, by AdamW's momentum and weight
             # decay.
             self._optimizer.zero_grad(set_to_none=True)
@@ -325,12 +326,7 @@ class LocalTrainer:
                     coefficients = compute_all_coefficients(objective, chunk.values, tokens)
                 else:
                     coefficients = [column[part.index[piece]] for column in batch_coefficients]
-                pairs = zip(coefficients, chunk.values, strict=True)
-                loss = sum((factor * values.loss_value).sum() for factor, values in pairs)
-                if not torch.isfinite(torch.as_tensor(loss)):
-                    broken = ~torch.isfinite(chunk.values[0].loss_value)
-                    records.broken += tokens.rows[broken].tolist() or tokens.rows.tolist()
-                    return
+                records.record_broken(part.index[piece], chunk.values, coefficients)
                 compare(records, chunk, part, piece)
                 # The body's gradient is taken once below: here it stops at the hidden states.
                 gradient[piece] += chunk.backward(coefficients)
@@ -364,15 +360,15 @@ class LocalTrainer:
         self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective
     ) -> LossChunk:
         signals = part.signal[piece], part.reference[piece]
-        tokens = part.tokens[piece].to(hidden.device)
-        return build_chunk(head, hidden, signals, tokens, objective, self._buffers)
+        return build_chunk(head, hidden, signals, part.tokens[piece], objective, self._buffers)
 
     def _compute_hidden(self, micro_batch: Pass) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict the supervised tokens, concatenated."""
         is_supervised = torch.cat([rollout.loss_mask for rollout in micro_batch.rollouts])
         texts = build_score_requests(micro_batch.rollouts)
         hidden = compute_hidden_states(self.language_model, texts)
-        return hidden if bool(is_supervised.all()) else hidden[is_supervised.to(hidden.device)]
+        # By number: a mask on the device would make the program wait until it is counted there.
+        return hidden if bool(is_supervised.all()) else hidden[is_supervised.nonzero()[:, 0]]
 
     def _halve(self, datums: Sequence[Datum], micro_batch_tokens: int, error: RuntimeError) -> None:
         """Halve the limits after memory ran out; raise ResourceError at their minimum."""

@@ -133,7 +133,7 @@ class ServiceTrainer:
         """Accumulate the objective's gradient over all datums, in two passes at the service."""
         datums = self._restrict_datums(split_pools(data), objective)
         batch = build_token_batch(datums, objective, seed, self.special_ids)
-        records = UpdateStatistics(len(batch.tokens))
+        records = UpdateStatistics(len(batch.tokens), batch.tokens.device)
         rollouts = [datum.rollout for datum in datums]
         parts = [build_columns(part, rollouts) for part in _gather_parts(datums, batch)]
         if not parts:
@@ -149,15 +149,14 @@ class ServiceTrainer:
             part = columns.part
             pairs = zip(factors, term_values, strict=True)
             losses = torch.stack([factor * term.loss_value for factor, term in pairs])
-            broken = ~torch.isfinite(losses.sum(dim=0).detach())
-            records.broken += part.tokens.rows[broken].tolist()
             loss = loss + losses.sum()
             detached = [term.detach() for term in term_values]
+            records.record_broken(part.index, detached, factors)
             measure(records, detached, part.tokens, part.signal)
             records.record_tokens(part.index, detached[0], factors)
             records.add_loss_share(part.signal.name, detached, factors)
         # Zero weights would still make the service's optimizer move: send nothing.
-        if not records.broken and not records.has_no_supervision:
+        if not records.is_broken and not records.has_no_supervision:
             gradients = torch.autograd.grad(
                 loss, logprobs, allow_unused=True, materialize_grads=True
             )

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from practicum.core.memory import read_total_memory
-from practicum.costs.segments import count_fitting_texts, count_packed_tokens
+from practicum.costs.segments import count_packed_tokens, split_by_tokens
 from practicum.errors import ResourceError
 from practicum.objective import Objective, can_fuse
 from practicum.objective.passes import build_score_requests, group_rows_into_passes
@@ -246,12 +246,8 @@ def _estimate_scoring(run: DryRun) -> int:
 
 def _find_largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) -> int:
     """Return the tokens of the largest forward pass in which the requests are scored."""
-    largest = 0
-    while requests:
-        count = count_fitting_texts(requests, record.scored_tokens, record.max_packed_tokens)
-        largest = max(largest, count_packed_tokens(requests[:count]))
-        requests = requests[count:]
-    return largest
+    passes = split_by_tokens(requests, record.scored_tokens, record.max_packed_tokens)
+    return max(count_packed_tokens(requests[part]) for part in passes)
 
 
 def _estimate_update(run: DryRun) -> dict[str, int]:

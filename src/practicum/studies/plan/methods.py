@@ -84,7 +84,7 @@ def _build_row(method: str, generate: int, score: int, update: int) -> dict[str,
 
 def _count_generation(texts: Texts, shape: ModelDims) -> int:
     # In generation one prefill serves all completions of a prompt, however short the prompt is.
-    return _count_forward(count_read_tokens(texts, shortest=0), texts, shape)
+    return _count_forward(count_read_tokens(texts, decoded=True), texts, shape)
 
 
 def _count_forward(read: ReadTokens, texts: Texts, shape: ModelDims) -> int:
