@@ -10,6 +10,9 @@ from torch import Tensor
 
 from practicum.functional.chunked import chunks
 
+RETURNS_FLOAT32 = torch.__version__ >= "2.8"
+"""True if this torch returns products of bfloat16 in float32 on a CUDA device."""
+
 BLOCK_ROWS = 4096
 """The rows of a bfloat16 matrix that are widened at once where no kernel returns float32."""
 
@@ -26,7 +29,7 @@ def project(
     hidden = hidden.to(rows.dtype)
     if _is_precise(rows):
         return torch.mm(hidden, rows.T, out=out)
-    if rows.is_cuda:
+    if rows.is_cuda and RETURNS_FLOAT32:
         return torch.mm(hidden, rows.T, out_dtype=torch.float32, out=out)
     product = hidden.new_empty(len(hidden), len(rows), dtype=torch.float32) if out is None else out
     wide = hidden.float()
@@ -42,7 +45,7 @@ def project_back(
     gradient = gradient.to(rows.dtype)
     if _is_precise(rows):
         return gradient @ rows
-    if rows.is_cuda:
+    if rows.is_cuda and RETURNS_FLOAT32:
         return torch.mm(gradient, rows, out_dtype=torch.float32)
     product = gradient.new_zeros(len(gradient), rows.shape[1], dtype=torch.float32)
     for part in chunks(len(rows), BLOCK_ROWS):
@@ -60,7 +63,7 @@ def add_outer(
     gradient, hidden = gradient.to(dtype), hidden.to(dtype)
     if _is_precise(gradient):
         total.addmm_(gradient.T, hidden)
-    elif gradient.is_cuda:
+    elif gradient.is_cuda and RETURNS_FLOAT32:
         torch.addmm(total, gradient.T, hidden, out_dtype=torch.float32, out=total)
     else:
         for part in chunks(gradient.shape[1], BLOCK_ROWS):

@@ -51,8 +51,10 @@ def attend(
 ) -> Float[Tensor, "B H L e"]:
     """Compute scaled dot-product attention; `mask` is added to the scores."""
     groups = queries.shape[1] // keys.shape[1]
-    # Fast kernels off the CPU take grouped heads or a mask, not both: repeat the heads there.
-    if groups > 1 and queries.device.type != "cpu":
+    # Off the CPU only flash kernels take grouped heads: in 16 bits and without a mask. Others get
+    # a copy of the keys and values for each head.
+    is_flash = mask is None and queries.dtype in (torch.float16, torch.bfloat16)
+    if groups > 1 and queries.device.type != "cpu" and not is_flash:
         keys, values = (heads.repeat_interleave(groups, 1) for heads in (keys, values))
         groups = 1
     return torch.nn.functional.scaled_dot_product_attention(

@@ -8,7 +8,7 @@ texts.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from practicum.backends.local.attention import NAME, attend
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.varlen import VarlenSegments, can_attend_varlen
 from practicum.core import abandon
 from practicum.costs.segments import Segment, count_fitting_texts, split_into_segments
 from practicum.types import ScoreRequest
@@ -150,14 +151,28 @@ class PackedBatch:
                 outputs.extend(path[len(text.prompt_tokens) - 1 :])
         self.output_positions = torch.tensor(outputs, dtype=torch.long, device=device)
         self.kv_by_layer: dict[int, tuple[Tensor, Tensor]] | None = {} if keep_kv else None
-        self._groups = [
+        self._order, self._places = order, positions
+
+    @cached_property
+    def segments(self) -> VarlenSegments:
+        """The segments as a flash kernel takes them."""
+        return VarlenSegments.build(
+            [self._collect_path(number) for number in self._order],
+            [self._rows[number] for number in self._order],
+            self.ids.device,
+        )
+
+    @cached_property
+    def _groups(self) -> "list[_Group]":
+        """The segments in groups that attend in one call, with masks where they have ancestors."""
+        return [
             _Group.build(
                 [self._collect_path(number) for number in group],
                 [self._rows[number] for number in group],
-                positions,
-                device,
+                self._places,
+                self.ids.device,
             )
-            for group in _group_segments(self._segments, order)
+            for group in _group_segments(self._segments, self._order)
         ]
 
     def compute_hidden_states(self, language_model: LanguageModel) -> Float[Tensor, "T D"]:
@@ -181,6 +196,8 @@ class PackedBatch:
         """Compute one layer's attention, and collect its keys and values if `keep_kv`."""
         if self.kv_by_layer is not None:
             self.kv_by_layer[layer] = keys, values
+        if can_attend_varlen(queries, values, dropout):
+            return self.segments.attend(queries, keys, values, scale)
         outputs = [group.attend(queries, keys, values, scale, dropout) for group in self._groups]
         return torch.cat(outputs)
 
