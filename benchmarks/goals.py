@@ -294,8 +294,17 @@ GOALS: dict[str, tuple[Goal, ...]] = {
             "most",
             1.45,
         ),
-        Goal("gpu.loss.memory", "extra peak memory of the loss there", "most", 1000, unit=" MiB"),
-        Goal("gpu.rollout", "tokens a second / HF generate, 64 answers", "least", 3.0),
+        Goal("gpu.loss.memory", "extra peak memory of the loss there", "most", 1, unit=" GiB"),
+        Goal(
+            "gpu.update",
+            "learned tokens a second, full vocabulary, Qwen3-0.6B, 8k tokens",
+            "least",
+            26_000,
+        ),
+        Goal("gpu.update.memory", "peak memory there", "most", 20, unit=" GiB"),
+        Goal(
+            "gpu.decode", "rollouts / what the bandwidth allows, Qwen3-0.6B, 64 rows", "least", 0.5
+        ),
     ),
 }
 BY_KEY = {goal.key: goal for group in GOALS.values() for goal in group}

@@ -1,144 +1,204 @@
-"""The loss and the rollouts on a CUDA device, by its own clock; says so and ends where there is none.
+"""Loss, decoding, scoring, updates and whole steps on a CUDA device, in under ten minutes on one H100 or H200.
 
-    python -m benchmarks gpu [--quick]
+    python -m benchmarks gpu [--record] [--only loss step] [--seconds 540]
+    python -m benchmarks gpu --quick        # tiny sizes, on a CPU too: whether it works, not how fast
 
-Everything is checked before it is timed. Events measure between synchronisations, after rounds that warm up.
+Students of the shape of Qwen3-0.6B and 4B, teachers of 4B and 8B, random weights, products in bfloat16. A measurement prints its
+line when it is done, beside what this device gave the last time; --record keeps it at once in docs/gpu/DEVICE.json, so a run that
+is cut keeps what it has. TRL's kernel is measured beside the loss where TRL is installed.
 """
 
-from collections.abc import Callable
+import argparse
+import gc
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks import ceilings, rollout
-from benchmarks.loss_kernels import (
-    Inputs,
-    Kernel,
-    Size,
-    build_ours,
-    build_trl,
-    compute_reference,
-    make_inputs,
-    run_products,
-)
+from benchmarks import gpu_parts
+from benchmarks.gpu_parts import Bench, Figures
+from benchmarks.loss_kernels import Size
 from benchmarks.measuring import (
+    ROOT,
     Session,
     build_parser,
     build_reading,
-    compute_ratios,
     format_table,
-    interleave,
     open_session,
-    spread,
+    round_digits,
 )
 
-CHUNK, TOLERANCE = 4096, 2e-2
-SIZE, QUICK_SIZE = Size(8192, 151936, 1024, 4096), Size(1024, 32768, 256, 512)
-CASE = rollout.Case("600m", "fixed", 64, 64, 128)
-QUICK_CASE = rollout.Case("17m", "fixed", 8, 8, 32)
-NOTHING = "no CUDA device is at hand, so there is nothing to measure; python -m benchmarks loss and rollout measure the CPU"
+FOLDER = ROOT / "docs" / "gpu"
+SECONDS = 540.0
+"""No measurement begins after so many seconds."""
+NOTHING = "no CUDA device is at hand; python -m benchmarks gpu --quick runs the same at tiny sizes on the CPU"
+GOALS = {
+    "loss 8k": {"of_products": "gpu.loss.products", "loss_gib": "gpu.loss.memory"},
+    "decode 0.6B": {"of_bandwidth": "gpu.decode"},
+    "update 0.6B 8k": {"tokens_per_second": "gpu.update", "peak_gib": "gpu.update.memory"},
+}
+"""The goals that a measurement's figures stand against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One measurement: its name, the group that `--only` chooses, and what measures it."""
+
+    name: str
+    group: str
+    run: Callable[[Bench, Mapping[str, float]], Figures]
+
+
+def list_measurements() -> Iterator[Measurement]:
+    """Yield the measurements, those that a cut run should have first."""
+    yield Measurement("ceilings", "ceilings", lambda b, c: gpu_parts.measure_ceilings(b, 8192))
+    yield _build_loss("loss 8k", Size(8192, 151936, 1024, 4096), 2048)
+    yield _build_update("update 0.6B 8k", "0.6B", "8B", 8192)
+    yield _build_decoding("decode 0.6B", "0.6B", 64, 512, 256)
+    yield _build_step("step 0.6B 4B", ("0.6B", "4B"), 64, 512, 256)
+    yield _build_scoring("score 4B", "4B", 16, 2048)
+    yield _build_scoring("score 8B", "8B", 16, 2048)
+    yield _build_step("step 4B 8B", ("4B", "8B"), 64, 512, 256, lora=True)
+    yield _build_decoding("decode 4B", "4B", 64, 512, 256)
+    yield _build_update("update 0.6B 64k", "0.6B", "8B", 65536)
+    yield _build_loss("loss 64k", Size(65536, 151936, 1024, 4096), 2048)
+
+
+def list_quick() -> Iterator[Measurement]:
+    """Yield the same at tiny sizes."""
+    yield Measurement("ceilings", "ceilings", lambda b, c: gpu_parts.measure_ceilings(b, 128))
+    yield _build_loss("loss", Size(64, 512, 64, 96), 32)
+    yield _build_update("update", "tiny", "tiny-teacher", 48)
+    yield _build_decoding("decode", "tiny", 4, 8, 8)
+    yield _build_scoring("score", "tiny-teacher", 3, 24)
+    yield _build_step("step", ("tiny", "tiny-teacher"), 4, 8, 8)
+    yield _build_step("step lora", ("tiny", "tiny-teacher"), 4, 8, 8, lora=True)
+
+
+def _build_loss(name: str, size: Size, chunk: int) -> Measurement:
+    return Measurement(name, "loss", lambda b, c: gpu_parts.measure_loss(b, size, chunk))
+
+
+def _build_update(name: str, student: str, teacher: str, tokens: int) -> Measurement:
+    return Measurement(
+        name, "update", lambda b, c: gpu_parts.measure_update(b, student, teacher, tokens)
+    )
+
+
+def _build_decoding(name: str, model: str, rows: int, prompt: int, new: int) -> Measurement:
+    return Measurement(
+        name, "decode", lambda b, c: gpu_parts.measure_decoding(b, model, rows, prompt, new, c)
+    )
+
+
+def _build_scoring(name: str, model: str, texts: int, tokens: int) -> Measurement:
+    return Measurement(
+        name, "score", lambda b, c: gpu_parts.measure_scoring(b, model, texts, tokens, c)
+    )
+
+
+def _build_step(
+    name: str, pair: tuple[str, str], rows: int, prompt: int, new: int, *, lora: bool = False
+) -> Measurement:
+    return Measurement(
+        name,
+        "step",
+        lambda b, c: gpu_parts.measure_step(b, pair, rows, prompt, new, lora=lora),
+    )
 
 
 def main() -> None:
-    """Report one line for the loss and one for the rollouts."""
-    options = build_parser(__doc__).parse_args()
-    if not torch.cuda.is_available():
+    """Measure one after the other, and print a line for each."""
+    options = _parse_options()
+    if not options.quick and not torch.cuda.is_available():
         print(NOTHING)
         return
-    session = open_session("gpu", options, ceilings.measure_briefly())
-    print(f"on {torch.cuda.get_device_name()}")
-    _measure_loss(session, QUICK_SIZE if session.quick else SIZE)
-    rollout.measure(session, QUICK_CASE if session.quick else CASE, "cuda", build_cuda_timer)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    session = open_session("gpu", options)
+    bench = Bench(device, options.rounds or (1 if options.quick else 3))
+    path = options.folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
+    record = read_record(path)
+    before = record.get("measurements", {})
+    figures: dict[str, Figures] = {}
+    start = time.monotonic()
+    print(f"on {name}, torch {torch.__version__}")
+    for measurement in list_quick() if options.quick else list_measurements():
+        if options.only and measurement.group not in (*options.only, "ceilings"):
+            continue
+        if time.monotonic() - start > options.seconds:
+            print(f"{measurement.name}: left out, {options.seconds:.0f} seconds are over")
+            continue
+        line = _measure(measurement, bench, figures.get("ceilings", {}), session)
+        figures[measurement.name] = line["figures"]
+        _compare(line, before.get(measurement.name))
+        if options.record and not options.quick:
+            record = {**record, "device": name}
+            record["measurements"] = {**record.get("measurements", {}), measurement.name: line}
+            write_record(path, record)
 
 
-def build_cuda_timer(work: Callable[[], object]) -> Callable[[], float]:
-    """The work as something that returns the device's seconds."""
-
-    def run_timed() -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / 1000
-
-    return run_timed
+def _parse_options() -> argparse.Namespace:
+    parser = build_parser(__doc__)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of one file a device")
+    groups = sorted({measurement.group for measurement in list_measurements()})
+    parser.add_argument("--only", nargs="+", choices=groups, help="only these groups")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="begin none after so many")
+    return parser.parse_args()
 
 
-def _load_kernels() -> dict[str, Kernel]:
-    """The contenders; TRL's kernel where it is installed here."""
-    kernels: dict[str, Kernel] = {
-        "reverse_kl": build_ours("reverse_kl", CHUNK),
-        "products": lambda inputs: run_products(inputs, CHUNK),
-    }
+def _measure(
+    measurement: Measurement, bench: Bench, ceilings: Mapping[str, float], session: Session
+) -> dict[str, Any]:
+    """Print and return the line of a measurement; one that lacks memory says so."""
+    start, failure = time.monotonic(), None
+    figures: Figures = {}
     try:
-        kernels["trl"] = build_trl()
-    except ImportError:
-        print("trl is not installed here, so it is left out: pip install 'practicum[peers]'")
-    return kernels
-
-
-def _measure_loss(session: Session, size: Size) -> None:
-    kernels = _load_kernels()
-    errors = {
-        name: _measure_error(run, size) for name, run in kernels.items() if name != "products"
-    }
-    if max(errors.values()) > TOLERANCE:
-        raise SystemExit(f"the gradients differ from those in float64: {errors}")
-    batches = [make_inputs(size, seed, "cuda", torch.bfloat16) for seed in range(2)]
-    turn = iter(range(10**9))
-    times = interleave(
-        {
-            name: build_cuda_timer(lambda run=run: run(batches[next(turn) % 2]))
-            for name, run in kernels.items()
-        },
-        session.rounds,
-        session.warm_up,
+        figures = measurement.run(bench, ceilings)
+    except torch.OutOfMemoryError as error:
+        failure = str(error).partition("\n")[0]
+    # The models of this measurement must be gone before the next one makes its own.
+    gc.collect()
+    if bench.device == "cuda":
+        torch.cuda.empty_cache()
+    goal_keys = GOALS.get(measurement.name, {})
+    return session.report(
+        {goal_keys[name]: build_reading(figures[name]) for name in goal_keys if name in figures},
+        device=torch.cuda.get_device_name() if bench.device == "cuda" else "cpu",
+        measurement=measurement.name,
+        figures={name: round_digits(value, 4) for name, value in figures.items()},
+        failed=failure,
+        wall=round(time.monotonic() - start, 1),
     )
-    peaks = {name: _measure_peak(run, batches[0]) for name, run in kernels.items()}
+
+
+def _compare(line: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+    """Print the figures beside those of the last run on this device."""
+    past = {} if before is None else before["figures"]
     rows = [
-        [
-            name,
-            1000 * spread(times[name])["median"],
-            compute_ratios(times[name], times["products"])["median"],
-            peaks[name],
-        ]
-        for name in times
+        [name, value, past.get(name, "-"), value / past[name] if past.get(name) else "-"]
+        for name, value in line["figures"].items()
     ]
-    print(format_table(["contender", "ms", "/ products", "peak MiB"], rows))
-    session.report(
-        {
-            "gpu.loss.products": compute_ratios(times["reverse_kl"], times["products"]),
-            "gpu.loss.memory": build_reading(peaks["reverse_kl"]),
-        },
-        device=torch.cuda.get_device_name(),
-        tokens=size.tokens,
-        vocabulary=size.vocabulary,
-        widths=[size.student, size.teacher],
-        seconds={name: spread(values) for name, values in times.items()},
-        peak_mib=peaks,
-        errors=errors,
-    )
+    if rows:
+        print(format_table([line["measurement"], "now", "last time", "now / then"], rows))
 
 
-def _measure_error(run: Kernel, size: Size) -> float:
-    """The error of the hidden states' gradient on a slice, relative to its greatest number."""
-    few = make_inputs(
-        Size(64, size.vocabulary, size.student, size.teacher), 7, "cuda", torch.bfloat16
-    )
-    _, gradient = run(few)
-    expected = compute_reference("reverse_kl", few)[1]
-    return float(((gradient.double() - expected).abs().max() / expected.abs().max()).item())
+def read_record(path: Path) -> dict[str, Any]:
+    """Return what this device gave the last time; nothing if it was never measured."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _measure_peak(run: Kernel, inputs: Inputs) -> float:
-    """MiB by which the device's memory grows at its peak."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run(inputs)
-    torch.cuda.synchronize()
-    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write the device's figures; a run that is cut leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
 
 
 if __name__ == "__main__":

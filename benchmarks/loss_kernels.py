@@ -110,15 +110,17 @@ def build_ours(name: str, chunk: int = CHUNK) -> Kernel:
     tiles = BufferPool()
 
     def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
-        student_head = prepack_head(
-            Head(inputs.student_weight, len(inputs.student_weight))
-        )  # anew after every update
+        rows, weight = None, inputs.student_weight
+        if weight.dtype != inputs.student.dtype:  # what learns is float32, its products are not
+            rows = weight.detach().to(inputs.student.dtype)
+        # Anew after every update.
+        student_head = prepack_head(Head(weight, len(weight), operand=rows))
         teacher_head = Head(inputs.teacher_weight, len(inputs.teacher_weight))
         count = len(inputs.ids)
-        zeros, rows = torch.zeros(count), torch.zeros(count, dtype=torch.long)
+        zeros = torch.zeros(count)
         batch = TokenBatch(
             tokens=inputs.ids.cpu(),
-            rows=rows,
+            rows=torch.zeros(count, dtype=torch.long),
             positions=torch.arange(count),
             sampling_logprobs=zeros,
             policy_logprobs=zeros,

@@ -7,7 +7,6 @@ slots); both sides have the same prompts, stop tokens and settings, and take tur
 answers in every round, so that rounds differ by the machine alone.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -27,9 +26,6 @@ from benchmarks.measuring import (
     spread,
 )
 from practicum.types import SampleRequest, SamplingParams
-
-Timer = Callable[[Callable[[], object]], Callable[[], float]]
-"""Makes of some work something that returns its seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +89,19 @@ def main() -> None:
             measure(session, case)
 
 
-def measure(
-    session: Session, case: Case, device: str = "cpu", timer: Timer = build_timer
-) -> dict[str, float]:
+def measure(session: Session, case: Case) -> dict[str, float]:
     """Time both sides of one workload; how many times as fast as `generate` this library is."""
     shape = models.SHAPES[case.model]
     prompts = models.draw_prompts(case.prompts, shape.vocabulary)
     library, generate = (
-        Contender(make(shape, device=device), case)
+        Contender(make(shape), case)
         for make in (models.build_language_model, models.build_causal_lm)
     )
-    error = check(library, prompts, device)
+    error = check(library, prompts)
     times = interleave(
         {
-            "ours": timer(lambda: _sample_ours(library, prompts)),
-            "generate": timer(lambda: _generate(generate, prompts)),
+            "ours": build_timer(lambda: _sample_ours(library, prompts)),
+            "generate": build_timer(lambda: _generate(generate, prompts)),
         },
         session.rounds,
         session.warm_up,
@@ -135,10 +129,8 @@ def measure(
     print(format_table(["contender", "tokens/s", "ms a step", "slots at work", "at best"], rows))
     ratio = compute_ratios(speed["ours"], speed["generate"])
     session.report(
-        _build_readings(case, speed, figures, floor, drawing)
-        if device == "cpu"
-        else {"gpu.rollout": ratio},
-        device=device,
+        _build_readings(case, speed, figures, floor, drawing),
+        device="cpu",
         model=case.model,
         lengths=case.lengths,
         prompts=case.prompts,
@@ -216,17 +208,17 @@ def _count_lengths(answers: Tensor, stops: frozenset[int]) -> list[int]:
 
 
 @torch.no_grad()
-def check(side: Contender, prompts: list[tuple[int, ...]], device: str) -> float:
+def check(side: Contender, prompts: list[tuple[int, ...]]) -> float:
     """The greatest difference of the reported log-probabilities from the whole model's own, over a few short answers."""
     shape = models.SHAPES[side.case.model]
-    model = models.build_causal_lm(shape, device=device)
+    model = models.build_causal_lm(shape)
     requests = [SampleRequest(prompt, number) for number, prompt in enumerate(prompts[:4])]
     samples = models.build_sampler(side.model, 4).sample(
         requests, SamplingParams(8, stop_ids=side.case.stops)
     )
     worst = 0.0
     for request, sample in zip(requests, samples, strict=True):
-        ids = torch.tensor([[*request.prompt_tokens, *sample.tokens.tolist()]], device=device)
+        ids = torch.tensor([[*request.prompt_tokens, *sample.tokens.tolist()]])
         logprobs = torch.log_softmax(
             model(input_ids=ids).logits[0, len(request.prompt_tokens) - 1 : -1], dim=-1
         )

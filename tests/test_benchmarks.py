@@ -13,6 +13,8 @@ from benchmarks import (
     digests,
     goals,
     gpu,
+    gpu_models,
+    gpu_parts,
     measuring,
     models,
     page,
@@ -230,13 +232,86 @@ def test_what_holds_no_digests_is_refused(tmp_path: Path):
             digests.read(path)
 
 
-def test_without_a_gpu_it_says_so(
+def test_without_a_gpu_it_says_so_and_how_to_run_the_tiny_form(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys, "argv", ["gpu"])
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
     gpu.main()
     assert capsys.readouterr().out == f"{gpu.NOTHING}\n"
+    assert "--quick" in gpu.NOTHING
+
+
+def run_gpu(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    """Run the benchmark of a GPU in this process, on the CPU."""
+    monkeypatch.setattr(sys, "argv", ["gpu", *options])
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    gpu.main()
+
+
+def test_the_tiny_form_of_the_gpu_benchmark_measures_every_part(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    run_gpu(monkeypatch, "--quick")
+    output = capsys.readouterr().out.splitlines()
+    lines = [json.loads(line) for line in output if line.startswith("{")]
+    assert [line["measurement"] for line in lines] == [part.name for part in gpu.list_quick()]
+    assert all(line["failed"] is None and line["figures"] for line in lines)
+    loss, step = lines[1]["figures"], lines[-1]["figures"]
+    assert loss["loss_error"] < gpu_parts.TOLERANCE and loss["of_products"] > 0
+    shares = (step["sample_share"], step["score_share"], step["update_share"])
+    assert sum(shares) == pytest.approx(1.0, abs=1e-3)
+    groups = {part.group for part in gpu.list_measurements()}
+    assert groups == {part.group for part in gpu.list_quick()}
+
+
+def test_a_gpu_run_that_is_cut_keeps_what_it_has_and_the_next_one_is_compared_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The second part stops the run; the third never begins."""
+
+    def stop(bench: gpu_parts.Bench, ceilings: object) -> gpu_parts.Figures:
+        raise KeyboardInterrupt
+
+    def fill(bench: gpu_parts.Bench, ceilings: object) -> gpu_parts.Figures:
+        raise gpu.torch.OutOfMemoryError("CUDA out of memory\nlong text")
+
+    first = gpu.Measurement("ceilings", "ceilings", lambda b, c: {"copy_gb": 2.0})
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "A GPU 80GB")
+    monkeypatch.setattr(gpu.torch.cuda, "empty_cache", lambda: None)
+    # It also adds lines to the page of performance, which is not this test's.
+    monkeypatch.setattr(gpu, "open_session", lambda name, options: measuring.Session(name))
+    monkeypatch.setattr(sys, "argv", ["gpu", "--record", "--folder", str(tmp_path)])
+    monkeypatch.setattr(
+        gpu, "list_measurements", lambda: iter([first, gpu.Measurement("step", "step", stop)])
+    )
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main()
+    record = gpu.read_record(tmp_path / "a-gpu-80gb.json")
+    assert list(record["measurements"]) == ["ceilings"]
+    assert record["measurements"]["ceilings"]["figures"] == {"copy_gb": 2.0}
+    faster = gpu.Measurement("ceilings", "ceilings", lambda b, c: {"copy_gb": 3.0})
+    monkeypatch.setattr(
+        gpu, "list_measurements", lambda: iter([faster, gpu.Measurement("step", "step", fill)])
+    )
+    capsys.readouterr()
+    gpu.main()
+    assert ["copy_gb", "3", "2", "1.5"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
+    record = gpu.read_record(tmp_path / "a-gpu-80gb.json")
+    assert record["measurements"]["step"]["failed"] == "CUDA out of memory"
+
+
+def test_the_shapes_of_a_gpu_run_are_those_of_qwen3():
+    """Parameters as the model cards count them: with the embedding, tied or not."""
+    billions = {
+        name: (shape.body + shape.head * (1 if shape.tied else 2)) / 1e9
+        for name, shape in gpu_models.SHAPES.items()
+    }
+    expected = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19}
+    assert {name: billions[name] for name in expected} == pytest.approx(expected, rel=0.01)
 
 
 def test_the_page_shows_what_was_recorded():

@@ -1,6 +1,7 @@
 """Texts laid end to end are read as each is read alone, to the gradient."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.backends.local import packing
+from practicum.backends.local.attention import attend
 from practicum.backends.local.packing import PackedBatch, compute_hidden_states, enable_packing
+from practicum.backends.local.varlen import can_attend_varlen
 from practicum.costs.segments import (
     SHORTEST_SHARED_PREFIX,
     count_packed_tokens,
@@ -209,3 +212,74 @@ def test_a_known_length_is_not_tried_again(monkeypatch):
     model = replace(tiny(), max_packed_tokens=0)
     monkeypatch.setattr(packing, "_find_max_packed_length", lambda model: pytest.fail("tried"))
     assert enable_packing(model, 99).max_packed_tokens == 99
+
+
+def attend_segment_by_segment(
+    queries, keys, values, query_ends, key_ends, longest, reach, **settings
+):
+    """What the flash kernel computes: each segment's queries stand at the end of its keys."""
+    assert settings["window_size"] == (-1, 0)
+    assert settings["enable_gqa"] == (queries.shape[1] != keys.shape[1])
+    outputs = []
+    for (first, last), (start, stop) in zip(
+        pairwise(query_ends.tolist()), pairwise(key_ends.tolist()), strict=True
+    ):
+        count, length = last - first, stop - start
+        assert 0 < count <= longest and count <= length <= reach
+        visible = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+        mask = torch.zeros(count, length).masked_fill(~visible, -torch.inf)
+        heads = (
+            t.transpose(0, 1)[None]
+            for t in (queries[first:last], keys[start:stop], values[start:stop])
+        )
+        output = attend(*heads, mask[None, None], settings["scale"])
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize(
+    "texts", [TEXTS, TEXTS[:1], [ScoreRequest((1, 2), (3,)), ScoreRequest((4,), (5, 6))]]
+)
+def test_segments_of_a_flash_kernel_attend_as_groups_with_masks_do(texts):
+    """With shared prefixes of two levels, with one text, and with nothing shared."""
+    batch = PackedBatch(texts, torch.device("cpu"))
+    draw = torch.Generator().manual_seed(0)
+    queries, keys, values = (
+        torch.randn(len(batch.ids), heads, 8, generator=draw) for heads in (4, 2, 2)
+    )
+    expected = batch.attend(0, queries, keys, values, 0.3, 0.0)
+    segments = batch.segments
+    found = segments.attend(queries, keys, values, 0.3, attend_segment_by_segment)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert (segments.keys is None) == (len(texts) < 3)
+    assert segments.query_ends.dtype == segments.key_ends.dtype == torch.int32
+
+
+def test_a_flash_kernel_gets_no_mask_and_no_padded_group():
+    """The groups and their dense masks are built where they are used, not with the batch."""
+    batch = PackedBatch(TEXTS, torch.device("cpu"))
+    assert "_groups" not in vars(batch)
+    assert batch.segments.keys is not None
+    assert "_groups" not in vars(batch)
+    heads = torch.zeros(3, 2, 8)
+    assert not can_attend_varlen(heads, heads, 0.0), "there is no such kernel on a CPU"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [4, 2])
+def test_the_flash_kernel_attends_as_groups_with_masks_do(heads):
+    batch = PackedBatch(TEXTS, torch.device("cuda"))
+    draw = torch.Generator().manual_seed(0)
+    states = [
+        torch.randn(len(batch.ids), count, 16, generator=draw).cuda().requires_grad_()
+        for count in (4, heads, heads)
+    ]
+    half = [state.detach().bfloat16().requires_grad_() for state in states]
+    assert can_attend_varlen(half[0], half[2], 0.0)
+    expected, found = batch.attend(0, *states, 0.3, 0.0), batch.attend(0, *half, 0.3, 0.0)
+    torch.testing.assert_close(found.float(), expected, rtol=0.03, atol=0.03)
+    weights = torch.randn(expected.shape, generator=draw).cuda()
+    gradients = torch.autograd.grad((expected * weights).sum(), states)
+    rounded = torch.autograd.grad((found * weights).sum(), half)
+    for one, other in zip(rounded, gradients, strict=True):
+        assert (one - other).norm() < 0.02 * other.norm()

@@ -40,8 +40,12 @@ def requests(count: int = 7, shared: int = 0) -> list[SampleRequest]:
 
 
 def logprobs_by_transformers(model, prompt, tokens):
-    with torch.no_grad():
-        logits = model.model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, :, :VOCABULARY]
+    ids = torch.tensor([[*prompt, *tokens]], device=model.device)
+    with (
+        torch.no_grad(),
+        torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=model.autocast),
+    ):
+        logits = model.model(input_ids=ids).logits[0, :, :VOCABULARY].cpu()
     return torch.log_softmax(logits.double(), dim=-1)[
         len(prompt) - 1 : len(prompt) + len(tokens) - 1
     ]
@@ -53,9 +57,10 @@ def same(first, second):
     ]
 
 
+@pytest.mark.float32
 @torch.no_grad()
 def test_body_and_head_are_the_model(model):
-    ids = torch.tensor([random_tokens(40, 1), random_tokens(40, 2)])
+    ids = torch.tensor([random_tokens(40, 1), random_tokens(40, 2)], device=model.device)
     mask = torch.ones_like(ids, dtype=torch.bool)
     split = model.head().logprobs(model.body(ids, mask))
     torch.testing.assert_close(
@@ -64,21 +69,24 @@ def test_body_and_head_are_the_model(model):
     model.check_split()
 
 
+@pytest.mark.float32
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_padding_changes_no_hidden_state(model, side):
     tokens = random_tokens(20, 1)
-    alone = model.body(torch.tensor([tokens]), torch.ones(1, 20, dtype=torch.bool))
+    device = model.device
+    ids = torch.tensor([tokens], device=device)
+    alone = model.body(ids, torch.ones_like(ids, dtype=torch.bool))
     blank = (5,) * 11
     padded = (blank + tokens) if side == "left" else (tokens + blank)
-    mask = torch.tensor(
-        [[False] * 11 + [True] * 20 if side == "left" else [True] * 20 + [False] * 11]
-    )
-    batch = torch.tensor([padded, random_tokens(31, 2)])
+    row = [False] * 11 + [True] * 20 if side == "left" else [True] * 20 + [False] * 11
+    mask = torch.tensor([row], device=device)
+    batch = torch.tensor([padded, random_tokens(31, 2)], device=device)
     hidden = model.body(batch, torch.cat([mask, torch.ones_like(mask)]))[:1]
     torch.testing.assert_close(hidden[:, 11:] if side == "left" else hidden[:, :20], alone, **EXACT)
 
 
+@pytest.mark.float32
 def test_logprobs_of_a_sample_are_those_of_the_model(model):
     params = SamplingParams(max_new_tokens=15, temperature=0.7, top_k=9, top_p=0.8, stop_ids=STOPS)
     for request, sample in zip(
@@ -128,12 +136,13 @@ def test_plain_sampling_is_from_the_policy_itself(model):
         assert torch.equal(sample.sampling_logprobs, sample.policy_logprobs)
 
 
+@pytest.mark.float32
 def test_greedy_equals_generate(model):
     for request in requests():
         (sample,) = LocalSampler(model).sample(
             [request], SamplingParams(12, temperature=0.0, stop_ids=frozenset({2}))
         )
-        prompt = torch.tensor([request.prompt_tokens])
+        prompt = torch.tensor([request.prompt_tokens], device=model.device)
         whole = model.model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
@@ -147,6 +156,7 @@ def test_greedy_equals_generate(model):
         assert sample.policy_logprobs.max() < 0
 
 
+@pytest.mark.float32
 @pytest.mark.parametrize("shared", [0, 20])
 def test_a_request_gets_the_same_tokens_in_any_company(model, shared):
     asked = requests(shared=shared)
@@ -209,6 +219,7 @@ def test_no_requests_and_no_room_are_answered():
     assert (len(sample.tokens), sample.stop_reason) == (0, "length")
 
 
+@pytest.mark.float32
 @pytest.mark.parametrize("shared", [0, 20])
 def test_scoring_a_sample_gives_its_policy_logprobs(model, shared):
     asked = requests(shared=shared)
@@ -221,11 +232,12 @@ def test_scoring_a_sample_gives_its_policy_logprobs(model, shared):
     rich = sampler.score(scored, Full())
     for sample, plain, full in zip(samples, sampler.score(scored, Sampled()), rich, strict=True):
         torch.testing.assert_close(plain.logprobs, sample.policy_logprobs, **EXACT)
-        found = full.head.logprobs(full.hidden).gather(1, sample.tokens[:, None])[:, 0]
+        found = full.head.logprobs(full.hidden).cpu().gather(1, sample.tokens[:, None])[:, 0]
         torch.testing.assert_close(found, sample.policy_logprobs, **EXACT)
         assert not found.requires_grad
 
 
+@pytest.mark.float32
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_a_shared_prefix_changes_nothing(architecture):
     model = tiny(architecture)
@@ -349,7 +361,7 @@ def test_padding_rows_of_the_embedding_are_never_sampled_and_hold_no_mass():
     (signal,) = LocalSampler(model).score([ScoreRequest(random_tokens(6, 1), (5, 6, 7))], Full())
     logprobs = signal.head.logprobs(signal.hidden)
     assert logprobs.shape == (3, VOCABULARY)
-    torch.testing.assert_close(logprobs.exp().sum(-1), torch.ones(3))
+    torch.testing.assert_close(logprobs.exp().sum(-1).cpu(), torch.ones(3))
 
 
 def test_a_local_model_can_answer_everything():
@@ -375,6 +387,7 @@ def equal(first, second):
     )
 
 
+@pytest.mark.float32
 @pytest.mark.parametrize("share", [0.2, 0.7])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_of_a_mixed_sample_are_those_of_the_mixture(model, share, temperature):
@@ -466,7 +479,9 @@ def test_frequencies_of_mixed_sequences_are_their_probabilities_by_enumeration()
 
 @torch.no_grad()
 def next_token(model, tokens):
-    logits = model.model(input_ids=torch.tensor([tokens])).logits[0, -1, : model.vocab_size]
+    ids = torch.tensor([tokens], device=model.device)
+    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=model.autocast):
+        logits = model.model(input_ids=ids).logits[0, -1, : model.vocab_size].cpu()
     return torch.softmax(logits.double(), dim=-1)
 
 

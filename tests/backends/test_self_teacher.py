@@ -107,9 +107,8 @@ def test_a_signal_outlives_the_swap_of_weights():
     before = teacher.score([REQUEST], Sampled())[0].logprobs
     step(trainer)
     signal = teacher.score([REQUEST], Full())[0]
-    found = signal.head.logprobs(signal.hidden).gather(1, torch.tensor(REQUEST.tokens)[:, None])[
-        :, 0
-    ]
+    logprobs = signal.head.logprobs(signal.hidden).cpu()
+    found = logprobs.gather(1, torch.tensor(REQUEST.tokens)[:, None])[:, 0]
     torch.testing.assert_close(found, before)
 
 

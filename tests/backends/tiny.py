@@ -9,6 +9,8 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import enable_packing
 from practicum.types import Datum, Prompt, Rollout, TeacherSignal
 
+from .places import Current
+
 VOCABULARY = 64
 ARCHITECTURES = ("llama", "qwen3", "gemma3")
 
@@ -47,11 +49,14 @@ def tiny(
     )
     if architecture == "gemma3":
         config.layer_types = ["sliding_attention", "full_attention"]
-    with torch.random.fork_rng():
+    place = Current.place
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return enable_packing(
-            LanguageModel(AutoModelForCausalLM.from_config(config).eval(), VOCABULARY)
-        )
+        model = AutoModelForCausalLM.from_config(config).eval()
+    moved = model.requires_grad_(False).to(torch.device(place.device))
+    moved.tie_weights()  # moving to a device of another class of tensors makes two of one
+    moved.requires_grad_(True)
+    return enable_packing(LanguageModel(moved, VOCABULARY, autocast=not place.is_exact))
 
 
 def random_tokens(count: int, seed: int) -> tuple[int, ...]:
@@ -99,7 +104,7 @@ def rollouts() -> list[Rollout]:
 def hidden_signal(teacher: LanguageModel, item: Rollout) -> TeacherSignal:
     """What a local teacher says: one sequence at a time, without padding or cache."""
     teacher.model.eval()
-    ids = torch.tensor([[*item.prompt_tokens, *item.tokens.tolist()]])
+    ids = _join_tokens(teacher, item)
     hidden = teacher.body(ids, torch.ones_like(ids, dtype=torch.bool))[0]
     first = len(item.prompt_tokens) - 1
     head = teacher.head()
@@ -115,8 +120,16 @@ def data_for(teacher: LanguageModel, items: list[Rollout] | None = None) -> list
 
 
 def all_logits(model: LanguageModel, item: Rollout) -> torch.Tensor:
-    """The model's own logits at the supervised tokens of one rollout, by the whole forward of transformers."""
-    ids = torch.tensor([[*item.prompt_tokens, *item.tokens.tolist()]])
-    logits = model.model(input_ids=ids).logits[0, :, :VOCABULARY]
+    """The model's own logits at the supervised tokens of one rollout, by the whole forward of transformers.
+
+    They are on the CPU, where the token side is.
+    """
+    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=model.autocast):
+        logits = model.model(input_ids=_join_tokens(model, item)).logits[0, :, :VOCABULARY].float()
     first = len(item.prompt_tokens) - 1
-    return logits[first : first + len(item.tokens)][item.loss_mask]
+    return logits[first : first + len(item.tokens)].cpu()[item.loss_mask]
+
+
+def _join_tokens(model: LanguageModel, item: Rollout) -> torch.Tensor:
+    """Prompt and answer as a batch of one, on the model's device."""
+    return torch.tensor([[*item.prompt_tokens, *item.tokens.tolist()]], device=model.device)

@@ -7,13 +7,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from practicum.functional.products import Projection, add_outer, project, project_back
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """The last linear map of a language model, cut to the `vocab_size` real tokens.
 
     Rows of `weight` past `vocab_size` are padding of the embedding matrix and never get
-    probability.
+    probability. `operand` is a copy of the other rows in the dtype of the products, None if that is
+    the dtype of `weight`; gradients reach `weight`. Logits are in float32 whatever the products'
+    dtype is.
     """
 
     weight: Float[Tensor, "V D"]
@@ -21,6 +25,12 @@ class Head:
     bias: Float[Tensor, " V"] | None = None
     scale: float = 1.0
     softcap: float | None = None
+    operand: Float[Tensor, "v D"] | None = None
+
+    @property
+    def rows(self) -> Float[Tensor, "v D"]:
+        """The rows of the real tokens as the products take them, without a gradient."""
+        return self.weight.detach()[: self.vocab_size] if self.operand is None else self.operand
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -61,12 +71,12 @@ class Head:
         # In place: the logit gradient is the largest tensor of an update, and its caller is done
         # with it. Only the real rows of the weight get a gradient, so padding never moves.
         gradient = gradient if self.scale == 1.0 else gradient.mul_(self.scale)
-        rows = self.weight.detach()[: self.vocab_size]
         if self.weight.requires_grad:
             if self.weight.grad is None:
                 self.weight.grad = torch.zeros_like(self.weight)
-            self.weight.grad[: self.vocab_size].addmm_(gradient.T, hidden.to(rows.dtype))
-        return (gradient.to(rows.dtype) @ rows).to(hidden.dtype)
+            total = self.weight.grad[: self.vocab_size]
+            add_outer(total, gradient, hidden, self.rows.dtype)
+        return project_back(gradient, self.rows).to(hidden.dtype)
 
     def logits(
         self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
@@ -76,15 +86,19 @@ class Head:
         """
         if room is not None:
             out = room()
-            if not self.has_closed_form_gradient or out.dtype != self.weight.dtype:
+            precise = torch.promote_types(self.weight.dtype, torch.float32)
+            if not self.has_closed_form_gradient or out.dtype != precise:
                 return out.copy_(self.logits(hidden))
-            product = torch.mm(
-                hidden.to(self.weight.dtype), self.weight.detach()[: self.vocab_size].T, out=out
-            )
+            product = project(hidden, self.rows, out)
             return product if self.scale == 1.0 else product.mul_(self.scale)
-        rows = self.weight[: self.vocab_size]
         bias = None if self.bias is None else self.bias[: self.vocab_size]
-        return self.scaled_and_capped(torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias))
+        weight, dtype = self.weight[: self.vocab_size], self.rows.dtype
+        if dtype in (torch.float32, torch.float64):
+            linear = torch.nn.functional.linear(hidden.to(dtype), weight, bias)
+            return self.scaled_and_capped(linear)
+        product = Projection.apply(hidden.flatten(0, -2), weight, self.rows)
+        product = product.unflatten(0, hidden.shape[:-1])
+        return self.scaled_and_capped(product if bias is None else product + bias)
 
     def scaled_and_capped(self, product: Float[Tensor, "*s v"]) -> Float[Tensor, "*s v"]:
         """Return the logits of a product of hidden states and weights: scaled and softly capped, in

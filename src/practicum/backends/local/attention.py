@@ -51,8 +51,10 @@ def attend(
 ) -> Float[Tensor, "B H L e"]:
     """Compute scaled dot-product attention; `mask` is added to the scores."""
     groups = queries.shape[1] // keys.shape[1]
-    # Fast kernels off the CPU take grouped heads or a mask, not both: repeat the heads there.
-    if groups > 1 and queries.device.type != "cpu":
+    # Off the CPU only flash kernels take grouped heads: in 16 bits and without a mask. Others get
+    # a copy of the keys and values for each head.
+    is_flash = mask is None and queries.dtype in (torch.float16, torch.bfloat16)
+    if groups > 1 and queries.device.type != "cpu" and not is_flash:
         keys, values = (heads.repeat_interleave(groups, 1) for heads in (keys, values))
         groups = 1
     return torch.nn.functional.scaled_dot_product_attention(
@@ -86,9 +88,20 @@ def _attend_with_layout(  # noqa: PLR0913
             module, *states, attention_mask, dropout=dropout, scaling=scaling, **model_kwargs
         )
     # A packed batch is one row: drop the batch axis and put the tokens before the heads.
-    queries, keys, values = (heads[0].transpose(0, 1) for heads in states)
+    queries, keys, values = (_round_as_autocast(heads[0].transpose(0, 1)) for heads in states)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     return layout.attend(layer, queries, keys, values, scaling, dropout)[None], None
+
+
+def _round_as_autocast(heads: Tensor) -> Tensor:
+    """Return the heads in the dtype that autocast would give the attention kernel.
+
+    Norms of float32 leave queries and keys in float32: a KV store would keep them twice as wide.
+    """
+    device = heads.device.type
+    return (
+        heads.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else heads
+    )
 
 
 AttentionInterface.register(NAME, _attend_with_layout)

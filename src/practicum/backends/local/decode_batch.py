@@ -27,6 +27,7 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.native import NativeStep, open_native
 from practicum.backends.local.packing import PackedBatch, pad_sequences
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
+from practicum.backends.local.rounding import round_linear_maps
 from practicum.costs.segments import count_shared_prefix
 from practicum.errors import ModelError
 from practicum.ports import DecodeBatch
@@ -57,6 +58,7 @@ def open_decode_batch(
         native = open_native(language_model) if can_repay else None
         prepacked = PrepackedModel(language_model, new_tokens if native is None else 0)
         rows = min(rows, len(prompts))
+        overlay = {**overlay, **round_linear_maps(language_model)}
         job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest)
         if not can_pack:
             return PaddedDecodeBatch(job)

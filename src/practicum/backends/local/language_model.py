@@ -147,12 +147,16 @@ class LanguageModel:
         config = self.model.config.get_text_config().to_dict()
         multiplier = config.get("logit_scale") or config.get("lm_head_multiplier")
         scale = multiplier or 1.0 / (config.get("logits_scaling") or 1.0)
+        # Weights that learn are float32: their products take a copy that is rounded once a call.
+        is_rounded = self.autocast and layer.weight.dtype == torch.float32
+        rows = layer.weight.detach()[: self.vocab_size]
         return Head(
             weight=layer.weight,
             vocab_size=self.vocab_size,
             bias=layer.bias,
             scale=float(scale),
             softcap=config.get("final_logit_softcapping"),
+            operand=rows.to(torch.bfloat16) if is_rounded else None,
         )
 
     @torch.no_grad()

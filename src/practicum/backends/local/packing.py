@@ -8,7 +8,7 @@ texts.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from practicum.backends.local.attention import NAME, attend
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.varlen import VarlenSegments, can_attend_varlen
 from practicum.core import abandon
 from practicum.costs.segments import Segment, split_by_tokens, split_into_segments
 from practicum.functional.chunked import chunks
@@ -136,13 +137,29 @@ class PackedBatch:
         outputs = self._find_outputs(texts)
         self.output_positions = torch.tensor(outputs, dtype=torch.long, device=device)
         self.kv_by_layer: dict[int, tuple[Tensor, Tensor]] | None = {} if keep_kv else None
-        self._groups = [
-            _Group.build([self._spans[number] for number in group], ancestors, device)
-            for group in _group_segments(self._segments, order)
+        self._order = order
+
+    @cached_property
+    def segments(self) -> VarlenSegments:
+        """The segments as a flash kernel takes them."""
+        return VarlenSegments.build(
+            [self._collect_spans(number) for number in self._order], self.ids.device
+        )
+
+    @cached_property
+    def _groups(self) -> "list[_Group]":
+        """The segments in groups that attend in one call."""
+        return [
+            _Group.build([self._spans[number] for number in group], ancestors, self.ids.device)
+            for group in _group_segments(self._segments, self._order)
             for ancestors in [self._collect_spans(self._segments[group[0]].parent)]
         ]
+
+    @cached_property
+    def _mask(self) -> Tensor | None:
+        """The mask of all groups that have ancestors."""
         reaches = [group.reach for group in self._groups if group.ancestors]
-        self._mask = _build_mask(max(reaches), device) if reaches else None
+        return _build_mask(max(reaches), self.ids.device) if reaches else None
 
     def compute_hidden_states(self, language_model: LanguageModel) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict each text's tokens, concatenated."""
@@ -169,6 +186,8 @@ class PackedBatch:
         """Compute one layer's attention, and collect its keys and values if `keep_kv`."""
         if self.kv_by_layer is not None:
             self.kv_by_layer[layer] = keys, values
+        if can_attend_varlen(queries, values, dropout):
+            return self.segments.attend(queries, keys, values, scale)
         mask = None if self._mask is None else self._mask.to(queries.dtype)
         outputs = [
             group.attend(queries, keys, values, mask, scale, dropout) for group in self._groups

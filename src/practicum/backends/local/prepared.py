@@ -85,11 +85,12 @@ class PrepackedHead(Head):
 
 def prepack_head(head: Head) -> Head:
     """Return the head with a prepacked weight, or the head itself if that gains nothing."""
-    if not _can_prepack(head.weight):
+    if head.operand is not None or not _can_prepack(head.weight):
         return head
     bias = None if head.bias is None else head.bias[: head.vocab_size].detach()
     product = _Product(_convert_layout(head.weight[: head.vocab_size].detach()), bias)
-    return PrepackedHead(head.weight, head.vocab_size, head.bias, head.scale, head.softcap, product)
+    scale, softcap = head.scale, head.softcap
+    return PrepackedHead(head.weight, head.vocab_size, head.bias, scale, softcap, product=product)
 
 
 def list_linear_maps(

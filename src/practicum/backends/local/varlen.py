@@ -1,0 +1,112 @@
+"""Attention of packed segments in one call of a flash kernel, without padding and without a mask.
+
+The kernel takes the ends of the segments in the row. A segment's keys are those of the segments
+above it and its own, copied into one row: keys and values of a shared prefix are copied for every
+segment below it, its queries are not computed again. The kernel aligns queries with the last keys,
+so a segment attends causally to itself and fully to what is above it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+HAS_KERNEL = torch.__version__ >= "2.13"
+"""True if this torch has the kernel with grouped heads."""
+
+WIDEST_HEAD = 256
+"""The widest head that flash attention computes."""
+
+CAUSAL = (-1, 0)
+"""The window of a query: any number of keys before it, and none after it."""
+
+Kernel = Callable[..., Tensor]
+"""A function with the parameters of `torch.nn.attention.varlen.varlen_attn`."""
+
+
+def can_attend_varlen(
+    queries: Float[Tensor, "T H d"], values: Float[Tensor, "T G e"], dropout: float
+) -> bool:
+    """Return True if the flash kernel computes this attention.
+
+    It needs a CUDA device, 16 bits a number, heads of one width for keys and values, and no
+    dropout.
+    """
+    width = queries.shape[-1]
+    return (
+        HAS_KERNEL
+        and queries.is_cuda
+        and queries.dtype in (torch.float16, torch.bfloat16)
+        and width == values.shape[-1] <= WIDEST_HEAD
+        and width % 8 == 0
+        and dropout == 0.0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenSegments:
+    """The segments of a row: the ends of their queries and keys, from 0 on, and the longest of both.
+
+    `keys` are the row positions of all segments' keys, one segment after the other; None if no
+    segment has another one above it, because then they are the row itself.
+    """
+
+    keys: Int[Tensor, " K"] | None
+    query_ends: Int[Tensor, " S"]
+    key_ends: Int[Tensor, " S"]
+    longest_queries: int
+    longest_keys: int
+
+    @classmethod
+    def build(cls, paths: Sequence[Sequence[range]], device: torch.device) -> "VarlenSegments":
+        """Build from the places in the row of each segment and those above it, its own last."""
+        paths = [path for path in paths if path[-1]]
+        queries = [len(path[-1]) for path in paths]
+        lengths = [sum(map(len, path)) for path in paths]
+        keys = None
+        if queries != lengths:
+            spans = [torch.arange(span.start, span.stop) for path in paths for span in path]
+            keys = torch.cat(spans).to(device)
+
+        def place_ends(counts: Sequence[int]) -> Tensor:
+            ends = list(accumulate(counts, initial=0))
+            return torch.tensor(ends, dtype=torch.int32, device=device)
+
+        longest = max(queries, default=0), max(lengths, default=0)
+        return cls(keys, place_ends(queries), place_ends(lengths), *longest)
+
+    def attend(
+        self,
+        queries: Float[Tensor, "T H d"],
+        keys: Float[Tensor, "T G d"],
+        values: Float[Tensor, "T G d"],
+        scale: float | None,
+        kernel: Kernel | None = None,
+    ) -> Float[Tensor, "T H d"]:
+        """Return the attention output of the row's tokens, by torch's kernel unless another is given."""
+        compute = kernel or _load_kernel()
+        if self.keys is not None:
+            keys, values = keys[self.keys], values[self.keys]
+        return compute(
+            queries,
+            keys,
+            values,
+            self.query_ends,
+            self.key_ends,
+            self.longest_queries,
+            self.longest_keys,
+            scale=scale,
+            window_size=CAUSAL,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+
+
+def _load_kernel() -> Kernel:
+    """Import torch's kernel on use: older versions of torch have none."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return cast(Kernel, varlen_attn)
