@@ -24,6 +24,11 @@ class Part:
     signal: TeacherSignal
     reference: TeacherSignal
 
+    def __getitem__(self, positions: Int[Tensor, " t"]) -> "Part":
+        """Return the part at some of its tokens."""
+        columns = self.index, self.tokens, self.signal, self.reference
+        return Part(*(column[positions] for column in columns))
+
     def release(self, keep: frozenset[tuple[int, ...]]) -> None:
         """Release every head whose key is not in `keep`."""
         for head in (*self.signal.heads, *self.reference.heads):
