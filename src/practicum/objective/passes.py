@@ -26,8 +26,12 @@ class Part:
 
     def __getitem__(self, positions: Int[Tensor, " t"]) -> "Part":
         """Return the part at some of its tokens."""
-        columns = self.index, self.tokens, self.signal, self.reference
-        return Part(*(column[positions] for column in columns))
+        return Part(
+            index=self.index[positions],
+            tokens=self.tokens[positions],
+            signal=self.signal[positions],
+            reference=self.reference[positions],
+        )
 
     def release(self, keep: frozenset[tuple[int, ...]]) -> None:
         """Release every head whose key is not in `keep`."""
