@@ -4,7 +4,7 @@
 
 A student of 17 million weights learns from a teacher of 57 million by reverse KL over a vocabulary of 49,152: on all tokens or a
 share by `soft_or` (TIP, 2604.14084), whose choice needs a first pass without gradient over all of them. Each weight runs in a
-process of its own, because its peak is that of the process. A chunk has 128 tokens, or all 1,024 of the update.
+process of its own, because its peak is that of the process. Its 1,024 tokens go through the heads in chunks of 128.
 """
 
 import argparse
@@ -27,15 +27,12 @@ from practicum.training.loop import assemble
 from practicum.types import ScoreRequest
 
 WEIGHTS = ("all", "soft_or(0.5)", "soft_or(0.1)")
-CHUNKS = (128, 1024)
-ROUNDS = 3
 
 
 def main() -> None:
     """Report one line."""
     parser = build_parser(__doc__)
     parser.add_argument("--weights", help="internal: measure this weight in this process")
-    parser.add_argument("--chunk", type=int, default=128, help="internal: tokens of a chunk")
     options = parser.parse_args()
     if options.weights:
         print(json.dumps(_measure_update(options)))
@@ -43,10 +40,9 @@ def main() -> None:
     session = open_session("weighted", options)
     quick = ["--quick"] * options.quick
     updates = {
-        f"{weights}, chunks of {chunk}": run_in_process(
-            "benchmarks.weighted", "--weights", weights, "--chunk", chunk, *quick
+        weights: run_in_process(
+            "benchmarks.weighted", "--weights", weights, "--rounds", session.rounds, *quick
         )
-        for chunk in CHUNKS
         for weights in WEIGHTS
     }
     rows = [[name, *update.values()] for name, update in updates.items()]
@@ -60,21 +56,21 @@ def _measure_update(options: argparse.Namespace) -> dict[str, float]:
     student, teacher = (models.SHAPES[name] for name in names)
     model = models.build_language_model(student)
     model.model.requires_grad_(True)
-    trainer = LocalTrainer(model, TrainerLimits(chunk_tokens=options.chunk))
+    trainer = LocalTrainer(model, TrainerLimits())
     scorer = models.build_sampler(models.build_language_model(teacher, 1), 8)
     items = [make_rollout(student, number) for number in range(4 if options.quick else 16)]
     requests = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in items]
     batch = assemble(items, scorer.score(requests, Full()))
     objective = Objective.model_validate({"weights": options.weights})
-    times, learned = [], 0.0
-    for number in range(1 + ROUNDS):
+    times, supervised = [], 0.0
+    for number in range(1 + options.rounds):
         start = time.process_time()
-        learned = trainer.forward_backward(batch, objective, number).metrics["supervised"]
+        supervised = trainer.forward_backward(batch, objective, number).metrics["supervised"]
         times.append(time.process_time() - start)
         model.model.zero_grad(set_to_none=True)
     return {
         "seconds": round(statistics.median(times[1:]), 3),
-        "learned": learned,
+        "learned": supervised,
         "peak_mib": round(read_memory("VmHWM")),
     }
 
