@@ -20,6 +20,7 @@ NAMES = (
     "sizes",
     "teachers",
     "scaling",
+    "weighted",
     "startup",
     "journey",
     "house",

@@ -1,4 +1,4 @@
-"""What a request of two tokens waits for beside long ones at the service.
+"""The wait of a request of two tokens beside long ones at the service.
 
     python -m benchmarks fairness [--samples 1024] [--tokens 256] [--model 17m]
 
@@ -73,12 +73,12 @@ def _build_works(
     }
 
 
-def _ask(prompt: Sequence[int], tokens: int, **others: object) -> Mapping[str, Any]:
+def _ask(prompt: Sequence[int], tokens: int, **settings: object) -> Mapping[str, Any]:
     return {
         "prompt": {"chunks": [{"tokens": prompt}]},
         "sampling_params": {"max_tokens": tokens, "seed": 1},
         "base_model": "model",
-        **others,
+        **settings,
     }
 
 
@@ -91,18 +91,18 @@ def _measure_waits(
         short = _ask([3] * PROMPT, SHORT)
         _fetch(http, _send(http, short))
         ids = [_send(http, body) for body in bodies]
-        done = threading.Event()
+        finished = threading.Event()
 
         def finish() -> None:
             for number in ids:
                 _fetch(http, number)
-            done.set()
+            finished.set()
 
         thread = threading.Thread(target=finish)
         if ids:
             thread.start()
         end = time.monotonic() + seconds
-        while not waits or (time.monotonic() < end and not done.is_set()):
+        while not waits or (time.monotonic() < end and not finished.is_set()):
             start = time.monotonic()
             _fetch(http, _send(http, short))
             waits.append(time.monotonic() - start)

@@ -131,7 +131,7 @@ def _prepare_steps(shape: models.ModelDims, teacher: str) -> Callable[[int], Cal
     scorer = models.build_sampler(models.build_language_model(models.SHAPES[teacher], 1), SLOTS)
 
     def make(tokens: int) -> Callable[[], float]:
-        items = [_make_rollout(shape, number) for number in range(tokens // ANSWER)]
+        items = [make_rollout(shape, number) for number in range(tokens // ANSWER)]
         requests = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in items]
 
         def step() -> None:
@@ -211,7 +211,8 @@ def _serve(quick: bool) -> None:
     serve(lambda question: decode())
 
 
-def _make_rollout(shape: models.ModelDims, number: int) -> Rollout:
+def make_rollout(shape: models.ModelDims, number: int) -> Rollout:
+    """Return a random completion of `ANSWER` tokens to a random prompt of 32."""
     (prompt,) = models.draw_prompts(1, shape.vocabulary, number, 32, 32)
     (answer,) = models.draw_prompts(1, shape.vocabulary, 10**6 + number, ANSWER, ANSWER)
     return _build_rollout(prompt, torch.tensor(answer))

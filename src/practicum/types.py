@@ -247,7 +247,7 @@ class TeacherSignal:
         answers = (self.logprobs, self.topk_logprobs, self.hidden, self.pool)
         return all(answer is None for answer in answers)
 
-    def __getitem__(self, part: slice) -> "TeacherSignal":
+    def __getitem__(self, part: slice | Int[Tensor, " t"]) -> "TeacherSignal":
         """Return the signal of some of the tokens."""
 
         def cut(tensor: Tensor | None) -> Tensor | None:

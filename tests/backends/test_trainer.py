@@ -22,7 +22,8 @@ from practicum.objective import (
     compute_coefficients,
     compute_term_values,
 )
-from practicum.objective.measures import COLUMNS
+from practicum.objective.closed_form import Autograd, Fused
+from practicum.objective.measures import COLUMNS, UpdateStatistics
 from practicum.ports import AdamParams
 from practicum.types import (
     Datum,
@@ -47,6 +48,7 @@ from .tiny import (
 
 ROUNDED = 0.1
 """The greatest difference of two gradients from operands in bfloat16, as a share of the whole gradient."""
+CPU = torch.device("cpu")
 OBJECTIVES = [
     {},
     {"divergence": "jsd(0.3)", "signal": "topk(5, union)", "aggregate": "seq_mean_token_mean"},
@@ -712,10 +714,35 @@ def test_the_first_pass_of_sequence_objectives_is_without_dropout():
     student.model.train()
     passes = trainer._build_micro_batches(data, batch, 10**6)
     first, second = (
-        trainer._compute_batch_coefficients(passes, student.head(), objective, batch)[0]
+        trainer._compute_batch_coefficients(
+            passes, student.head(), objective, batch, UpdateStatistics(len(batch.tokens), CPU)
+        )[0]
         for _ in range(2)
     )
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("signal", ["full", "topk(5, union)"])
+def test_only_tokens_that_a_weight_keeps_go_through_the_heads_to_learn(monkeypatch, signal):
+    """Half of the tokens (TIP, 2604.14084); the numbers of all are still recorded."""
+    learned: list[int] = []
+    for chunk in (Fused, Autograd):
+        backward = chunk.backward
+
+        def counting(self, coefficients, backward=backward):
+            learned.append(len(coefficients[0]))
+            assert torch.stack(list(coefficients)).ne(0).any(dim=0).all()
+            return backward(self, coefficients)
+
+        monkeypatch.setattr(chunk, "backward", counting)
+    student, data = trainable(tiny()), data_for(tiny(seed=1))
+    objective = Objective.model_validate({"signal": signal, "weights": "soft_or(0.5)"})
+    limits = TrainerLimits(micro_batch_tokens=8, chunk_tokens=3)
+    _, result = gradients(student, data, objective, limits)
+    tokens = int(result.metrics["tokens"])
+    assert sum(learned) == result.metrics["supervised"] == -(-tokens // 2)
+    masks = torch.cat([datum.rollout.loss_mask for datum in data])
+    assert result.outputs.student_entropy[masks].isfinite().all()
 
 
 def test_training_lowers_the_divergence():

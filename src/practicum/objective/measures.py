@@ -91,13 +91,25 @@ class UpdateStatistics:
                 self._columns[row, index] = column
         self._supervised[index] = torch.stack(list(coefficients)).ne(0).any(dim=0)
 
+    def record_coefficients(
+        self,
+        index: Tensor,
+        teacher: str,
+        values: Sequence[TermValues],
+        coefficients: Sequence[Tensor],
+    ) -> None:
+        """Record the part of some tokens in the loss, once their coefficients are known."""
+        self.record_broken(index, values, coefficients)
+        self.record_tokens(index, values[0], coefficients)
+        self.add_loss_share(teacher, values, coefficients)
+
     def record_broken(
         self, index: Tensor, values: Sequence[TermValues], coefficients: Sequence[Tensor]
     ) -> None:
         """Record at which of some tokens the loss is not finite."""
         pairs = zip(coefficients, values, strict=True)
         losses = [factor * term_values.loss_value for factor, term_values in pairs]
-        self._broken[index] = ~torch.stack(losses).isfinite().all(dim=0)
+        self._broken[index] |= ~torch.stack(losses).isfinite().all(dim=0)
 
     @property
     def is_broken(self) -> bool:

@@ -24,6 +24,15 @@ class Part:
     signal: TeacherSignal
     reference: TeacherSignal
 
+    def __getitem__(self, positions: Int[Tensor, " t"]) -> "Part":
+        """Return the part at some of its tokens."""
+        return Part(
+            index=self.index[positions],
+            tokens=self.tokens[positions],
+            signal=self.signal[positions],
+            reference=self.reference[positions],
+        )
+
     def release(self, keep: frozenset[tuple[int, ...]]) -> None:
         """Release every head whose key is not in `keep`."""
         for head in (*self.signal.heads, *self.reference.heads):

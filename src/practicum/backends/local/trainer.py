@@ -278,7 +278,9 @@ class LocalTrainer:
             head = prepack_head(head)
         coefficients = None
         if objective.needs_sequences:
-            coefficients = self._compute_batch_coefficients(micro_batches, head, objective, batch)
+            coefficients = self._compute_batch_coefficients(
+                micro_batches, head, objective, batch, records
+            )
         self.set_training_mode()
         for micro_batch in micro_batches:
             # Seeded by the first rollout: dropout does not depend on the micro-batches before it.
@@ -319,42 +321,95 @@ class LocalTrainer:
         hidden = self._compute_hidden(micro_batch)
         gradient = torch.zeros_like(hidden)
         for part in micro_batch.gather_parts():
-            for piece in chunks(len(part.index), self.limits.chunk_tokens):
-                tokens = part.tokens[piece]
-                chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
-                if batch_coefficients is None:
-                    coefficients = compute_all_coefficients(objective, chunk.values, tokens)
-                else:
-                    coefficients = [column[part.index[piece]] for column in batch_coefficients]
-                records.record_broken(part.index[piece], chunk.values, coefficients)
-                compare(records, chunk, part, piece)
-                # The body's gradient is taken once below: here it stops at the hidden states.
-                gradient[piece] += chunk.backward(coefficients)
-                measure(records, chunk.values, tokens, part.signal[piece])
-                records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))
-                records.record_tokens(part.index[piece], chunk.values[0], coefficients)
-                records.add_loss_share(part.signal.name, chunk.values, coefficients)
+            # The body's gradient is taken once below: here it stops at the hidden states.
+            if batch_coefficients is None:
+                gradient += self._differentiate_all(head, hidden, part, objective, records)
+            else:
+                columns = [column[part.index] for column in batch_coefficients]
+                gradient += self._differentiate_weighted(
+                    head, hidden, part, objective, columns, records
+                )
         if hidden.requires_grad:
             hidden.backward(gradient)
 
+    def _differentiate_all(
+        self,
+        head: Head,
+        hidden: Tensor,
+        part: Part,
+        objective: Objective,
+        records: UpdateStatistics,
+    ) -> Float[Tensor, "T D"]:
+        """Return the gradient in the hidden states, and record the numbers of every token."""
+        gradient = torch.empty_like(hidden)
+        for piece in chunks(len(part.index), self.limits.chunk_tokens):
+            chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
+            coefficients = compute_all_coefficients(objective, chunk.values, part.tokens[piece])
+            _record_values(records, chunk, part, piece)
+            gradient[piece] = chunk.backward(coefficients)
+            records.record_coefficients(
+                part.index[piece], part.signal.name, chunk.values, coefficients
+            )
+        return gradient
+
+    def _differentiate_weighted(
+        self,
+        head: Head,
+        hidden: Tensor,
+        part: Part,
+        objective: Objective,
+        coefficients: Sequence[Tensor],
+        records: UpdateStatistics,
+    ) -> Float[Tensor, "T D"]:
+        """Return the gradient of tokens whose numbers are recorded and coefficients known.
+
+        Tokens with coefficient 0, which a weight leaves out, do not go through the heads again.
+        """
+        gradient = torch.zeros_like(hidden)
+        is_weighted = torch.stack(list(coefficients)).ne(0).any(dim=0)
+        positions = is_weighted.cpu().nonzero()[:, 0]
+        part, states = part[positions], hidden.detach()[positions]
+        columns = [column[positions] for column in coefficients]
+        for piece in chunks(len(positions), self.limits.chunk_tokens):
+            chunk = self._open_chunk(head, states[piece], part, piece, objective)
+            factors = [column[piece] for column in columns]
+            records.record_broken(part.index[piece], chunk.values, factors)
+            gradient[positions[piece]] = chunk.backward(factors)
+        return gradient
+
     @torch.no_grad()
     def _compute_batch_coefficients(
-        self, micro_batches: Sequence[Pass], head: Head, objective: Objective, batch: TokenBatch
+        self,
+        micro_batches: Sequence[Pass],
+        head: Head,
+        objective: Objective,
+        batch: TokenBatch,
+        records: UpdateStatistics,
     ) -> list[Tensor]:
-        """Compute the loss coefficients of the full batch in a forward pass without gradient."""
+        """Compute the loss coefficients of the full batch, and record the numbers of every token.
+
+        This is a forward pass without gradient.
+        """
         self.language_model.model.eval()
+        indices: list[Tensor] = []
+        teachers: list[str] = []
         chunk_values: list[list[TermValues]] = []
-        token_indices = []
         for micro_batch in micro_batches:
             hidden = self._compute_hidden(micro_batch)
             for part in micro_batch.gather_parts():
-                token_indices.append(part.index)
                 for piece in chunks(len(part.index), self.limits.chunk_tokens):
                     chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
+                    _record_values(records, chunk, part, piece)
+                    indices.append(part.index[piece])
+                    teachers.append(part.signal.name)
                     chunk_values.append(chunk.values)
-        if not token_indices:
+        if not indices:
             return [torch.zeros(0) for _ in objective.losses]
-        return compute_full_coefficients(objective, chunk_values, token_indices, batch)
+        coefficients = compute_full_coefficients(objective, chunk_values, indices, batch)
+        for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
+            factors = [column[index] for column in coefficients]
+            records.record_coefficients(index, teacher, values, factors)
+        return coefficients
 
     def _open_chunk(
         self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective
@@ -386,6 +441,13 @@ class LocalTrainer:
             micro_batch_tokens=max(used_tokens // 2, 1),
             chunk_tokens=max(self.limits.chunk_tokens // 2, 1),
         )
+
+
+def _record_values(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slice) -> None:
+    """Record what a chunk says of its tokens, before its gradient is taken."""
+    compare(records, chunk, part, piece)
+    measure(records, chunk.values, part.tokens[piece], part.signal[piece])
+    records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
