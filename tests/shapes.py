@@ -7,9 +7,11 @@ in ten have no tensor, and wrapping those takes half of the time of the tests. W
 
 from collections.abc import Callable
 from inspect import get_annotations
+from threading import Lock
 from typing import Any
 
 import jaxtyping
+from jaxtyping._import_hook import _JaxtypingLoader
 
 
 def check_only_shapes() -> None:
@@ -23,7 +25,22 @@ def check_only_shapes() -> None:
         return lambda definition: wrap(definition) if names_a_shape(definition) else definition
 
     jaxtyping.jaxtyped = jaxtyped
+    take_turns_to_parse()
     jaxtyping.install_import_hook("practicum", "beartype.beartype")
+
+
+def take_turns_to_parse() -> None:
+    """Let one thread at a time parse a module: Python 3.11 counts the depth of its parsers in one place for all threads.
+
+    A service and its client import in two threads of a test (`SystemError`, github.com/python/cpython/issues/106905).
+    """
+    lock, parse = Lock(), _JaxtypingLoader.source_to_code
+
+    def parse_alone(self: _JaxtypingLoader, *args: Any, **options: Any) -> Any:
+        with lock:
+            return parse(self, *args, **options)
+
+    _JaxtypingLoader.source_to_code = parse_alone  # type: ignore[method-assign]
 
 
 def names_a_shape(definition: Any) -> bool:

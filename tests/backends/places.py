@@ -1,5 +1,6 @@
 """Where the tests of a suite compute: on a CPU, on a device that is not the CPU, on a CUDA device; in float32 or bfloat16."""
 
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -22,15 +23,25 @@ class Place:
 
 
 CPU = Place()
+SECOND = Place("second")
+ON_SECOND = "PRACTICUM_SECOND_DEVICE"
+"""The variable with which a process of the tests computes on the second device alone.
+
+Torch learns of a device before the first backward pass of a process or never, and then behaves otherwise in many
+places. So `test_second_device.py` starts a process for it.
+"""
+
 PLACES = (
     pytest.param(CPU, id=str(CPU)),
-    pytest.param(Place("second"), id="second-float32", marks=pytest.mark.long),
     pytest.param(Place("cpu", "bfloat16"), id="cpu-bfloat16", marks=pytest.mark.long),
     pytest.param(Place("cuda"), id="cuda-float32", marks=pytest.mark.gpu),
     pytest.param(Place("cuda", "bfloat16"), id="cuda-bfloat16", marks=pytest.mark.gpu),
 )
 
-REPEATED = (Place("second"), Place("cpu", "bfloat16"))
+if ON_SECOND in os.environ:
+    PLACES = (pytest.param(SECOND, id=str(SECOND)),)
+
+REPEATED = (SECOND, Place("cpu", "bfloat16"))
 """The places where one case of each test is enough: they show where a tensor is and what is rounded."""
 
 

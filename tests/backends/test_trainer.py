@@ -48,7 +48,6 @@ from .tiny import (
 
 ROUNDED = 0.1
 """The greatest difference of two gradients from operands in bfloat16, as a share of the whole gradient."""
-CPU = torch.device("cpu")
 OBJECTIVES = [
     {},
     {"divergence": "jsd(0.3)", "signal": "topk(5, union)", "aggregate": "seq_mean_token_mean"},
@@ -710,13 +709,12 @@ def test_the_first_pass_of_sequence_objectives_is_without_dropout():
     student, data = trainable(tiny(dropout=0.5)), data_for(tiny(seed=1))
     objective = Objective.model_validate({"estimator": "score_function(1)"})
     trainer = LocalTrainer(student, dropout=True)
-    batch = build_token_batch(data, objective)
+    batch = build_token_batch(data, objective).to(student.device)
     student.model.train()
     passes = trainer._build_micro_batches(data, batch, 10**6)
+    records = UpdateStatistics(len(batch.tokens), student.device)
     first, second = (
-        trainer._compute_batch_coefficients(
-            passes, student.head(), objective, batch, UpdateStatistics(len(batch.tokens), CPU)
-        )[0]
+        trainer._compute_batch_coefficients(passes, student.head(), objective, batch, records)[0]
         for _ in range(2)
     )
     assert torch.equal(first, second)

@@ -1,0 +1,28 @@
+"""Trainer, sampler, scorer and self-teacher on a device that is not the CPU, in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import SUITES
+from .places import ON_SECOND
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.long
+def test_the_suites_pass_on_a_second_device() -> None:
+    files = [str(HERE / f"{name}.py") for name in SUITES]
+    marks = "not slow and not gpu"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *files],
+        env={**os.environ, ON_SECOND: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "passed" in done.stdout or "[100%]" in done.stdout
