@@ -1,18 +1,13 @@
 """Operations counted by hand, and against the products that torch sees in a real forward and backward pass."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from backends.tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
-
-from tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
 
 from practicum.backends.local.adapters import add_adapters
 from practicum.backends.local.language_model import LanguageModel

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from backends.tiny import random_tokens, tiny
 
 from practicum.backends.local.decode_batch import SlotDecodeBatch
 from practicum.backends.local.hosted import LocalReader
@@ -13,7 +14,6 @@ from practicum.server.futures import ResponseBody
 from practicum.server.requests import SampleBody
 from practicum.server.worker import ModelJob, Worker
 from practicum.types import SampleRequest, SamplingParams
-from tests.backends.tiny import random_tokens, tiny
 
 ANSWER = ResponseBody(b"", "")
 
