@@ -117,11 +117,15 @@ def pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) 
 
     def concatenate(tensors: Sequence[Tensor | None]) -> Tensor | None:
         columns = [
-            tensor[rollout.loss_mask.to(tensor.device)]
-            for tensor, rollout in zip(tensors, rollouts, strict=True)
+            # By number: a mask on the device would make the program wait until it is counted there.
+            tensor if positions is None else tensor[positions.to(tensor.device)]
+            for tensor, positions in zip(tensors, supervised, strict=True)
             if tensor is not None
         ]
         return torch.cat(columns) if columns else None
+
+    masks = [rollout.loss_mask for rollout in rollouts]
+    supervised = [None if mask.all() else mask.nonzero()[:, 0] for mask in masks]
 
     pool = None
     pools = [signal.pool for signal in signals if signal.pool is not None]

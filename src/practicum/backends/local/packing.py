@@ -6,7 +6,7 @@ texts of unequal lengths cost their tokens and no more, and the gradient is that
 texts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -41,15 +41,21 @@ def compute_hidden_states(
 
 
 def iterate_hidden_states(
-    language_model: LanguageModel, texts: Sequence[ScoreRequest], limit: int
+    language_model: LanguageModel,
+    texts: Sequence[ScoreRequest],
+    limit: int,
+    store_pass: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Float[Tensor, "T D"]]:
     """Yield the hidden states that predict each text's `tokens`, computed `limit` tokens at a time.
 
-    Raises `practicum.core.abandon.Cancelled` between passes if this thread's work is cancelled.
+    `store_pass` may move the states of a pass before they are split. Raises
+    `practicum.core.abandon.Cancelled` between passes if this thread's work is cancelled.
     """
     for part in split_by_tokens(texts, limit, language_model.max_packed_tokens):
         abandon.check()
         states = compute_hidden_states(language_model, texts[part])
+        if store_pass is not None:
+            states = store_pass(states)
         yield from states.split([len(text.tokens) for text in texts[part]])
 
 
