@@ -23,7 +23,8 @@ from practicum.backends.local.drawing import (
 from practicum.backends.local.host_states import DEVICE_BYTES, HostStore
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.native.library import NativeLibrary, load_library
-from practicum.backends.local.packing import iterate_hidden_states
+from practicum.backends.local.packing import compute_hidden_states, iterate_hidden_states
+from practicum.backends.local.prefixes import PrefixStore
 from practicum.core import abandon
 from practicum.core.waits import show_wait
 from practicum.errors import NumericError
@@ -50,7 +51,8 @@ class LocalSampler:
 
     `batch_size` completions decode at once. Scoring holds the [., V] log-probabilities of
     `chunk_tokens` tokens at once, and leaves at most `device_bytes` of a call's hidden states on a
-    device that is not the CPU.
+    device that is not the CPU. With `prefixes`, the weights never change, and scoring keeps the
+    states of the prefix that texts share.
     """
 
     language_model: LanguageModel
@@ -58,6 +60,7 @@ class LocalSampler:
     batch_size: int = 64
     chunk_tokens: int = 128
     device_bytes: int = DEVICE_BYTES
+    prefixes: PrefixStore | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -128,14 +131,17 @@ class LocalSampler:
         with self.language_model.weights(self.overlay):
             # Over the overlay's storage, so that the head outlives the block.
             head = self.language_model.head().detached()
-            # Log-probabilities are read from the states at once; only states themselves wait.
             store = HostStore(self.language_model.device, self.device_bytes)
-            states = iterate_hidden_states(
-                self.language_model,
-                requests,
-                SCORED_TOKENS,
-                None if signal.sampled else store.store_pass,
-            )
+
+            def compute(model: LanguageModel, texts: Sequence[ScoreRequest]) -> Tensor:
+                prefixes = self.prefixes
+                read = compute_hidden_states if prefixes is None else prefixes.compute_hidden_states
+                # Log-probabilities are read from the states at once; only states themselves wait.
+                return (
+                    read(model, texts) if signal.sampled else store.store_pass(read(model, texts))
+                )
+
+            states = iterate_hidden_states(self.language_model, requests, SCORED_TOKENS, compute)
             with show_wait("scores", len(requests)) as wait:
                 for request, hidden in zip(requests, states, strict=True):
                     if signal.sampled:
