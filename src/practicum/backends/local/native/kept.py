@@ -1,7 +1,7 @@
 """Keep the packed copies of weights that do not learn from one decode batch of a model to the next.
 
-A student that trains its last layers, and a teacher that samples in every step, pack the same
-weights for every batch: about a fifth of the seconds of a short one.
+A student that trains its last layers, and a teacher that samples in every step, would pack the
+same weights for every batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ def pack_weights(
         if not weight.requires_grad and name not in overlay
     }
     is_first, before = model not in _kept_of, _kept_of.get(model, {})
-    kept: dict[Key, _Kept] = {}
+    entries: dict[Key, _Kept] = {}
     results: list[Packed] = []
     room = 0 if is_first else max_bytes
     for job in jobs:
@@ -71,7 +71,7 @@ def pack_weights(
         results.append(packed)
         size = sum(tensor.nbytes for tensor in packed.values())
         if size <= room and all(address in frozen for address, _ in places):
-            kept[key] = _Kept(job.sources, packed)
+            entries[key] = _Kept(job.sources, packed)
             room -= size
-    _kept_of[model] = kept
+    _kept_of[model] = entries
     return results
