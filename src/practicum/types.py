@@ -192,17 +192,17 @@ class HeadLike(Protocol):
 
 @runtime_checkable
 class StatesLike(Protocol):
-    """Hidden states that stay in another process until they are read.
+    """Hidden states that stay elsewhere until they are read: in another process or on the host."""
 
-    `finite` is True if the process that computed them found every entry finite.
-    """
-
-    finite: bool
+    @property
+    def finite(self) -> bool:
+        """True if every entry was finite where the states were computed."""
+        ...
 
     def __len__(self) -> int: ...
 
     def fetch(self) -> Float[Tensor, "T D"]:
-        """Copy the hidden states into this process."""
+        """Copy the hidden states to where they are read."""
         ...
 
 
@@ -232,12 +232,12 @@ class TeacherSignal:
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:
-        """The hidden states in this process; fetches them if another process holds them."""
+        """The hidden states where they are read; fetches them if they wait elsewhere."""
         hidden = self.hidden
         return hidden if hidden is None or isinstance(hidden, Tensor) else hidden.fetch()
 
     def fetch(self) -> "TeacherSignal":
-        """Return the signal with all hidden states in this process, a pool's members included."""
+        """Return the signal with all hidden states fetched, a pool's members included."""
         pool = self.pool and self.pool.map_members(TeacherSignal.fetch)
         return replace(self, hidden=self.states, pool=pool)
 
@@ -279,7 +279,7 @@ class TeacherSignal:
 
 
 def fetch_states(signals: Sequence[TeacherSignal]) -> list[Float[Tensor, "T D"] | None]:
-    """Return the hidden states of each signal; fetches those that another process holds."""
+    """Return the hidden states of each signal; fetches those that wait elsewhere."""
     return [signal.states for signal in signals]
 
 

@@ -1,6 +1,9 @@
 """Where the tests of a suite compute: on a CPU, on a device that is not the CPU, on a CUDA device; in float32 or bfloat16."""
 
 import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -49,3 +52,17 @@ class Current:
     """The place of the test that runs now."""
 
     place = CPU
+
+
+@contextmanager
+def count_transfers() -> Iterator[Counter[str]]:
+    """Count the block's transfers to and from the second device; none are counted at other places."""
+    counts: Counter[str] = Counter()
+    if Current.place is not SECOND:
+        yield counts
+        return
+    from second_device import SecondTensor
+
+    before = Counter(SecondTensor.counts)
+    yield counts
+    counts.update(SecondTensor.counts - before)

@@ -13,6 +13,7 @@ from practicum.backends.local.drawing import (
     sample_by_exponential_race,
     sampling_logprobs,
 )
+from practicum.backends.local.host_states import HostStates
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs.segments import SHORTEST_SHARED_PREFIX
@@ -20,6 +21,7 @@ from practicum.objective import Full, Sampled, TopK
 from practicum.ports import LockstepClient, MixedRequest, WeightUpdateRule
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
+from .places import SECOND, Current, count_transfers
 from .tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
 
 STOPS = frozenset({2, 17, 30, 41})
@@ -362,6 +364,28 @@ def test_padding_rows_of_the_embedding_are_never_sampled_and_hold_no_mass():
     logprobs = signal.head.logprobs(signal.hidden)
     assert logprobs.shape == (3, VOCABULARY)
     torch.testing.assert_close(logprobs.exp().sum(-1).cpu(), torch.ones(3))
+
+
+def test_states_beyond_the_bound_wait_on_the_host_and_come_back():
+    model = tiny()
+    texts = [ScoreRequest(random_tokens(40, n), random_tokens(200 + n, 50 + n)) for n in range(10)]
+    with count_transfers() as few:
+        resident = LocalSampler(model).score(texts, Full())
+    states = [signal.hidden for signal in resident]
+    assert all(isinstance(hidden, torch.Tensor) for hidden in states)
+    first_pass = sum(hidden.nbytes for hidden in states[:4])
+    with count_transfers() as many:
+        stored = LocalSampler(model, device_bytes=first_pass).score(texts, Full())
+    for number, (signal, expected) in enumerate(zip(stored, states, strict=True)):
+        waits = isinstance(signal.hidden, HostStates)
+        assert waits == (number >= 4 and model.device.type != "cpu")
+        if waits:
+            assert signal.hidden.numbers.device.type == "cpu" and signal.hidden.finite
+            assert len(signal.hidden) == len(texts[number].tokens)
+        assert signal.states.device == expected.device
+        assert torch.equal(signal.states.cpu(), expected.cpu())
+    passes_on_host = 2 if Current.place is SECOND else 0
+    assert many["to the CPU"] - few["to the CPU"] == passes_on_host, "one transfer a pass"
 
 
 def test_a_local_model_can_answer_everything():

@@ -76,6 +76,25 @@ def test_scores_are_those_of_the_weights_the_rule_names(rule, count):
     assert torch.equal(copies(trainer)["model.norm.weight"], seen[-1]["model.norm.weight"])
 
 
+@pytest.mark.parametrize("rule", RULES, ids=RULE_NAMES)
+def test_a_shared_prefix_is_read_with_the_weights_the_rule_names(rule):
+    model, root = tiny(), random_tokens(30, 7)
+    trainer = LocalTrainer(model)
+    teacher = trainer.build_self_teacher(rule)
+    requests = [ScoreRequest((*root, seed + 3), random_tokens(4, seed)) for seed in range(3)]
+    before = teacher.score(requests, Sampled())
+    seen = history(trainer, [teacher], 3)
+    other = tiny()
+    other.model.load_state_dict(expected_weights(rule, seen), strict=False)
+    found, expected = (
+        torch.cat([signal.logprobs for signal in scorer.score(requests, Sampled())])
+        for scorer in (teacher, LocalSampler(other))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    first = torch.cat([signal.logprobs for signal in before])
+    assert torch.equal(found, first) == (rule.weights == "frozen")
+
+
 def test_what_live_weights_said_does_not_move_between_the_updates_of_a_step():
     """The head of an answer is read after the first update; with the weights of now it would fit its hidden states no more."""
     trainer = LocalTrainer(tiny())

@@ -24,6 +24,7 @@ from practicum.objective import (
 )
 from practicum.objective.closed_form import Autograd, Fused
 from practicum.objective.measures import COLUMNS, UpdateStatistics
+from practicum.objective.passes import build_score_requests
 from practicum.ports import AdamParams
 from practicum.types import (
     Datum,
@@ -34,7 +35,7 @@ from practicum.types import (
     TokenRecord,
 )
 
-from .places import Current
+from .places import SECOND, Current, count_transfers
 from .tiny import (
     ARCHITECTURES,
     VOCABULARY,
@@ -130,6 +131,23 @@ def assert_same(found, expected, relative=1e-6):
     relative = relative if Current.place.is_exact else ROUNDED
     for name, value in expected.items():
         assert (found[name] - value).norm().item() <= relative * norm, name
+
+
+def test_states_that_wait_on_the_host_are_fetched_once_an_update():
+    student, teacher = trainable(tiny(seed=0)), tiny(seed=1)
+    items = [rollout(5, 6, seed, group=str(seed)) for seed in range(8)]
+    requests = build_score_requests(items)
+    found = []
+    for device_bytes in (2**30, 0):
+        sampler = LocalSampler(teacher, device_bytes=device_bytes)
+        data = list(map(Datum, items, sampler.score(requests, Full())))
+        with count_transfers() as counts:
+            gradient, _ = gradients(student, data, Objective(), TrainerLimits(16))
+        found.append((gradient, counts["from the CPU"]))
+    (expected, few), (waiting, many) = found
+    for name, value in expected.items():
+        assert torch.equal(waiting[name], value), name
+    assert many - few == (len(items) if Current.place is SECOND else 0)
 
 
 @pytest.mark.parametrize("choice", OBJECTIVES, ids=str)

@@ -2,7 +2,8 @@
 
 import json
 import math
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import make_model, toy_recipe, toy_run
 
+from practicum.objective import Full, Signal, compare_signals
+from practicum.objective.passes import build_score_requests
+from practicum.ports import Capabilities, Teacher
+from practicum.rollouts import sample_rollouts
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.statistics import bootstrap, wilson
 from practicum.training.evaluation import (
@@ -22,6 +27,7 @@ from practicum.training.evaluation import (
     evaluate,
     evaluate_teacher,
 )
+from practicum.types import HeadLike, Rollout, TeacherSignal
 
 
 def built(models: Path, folder: Path, **changes: object) -> RunComponents:
@@ -32,6 +38,62 @@ def measured(parts: RunComponents) -> Evaluation:
     assert parts.evaluation is not None
     client, renderer = parts.parts.sampler, parts.parts.renderer
     return evaluate(client, renderer, parts.parts.task, parts.parts.teacher, parts.evaluation)
+
+
+class CountingHead:
+    """A head that notes how many tokens each of its products has."""
+
+    def __init__(self, head: HeadLike, rows: list[int]) -> None:
+        self.head, self.rows = head, rows
+        self.vocab_size, self.key, self.logits = head.vocab_size, head.key, head.logits
+        self.release = head.release
+
+    def logprobs(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(hidden))
+        return self.head.logprobs(hidden)
+
+
+@dataclass
+class CountedTeacher:
+    """A teacher that says nothing of every fourth rollout, and nothing of a token of the others."""
+
+    inner: Teacher
+    rows: list[int] = field(default_factory=list)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        signals = self.inner.score(rollouts, signal)
+        counted = CountingHead(signals[0].heads[0], self.rows)
+        unknown = [torch.arange(len(rollout.tokens)) == 1 for rollout in rollouts]
+        return [
+            replace(answer, head=counted, unknown=marks) if number % 4 else TeacherSignal()
+            for number, (answer, marks) in enumerate(zip(signals, unknown, strict=True))
+        ]
+
+
+def test_answers_are_compared_together_as_they_are_one_by_one(models: Path, tmp_path: Path) -> None:
+    run = built(models, tmp_path)
+    assert run.evaluation is not None
+    client, renderer, settings = run.parts.sampler, run.parts.renderer, run.evaluation
+    teacher = CountedTeacher(run.parts.teacher)
+    together = evaluate(client, renderer, run.parts.task, teacher, settings)  # type: ignore[arg-type]
+    rows, teacher.rows[:] = list(teacher.rows), []
+    rollouts = sample_rollouts(settings.batch, client, renderer, settings.sampling, None)
+    student = client.score(build_score_requests(rollouts), Full())
+    divergences, entropies = [], []
+    for rollout, *pair in zip(rollouts, student, teacher.score(rollouts, Full()), strict=True):
+        measures = ("reverse_kl", "student_entropy")
+        compared = compare_signals((pair[0], pair[1]), rollout.tokens, 256, measures)
+        entropies.append(compared.student_entropy)
+        if compared.reverse_kl is not None:
+            divergences.append(compared.reverse_kl[~pair[1].unknown])
+    assert together.reverse_kl == pytest.approx(torch.cat(divergences).mean().item(), rel=1e-5)
+    assert together.student_entropy == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-5)
+    known = [len(rollout.tokens) for number, rollout in enumerate(rollouts) if number % 4]
+    assert rows[0] == sum(known), "the head reads the tokens of all answers in one product"
 
 
 @given(st.integers(1, 200).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))

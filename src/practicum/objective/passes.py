@@ -98,8 +98,8 @@ def _gather(datums: Sequence[Datum], rows: list[int], batch: TokenBatch) -> Part
     """Return the supervised tokens of some rows with the signals about them."""
     index = find_tokens(batch.rows, rows)
     rollouts = [datums[row].rollout for row in rows]
-    signal = _pack_signals([datums[row].signal for row in rows], rollouts)
-    reference = _pack_signals([datums[row].reference for row in rows], rollouts)
+    signal = pack_signals([datums[row].signal for row in rows], rollouts)
+    reference = pack_signals([datums[row].reference for row in rows], rollouts)
     return Part(index, batch[index], signal, reference)
 
 
@@ -112,22 +112,26 @@ def find_tokens(token_rows: Int[Tensor, " T"], rows: Sequence[int]) -> Int[Tenso
     return torch.cat([torch.arange(*place) for place in zip(first, last, strict=True)])
 
 
-def _pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -> TeacherSignal:
+def pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -> TeacherSignal:
     """Return signals of the same kind as one, at the supervised tokens of their rollouts."""
 
     def concatenate(tensors: Sequence[Tensor | None]) -> Tensor | None:
         columns = [
-            tensor[rollout.loss_mask.to(tensor.device)]
-            for tensor, rollout in zip(tensors, rollouts, strict=True)
+            # By number: a mask on the device would make the program wait until it is counted there.
+            tensor if positions is None else tensor[positions.to(tensor.device)]
+            for tensor, positions in zip(tensors, supervised, strict=True)
             if tensor is not None
         ]
         return torch.cat(columns) if columns else None
+
+    masks = [rollout.loss_mask for rollout in rollouts]
+    supervised = [None if mask.all() else mask.nonzero()[:, 0] for mask in masks]
 
     pool = None
     pools = [signal.pool for signal in signals if signal.pool is not None]
     if pools:
         members = zip(*(pool.members for pool in pools), strict=True)
-        packed = tuple(_pack_signals(member, rollouts) for member in members)
+        packed = tuple(pack_signals(member, rollouts) for member in members)
         pool = replace(pools[0], members=packed)
     return TeacherSignal(
         logprobs=concatenate([signal.logprobs for signal in signals]),

@@ -1,6 +1,7 @@
 """Evaluate a model on held-out prompts: rewards, distance to its teacher, intervals."""
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,11 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.core.waits import show_wait
 from practicum.objective import Full, Sampled, compare_signals, read_tokens
-from practicum.objective.passes import build_score_requests
+from practicum.objective.passes import (
+    build_score_requests,
+    group_rows_into_passes,
+    pack_signals,
+)
 from practicum.ports import SamplingClient, Task, Teacher
 from practicum.rollouts import (
     RolloutBatch,
@@ -30,10 +35,13 @@ from practicum.statistics import (
 )
 from practicum.text import Renderer
 from practicum.training.forensics import TokenTrace, choose_traced, read_trace, trace
-from practicum.types import Prompt, Rollout, SamplingParams, TeacherSignal
+from practicum.types import Datum, Prompt, Rollout, SamplingParams, TeacherSignal
 
-CHUNK = 256
+CHUNK = 128
 """The tokens whose full distributions are compared at once."""
+
+COMPARED_TEXTS_TOKENS = 1024
+"""The tokens of the texts, prompts included, whose signals are compared together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,21 +319,11 @@ def _compare_with_teacher(
     full = "full" in teacher.capabilities.signals and "full" in client.capabilities.signals
     signal = Full() if full else Sampled()
     student_signals = client.score(requests, signal)
-    signals = list(zip(student_signals, teacher.score(rollouts, signal), strict=True))
-    divergences, entropies = [], []
-    with show_wait("comparisons with the teacher", len(rollouts)) as wait:
-        for rollout, pair in zip(rollouts, signals, strict=True):
-            divergence, entropy = (
-                _compare_distributions(*pair, rollout.tokens)
-                if full
-                else _compare_sampled_tokens(*pair)
-            )
-            if divergence is not None:
-                unknown = pair[1].unknown_tokens
-                mask = rollout.loss_mask if unknown is None else rollout.loss_mask & ~unknown
-                divergences.append(divergence.double().cpu()[mask])
-            entropies.append(entropy.double().cpu()[rollout.loss_mask])
-            wait.advance()
+    teacher_signals = teacher.score(rollouts, signal)
+    divergences, entropies = _compare_all_tokens(
+        rollouts, student_signals, teacher_signals, full=full
+    )
+    signals = list(zip(student_signals, teacher_signals, strict=True))
     traced = choose_traced(rollouts)
     traces = [trace(rollouts[index], *signals[index], renderer) for index in traced]
     # Many signals share one head, whose weights may be loaded for this comparison alone.
@@ -333,10 +331,45 @@ def _compare_with_teacher(
     for head in heads.values():
         head.release()
     return _TeacherComparison(
-        entropy=torch.cat(entropies).mean().item(),
-        divergence=torch.cat(divergences).mean().item() if divergences else None,
+        entropy=entropies.mean().item() if len(entropies) else None,
+        divergence=divergences.mean().item() if len(divergences) else None,
         traces=traces,
     )
+
+
+def _compare_all_tokens(
+    rollouts: Sequence[Rollout],
+    student_signals: Sequence[TeacherSignal],
+    teacher_signals: Sequence[TeacherSignal],
+    *,
+    full: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the divergence at the supervised tokens that the teacher knows, and the student's
+    entropy at all of them; by full distributions if both sides have them.
+    """
+    divergences, entropies = ([torch.zeros(0, dtype=torch.float64)] for _ in range(2))
+    datums = list(map(Datum, rollouts, teacher_signals, student_signals))
+    with show_wait("comparisons with the teacher", len(rollouts)) as wait:
+        # Together, because a head's product of the few tokens of one answer is many times slower.
+        for (rows,) in group_rows_into_passes(datums, COMPARED_TEXTS_TOKENS, sys.maxsize):
+            part = [rollouts[row] for row in rows]
+            student, teacher = (
+                pack_signals([signals[row] for row in rows], part)
+                for signals in (student_signals, teacher_signals)
+            )
+            tokens = torch.cat([rollout.tokens[rollout.loss_mask] for rollout in part])
+            divergence, entropy = (
+                _compare_distributions(student, teacher, tokens)
+                if full
+                else _compare_sampled_tokens(student, teacher)
+            )
+            if divergence is not None:
+                unknown = teacher.unknown_tokens
+                known_tokens = slice(None) if unknown is None else ~unknown.cpu()
+                divergences.append(divergence.double().cpu()[known_tokens])
+            entropies.append(entropy.double().cpu())
+            wait.advance(len(rows))
+    return torch.cat(divergences), torch.cat(entropies)
 
 
 def _compare_distributions(

@@ -6,7 +6,7 @@ texts of unequal lengths cost their tokens and no more, and the gradient is that
 texts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -41,15 +41,19 @@ def compute_hidden_states(
 
 
 def iterate_hidden_states(
-    language_model: LanguageModel, texts: Sequence[ScoreRequest], limit: int
+    language_model: LanguageModel,
+    texts: Sequence[ScoreRequest],
+    limit: int,
+    compute: Callable[[LanguageModel, Sequence[ScoreRequest]], Tensor] = compute_hidden_states,
 ) -> Iterator[Float[Tensor, "T D"]]:
     """Yield the hidden states that predict each text's `tokens`, computed `limit` tokens at a time.
 
-    Raises `practicum.core.abandon.Cancelled` between passes if this thread's work is cancelled.
+    `compute` returns the states of one pass. Raises
+    `practicum.core.abandon.Cancelled` between passes if this thread's work is cancelled.
     """
     for part in split_by_tokens(texts, limit, language_model.max_packed_tokens):
         abandon.check()
-        states = compute_hidden_states(language_model, texts[part])
+        states = compute(language_model, texts[part])
         yield from states.split([len(text.tokens) for text in texts[part]])
 
 
@@ -106,17 +110,31 @@ def _wrap_ids(prompt: tuple[int, ...], tokens: tuple[int, ...], vocab_size: int)
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixStates:
+    """The keys and values of P tokens with which texts begin, by layer."""
+
+    tokens: tuple[int, ...]
+    kv_by_layer: Mapping[int, tuple[Float[Tensor, "P G d"], Float[Tensor, "P G e"]]]
+
+
 class PackedBatch:
     """Texts packed into one row of tokens in which shared prefixes appear once.
 
     Implements `practicum.backends.local.attention.AttentionLayout`. The body reads `ids` [T] and
     `positions` [T]; `output_positions` are the row positions whose hidden states predict the texts'
     tokens. With `keep_kv`, `kv_by_layer` collects every layer's keys and values, and
-    `locate_tokens` tells where each text's are.
+    `locate_tokens` tells where each text's are. If the states of the prefix of all texts are given,
+    the body does not read its tokens.
     """
 
     def __init__(
-        self, texts: Sequence[ScoreRequest], device: torch.device, *, keep_kv: bool = False
+        self,
+        texts: Sequence[ScoreRequest],
+        device: torch.device,
+        *,
+        keep_kv: bool = False,
+        prefix: PrefixStates | None = None,
     ) -> None:
         self._segments, self._last_segments = split_into_segments(texts)
         # Neighbours in this order have the same ancestors and almost the same padding, so
@@ -132,9 +150,13 @@ class PackedBatch:
             self._spans[number] = range(len(ids), len(ids) + len(segment.tokens))
             ids.extend(segment.tokens)
             positions.extend(range(segment.start, segment.start + len(segment.tokens)))
-        self.ids = torch.tensor(ids, device=device)
-        self.positions = torch.tensor(positions, device=device)
-        outputs = self._find_outputs(texts)
+        self._prefix = prefix
+        # The root is the first segment of the row, and predicts no token of a text.
+        self._skipped = 0 if prefix is None else len(self._segments[0].tokens)
+        assert prefix is None or prefix.tokens == self._segments[0].tokens
+        self.ids = torch.tensor(ids[self._skipped :], device=device)
+        self.positions = torch.tensor(positions[self._skipped :], device=device)
+        outputs = [position - self._skipped for position in self._find_outputs(texts)]
         self.output_positions = torch.tensor(outputs, dtype=torch.long, device=device)
         self.kv_by_layer: dict[int, tuple[Tensor, Tensor]] | None = {} if keep_kv else None
         self._order = order
@@ -186,6 +208,23 @@ class PackedBatch:
         """Compute one layer's attention, and collect its keys and values if `keep_kv`."""
         if self.kv_by_layer is not None:
             self.kv_by_layer[layer] = keys, values
+        if self._prefix is not None:
+            # Queries that nobody reads stand in for the prefix's: a segment's queries and keys then
+            # have the same places.
+            kept_keys, kept_values = self._prefix.kv_by_layer[layer]
+            queries = torch.cat([queries.new_zeros(self._skipped, *queries.shape[1:]), queries])
+            keys, values = torch.cat([kept_keys, keys]), torch.cat([kept_values, values])
+        return self._attend_row(queries, keys, values, scale, dropout)[self._skipped :]
+
+    def _attend_row(
+        self,
+        queries: Float[Tensor, "T H d"],
+        keys: Float[Tensor, "T G d"],
+        values: Float[Tensor, "T G e"],
+        scale: float | None,
+        dropout: float,
+    ) -> Float[Tensor, "T H e"]:
+        """Compute the attention of all segments of the row, the prefix included."""
         if can_attend_varlen(queries, values, dropout):
             return self.segments.attend(queries, keys, values, scale)
         mask = None if self._mask is None else self._mask.to(queries.dtype)

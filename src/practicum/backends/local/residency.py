@@ -18,6 +18,7 @@ from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, read_model
+from practicum.backends.local.prefixes import PrefixStore
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import ModelError
 from practicum.functional.head import Head
@@ -56,7 +57,7 @@ def build_scorer(
             is_native=model.is_native,
         )
         return OffloadedSampler(lambda: open_sampler(complete(read())), _open_head_on_disk(loaded))
-    return open_sampler(model)
+    return replace(open_sampler(model), prefixes=PrefixStore())
 
 
 class OffloadedHead:

@@ -20,9 +20,11 @@ from practicum.backends.local.drawing import (
     sample_mixed_tokens,
     sample_tokens,
 )
+from practicum.backends.local.host_states import DEVICE_BYTES, HostStore
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.native.library import NativeLibrary, load_library
-from practicum.backends.local.packing import iterate_hidden_states
+from practicum.backends.local.packing import compute_hidden_states, iterate_hidden_states
+from practicum.backends.local.prefixes import PrefixStore
 from practicum.core import abandon
 from practicum.core.waits import show_wait
 from practicum.errors import NumericError
@@ -48,13 +50,17 @@ class LocalSampler:
     """Samples and scores with a local model, with live weights or an `overlay` of some.
 
     `batch_size` completions decode at once. Scoring holds the [., V] log-probabilities of
-    `chunk_tokens` tokens at once.
+    `chunk_tokens` tokens at once, and leaves at most `device_bytes` of a call's hidden states on a
+    device that is not the CPU. With `prefixes`, the weights never change, and scoring keeps the
+    states of the prefix that texts share.
     """
 
     language_model: LanguageModel
     overlay: Mapping[str, Tensor] = field(default_factory=dict)
     batch_size: int = 64
     chunk_tokens: int = 128
+    device_bytes: int = DEVICE_BYTES
+    prefixes: PrefixStore | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -125,14 +131,24 @@ class LocalSampler:
         with self.language_model.weights(self.overlay):
             # Over the overlay's storage, so that the head outlives the block.
             head = self.language_model.head().detached()
-            states = iterate_hidden_states(self.language_model, requests, SCORED_TOKENS)
+            store = HostStore(self.language_model.device, self.device_bytes)
+
+            def compute(model: LanguageModel, texts: Sequence[ScoreRequest]) -> Tensor:
+                prefixes = self.prefixes
+                read = compute_hidden_states if prefixes is None else prefixes.compute_hidden_states
+                # Log-probabilities are read from the states at once; only states themselves wait.
+                return (
+                    read(model, texts) if signal.sampled else store.store_pass(read(model, texts))
+                )
+
+            states = iterate_hidden_states(self.language_model, requests, SCORED_TOKENS, compute)
             with show_wait("scores", len(requests)) as wait:
                 for request, hidden in zip(requests, states, strict=True):
                     if signal.sampled:
                         logprobs = self._compute_logprobs(head, hidden, request.tokens)
                         signals.append(TeacherSignal(logprobs=logprobs))
                     else:
-                        signals.append(TeacherSignal(hidden=hidden, head=head))
+                        signals.append(TeacherSignal(hidden=store.wrap_text(hidden), head=head))
                     wait.advance()
         return signals
 

@@ -22,6 +22,7 @@ from practicum.backends.local.graph import (
 )
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import compute_hidden_states
+from practicum.backends.local.prefixes import PrefixStore
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
 from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
@@ -118,7 +119,12 @@ class LocalTrainer:
         rule, limits = rule.hold_within_step(), self.limits
         overlay = {} if rule.weights == "live" else self._copy_weights()
         return LocalSelfTeacher(
-            self.language_model, overlay, limits.sampling_batch, limits.chunk_tokens, rule=rule
+            self.language_model,
+            overlay,
+            limits.sampling_batch,
+            limits.chunk_tokens,
+            prefixes=PrefixStore() if rule.weights == "frozen" else None,
+            rule=rule,
         )
 
     def _open_sampler(self, model: LanguageModel, overlay: Mapping[str, Tensor]) -> LocalSampler:

@@ -34,7 +34,7 @@ SmolLM2-135M on a processor (`python -m benchmarks plan --cases adapters`).
 SAMPLING_TILES = 4
 """Matrices of [rows, V] that sampling holds: logits, their exponentials, sums in float64."""
 
-COMPARED_TOKENS, COMPARED_TILES = 256, 5
+COMPARED_TOKENS, COMPARED_TILES = 128, 5
 """Tokens whose distributions an evaluation compares at once, and its matrices of [tokens, V]."""
 
 FUSED_TILES, TOKEN_TILES, AUTOGRAD_TILES = 6, 4, 12

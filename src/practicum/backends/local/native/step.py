@@ -10,8 +10,10 @@ from torch import Tensor
 
 from practicum.backends.local.decode_step import DecodeJob, LayerStates
 from practicum.backends.local.language_model import find_body
+from practicum.backends.local.native.kept import PackJob, pack_weights
 from practicum.backends.local.native.library import NativeLibrary, point_to
 from practicum.backends.local.native.weights import LlamaWeights
+from practicum.functional.head import Head
 
 LAYER_FIELDS = (
     "input_layernorm.weight",
@@ -55,7 +57,14 @@ class NativeStep:
     def __init__(self, job: DecodeJob, library: NativeLibrary, weights: LlamaWeights) -> None:
         self._functions = library.functions
         self._width = weights.embedding.shape[1]
-        layers = [_pack_layer(layer, library.panel) for layer in weights.layers]
+        head = job.language_model.head()
+        self._head = head.detached()
+        *layers, packed_head = pack_weights(
+            job.language_model,
+            job.overlay,
+            [_plan_packing(layer, library.panel) for layer in weights.layers]
+            + [_plan_packing_head(head, library.panel)],
+        )
         shape = len(layers), job.rows, weights.groups, job.longest, weights.head_width
         self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
         cosines, sines = _compute_rotations(job, weights.head_width)
@@ -87,8 +96,7 @@ class NativeStep:
             ctypes.byref(self._model), ctypes.c_long(job.rows), ctypes.c_long(self._threads)
         )
         self._room = torch.empty(room)
-        self._head = job.language_model.head().detached()
-        self._packed_head = _pack(self._head.weight[: self._head.vocab_size], library.panel)
+        self._packed_head = packed_head["weight"]
 
     def store_prompt(
         self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
@@ -131,6 +139,16 @@ class NativeStep:
         if head.bias is not None:
             product += head.bias[: head.vocab_size]
         return head.scaled_and_capped(product)
+
+
+def _plan_packing(layer: Mapping[str, Tensor], panel: int) -> PackJob:
+    return PackJob(list(layer.values()), panel, lambda: _pack_layer(layer, panel))
+
+
+def _plan_packing_head(head: Head, panel: int) -> PackJob:
+    # Detached, because `data` has a version of its own, which no change of the weight raises.
+    rows = head.weight.detach()[: head.vocab_size]
+    return PackJob([rows], panel, lambda: {"weight": _pack(rows, panel)})
 
 
 def _pack_layer(layer: Mapping[str, Tensor], panel: int) -> dict[str, Tensor]:
