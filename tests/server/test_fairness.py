@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from practicum.backends.local.decode_batch import SlotDecodeBatch
 from practicum.backends.local.hosted import LocalReader
+from practicum.backends.local.prefill import PromptQueue
 from practicum.ports.hosting import PromptQuestion
 from practicum.server import worker as worker_module
 from practicum.server.executor import SampleItem, Sampler
@@ -77,13 +77,13 @@ def test_what_is_wanted_at_once_has_another_lane_than_samples_of_256_tokens():
 
 def test_a_prefill_ends_a_turn(monkeypatch):
     prefills: list[int] = []
-    prefill = SlotDecodeBatch._run_waiting_prefill
+    prefill = PromptQueue._run_prefill
     monkeypatch.setattr(
-        SlotDecodeBatch,
-        "_run_waiting_prefill",
-        lambda batch: (prefills.append(1), prefill(batch))[1],
+        PromptQueue,
+        "_run_prefill",
+        lambda queue: (prefills.append(1), prefill(queue))[1],
     )
-    monkeypatch.setattr("practicum.backends.local.decode_batch.MAX_PREFILL_TOKENS", 8)
+    monkeypatch.setattr("practicum.backends.local.prefill.MAX_PREFILL_TOKENS", 8)
     before = 0
     for _ in draw(32, 3):
         assert len(prefills) <= before + 1
