@@ -32,7 +32,7 @@ class BackendSection(TypedDict, total=False):
     graph_mib: int
     chunk_tokens: int
     sampling_batch: int
-    decoding: Literal["auto", "native", "torch"]
+    decoding: Literal["auto", "native", "graph", "torch"]
     url: str
     allow_http: bool
     api_key_env: str | None

@@ -39,10 +39,10 @@ class Config(FrozenConfig):
         default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once"
     )
     sampling_batch: int = Field(default=64, ge=1, description="completions decoded at once")
-    decoding: Literal["auto", "native", "torch"] = Field(
+    decoding: Literal["auto", "native", "graph", "torch"] = Field(
         default="auto",
-        description="decode by the step that is compiled on first use, or by torch alone; auto: "
-        "compiled if the machine and the model allow it",
+        description="decode by the step that is compiled on first use (CPU), by a captured graph "
+        "(CUDA), or by torch's modules alone; auto: the fastest that machine and model allow",
     )
 
     def problems(

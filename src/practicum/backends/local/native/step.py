@@ -10,8 +10,8 @@ from torch import Tensor
 
 from practicum.backends.local.decode_step import DecodeJob, LayerStates
 from practicum.backends.local.language_model import find_body
+from practicum.backends.local.llama_weights import LlamaWeights
 from practicum.backends.local.native.library import NativeLibrary, point_to
-from practicum.backends.local.native.weights import LlamaWeights
 
 LAYER_FIELDS = (
     "input_layernorm.weight",
