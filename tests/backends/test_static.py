@@ -178,6 +178,22 @@ def test_a_text_takes_pages_as_it_grows():
     assert sizes[-1] == 1 + sum(-(-(len(item.prompt_tokens) + 200) // 8) for item in requests(2))
 
 
+def test_rows_beyond_the_memory_wait():
+    """As many texts decode as fit at their full length, and one in any case; they are the same texts."""
+    model, asked = tiny(), requests(6)
+    expected = sample(model, rows=6, asked=asked)
+    page = open_loop(model)._program.pool.page_bytes
+    for pages, most in ((9, 2), (1, 1)):
+        loop = open_loop(model, rows=6, asked=asked, most_bytes=pages * page)
+        run, counts = loop._program.run, []
+        loop._program.run = lambda rows, run=run, counts=counts: (
+            counts.append(len(rows)),
+            run(rows),
+        )[1]
+        assert_alike(finish(loop.run(6)), expected)
+        assert max(counts) == most
+
+
 # Transfers
 
 

@@ -174,7 +174,7 @@ def test_a_kernel_that_refuses_is_passed_over(monkeypatch, caplog):
         raise RuntimeError("paged keys\nare not for this device")
 
     monkeypatch.setitem(trial_attention(), Decoding.FLASH_GRAPH, refuse)
-    monkeypatch.setattr(trial, "list_graphs", lambda model: list(trial_attention()))
+    monkeypatch.setattr(trial, "list_graphs", lambda model, width: list(trial_attention()))
     assert find_graph(tiny()) is Decoding.MASKED_GRAPH
     (record,) = caplog.records
     assert "cannot decode so (paged keys" in record.message
@@ -185,7 +185,7 @@ def test_a_kernel_that_computes_something_else_is_passed_over(monkeypatch, caplo
     monkeypatch.setitem(
         trial_attention(), Decoding.FLASH_GRAPH, lambda queries, *states: torch.ones_like(queries)
     )
-    monkeypatch.setattr(trial, "list_graphs", lambda model: list(trial_attention()))
+    monkeypatch.setattr(trial, "list_graphs", lambda model, width: list(trial_attention()))
     assert find_graph(tiny()) is Decoding.MASKED_GRAPH
     assert "differ by" in caplog.text
 

@@ -8,11 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.backends.local.decode_step import DecodeJob, LayerStates, PromptTokens
+from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.packing import PackedBatch
 from practicum.types import ScoreRequest
-
-MAX_PREFILL_TOKENS = 1024
-"""The most tokens of waiting prompts in one prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +51,14 @@ class PromptQueue:
         return chosen
 
     def _run_prefill(self) -> None:
-        """Prefill waiting prompts, each once, up to `MAX_PREFILL_TOKENS` and the number of rows."""
+        """Prefill waiting prompts, each once, up to the device's limit and the number of rows."""
+        most_tokens = find_limits(self._job.device).prefill_tokens
         chosen: dict[PromptTokens, None] = {}
         tokens = 0
         for prompt in self._job.prompts[self._next :]:
             if prompt in self.prefilled or prompt in chosen:
                 continue
-            is_too_long = tokens + len(prompt) > MAX_PREFILL_TOKENS
+            is_too_long = tokens + len(prompt) > most_tokens
             if chosen and (is_too_long or len(chosen) == self._job.rows):
                 break
             chosen[prompt] = None

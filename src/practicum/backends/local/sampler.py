@@ -15,6 +15,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.backends.local.decode_batch import open_decode_batch
+from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.drawing import (
     build_divergence_error,
     draw_exponentials,
@@ -34,12 +35,6 @@ from practicum.objective import Signal
 from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequest
 from practicum.text import Check, stop_check
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
-
-SCORED_TOKENS = 1024
-"""The tokens scored in one pass; more take more memory and no less time per token.
-
-`python -m benchmarks sizes` measures it.
-"""
 
 Steps = Generator[None, None, list[Sample]]
 """A running call: it yields after each few tokens and prefill, and returns the completions."""
@@ -134,7 +129,11 @@ class LocalSampler:
         with self.language_model.weights(self.overlay):
             # Over the overlay's storage, so that the head outlives the block.
             head = self.language_model.head().detached()
-            states = iterate_hidden_states(self.language_model, requests, SCORED_TOKENS)
+            states = iterate_hidden_states(
+                self.language_model,
+                requests,
+                find_limits(self.language_model.device).scored_tokens,
+            )
             with show_wait("scores", len(requests)) as wait:
                 for request, hidden in zip(requests, states, strict=True):
                     if signal.sampled:

@@ -110,19 +110,27 @@ def choose_decoding(language_model: LanguageModel, wish: str) -> Decoding:
 def find_graph(language_model: LanguageModel) -> Decoding:
     """Return the static step that computes this model on its device, or `TORCH` if none does.
 
-    A tiny model of the same class is sampled from, as in `can_decode_natively`, and then this one
-    on its own device: kernels may refuse a dtype, a width or a graph.
+    A tiny model of the same class is sampled from, as in `can_decode_natively`, and then one with
+    heads as wide as this model's, on its device and in its dtype: kernels may refuse any of these.
     """
     model = language_model.model
-    if find_llama_weights(model, merge=False) is None:
+    weights = find_llama_weights(model, merge=False)
+    if weights is None:
         return Decoding.TORCH
     twin = _build_twin(model, Decoding.MASKED_GRAPH)
     if not twin.max_packed_tokens or not _measure_sampling(twin) < 1e-4:
         return Decoding.TORCH
-    bound = 1e-3 if language_model.is_exact else 0.3
-    for decoding in list_graphs(language_model):
+    bound = 1e-3 if language_model.is_exact else 0.1
+    for decoding in list_graphs(language_model, weights.head_width):
+        twin = _shrink(model, weights.head_width).to(language_model.device, model.dtype)
         try:
-            difference = _measure_sampling(replace(language_model, decoding=decoding))
+            difference = _measure_sampling(
+                enable_packing(
+                    replace(
+                        language_model, model=twin, vocab_size=TWIN_VOCABULARY, decoding=decoding
+                    )
+                )
+            )
         except RuntimeError as error:
             # A kernel that does not know this use of it: the next way may.
             log.warning(f"{decoding}: this device cannot decode so ({shorten_error(error)})")
@@ -159,7 +167,7 @@ def _build_twin(model: PreTrainedModel, decoding: Decoding) -> LanguageModel:
     return enable_packing(LanguageModel(_shrink(model), TWIN_VOCABULARY, decoding=decoding))
 
 
-def _shrink(model: PreTrainedModel) -> PreTrainedModel:
+def _shrink(model: PreTrainedModel, head_width: int = 8) -> PreTrainedModel:
     """Return a tiny model of the same class and settings, with random weights."""
     config: Any = copy.deepcopy(model.config)
     groups = max(config.num_attention_heads // config.num_key_value_heads, 1)
@@ -168,7 +176,7 @@ def _shrink(model: PreTrainedModel) -> PreTrainedModel:
         "hidden_size": 8 * groups,
         "num_attention_heads": 2 * groups,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": head_width,
         "intermediate_size": 24,
         "num_hidden_layers": min(2, config.num_hidden_layers),
         "pad_token_id": None,

@@ -7,6 +7,7 @@ the host.
 
 import torch
 
+from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.static.attention import (
     Attention,
@@ -30,14 +31,15 @@ ATTENTION: dict[Decoding, Attention] = {
 def choose_settings(language_model: LanguageModel) -> StaticSettings | None:
     """Return how a model's static program runs, or None if it decodes in another way."""
     attend = ATTENTION.get(language_model.decoding)
-    return None if attend is None else StaticSettings(attend, choose_capture(language_model.device))
+    if attend is None:
+        return None
+    device = language_model.device
+    most_bytes = find_limits(device).decode_bytes
+    return StaticSettings(attend, choose_capture(device), most_bytes=most_bytes)
 
 
-def list_graphs(language_model: LanguageModel) -> list[Decoding]:
+def list_graphs(language_model: LanguageModel, head_width: int) -> list[Decoding]:
     """Return the static programs that may decode a model, the fastest first."""
-    config = language_model.model.config.get_text_config()
-    described = config.to_dict()
-    width = described.get("head_dim") or config.hidden_size // config.num_attention_heads
     dtype = torch.bfloat16 if language_model.autocast else language_model.model.dtype
-    has_flash = can_attend_by_flash(language_model.device, dtype, width)
+    has_flash = can_attend_by_flash(language_model.device, dtype, head_width)
     return [way for way in ATTENTION if has_flash or way is not Decoding.FLASH_GRAPH]

@@ -3,6 +3,7 @@
 The function reads and writes tensors that stay where they are, and waits for no number.
 """
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,9 @@ import torch
 Step = Callable[[], None]
 Capture = Callable[[Step], Step]
 """Return a function that does what the captured one does; the captured one may run before that."""
+
+_CAPTURING = threading.Lock()
+"""Held during a capture: a process may capture one graph at a time."""
 
 WARM_UPS = 2
 """The runs before a capture: libraries set themselves up in the first ones."""
@@ -36,7 +40,11 @@ class CudaCapture:
                 step()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Another thread may train meanwhile and take memory, which a graph forbids its own thread.
+        with (
+            _CAPTURING,
+            torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
+        ):
             step()
         return graph.replay
 

@@ -73,11 +73,16 @@ class StaticLoop:
 
     def _reserve_first_pages(self, rows: int) -> None:
         """Make room for the first window at once: a store that grows is copied."""
-        pool = self._program.pool
-        prompts = self._job.prompts[:rows]
-        longest = [len(prompt) + self._params.max_new_tokens for prompt in prompts]
+        pool, prompts = self._program.pool, self._job.prompts[:rows]
+        longest = [self._find_longest(text) for text in range(len(prompts))]
+        while len(longest) > 1 and not self._program.fits(longest):
+            longest.pop()
         starts = [len(prompt) + self._window for prompt in prompts]
         pool.reserve(sum(map(pool.count_pages, map(min, starts, longest))))
+
+    def _find_longest(self, text: int) -> int:
+        """Return the most tokens that a completion may have with its prompt."""
+        return len(self._job.prompts[text]) + self._params.max_new_tokens
 
     @torch.no_grad()
     def _fill_rows(self, active: list[StaticRow], rows: int) -> Generator[None, None, None]:
@@ -86,6 +91,9 @@ class StaticLoop:
         pool = self._program.pool
         for slot in free[: len(self._waiting)]:
             text = len(self._requests) - len(self._waiting)
+            growing = [row.length + row.left for row in active]
+            if not self._program.fits([*growing, self._find_longest(text)]):
+                return
             prompt = self._waiting.pop()
             length = len(prompt.indices)
             pool.reserve(pool.count_pages(length))

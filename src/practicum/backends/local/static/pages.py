@@ -39,6 +39,11 @@ class PagePool:
         self.keys = [empty.clone() for _ in range(layers)]
         self.values = [empty.clone() for _ in range(layers)]
 
+    @property
+    def page_bytes(self) -> int:
+        """The bytes of a page in all layers."""
+        return sum(store[0].nbytes for store in (*self.keys, *self.values))
+
     def count_pages(self, tokens: int) -> int:
         """Return how many pages so many tokens take."""
         return -(-tokens // self.page_tokens)

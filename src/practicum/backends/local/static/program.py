@@ -5,6 +5,7 @@ The host hands a table of the rows to the device, replays the step, and reads wh
 transfer there and one back, whatever the number of tokens.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,8 @@ class StaticSettings:
     window: int = 16
     page_tokens: int = 256
     """The flash kernel takes pages of multiples of 256 tokens."""
+    most_bytes: int = sys.maxsize
+    """Memory for keys and values: rows beyond it wait, but for one."""
 
 
 @dataclass(slots=True)
@@ -106,6 +109,11 @@ class StaticProgram:
         """Give a slot to a completion whose prompt ends in this hidden state."""
         self._hidden[slot] = hidden
         self._streams[slot] = read_stream(seed).to(self._streams.device)
+
+    def fits(self, lengths: Sequence[int]) -> bool:
+        """Return True if texts of so many tokens may decode at once; one text always may."""
+        pages = sum(map(self.pool.count_pages, lengths))
+        return len(lengths) == 1 or pages * self.pool.page_bytes <= self._settings.most_bytes
 
     @torch.no_grad()
     def run(self, rows: Sequence[StaticRow]) -> WrittenTokens:
