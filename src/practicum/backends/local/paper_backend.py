@@ -68,7 +68,6 @@ class LocalPaper:
         model = loaded.language_model
         learning = measure_trainable(model)
         graph = measure_footprint(config, loaded.source, learning.layers).graph
-        own = find_limits(model.device)
         limits = build_limits(model.device, self._config)
 
         def plan_graph(datums: Sequence[Datum]) -> GraphPlan:
@@ -83,7 +82,7 @@ class LocalPaper:
             body=partial(measure_footprint, config, loaded.source, learning.layers),
             cut=plan_graph,
             max_packed_tokens=model.max_packed_tokens,
-            scored_tokens=own.scored_tokens,
+            scored_tokens=find_limits(model.device).scored_tokens,
             min_head_rows=MIN_HEAD_ROWS,
             min_prepack_tokens=MIN_DECODE_STEPS,
             chunk_tokens=limits.chunk_tokens,

@@ -26,6 +26,7 @@ from practicum.backends.local.drawing import (
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.native.library import NativeLibrary, load_library
 from practicum.backends.local.packing import iterate_hidden_states
+from practicum.backends.local.prepared import MIN_DECODE_STEPS
 from practicum.backends.local.static import choose_settings, open_static_loop
 from practicum.core import abandon
 from practicum.core.waits import show_wait
@@ -72,7 +73,9 @@ class LocalSampler:
 
     def _open_loop(self, requests: Sequence[SampleRequest], params: SamplingParams) -> "_Loop":
         model, check = self.language_model, stop_check(params, self.language_model.tokenizer)
-        if (settings := choose_settings(model)) is not None:
+        settings = choose_settings(model)
+        # As few tokens as that do not repay packing the weights and capturing a step.
+        if settings is not None and params.max_new_tokens >= MIN_DECODE_STEPS:
             static = open_static_loop(
                 model, self.overlay, requests, params, self.batch_size, check, settings
             )

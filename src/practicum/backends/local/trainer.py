@@ -77,12 +77,12 @@ class TrainerLimits:
 
 def build_limits(device: torch.device, config: Config | None = None) -> TrainerLimits:
     """Return the limits that a recipe sets, and the device's own where it sets none."""
-    own, asked = find_limits(device), config or Config()
+    device_limits, settings = find_limits(device), config or Config()
     return TrainerLimits(
-        asked.micro_batch_tokens,
-        asked.chunk_tokens or own.chunk_tokens,
-        asked.sampling_batch or own.sampling_batch,
-        asked.graph_mib or own.graph_mib,
+        settings.micro_batch_tokens,
+        settings.chunk_tokens or device_limits.chunk_tokens,
+        settings.sampling_batch or device_limits.sampling_batch,
+        settings.graph_mib or device_limits.graph_mib,
     )
 
 

@@ -7,6 +7,7 @@ compared with a plain forward pass.
 
 import copy
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,9 @@ TWIN_VOCABULARY = 64
 
 ANSWER = (6, 2)
 """The tokens decoded after a prompt."""
+
+LONG_PROMPT = tuple(range(1, 41)) * 7
+"""A prompt whose text is in more than one page."""
 
 SAMPLED_TOKENS = 20
 """The tokens of each completion that the static step is tried with: more than one window."""
@@ -120,17 +124,14 @@ def find_graph(language_model: LanguageModel) -> Decoding:
     twin = _build_twin(model, Decoding.MASKED_GRAPH)
     if not twin.max_packed_tokens or not _measure_sampling(twin) < 1e-4:
         return Decoding.TORCH
-    bound = 1e-3 if language_model.is_exact else 0.1
+    bound = 1e-3 if language_model.is_exact else 0.05
     for decoding in list_graphs(language_model, weights.head_width):
-        twin = _shrink(model, weights.head_width).to(language_model.device, model.dtype)
+        modules = _shrink(model, weights.head_width).to(language_model.device, model.dtype)
+        probe = replace(
+            language_model, model=modules, vocab_size=TWIN_VOCABULARY, decoding=decoding
+        )
         try:
-            difference = _measure_sampling(
-                enable_packing(
-                    replace(
-                        language_model, model=twin, vocab_size=TWIN_VOCABULARY, decoding=decoding
-                    )
-                )
-            )
+            difference = _measure_sampling(enable_packing(probe))
         except RuntimeError as error:
             # A kernel that does not know this use of it: the next way may.
             log.warning(f"{decoding}: this device cannot decode so ({shorten_error(error)})")
@@ -142,9 +143,14 @@ def find_graph(language_model: LanguageModel) -> Decoding:
 
 
 def _measure_sampling(language_model: LanguageModel) -> float:
-    """Return the largest difference of sampled tokens' log-probabilities from a forward pass."""
-    vocabulary = language_model.vocab_size
-    prompts = [tuple(token % vocabulary for token in prompt) for prompt in (*PROMPTS, PROMPTS[0])]
+    """Return the largest difference of sampled tokens' log-probabilities from a forward pass.
+
+    It is the mean of a text; infinite if no text is short enough for the model.
+    """
+    room = language_model.max_packed_tokens - SAMPLED_TOKENS
+    prompts = [prompt for prompt in (*PROMPTS, PROMPTS[0], LONG_PROMPT) if len(prompt) <= room]
+    if not prompts:
+        return math.inf
     requests = [SampleRequest(prompt, seed) for seed, prompt in enumerate(prompts)]
     samples = LocalSampler(language_model, batch_size=2).sample(
         requests, SamplingParams(SAMPLED_TOKENS)
@@ -158,7 +164,6 @@ def _measure_sampling(language_model: LanguageModel) -> float:
         - sample.policy_logprobs
         for row, (prompt, text, sample) in enumerate(zip(prompts, texts, samples, strict=True))
     ]
-    # The mean of a text: one unlikely token in bfloat16 is off by more.
     return torch.stack([difference.abs().mean() for difference in differences]).max().item()
 
 
