@@ -24,7 +24,7 @@ from benchmarks.loss_kernels import (
 )
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
+from practicum.backends.local.trainer import LocalTrainer, build_limits
 from practicum.backends.local.trial import choose_decoding, find_graph
 from practicum.functional.head import Head
 from practicum.objective import Full, Objective
@@ -234,7 +234,7 @@ def measure_step(
     student = build_model(pair[0], bench.device, learns=True, lora=lora)
     student = replace(student, decoding=choose_decoding(student, "auto"))
     teacher = LocalSampler(build_model(pair[1], bench.device))
-    trainer = LocalTrainer(student, TrainerLimits(sampling_batch=rows))
+    trainer = LocalTrainer(student, replace(build_limits(student.device), sampling_batch=rows))
     phases = {"sample": 0.0, "score": 0.0, "update": 0.0}
     figures = _run_steps(bench, student, teacher, trainer, phases, (rows, prompt, new))
     return {**figures, "peak_gib": bench.measure_peak(before)}
