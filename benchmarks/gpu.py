@@ -59,12 +59,13 @@ def list_measurements() -> Iterator[Measurement]:
     yield Measurement("ceilings", "ceilings", lambda b, c: gpu_parts.measure_ceilings(b, 8192))
     yield _build_loss("loss 8k", Size(8192, 151936, 1024, 4096), 2048)
     yield _build_update("update 0.6B 8k", "0.6B", "8B", 8192)
-    yield _build_decoding("decode 0.6B", "0.6B", 64, 512, 256)
+    yield _build_decoding("decode 0.6B", "0.6B", (64, 512, 256), "graph")
     yield _build_step("step 0.6B 4B", ("0.6B", "4B"), 64, 512, 256)
     yield _build_scoring("score 4B", "4B", 16, 2048)
     yield _build_scoring("score 8B", "8B", 16, 2048)
     yield _build_step("step 4B 8B", ("4B", "8B"), 64, 512, 256, lora=True)
-    yield _build_decoding("decode 4B", "4B", 64, 512, 256)
+    yield _build_decoding("decode 4B", "4B", (64, 512, 256), "graph")
+    yield _build_decoding("decode 0.6B torch", "0.6B", (64, 512, 256), "torch")
     yield _build_update("update 0.6B 64k", "0.6B", "8B", 65536)
     yield _build_loss("loss 64k", Size(65536, 151936, 1024, 4096), 2048)
 
@@ -74,7 +75,8 @@ def list_quick() -> Iterator[Measurement]:
     yield Measurement("ceilings", "ceilings", lambda b, c: gpu_parts.measure_ceilings(b, 128))
     yield _build_loss("loss", Size(64, 512, 64, 96), 32)
     yield _build_update("update", "tiny", "tiny-teacher", 48)
-    yield _build_decoding("decode", "tiny", 4, 8, 8)
+    yield _build_decoding("decode", "tiny", (4, 8, 8), "graph")
+    yield _build_decoding("decode torch", "tiny", (4, 8, 8), "torch")
     yield _build_scoring("score", "tiny-teacher", 3, 24)
     yield _build_step("step", ("tiny", "tiny-teacher"), 4, 8, 8)
     yield _build_step("step lora", ("tiny", "tiny-teacher"), 4, 8, 8, lora=True)
@@ -90,9 +92,9 @@ def _build_update(name: str, student: str, teacher: str, tokens: int) -> Measure
     )
 
 
-def _build_decoding(name: str, model: str, rows: int, prompt: int, new: int) -> Measurement:
+def _build_decoding(name: str, model: str, sizes: tuple[int, int, int], way: str) -> Measurement:
     return Measurement(
-        name, "decode", lambda b, c: gpu_parts.measure_decoding(b, model, rows, prompt, new, c)
+        name, "decode", lambda b, c: gpu_parts.measure_decoding(b, model, sizes, way, c)
     )
 
 

@@ -24,7 +24,8 @@ from benchmarks.loss_kernels import (
 )
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
+from practicum.backends.local.trainer import LocalTrainer, build_limits
+from practicum.backends.local.trial import choose_decoding, find_graph
 from practicum.functional.head import Head
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams
@@ -143,11 +144,18 @@ def _measure_error(bench: Bench, name: str, run: Kernel, size: Size) -> float:
 
 
 def measure_decoding(
-    bench: Bench, name: str, rows: int, prompt: int, new: int, ceilings: Mapping[str, float]
+    bench: Bench, name: str, sizes: tuple[int, int, int], way: str, ceilings: Mapping[str, float]
 ) -> Figures:
-    """Tokens a second of completions that decode together, and the share of what the bandwidth allows."""
-    shape = SHAPES[name]
-    sampler = LocalSampler(build_model(name, bench.device), batch_size=rows)
+    """Tokens a second of completions that decode together, and the share of what the bandwidth allows.
+
+    They decode by the captured graph, or by torch's modules; sizes are rows, tokens of a prompt and new tokens.
+    """
+    rows, prompt, new = sizes
+    shape, model = SHAPES[name], build_model(name, bench.device)
+    if way == "graph":
+        model = replace(model, decoding=find_graph(model))
+        print(f"decodes by: {model.decoding}")
+    sampler = LocalSampler(model, batch_size=rows)
     requests = [
         SampleRequest(draw_tokens(prompt, row, shape.vocabulary), row) for row in range(rows)
     ]
@@ -224,8 +232,9 @@ def measure_step(
     """A whole step: answers of the student, the teacher's hidden states, reverse KL, AdamW; by phase."""
     before = bench.begin()
     student = build_model(pair[0], bench.device, learns=True, lora=lora)
+    student = replace(student, decoding=choose_decoding(student, "auto"))
     teacher = LocalSampler(build_model(pair[1], bench.device))
-    trainer = LocalTrainer(student, TrainerLimits(sampling_batch=rows))
+    trainer = LocalTrainer(student, replace(build_limits(student.device), sampling_batch=rows))
     phases = {"sample": 0.0, "score": 0.0, "update": 0.0}
     figures = _run_steps(bench, student, teacher, trainer, phases, (rows, prompt, new))
     return {**figures, "peak_gib": bench.measure_peak(before)}

@@ -94,10 +94,10 @@ def build_language_model(shape: ModelDims, seed: int = 0, device: str = "cpu"): 
     """The same weights as this library's language model, which decodes as it does in a run."""
     from practicum.backends.local.language_model import LanguageModel
     from practicum.backends.local.packing import enable_packing
-    from practicum.backends.local.trial import can_decode_natively
+    from practicum.backends.local.trial import choose_decoding
 
     model = LanguageModel(build_causal_lm(shape, seed, device), shape.vocabulary)
-    return enable_packing(replace(model, is_native=can_decode_natively(model)))
+    return enable_packing(replace(model, decoding=choose_decoding(model, "auto")))
 
 
 def build_sampler(model, slots: int):  # type: ignore[no-untyped-def]

@@ -23,8 +23,8 @@ from benchmarks.measuring import (
     spread,
 )
 from benchmarks.models import SHAPES, build_language_model
-from practicum.backends.local import sampler
-from practicum.objective import Full
+from practicum.backends.local.device_limits import ON_CPU
+from practicum.backends.local.packing import iterate_hidden_states
 from practicum.types import ScoreRequest
 
 PASSES, CHUNKS, LAYOUTS = (256, 512, 1024, 2048, 4096), (32, 64, 128, 256, 512), (8, 32)
@@ -36,8 +36,8 @@ def main() -> None:
     """Report one line for each choice."""
     options = build_parser(__doc__).parse_args()
     session = open_session("sizes", options, ceilings.measure_briefly())
-    _report(session, "pass", sampler.SCORED_TOKENS, _prepare_passes(options.quick))
-    _report(session, "chunk", 128, _prepare_chunks(options.quick))
+    _report(session, "pass", ON_CPU.scored_tokens, _prepare_passes(options.quick))
+    _report(session, "chunk", ON_CPU.chunk_tokens, _prepare_chunks(options.quick))
     _report(session, "layout", "torch", _prepare_layouts())
 
 
@@ -62,20 +62,17 @@ def _report(
 
 def _prepare_passes(quick: bool) -> dict[int | str, Callable[[], object]]:
     """Completions of 64 tokens scored by the 57m teacher in passes of so many tokens."""
-    client = sampler.LocalSampler(build_language_model(SHAPES["57m"]))
+    teacher = build_language_model(SHAPES["57m"])
     count = 8 if quick else 64
     draws = torch.randint(3, 1000, (count, 96), generator=torch.Generator().manual_seed(0)).tolist()
     requests = [ScoreRequest(tuple(row[:32]), tuple(row[32:])) for row in draws]
 
     def score_in_passes(tokens: int) -> Callable[[], object]:
-        def run_pass() -> object:
-            used, sampler.SCORED_TOKENS = sampler.SCORED_TOKENS, tokens
-            try:
-                return client.score(requests, Full())
-            finally:
-                sampler.SCORED_TOKENS = used
+        @torch.no_grad()
+        def run_passes() -> object:
+            return list(iterate_hidden_states(teacher, requests, tokens))
 
-        return run_pass
+        return run_passes
 
     return {tokens: score_in_passes(tokens) for tokens in PASSES}
 

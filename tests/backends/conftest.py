@@ -12,7 +12,7 @@ if ON_SECOND in os.environ:
 
     assert SECOND.device == second_device.NAME
 
-SUITES = ("test_trainer", "test_sampler", "test_self_teacher")
+SUITES = ("test_trainer", "test_sampler", "test_self_teacher", "test_static")
 
 TAKES_LONG = (
     "test_training_lowers_the_divergence",

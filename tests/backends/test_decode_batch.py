@@ -165,10 +165,10 @@ def test_prompts_wait_unread_until_there_is_room():
     )
     assert isinstance(reading, SlotDecodeBatch)
     assert reading.admit(10) == 3
-    assert len(reading._prefilled) == 0
+    assert len(reading._waiting.prefilled) == 0
     reading.advance(torch.tensor([5, 6, 7]), [2, 1])
     assert reading.admit(10) == 1
-    assert len(reading._prefilled) == 2
+    assert len(reading._waiting.prefilled) == 2
     assert reading.logits().shape == (3, VOCABULARY)
 
 

@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from practicum.backends.local import drawing
 from practicum.backends.local.decode_batch import SlotDecodeBatch, open_decode_batch
-from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.native import NativeStep, find_llama_weights, library
+from practicum.backends.local.language_model import Decoding, LanguageModel
+from practicum.backends.local.llama_weights import find_llama_weights
+from practicum.backends.local.native import NativeStep, library
 from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trial import can_decode_natively
@@ -71,7 +72,7 @@ def make(settings=None, adapters=False, seed=0, rows=VOCABULARY):
             for name, weight in model.named_parameters():
                 if "lora_B" in name:
                     torch.nn.init.normal_(weight, std=0.1)
-    return enable_packing(LanguageModel(model, VOCABULARY, is_native=True))
+    return enable_packing(LanguageModel(model, VOCABULARY, decoding=Decoding.NATIVE))
 
 
 MODELS = {
@@ -102,7 +103,7 @@ def sample(model, rows=4, params=PARAMS):
 
 
 def assert_alike(model):
-    twins = sample(replace(model, is_native=False))
+    twins = sample(replace(model, decoding=Decoding.TORCH))
     for fast, twin in zip(sample(model), twins, strict=True):
         assert torch.equal(fast.tokens, twin.tokens)
         error = (fast.policy_logprobs - twin.policy_logprobs).abs().max()

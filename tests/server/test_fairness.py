@@ -1,12 +1,14 @@
 """A short request takes its turns beside long ones: turns and passes are counted, nothing is timed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from backends.tiny import random_tokens, tiny
 
-from practicum.backends.local.decode_batch import SlotDecodeBatch
+from practicum.backends.local.device_limits import ON_CPU
 from practicum.backends.local.hosted import LocalReader
+from practicum.backends.local.prefill import PromptQueue
 from practicum.ports.hosting import PromptQuestion
 from practicum.server import worker as worker_module
 from practicum.server.executor import SampleItem, Sampler
@@ -77,13 +79,14 @@ def test_what_is_wanted_at_once_has_another_lane_than_samples_of_256_tokens():
 
 def test_a_prefill_ends_a_turn(monkeypatch):
     prefills: list[int] = []
-    prefill = SlotDecodeBatch._run_waiting_prefill
+    prefill = PromptQueue._run_prefill
     monkeypatch.setattr(
-        SlotDecodeBatch,
-        "_run_waiting_prefill",
-        lambda batch: (prefills.append(1), prefill(batch))[1],
+        PromptQueue,
+        "_run_prefill",
+        lambda queue: (prefills.append(1), prefill(queue))[1],
     )
-    monkeypatch.setattr("practicum.backends.local.decode_batch.MAX_PREFILL_TOKENS", 8)
+    narrow = replace(ON_CPU, prefill_tokens=8)
+    monkeypatch.setattr("practicum.backends.local.prefill.find_limits", lambda device: narrow)
     before = 0
     for _ in draw(32, 3):
         assert len(prefills) <= before + 1
@@ -92,6 +95,7 @@ def test_a_prefill_ends_a_turn(monkeypatch):
 
 
 def test_a_pass_over_scored_texts_ends_a_turn(monkeypatch):
-    monkeypatch.setattr("practicum.backends.local.prompt_scores.SCORED_TOKENS", 32)
+    narrow = replace(ON_CPU, scored_tokens=32)
+    monkeypatch.setattr("practicum.backends.local.prompt_scores.find_limits", lambda device: narrow)
     questions = [PromptQuestion(random_tokens(20, number)) for number in range(12)]
     assert sum(1 for _ in LocalReader(tiny()).score(questions, None)) == 12

@@ -29,10 +29,10 @@ class BackendSection(TypedDict, total=False):
 
     type: Literal["local", "tinker"] | str
     micro_batch_tokens: int | None
-    graph_mib: int
-    chunk_tokens: int
-    sampling_batch: int
-    decoding: Literal["auto", "native", "torch"]
+    graph_mib: int | None
+    chunk_tokens: int | None
+    sampling_batch: int | None
+    decoding: Literal["auto", "native", "graph", "torch"]
     url: str
     allow_http: bool
     api_key_env: str | None

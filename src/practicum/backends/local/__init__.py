@@ -29,20 +29,27 @@ class Config(FrozenConfig):
         ge=1,
         description="tokens in one micro-batch of the student; none: as many as graph_mib holds",
     )
-    graph_mib: int = Field(
-        default=1024,
+    graph_mib: int | None = Field(
+        default=None,
         ge=1,
         description="memory for a backward pass's activations; layers are recomputed if one text "
-        "needs more",
+        "needs more; none: 1,024 on a CPU, a quarter of a GPU",
     )
-    chunk_tokens: int = Field(
-        default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once"
+    chunk_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens whose [., V] log-probabilities are held at once; none: 128 on a CPU, "
+        "1,024 on a GPU",
     )
-    sampling_batch: int = Field(default=64, ge=1, description="completions decoded at once")
-    decoding: Literal["auto", "native", "torch"] = Field(
+    sampling_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="completions decoded at once; none: 64 on a CPU, 256 on a GPU",
+    )
+    decoding: Literal["auto", "native", "graph", "torch"] = Field(
         default="auto",
-        description="decode by the step that is compiled on first use, or by torch alone; auto: "
-        "compiled if the machine and the model allow it",
+        description="decode by the step that is compiled on first use (CPU), by a captured graph "
+        "(CUDA), or by torch's modules alone; auto: the fastest that machine and model allow",
     )
 
     def problems(

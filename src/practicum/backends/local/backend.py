@@ -16,7 +16,7 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.sizes import measure_dims, measure_trainable
-from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
+from practicum.backends.local.trainer import LocalTrainer, build_limits
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.models.sources import needs_conversion
 from practicum.models.tensors import read_tensors, write_tensors
@@ -38,24 +38,20 @@ class LocalBackend:
 
     def __init__(self, config: Config, context: BackendContext) -> None:
         self._context = context
-        self._decoding = config.decoding
-        self._limits = TrainerLimits(
-            config.micro_batch_tokens, config.chunk_tokens, config.sampling_batch, config.graph_mib
-        )
+        self._config = config
 
     def load_student(self, config: StudentConfig) -> LocalStudent:
         """Load the student and make the weights trainable that the recipe names."""
         folder = self._prepare_folder(config, "student")
-        loaded = load_student(config, self._context.seed, folder, self._decoding)
+        loaded = load_student(config, self._context.seed, folder, self._config.decoding)
         model = loaded.language_model
         if not config.dropout and _is_noisy_in_training(model):
             log.info(
                 f"student: the config of {loaded.source} asks for dropout or a router's noise in "
                 "training, which is left off; write student.dropout: true to learn with it"
             )
-        trainer = LocalTrainer(
-            model, self._limits, loaded.renderer.special_ids, dropout=config.dropout
-        )
+        limits = build_limits(model.device, self._config)
+        trainer = LocalTrainer(model, limits, loaded.renderer.special_ids, dropout=config.dropout)
         return LocalStudent(
             trainer=trainer,
             renderer=loaded.renderer,
@@ -71,8 +67,9 @@ class LocalBackend:
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a model that only scores and samples; `config.residency` places its weights."""
-        loaded = load(config, self._prepare_folder(config, name), self._decoding)
-        model, limits = loaded.language_model, self._limits
+        loaded = load(config, self._prepare_folder(config, name), self._config.decoding)
+        model = loaded.language_model
+        limits = build_limits(model.device, self._config)
         client = build_scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens)
         return Model(
             client,

@@ -7,7 +7,6 @@ its slot for the next one at once, so no slot waits for the longest text, and no
 its last one.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,23 +17,19 @@ from transformers import Cache
 
 from practicum.backends.local.decode_step import (
     DecodeJob,
-    LayerStates,
     PromptTokens,
     SlotStep,
     StepProgram,
 )
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.native import NativeStep, open_native
-from practicum.backends.local.packing import PackedBatch, pad_sequences
+from practicum.backends.local.packing import pad_sequences
+from practicum.backends.local.prefill import PromptQueue
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
 from practicum.backends.local.rounding import round_linear_maps
 from practicum.costs.segments import count_shared_prefix
 from practicum.errors import ModelError
 from practicum.ports import DecodeBatch
-from practicum.types import ScoreRequest
-
-MAX_PREFILL_TOKENS = 1024
-"""The most tokens of waiting prompts in one prefill."""
 
 
 def open_decode_batch(
@@ -65,18 +60,6 @@ def open_decode_batch(
         return SlotDecodeBatch(job, SlotStep(job) if native is None else NativeStep(job, *native))
 
 
-@dataclass(frozen=True, slots=True)
-class _PrefilledPrompt:
-    """The KV cache and last hidden state of a prompt, stored until its last completion starts.
-
-    `kv_by_layer` covers all prompts of one prefill; `indices` select this prompt's tokens.
-    """
-
-    kv_by_layer: Mapping[int, LayerStates]
-    indices: Int[Tensor, " L"]
-    last_hidden: Float[Tensor, " D"]
-
-
 class SlotDecodeBatch:
     """Decodes texts in slots of one KV store; see `practicum.ports.DecodeBatch`.
 
@@ -88,9 +71,7 @@ class SlotDecodeBatch:
     def __init__(self, job: DecodeJob, program: StepProgram) -> None:
         self._job = job
         self._program = program
-        self._next = 0
-        self._pending_counts = Counter(job.prompts)
-        self._prefilled: dict[PromptTokens, _PrefilledPrompt] = {}
+        self._waiting = PromptQueue(job)
         self._lengths: list[int] = []
         self._hidden: Float[Tensor, "B D"] | None = None
 
@@ -98,21 +79,14 @@ class SlotDecodeBatch:
     def admit(self, max_rows: int) -> int:
         """Put up to `most` waiting prompts into free slots, prefilling them if needed."""
         free_rows = self._job.rows - len(self._lengths)
-        admitted = min(max_rows, free_rows, len(self._job.prompts) - self._next)
+        admitted = min(max_rows, free_rows, len(self._waiting))
         states = [] if self._hidden is None else [self._hidden]
         for _ in range(admitted):
-            prompt = self._job.prompts[self._next]
-            if prompt not in self._prefilled:
-                self._run_waiting_prefill()
-            prefilled = self._prefilled[prompt]
+            prefilled = self._waiting.pop()
             slot = len(self._lengths)
             self._program.store_prompt(slot, prefilled.kv_by_layer, prefilled.indices)
             states.append(prefilled.last_hidden[None])
-            self._lengths.append(len(prompt))
-            self._next += 1
-            self._pending_counts[prompt] -= 1
-            if not self._pending_counts[prompt]:
-                del self._prefilled[prompt]
+            self._lengths.append(len(prefilled.indices))
         if admitted:
             self._hidden = torch.cat(states)
         return admitted
@@ -138,28 +112,6 @@ class SlotDecodeBatch:
         next_tokens = tokens.to(self._job.device)[list(keep)]
         self._hidden = self._program.advance(next_tokens, self._lengths)
         self._lengths = [length + 1 for length in self._lengths]
-
-    def _run_waiting_prefill(self) -> None:
-        """Prefill waiting prompts, each once, up to `MAX_PREFILL_TOKENS` and the number of rows."""
-        chosen: dict[PromptTokens, None] = {}
-        tokens = 0
-        for prompt in self._job.prompts[self._next :]:
-            if prompt in self._prefilled or prompt in chosen:
-                continue
-            is_too_long = tokens + len(prompt) > MAX_PREFILL_TOKENS
-            if chosen and (is_too_long or len(chosen) == self._job.rows):
-                break
-            chosen[prompt] = None
-            tokens += len(prompt)
-        # Token 0 stands for the completion: the prompt's last hidden state predicts it, and a
-        # text's last token is never read.
-        requests = [ScoreRequest(prompt, (0,)) for prompt in chosen]
-        batch = PackedBatch(requests, self._job.device, keep_kv=True)
-        assert batch.kv_by_layer is not None
-        with self._job.weights() as model:
-            hidden = batch.compute_hidden_states(model)
-        for prompt, indices, last in zip(chosen, batch.locate_tokens(), hidden, strict=True):
-            self._prefilled[prompt] = _PrefilledPrompt(batch.kv_by_layer, indices, last)
 
 
 class PaddedDecodeBatch:

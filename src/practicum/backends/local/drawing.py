@@ -10,6 +10,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.backends.local.native.library import NativeLibrary, point_to
+from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.functional.truncation import sampling_logprobs
 from practicum.types import SamplingParams
@@ -31,11 +32,23 @@ def draw_exponentials(streams: Sequence[torch.Generator], vocabulary: int) -> Fl
 
     Each row has one for every block of the vocabulary, and one for every token of a block.
     """
-    width = -(-vocabulary // VOCABULARY_BLOCK) + VOCABULARY_BLOCK
-    noise = torch.empty(len(streams), width, dtype=torch.float64)
+    noise = torch.empty(len(streams), count_exponentials(vocabulary), dtype=torch.float64)
     for row, stream in zip(noise, streams, strict=True):
         row.exponential_(generator=stream)
     return noise
+
+
+def count_exponentials(vocabulary: int) -> int:
+    """Return how many exponential variates one token takes."""
+    return -(-vocabulary // VOCABULARY_BLOCK) + VOCABULARY_BLOCK
+
+
+def build_divergence_error() -> NumericError:
+    """Return the error for log-probabilities of sampled tokens that are not numbers."""
+    return NumericError(
+        "the model's log-probabilities are not numbers, so its weights diverged or are damaged; "
+        "lower optimizer.learning_rate and resume from an earlier checkpoint"
+    )
 
 
 def sample_tokens(
@@ -51,9 +64,7 @@ def sample_tokens(
     """
     if params.banned_ids:
         banned = torch.tensor(sorted(params.banned_ids), device=logits.device)
-        allowed = logits.index_fill(-1, banned, -torch.inf)
-        tokens, sampled, _ = sample_tokens(allowed, replace(params, banned_ids=frozenset()), noise)
-        return tokens, sampled, _compute_untempered_logprobs(logits, tokens)
+        return sample_other_tokens(logits, params, noise, banned)
     if params.temperature == 0:
         tokens = logits.argmax(dim=-1)
         certain = logits.new_zeros(len(logits))
@@ -68,6 +79,18 @@ def sample_tokens(
         tokens, sampled = sample_by_exponential_race(logits, noise)
         return tokens, sampled, sampled
     tokens, sampled = sample_by_exponential_race(logits / params.temperature, noise)
+    return tokens, sampled, _compute_untempered_logprobs(logits, tokens)
+
+
+def sample_other_tokens(
+    logits: Float[Tensor, "B V"],
+    params: SamplingParams,
+    noise: Float[Tensor, "B N"],
+    banned: Int[Tensor, " K"],
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """Sample as `sample_tokens` does, but none of the banned tokens, which are on the device."""
+    allowed = logits.index_fill(-1, banned, -torch.inf)
+    tokens, sampled, _ = sample_tokens(allowed, replace(params, banned_ids=frozenset()), noise)
     return tokens, sampled, _compute_untempered_logprobs(logits, tokens)
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.graph import activation_checkpointing
 from practicum.backends.local.packing import compute_hidden_states
-from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs import GraphPlan
 from practicum.costs.segments import split_by_tokens
@@ -48,7 +48,7 @@ def forward_backward_targets(
 def forward_targets(trainer: LocalTrainer, datums: Sequence[GivenTokens]) -> GivenResult:
     """Return the same log-probabilities and losses without computing a gradient."""
     trainer.language_model.model.eval()
-    plan = GraphPlan(SCORED_TOKENS, recompute=False)
+    plan = GraphPlan(find_limits(trainer.language_model.device).scored_tokens, recompute=False)
     return _run_micro_batches(trainer, datums, plan, train=False)
 
 

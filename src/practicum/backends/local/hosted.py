@@ -5,6 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from torch import Tensor
 
 from practicum.backends.local.adapters import PARTS, add_adapters
+from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.given import forward_backward_targets, forward_targets
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
@@ -18,9 +19,6 @@ from practicum.ports import AdamParams
 from practicum.ports.hosting import GivenResult, GivenTokens, PromptQuestion, PromptScores, Weights
 from practicum.types import Metrics, Sample, SampleRequest, SamplingParams
 
-KV_CACHE_BYTES = 2**30
-"""Memory for the KV cache of the completions being decoded; it bounds how many decode at once."""
-
 
 class LocalReader:
     """A hosted model that samples and scores; implements `practicum.ports.hosting.Reader`."""
@@ -31,7 +29,7 @@ class LocalReader:
     def draw(
         self, requests: Sequence[SampleRequest], params: SamplingParams, weights: Weights
     ) -> Generator[None, None, list[Sample]]:
-        """Sample one completion a request, as many at once as `KV_CACHE_BYTES` allows."""
+        """Sample one completion a request, as many at once as the device allows."""
         longest = max(len(request.prompt_tokens) for request in requests) + params.max_new_tokens
         rows = _count_rows(self._model, longest)
         return LocalSampler(self._model, weights or {}, rows).run_steps(requests, params)
@@ -132,7 +130,7 @@ def add_shared_adapters(
 
 
 def _count_rows(model: LanguageModel, longest: int) -> int:
-    """Return how many texts of that length fit in `KV_CACHE_BYTES`, at least 1 and at most 64."""
-    dims = measure_dims(model)
+    """Return how many texts of that length decode at once within the device's limits, at least 1."""
+    dims, limits = measure_dims(model), find_limits(model.device)
     token_bytes = 2 * dims.layers * dims.kv_heads * dims.head_dim * model.model.dtype.itemsize
-    return min(max(KV_CACHE_BYTES // (token_bytes * longest), 1), 64)
+    return min(max(limits.service_bytes // (token_bytes * longest), 1), limits.service_rows)

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,6 +30,19 @@ UNBOUNDED = 1 << 20
 """The context length of models without a table of positions (Mamba, ALiBi)."""
 
 
+class Decoding(StrEnum):
+    """The ways in which a model decodes; each one's tokens differ from the others' by rounding."""
+
+    TORCH = "torch"
+    """Transformers' modules."""
+    NATIVE = "native"
+    """The compiled step; see `practicum.backends.local.native`."""
+    FLASH_GRAPH = "graph with flash attention"
+    """The static step with torch's flash kernel; see `practicum.backends.local.static`."""
+    MASKED_GRAPH = "graph with masked attention"
+    """The static step with a mask."""
+
+
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
     """An `AutoModelForCausalLM` with what this backend knows about it.
@@ -37,8 +51,8 @@ class LanguageModel:
     `max_packed_tokens` tokens can be packed (see
     `practicum.backends.local.packing.enable_packing`). `no_sampling_reason` explains why the model
     cannot be sampled from; it is empty if it can (see `practicum.backends.local.trial`). The
-    `tokenizer` decodes completions that stop at texts. `is_native` is true if the compiled decode
-    step computes this architecture (see `practicum.backends.local.native`).
+    `tokenizer` decodes completions that stop at texts. `decoding` is the way in which completions
+    are sampled.
     """
 
     model: PreTrainedModel
@@ -47,7 +61,7 @@ class LanguageModel:
     max_packed_tokens: int = 0
     no_sampling_reason: str = ""
     tokenizer: PreTrainedTokenizerBase | None = None
-    is_native: bool = False
+    decoding: Decoding = Decoding.TORCH
 
     @property
     def device(self) -> torch.device:

@@ -14,9 +14,9 @@ from transformers.utils import logging as transformers_logging
 
 from practicum.backends.local.adapter_folders import copy_adapter, merge_adapter
 from practicum.backends.local.adapters import add_adapters, get_layers
-from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.packing import enable_packing
-from practicum.backends.local.trial import can_decode_natively, explain_no_sampling
+from practicum.backends.local.trial import choose_decoding, explain_no_sampling
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
@@ -31,6 +31,12 @@ from practicum.text.tokenizers import (
 )
 
 transformers_logging.disable_progress_bar()
+
+DECODING_NEEDS = {
+    "native": "the compiled step needs a C compiler, an x86 processor with AVX2, float32 weights",
+    "graph": "a captured step needs a CUDA device",
+}
+"""The needs of each way of decoding that a recipe may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +95,12 @@ def _load(
         language_model,
         no_sampling_reason=reason,
         tokenizer=tokenizer,
-        is_native=decoding != "torch" and not reason and can_decode_natively(language_model),
+        decoding=Decoding.TORCH if reason else choose_decoding(language_model, decoding),
     )
-    if decoding == "native" and not language_model.is_native:
+    if language_model.decoding is Decoding.TORCH and decoding in DECODING_NEEDS:
         raise ModelError(
-            f"{source}: backend.decoding is native, but the compiled step needs a C compiler, an "
-            "x86 processor with AVX2, float32 weights and a Llama-like model; write decoding: auto"
+            f"{source}: backend.decoding is {decoding}, but {DECODING_NEEDS[decoding]} and a "
+            "Llama-like model; write decoding: auto"
         )
     extra_stops = find_stop_ids(tokenizer, config.stop, source)
     stops = collect_stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])

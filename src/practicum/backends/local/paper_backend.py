@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 
 from practicum.backends.local import Config
+from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.graph import plan_micro_batch
 from practicum.backends.local.loading import LoadedModel
 from practicum.backends.local.paper import load_weightless, measure_footprint
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS
-from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.sizes import measure_dims, measure_trainable
+from practicum.backends.local.trainer import build_limits
 from practicum.costs import GraphPlan
 from practicum.functional.head import Head
 from practicum.models.config import (
@@ -67,11 +68,12 @@ class LocalPaper:
         model = loaded.language_model
         learning = measure_trainable(model)
         graph = measure_footprint(config, loaded.source, learning.layers).graph
+        limits = build_limits(model.device, self._config)
 
         def plan_graph(datums: Sequence[Datum]) -> GraphPlan:
-            if self._config.micro_batch_tokens is not None:
-                return GraphPlan(self._config.micro_batch_tokens, recompute=False)
-            budget = self._config.graph_mib * 2**20
+            if limits.micro_batch_tokens is not None:
+                return GraphPlan(limits.micro_batch_tokens, recompute=False)
+            budget = limits.graph_mib * 2**20
             return plan_micro_batch(model, max(graph.each, 1), find_longest_length(datums), budget)
 
         self.record = PaperRecord(
@@ -80,11 +82,11 @@ class LocalPaper:
             body=partial(measure_footprint, config, loaded.source, learning.layers),
             cut=plan_graph,
             max_packed_tokens=model.max_packed_tokens,
-            scored_tokens=SCORED_TOKENS,
+            scored_tokens=find_limits(model.device).scored_tokens,
             min_head_rows=MIN_HEAD_ROWS,
             min_prepack_tokens=MIN_DECODE_STEPS,
-            chunk_tokens=self._config.chunk_tokens,
-            sampling_batch=self._config.sampling_batch,
+            chunk_tokens=limits.chunk_tokens,
+            sampling_batch=limits.sampling_batch,
         )
         return Student(
             trainer=PaperTrainer(self.record, lambda: self._open_client("student")),

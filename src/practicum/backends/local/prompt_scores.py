@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.drawing import (
     draw_exponentials,
     open_random_stream,
@@ -21,7 +22,6 @@ from practicum.backends.local.drawing import (
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import iterate_hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
-from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.core.randomness import seed_of
 from practicum.costs.segments import split_by_tokens
 from practicum.functional.chunked import chunks
@@ -46,7 +46,9 @@ def score_prompts(
         if sum(question.rows + 1 for question in questions) >= MIN_HEAD_ROWS:
             head = prepack_head(head)
         requests = [_build_request(question) for question in questions]
-        states = iterate_hidden_states(language_model, requests, SCORED_TOKENS)
+        states = iterate_hidden_states(
+            language_model, requests, find_limits(language_model.device).scored_tokens
+        )
         for question, hidden in zip(questions, states, strict=True):
             following = _sample_following(head, hidden[-1:], question, language_model.tokenizer)
             scores.append(_score_prompt(head, hidden, question, chunk_tokens, following))
@@ -58,7 +60,11 @@ def split_questions(
 ) -> Iterator[slice]:
     """Yield slices of the questions, in order, that are answered in one pass each."""
     requests = [_build_request(question) for question in questions]
-    return split_by_tokens(requests, SCORED_TOKENS, language_model.max_packed_tokens)
+    return split_by_tokens(
+        requests,
+        find_limits(language_model.device).scored_tokens,
+        language_model.max_packed_tokens,
+    )
 
 
 def _score_prompt(

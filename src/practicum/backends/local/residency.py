@@ -54,7 +54,7 @@ def build_scorer(
             replace,
             no_sampling_reason=model.no_sampling_reason,
             tokenizer=model.tokenizer,
-            is_native=model.is_native,
+            decoding=model.decoding,
         )
         return OffloadedSampler(lambda: open_sampler(complete(read())), _open_head_on_disk(loaded))
     return replace(open_sampler(model), prefixes=PrefixStore())

@@ -7,6 +7,7 @@ token only through the rounding of matrix products.
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -14,20 +15,23 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.backends.local.decode_batch import open_decode_batch
+from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.drawing import (
+    build_divergence_error,
     draw_exponentials,
     open_random_stream,
     sample_mixed_tokens,
     sample_tokens,
 )
 from practicum.backends.local.host_states import DEVICE_BYTES, HostStore
-from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.native.library import NativeLibrary, load_library
 from practicum.backends.local.packing import compute_hidden_states, iterate_hidden_states
 from practicum.backends.local.prefixes import PrefixStore
+from practicum.backends.local.prepared import MIN_DECODE_STEPS
+from practicum.backends.local.static import choose_settings, open_static_loop
 from practicum.core import abandon
 from practicum.core.waits import show_wait
-from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
 from practicum.objective import Signal
@@ -35,14 +39,8 @@ from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequ
 from practicum.text import Check, stop_check
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
-SCORED_TOKENS = 1024
-"""The tokens scored in one pass; more take more memory and no less time per token.
-
-`python -m benchmarks sizes` measures it.
-"""
-
 Steps = Generator[None, None, list[Sample]]
-"""A running sampling call: it yields after each token and prefill, and returns the completions."""
+"""A running call: it yields after each few tokens and prefill, and returns the completions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +67,33 @@ class LocalSampler:
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion a request, in order."""
-        return self._open_loop(requests, params).run_to_end(self.batch_size) if requests else []
+        if not requests:
+            return []
+        return _run_to_end(self._open_loop(requests, params), len(requests), self.batch_size)
 
     def run_steps(self, requests: Sequence[SampleRequest], params: SamplingParams) -> Steps:
-        """Sample as `sample` does, but yield after each token and each prefill."""
+        """Sample as `sample` does, but yield after each few tokens and each prefill."""
         if not requests:
             return []
         return (yield from self._open_loop(requests, params).run(self.batch_size))
 
-    def _open_loop(
-        self, requests: Sequence[SampleRequest], params: SamplingParams
-    ) -> "_DecodeLoop":
+    def _open_loop(self, requests: Sequence[SampleRequest], params: SamplingParams) -> "_Loop":
+        model, check = self.language_model, stop_check(params, self.language_model.tokenizer)
+        settings = choose_settings(model)
+        # As few tokens as that do not repay packing the weights and capturing a step.
+        if settings is not None and params.max_new_tokens >= MIN_DECODE_STEPS:
+            static = open_static_loop(
+                model, self.overlay, requests, params, self.batch_size, check, settings
+            )
+            if static is not None:
+                return static
         prompts = [request.prompt_tokens for request in requests]
         return _DecodeLoop(
             self.open_decode_batch(prompts, self.batch_size, params.max_new_tokens),
             [request.seed for request in requests],
             params,
-            stop_check(params, self.language_model.tokenizer),
-            library=load_library() if self.language_model.is_native else None,
+            check,
+            library=load_library() if model.decoding is Decoding.NATIVE else None,
         )
 
     def sample_mixed(
@@ -113,7 +120,7 @@ class LocalSampler:
             teacher.open_decode_batch(teacher_prompts, rows, length),
             teacher_weight,
         )
-        return loop.run_to_end(rows)
+        return _run_to_end(loop, len(requests), rows)
 
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
@@ -141,7 +148,8 @@ class LocalSampler:
                     read(model, texts) if signal.sampled else store.store_pass(read(model, texts))
                 )
 
-            states = iterate_hidden_states(self.language_model, requests, SCORED_TOKENS, compute)
+            limit = find_limits(self.language_model.device).scored_tokens
+            states = iterate_hidden_states(self.language_model, requests, limit, compute)
             with show_wait("scores", len(requests)) as wait:
                 for request, hidden in zip(requests, states, strict=True):
                     if signal.sampled:
@@ -161,6 +169,28 @@ class LocalSampler:
             for part in chunks(len(ids), self.chunk_tokens)
         ]
         return torch.cat(parts).cpu() if parts else torch.zeros(0)
+
+
+class _Loop(Protocol):
+    """A sampling call; `finished` counts the completions that ended."""
+
+    finished: int
+
+    def run(self, rows: int) -> Steps:
+        """Decode until every completion ended, at most `rows` at a time."""
+        ...
+
+
+def _run_to_end(loop: _Loop, count: int, rows: int) -> list[Sample]:
+    """Decode `count` completions without pauses, and show how many of them ended."""
+    steps = loop.run(rows)
+    with show_wait("answers", count) as wait:
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            wait.move_to(loop.finished)
 
 
 class _DecodeLoop:
@@ -195,17 +225,6 @@ class _DecodeLoop:
         self.stopped: set[int] = set()
         self.finished = 0
         """The number of completions that ended."""
-
-    def run_to_end(self, rows: int) -> list[Sample]:
-        """Decode as `run` does, without its pauses, and show how many completions ended."""
-        steps = self.run(rows)
-        with show_wait("answers", len(self.tokens)) as wait:
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    return end.value
-                wait.move_to(self.finished)
 
     def run(self, rows: int) -> Steps:
         """Decode until every completion ended; `active` lists the completion in each row."""
@@ -268,10 +287,7 @@ class _DecodeLoop:
         rows = zip(active, next_tokens.tolist(), sampling.tolist(), policy.tolist(), strict=True)
         for text, token, sampling_logprob, policy_logprob in rows:
             if math.isnan(sampling_logprob) or math.isnan(policy_logprob):
-                raise NumericError(
-                    "the model's log-probabilities are not numbers, so its weights diverged or are "
-                    "damaged; lower optimizer.learning_rate and resume from an earlier checkpoint"
-                )
+                raise build_divergence_error()
             self.tokens[text].append(token)
             self.sampling_logprobs[text].append(sampling_logprob)
             self.policy_logprobs[text].append(policy_logprob)

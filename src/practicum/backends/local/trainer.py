@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from practicum.backends.local import Config
+from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.graph import (
     activation_checkpointing,
     measure_activation_bytes,
@@ -74,6 +76,17 @@ class TrainerLimits:
     graph_mib: int = 1024
 
 
+def build_limits(device: torch.device, config: Config | None = None) -> TrainerLimits:
+    """Return the limits that a recipe sets, and the device's own where it sets none."""
+    device_limits, settings = find_limits(device), config or Config()
+    return TrainerLimits(
+        settings.micro_batch_tokens,
+        settings.chunk_tokens or device_limits.chunk_tokens,
+        settings.sampling_batch or device_limits.sampling_batch,
+        settings.graph_mib or device_limits.graph_mib,
+    )
+
+
 class LocalTrainer:
     """Trains a local model; see `practicum.ports.TrainingClient`.
 
@@ -91,7 +104,7 @@ class LocalTrainer:
     ) -> None:
         self.language_model = language_model
         self._special_ids = special_ids
-        self.limits = limits or TrainerLimits()
+        self.limits = limits or build_limits(language_model.device)
         self._dropout = dropout
         self._parameters = language_model.trainable_parameters()
         self._buffers = BufferPool()

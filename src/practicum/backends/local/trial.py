@@ -6,7 +6,10 @@ compared with a plain forward pass.
 """
 
 import copy
-from collections.abc import Iterator
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,13 +22,19 @@ from practicum.backends.local.decode_batch import (
     SlotDecodeBatch,
     open_decode_batch,
 )
-from practicum.backends.local.decode_step import DecodeJob, SlotStep
-from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.native import find_llama_weights, load_library
+from practicum.backends.local.decode_step import DecodeJob, PromptTokens, SlotStep
+from practicum.backends.local.language_model import Decoding, LanguageModel
+from practicum.backends.local.llama_weights import find_llama_weights
+from practicum.backends.local.native import load_library
 from practicum.backends.local.packing import enable_packing, pad_sequences
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.static import list_graphs
 from practicum.ports import DecodeBatch
 from practicum.text.tokenizers import shorten_error
+from practicum.types import SampleRequest, SamplingParams
+
+log = logging.getLogger(__name__)
 
 PROMPTS = ((3, 1, 4, 1, 5), (2, 7, 1))
 """Prompts of different lengths, so that the second one is padded if the batch pads."""
@@ -35,6 +44,12 @@ TWIN_VOCABULARY = 64
 
 ANSWER = (6, 2)
 """The tokens decoded after a prompt."""
+
+LONG_PROMPT = tuple(range(1, 41)) * 7
+"""A prompt whose text is in more than one page."""
+
+SAMPLED_TOKENS = 20
+"""The tokens of each completion that the static step is tried with: more than one window."""
 
 
 @torch.no_grad()
@@ -75,7 +90,7 @@ def can_decode_natively(language_model: LanguageModel) -> bool:
         return False
     if find_llama_weights(model) is None or load_library() is None:
         return False
-    twin = enable_packing(LanguageModel(_shrink(model), TWIN_VOCABULARY, is_native=True))
+    twin = _build_twin(model, Decoding.NATIVE)
     if not twin.max_packed_tokens:
         return False
     prompts = [*PROMPTS, PROMPTS[0]]
@@ -83,7 +98,82 @@ def can_decode_natively(language_model: LanguageModel) -> bool:
     return _measure_difference(twin, batch) < 1e-4
 
 
-def _shrink(model: PreTrainedModel) -> PreTrainedModel:
+def choose_decoding(language_model: LanguageModel, wish: str) -> Decoding:
+    """Return how a model decodes if the recipe wishes for `auto`, `native`, `graph` or `torch`.
+
+    It is torch if the wish cannot be fulfilled.
+    """
+    if wish in ("auto", "native") and can_decode_natively(language_model):
+        return Decoding.NATIVE
+    if wish in ("auto", "graph") and language_model.device.type == "cuda":
+        return find_graph(language_model)
+    return Decoding.TORCH
+
+
+@torch.no_grad()
+def find_graph(language_model: LanguageModel) -> Decoding:
+    """Return the static step that computes this model on its device, or `TORCH` if none does.
+
+    A tiny model of the same class is sampled from, as in `can_decode_natively`, and then one with
+    heads as wide as this model's, on its device and in its dtype: kernels may refuse any of these.
+    """
+    model = language_model.model
+    weights = find_llama_weights(model, merge=False)
+    if weights is None:
+        return Decoding.TORCH
+    twin = _build_twin(model, Decoding.MASKED_GRAPH)
+    if not twin.max_packed_tokens or not _measure_sampling(twin) < 1e-4:
+        return Decoding.TORCH
+    bound = 1e-3 if language_model.is_exact else 0.05
+    for decoding in list_graphs(language_model, weights.head_width):
+        modules = _shrink(model, weights.head_width).to(model.dtype)
+        modules.to(language_model.device)  # type: ignore[arg-type]
+        probe = replace(
+            language_model, model=modules, vocab_size=TWIN_VOCABULARY, decoding=decoding
+        )
+        try:
+            difference = _measure_sampling(enable_packing(probe))
+        except RuntimeError as error:
+            # A kernel that does not know this use of it: the next way may.
+            log.warning(f"{decoding}: this device cannot decode so ({shorten_error(error)})")
+            continue
+        if difference <= bound:
+            return decoding
+        log.warning(f"{decoding}: log-probabilities differ by {difference:.2g} nats from torch's")
+    return Decoding.TORCH
+
+
+def _measure_sampling(language_model: LanguageModel) -> float:
+    """Return the largest difference of sampled tokens' log-probabilities from a forward pass.
+
+    It is the mean of a text; infinite if no text is short enough for the model.
+    """
+    room = language_model.max_packed_tokens - SAMPLED_TOKENS
+    prompts = [prompt for prompt in (*PROMPTS, PROMPTS[0], LONG_PROMPT) if len(prompt) <= room]
+    if not prompts:
+        return math.inf
+    requests = [SampleRequest(prompt, seed) for seed, prompt in enumerate(prompts)]
+    samples = LocalSampler(language_model, batch_size=2).sample(
+        requests, SamplingParams(SAMPLED_TOKENS)
+    )
+    texts = [
+        (*prompt, *sample.tokens.tolist()) for prompt, sample in zip(prompts, samples, strict=True)
+    ]
+    logprobs = _compute_by_forward(language_model, texts).cpu()
+    differences = [
+        logprobs[row, len(prompt) - 1 : len(text) - 1].gather(1, sample.tokens[:, None])[:, 0]
+        - sample.policy_logprobs
+        for row, (prompt, text, sample) in enumerate(zip(prompts, texts, samples, strict=True))
+    ]
+    return torch.stack([difference.abs().mean() for difference in differences]).max().item()
+
+
+def _build_twin(model: PreTrainedModel, decoding: Decoding) -> LanguageModel:
+    """Return a tiny model of the same class and settings that decodes in a given way."""
+    return enable_packing(LanguageModel(_shrink(model), TWIN_VOCABULARY, decoding=decoding))
+
+
+def _shrink(model: PreTrainedModel, head_width: int = 8) -> PreTrainedModel:
     """Return a tiny model of the same class and settings, with random weights."""
     config: Any = copy.deepcopy(model.config)
     groups = max(config.num_attention_heads // config.num_key_value_heads, 1)
@@ -92,7 +182,7 @@ def _shrink(model: PreTrainedModel) -> PreTrainedModel:
         "hidden_size": 8 * groups,
         "num_attention_heads": 2 * groups,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": head_width,
         "intermediate_size": 24,
         "num_hidden_layers": min(2, config.num_hidden_layers),
         "pad_token_id": None,
@@ -132,7 +222,9 @@ def _measure_difference(language_model: LanguageModel, batch: DecodeBatch) -> fl
     texts start, the first one ends, its prompt starts again in the free row if the batch refills,
     and all go on.
     """
-    expected_logprobs = _compute_by_forward(language_model)
+    vocabulary = language_model.vocab_size
+    texts = [tuple(token % vocabulary for token in (*prompt, *ANSWER)) for prompt in PROMPTS]
+    expected_logprobs = _compute_by_forward(language_model, texts)
     tokens = torch.tensor([token % language_model.vocab_size for token in ANSWER])
     differences: list[Tensor] = []
 
@@ -158,9 +250,9 @@ def _measure_difference(language_model: LanguageModel, batch: DecodeBatch) -> fl
     return torch.stack(differences).max().item()
 
 
-def _compute_by_forward(language_model: LanguageModel) -> Float[Tensor, "B L V"]:
-    """Return the log-probabilities after each token of prompts and answers, undecoded."""
-    vocabulary = language_model.vocab_size
-    texts = [tuple(token % vocabulary for token in (*prompt, *ANSWER)) for prompt in PROMPTS]
+def _compute_by_forward(
+    language_model: LanguageModel, texts: Sequence[PromptTokens]
+) -> Float[Tensor, "B L V"]:
+    """Return the log-probabilities after each token of some texts, undecoded."""
     ids, mask = pad_sequences(texts, side="right", device=language_model.device)
     return language_model.head().logprobs(language_model.body(ids, mask))

@@ -4,22 +4,24 @@ It is compiled on first use. Without a C compiler, and for other models, texts a
 transformers' modules.
 """
 
-from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.language_model import Decoding, LanguageModel
+from practicum.backends.local.llama_weights import LlamaWeights, find_llama_weights
 from practicum.backends.local.native.library import NativeLibrary, load_library
 from practicum.backends.local.native.step import NativeStep
-from practicum.backends.local.native.weights import LlamaWeights, find_llama_weights
 
-__all__ = ["NativeStep", "find_llama_weights", "load_library", "name_decoding", "open_native"]
+__all__ = ["NativeStep", "load_library", "name_decoding", "open_native"]
 
 
 def name_decoding(language_model: LanguageModel) -> str:
     """Return how a model decodes, for a run's identity: its tokens may differ between two ways."""
-    library = load_library() if language_model.is_native else None
-    return "torch" if library is None else library.name
+    if language_model.decoding is not Decoding.NATIVE:
+        return language_model.decoding.value
+    library = load_library()
+    return Decoding.TORCH.value if library is None else library.name
 
 
 def open_native(language_model: LanguageModel) -> tuple[NativeLibrary, LlamaWeights] | None:
     """Return the program and the model's current weights; None if it cannot run this model."""
-    library = load_library() if language_model.is_native else None
+    library = load_library() if language_model.decoding is Decoding.NATIVE else None
     weights = find_llama_weights(language_model.model) if library else None
     return None if library is None or weights is None else (library, weights)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from practicum.backends.local.decode_step import DecodeJob, LayerStates
 from practicum.backends.local.language_model import find_body
+from practicum.backends.local.llama_weights import LlamaWeights
 from practicum.backends.local.native.kept import PackJob, pack_weights
 from practicum.backends.local.native.library import NativeLibrary, point_to
-from practicum.backends.local.native.weights import LlamaWeights
 from practicum.functional.head import Head
 
 LAYER_FIELDS = (

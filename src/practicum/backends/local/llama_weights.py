@@ -1,4 +1,4 @@
-"""Find the weights of Llama-like bodies by their names, adapters merged."""
+"""Find the weights of Llama-like bodies by their names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,10 +29,13 @@ HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 BIASED = MAPS[:4]
 """The maps that may have a bias: Qwen2 has three."""
 
+DOWN, UP = "adapter_down", "adapter_up"
+"""The names of the two factors of a map's adapter, the second one scaled."""
+
 
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
-    """The current weights of a Llama-like body, and its sizes.
+    """The current weights of a Llama-like body by name in each layer, and its sizes.
 
     L layers of H query heads in G groups, each head d wide, over states that are D wide.
     """
@@ -48,34 +51,39 @@ class LlamaWeights:
 
 
 @torch.no_grad()
-def find_llama_weights(model: PreTrainedModel) -> LlamaWeights | None:
+def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWeights | None:
     """Return the weights of a model whose body's parameters have the names of Llama's, or None.
 
     Queries, keys, values and outputs may have biases (Qwen2), and queries and keys a norm of each
-    head (Qwen3). What names do not show, such as a multiplier, is for a trial to find.
+    head (Qwen3). What names do not show, such as a multiplier, is for a trial to find. Adapters are
+    added to the weights that they adapt; without `merge`, their factors stand beside them.
     """
     config: Any = model.config.get_text_config()
-    merged = _merge_adapters(find_body(model))
+    body = find_body(model)
+    weights = _merge_adapters(body) if merge else _separate_adapters(body)
     expected = {"embed_tokens.weight", "norm.weight"}
     layers: list[Mapping[str, Tensor]] = []
     for number in range(config.num_hidden_layers):
         prefix = f"layers.{number}."
-        layer = {key.removeprefix(prefix): w for key, w in merged.items() if key.startswith(prefix)}
+        layer = {
+            key.removeprefix(prefix): w for key, w in weights.items() if key.startswith(prefix)
+        }
         required = {f"{name}.weight" for name in (*MAPS, *NORMS)}
         optional = {f"{name}.weight" for name in HEAD_NORMS} | {f"{name}.bias" for name in BIASED}
+        optional |= {f"{name}.{part}" for name in MAPS for part in (DOWN, UP)}
         if not required <= layer.keys() <= required | optional:
             return None
         expected |= {prefix + key for key in layer}
         layers.append(layer)
     rotation = (config.to_dict().get("rope_parameters") or {}).get("rope_type")
-    if merged.keys() != expected or rotation not in STATIC_ROTATIONS:
+    if weights.keys() != expected or rotation not in STATIC_ROTATIONS:
         return None
     heads, first = config.num_attention_heads, layers[0]
     head_width = len(first["self_attn.q_proj.weight"]) // heads
     return LlamaWeights(
         layers=layers,
-        embedding=merged["embed_tokens.weight"],
-        final_norm=merged["norm.weight"],
+        embedding=weights["embed_tokens.weight"],
+        final_norm=weights["norm.weight"],
         heads=heads,
         groups=len(first["self_attn.k_proj.weight"]) // head_width,
         head_width=head_width,
@@ -99,3 +107,30 @@ def _merge_adapters(body: torch.nn.Module) -> dict[str, Tensor]:
             merged[f"{names[module]}.bias"] = bias
     unmerged = {key: w.detach() for key, w in body.named_parameters() if key not in inside}
     return merged | unmerged
+
+
+def _separate_adapters(body: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the weights by name, with the factors of each map's adapters beside its weight.
+
+    A map with an adapter of another kind keeps names that no plain model has.
+    """
+    weights = {name: weight.detach() for name, weight in body.named_parameters()}
+    if not any(".lora_A." in name for name in weights):
+        return weights
+    from peft.tuners.lora import Linear
+
+    adapted = {name: layer for name, layer in body.named_modules() if isinstance(layer, Linear)}
+    for name, layer in adapted.items():
+        if layer.lora_variant:
+            continue
+        base = layer.get_base_layer()
+        adapters = layer.active_adapters
+        if type(base) is not torch.nn.Linear or any(layer.lora_bias[key] for key in adapters):
+            continue
+        weights = {key: w for key, w in weights.items() if not key.startswith(f"{name}.")}
+        weights |= {f"{name}.{key}": weight.detach() for key, weight in base.named_parameters()}
+        factors = dict(layer.named_parameters())
+        downs = [factors[f"lora_A.{key}.weight"].detach() for key in adapters]
+        ups = [factors[f"lora_B.{key}.weight"].detach() * layer.scaling[key] for key in adapters]
+        weights |= {f"{name}.{DOWN}": torch.cat(downs), f"{name}.{UP}": torch.cat(ups, dim=1)}
+    return weights

@@ -1,0 +1,66 @@
+"""Limits on the work done at once, by device.
+
+The caches of a processor hold the activations of about a thousand tokens, and more are no faster
+(`python -m benchmarks sizes`). A GPU needs about ten thousand to be busy, and each operation takes
+as long to start as hundreds of tokens take to compute.
+"""
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """The most tokens, rows and bytes at once where nothing else is asked for."""
+
+    scored_tokens: int
+    """Tokens scored in one pass."""
+    prefill_tokens: int
+    """Tokens of waiting prompts in one prefill."""
+    chunk_tokens: int
+    """Tokens whose [., V] log-probabilities are held at once."""
+    graph_mib: int
+    """Memory for the activations of a backward pass."""
+    sampling_batch: int
+    """Completions decoded at once."""
+    decode_bytes: int
+    """Memory for the keys and values of one sampling call."""
+    service_bytes: int
+    """Memory for the keys and values of the completions that a service decodes."""
+    service_rows: int
+    """Completions that a service decodes at once."""
+
+
+ON_CPU = DeviceLimits(
+    scored_tokens=1024,
+    prefill_tokens=1024,
+    chunk_tokens=128,
+    graph_mib=1024,
+    sampling_batch=64,
+    decode_bytes=sys.maxsize,
+    service_bytes=2**30,
+    service_rows=64,
+)
+
+
+def find_limits(device: torch.device) -> DeviceLimits:
+    """Return a device's limits; they do not depend on the memory that happens to be free."""
+    if device.type != "cuda":
+        return ON_CPU
+    return size_gpu(torch.cuda.get_device_properties(device).total_memory)
+
+
+def size_gpu(memory: int) -> DeviceLimits:
+    """Return the limits of a GPU with so many bytes."""
+    return DeviceLimits(
+        scored_tokens=16384,
+        prefill_tokens=8192,
+        chunk_tokens=1024,
+        graph_mib=max(memory // 4 // 2**20, 1),
+        sampling_batch=256,
+        decode_bytes=memory // 2,
+        service_bytes=memory // 4,
+        service_rows=256,
+    )

@@ -1,0 +1,74 @@
+"""Read waiting prompts ahead of their completions, each different one once."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.backends.local.decode_step import DecodeJob, LayerStates, PromptTokens
+from practicum.backends.local.device_limits import find_limits
+from practicum.backends.local.packing import PackedBatch
+from practicum.types import ScoreRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PrefilledPrompt:
+    """The KV cache and last hidden state of a prompt, stored until its last completion starts.
+
+    `kv_by_layer` covers all prompts of one prefill; `indices` select this prompt's tokens.
+    """
+
+    kv_by_layer: Mapping[int, LayerStates]
+    indices: Int[Tensor, " L"]
+    last_hidden: Float[Tensor, " D"]
+
+
+class PromptQueue:
+    """The prompts of a decode batch that wait for a row; its length is their number."""
+
+    def __init__(self, job: DecodeJob) -> None:
+        self._job = job
+        self._next = 0
+        self._pending_counts = Counter(job.prompts)
+        self.prefilled: dict[PromptTokens, PrefilledPrompt] = {}
+        """The prompts that were read and still have completions to start."""
+
+    def __len__(self) -> int:
+        return len(self._job.prompts) - self._next
+
+    def pop(self) -> PrefilledPrompt:
+        """Return the next prompt, which is prefilled now if it was not before."""
+        prompt = self._job.prompts[self._next]
+        if prompt not in self.prefilled:
+            self._run_prefill()
+        chosen = self.prefilled[prompt]
+        self._next += 1
+        self._pending_counts[prompt] -= 1
+        if not self._pending_counts[prompt]:
+            del self.prefilled[prompt]
+        return chosen
+
+    def _run_prefill(self) -> None:
+        """Prefill waiting prompts, each once, up to the device's limit and the number of rows."""
+        most_tokens = find_limits(self._job.device).prefill_tokens
+        chosen: dict[PromptTokens, None] = {}
+        tokens = 0
+        for prompt in self._job.prompts[self._next :]:
+            if prompt in self.prefilled or prompt in chosen:
+                continue
+            is_too_long = tokens + len(prompt) > most_tokens
+            if chosen and (is_too_long or len(chosen) == self._job.rows):
+                break
+            chosen[prompt] = None
+            tokens += len(prompt)
+        # Token 0 stands for the completion: the prompt's last hidden state predicts it, and a
+        # text's last token is never read.
+        requests = [ScoreRequest(prompt, (0,)) for prompt in chosen]
+        batch = PackedBatch(requests, self._job.device, keep_kv=True)
+        assert batch.kv_by_layer is not None
+        with self._job.weights() as model:
+            hidden = batch.compute_hidden_states(model)
+        for prompt, indices, last in zip(chosen, batch.locate_tokens(), hidden, strict=True):
+            self.prefilled[prompt] = PrefilledPrompt(batch.kv_by_layer, indices, last)
