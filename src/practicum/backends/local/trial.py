@@ -126,8 +126,8 @@ def find_graph(language_model: LanguageModel) -> Decoding:
         return Decoding.TORCH
     bound = 1e-3 if language_model.is_exact else 0.05
     for decoding in list_graphs(language_model, weights.head_width):
-        modules = _shrink(model, weights.head_width).to(model.dtype)
-        modules.to(language_model.device)  # type: ignore[arg-type]
+        modules: Any = _shrink(model, weights.head_width)
+        modules = modules.to(language_model.device, model.dtype)
         probe = replace(
             language_model, model=modules, vocab_size=TWIN_VOCABULARY, decoding=decoding
         )
