@@ -39,14 +39,20 @@ def test_few_steps_are_captured_for_many_completions():
     assert {len(lines) for lines in capture.captured} == {len(capture.captured[0])}
 
 
-@pytest.mark.long
-def test_nothing_grows_over_two_thousand_tokens():
+@pytest.mark.parametrize(
+    ("texts", "tokens"),
+    [
+        pytest.param(2, 250, marks=pytest.mark.long, id="short"),
+        pytest.param(16, 2000, marks=pytest.mark.slow, id="long"),
+    ],
+)
+def test_nothing_grows_over_many_tokens(texts, tokens):
     """The same operations at the first token and at the last, in stores of a size that was known before."""
     capture = StrictCapture()
-    asked = [SampleRequest(random_tokens(5, row), row) for row in range(16)]
+    asked = [SampleRequest(random_tokens(5, row), row) for row in range(texts)]
     loop = open_loop(tiny(), SamplingParams(251), 2, asked, capture=capture, page_tokens=256)
     finish(loop.run(2))
-    assert capture.replays >= 2000
+    assert capture.replays >= tokens
     assert len(capture.captured) == 1
     assert len(loop._program.pool.keys[0]) == 3
 
