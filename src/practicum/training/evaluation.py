@@ -37,7 +37,7 @@ from practicum.text import Renderer
 from practicum.training.forensics import TokenTrace, choose_traced, read_trace, trace
 from practicum.types import Datum, Prompt, Rollout, SamplingParams, TeacherSignal
 
-CHUNK = 128
+COMPARED_TOKENS = 128
 """The tokens whose full distributions are compared at once."""
 
 COMPARED_TEXTS_TOKENS = 1024
@@ -377,7 +377,7 @@ def _compare_distributions(
 ) -> tuple[Tensor | None, Tensor]:
     """Return reverse KL (None if the teacher's signal is empty) and student entropy, each [T]."""
     compared = compare_signals(
-        (student_signal, teacher_signal), tokens, CHUNK, ("reverse_kl", "student_entropy")
+        (student_signal, teacher_signal), tokens, COMPARED_TOKENS, ("reverse_kl", "student_entropy")
     )
     assert compared.student_entropy is not None, "the student's own client gives its hidden states"
     return compared.reverse_kl, compared.student_entropy

@@ -5,7 +5,7 @@
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -17,8 +17,11 @@ from torch import Tensor
 from practicum.backends.local.attention import attend
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.prepared import PrepackedModel
+from practicum.types import Sample
 
 PromptTokens = tuple[int, ...]
+Steps = Generator[None, None, list[Sample]]
+"""A running sampling call: it yields after each few tokens and prefill, and returns the completions."""
 LayerStates = tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]
 """The keys and values of a layer."""
 

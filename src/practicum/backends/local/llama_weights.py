@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from practicum.backends.local.language_model import find_body
+from practicum.backends.local.language_model import LanguageModel, find_body
 from practicum.backends.local.prepared import list_linear_maps
 
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
@@ -90,6 +90,21 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
         inner=len(first["mlp.gate_proj.weight"]),
         epsilon=config.to_dict().get("rms_norm_eps", 0.0),
     )
+
+
+def compute_rotations(
+    language_model: LanguageModel, head_width: int, longest: int, dtype: torch.dtype
+) -> tuple[Float[Tensor, "M h"], Float[Tensor, "M h"]]:
+    """Return the cosines and sines of each position's rotation; h is half the width of a head."""
+    rotary: Any = find_body(language_model.model).get_submodule("rotary_emb")
+    device = language_model.device
+    cosines, sines = rotary(
+        torch.zeros(1, 1, head_width, dtype=dtype, device=device),
+        torch.arange(longest, device=device)[None],
+    )
+    # Each angle stands twice, once for either half of a head.
+    half = head_width // 2
+    return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
 
 
 def _merge_adapters(body: torch.nn.Module) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.backends.local.decode_batch import open_decode_batch
+from practicum.backends.local.decode_step import Steps
 from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.drawing import (
     build_divergence_error,
@@ -38,9 +39,6 @@ from practicum.objective import Signal
 from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequest
 from practicum.text import Check, stop_check
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
-
-Steps = Generator[None, None, list[Sample]]
-"""A running call: it yields after each few tokens and prefill, and returns the completions."""
 
 
 @dataclass(frozen=True, slots=True)

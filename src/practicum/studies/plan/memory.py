@@ -15,6 +15,7 @@ from practicum.objective import Objective, can_fuse
 from practicum.objective.passes import build_score_requests, group_rows_into_passes
 from practicum.ports.paper import PaperRecord
 from practicum.studies.plan.dry_runs import DryRun
+from practicum.training.evaluation import COMPARED_TOKENS
 from practicum.types import ScoreRequest
 
 FLOAT_BYTES = 4
@@ -34,8 +35,8 @@ SmolLM2-135M on a processor (`python -m benchmarks plan --cases adapters`).
 SAMPLING_TILES = 4
 """Matrices of [rows, V] that sampling holds: logits, their exponentials, sums in float64."""
 
-COMPARED_TOKENS, COMPARED_TILES = 128, 5
-"""Tokens whose distributions an evaluation compares at once, and its matrices of [tokens, V]."""
+COMPARED_TILES = 5
+"""Matrices of [tokens, V] that an evaluation holds for the tokens that it compares at once."""
 
 FUSED_TILES, TOKEN_TILES, AUTOGRAD_TILES = 6, 4, 12
 """Matrices of [chunk_tokens, V] of the logit side: fused with a teacher's distribution, with its

@@ -2,15 +2,13 @@
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.backends.local.decode_step import DecodeJob, LayerStates
-from practicum.backends.local.language_model import find_body
-from practicum.backends.local.llama_weights import LlamaWeights
+from practicum.backends.local.llama_weights import LlamaWeights, compute_rotations
 from practicum.backends.local.native.kept import PackJob, pack_weights
 from practicum.backends.local.native.library import NativeLibrary, point_to
 from practicum.functional.head import Head
@@ -67,7 +65,9 @@ class NativeStep:
         )
         shape = len(layers), job.rows, weights.groups, job.longest, weights.head_width
         self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
-        cosines, sines = _compute_rotations(job, weights.head_width)
+        cosines, sines = compute_rotations(
+            job.language_model, weights.head_width, job.longest, torch.float32
+        )
         # The struct holds addresses: these tensors must live as long as it.
         self._tensors = [layers, weights, cosines, sines]
         table = (_LayerStruct * len(layers))(
@@ -181,16 +181,6 @@ def _pack(weight: Float[Tensor, "N K"], panel: int) -> Float[Tensor, "P K C"]:
     if remainder:
         packed[panels] = torch.nn.functional.pad(weight[-remainder:].T, (0, panel - remainder))
     return packed
-
-
-def _compute_rotations(job: DecodeJob, head_width: int) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines of each position's rotation, [M, d / 2] each."""
-    rotary: Any = find_body(job.language_model.model).get_submodule("rotary_emb")
-    positions = torch.arange(job.longest)[None]
-    cosines, sines = rotary(torch.zeros(1, 1, head_width), positions)
-    # Each angle stands twice, once for either half of a head.
-    half = head_width // 2
-    return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
 
 
 def _find_address(tensor: Tensor | None) -> int | None:

@@ -1,13 +1,12 @@
 """Read one token of each row through a Llama-like body, in operations of fixed shape."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from practicum.backends.local.language_model import LanguageModel, find_body
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.llama_weights import compute_rotations
 from practicum.backends.local.static.attention import Attention, PageTable
 from practicum.backends.local.static.pages import PagePool
 from practicum.backends.local.static.weights import StaticLayer, StaticWeights
@@ -27,7 +26,9 @@ class StaticBody:
         self._weights = weights
         self._pool = pool
         self._attend = attend
-        self._cosines, self._sines = _compute_rotations(language_model, weights, longest)
+        self._cosines, self._sines = compute_rotations(
+            language_model, weights.llama.head_width, longest, weights.wide
+        )
 
     def read(
         self, tokens: Int[Tensor, " B"], positions: Int[Tensor, " B"], table: PageTable
@@ -86,18 +87,3 @@ class StaticBody:
             [first * cosines - second * sines, second * cosines + first * sines], dim=-1
         )
         return turned.to(self._weights.dtype)
-
-
-def _compute_rotations(
-    language_model: LanguageModel, weights: StaticWeights, longest: int
-) -> tuple[Float[Tensor, "M h"], Float[Tensor, "M h"]]:
-    """Return the cosines and sines of each position's rotation; h is half the width of a head."""
-    rotary: Any = find_body(language_model.model).get_submodule("rotary_emb")
-    width, device = weights.llama.head_width, language_model.device
-    cosines, sines = rotary(
-        torch.zeros(1, 1, width, dtype=weights.wide, device=device),
-        torch.arange(longest, device=device)[None],
-    )
-    # Each angle stands twice, once for either half of a head.
-    half = width // 2
-    return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()

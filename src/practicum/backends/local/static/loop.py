@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from practicum.backends.local.decode_step import DecodeJob, PromptTokens
+from practicum.backends.local.decode_step import DecodeJob, PromptTokens, Steps
 from practicum.backends.local.drawing import build_divergence_error
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.prefill import PromptQueue
@@ -27,9 +27,6 @@ from practicum.backends.local.static.weights import pack_weights
 from practicum.core import abandon
 from practicum.text import Check
 from practicum.types import Sample, SampleRequest, SamplingParams
-
-Steps = Generator[None, None, list[Sample]]
-"""A running call: it yields after each window and prefill, and returns the completions."""
 
 
 class StaticLoop:
