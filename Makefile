@@ -51,7 +51,7 @@ slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@$(PYTEST) -m "slow and not gpu"
 
 bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
-	@for name in scaling startup ceilings loss rollout step cache teachers residency demo; do \
+	@for name in scaling startup ceilings loss rollout step cache layout teachers residency demo; do \
 		echo "== $$name =="; $(BIN)/python -m benchmarks $$name || exit 1; done
 
 $(VENV)/.ready-base: pyproject.toml

@@ -16,6 +16,7 @@ NAMES = (
     "flips",
     "step",
     "cache",
+    "layout",
     "precision",
     "sizes",
     "teachers",

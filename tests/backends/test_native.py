@@ -320,7 +320,7 @@ def test_the_program_is_compiled_once_for_a_processor(empty_cache, monkeypatch):
     library._load.cache_clear()
     library.load_library()
     assert [Path(command[1]).name for command in runs] == ["--version"]
-    monkeypatch.setattr(library, "_name_processor", lambda: "another processor")
+    monkeypatch.setattr(library, "read_processor", lambda: ("another processor",))
     library._load.cache_clear()
     library.load_library()
     assert len(list(empty_cache.rglob("*.so"))) == 2

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from toy import in_check
 
+from practicum.backends.local import prepared
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
 from practicum.backends.local.residency import OffloadedHead, build_scorer
@@ -51,9 +52,11 @@ def client(folder: Path, residency: str, **settings: str) -> SamplingClient:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("residency", ["swap", "disk"])
+@pytest.mark.parametrize("layout", [False, True], ids=["own maps", "prepacked maps"])
 def test_scores_are_those_of_the_resident_model_bit_for_bit(
-    folder: Path, residency: str, dtype: str
+    folder: Path, residency: str, dtype: str, layout: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prepared, "count_kept_bytes", lambda weights: layout * weights)
     resident, visiting = (
         client(folder, "resident", dtype=dtype),
         client(folder, residency, dtype=dtype),

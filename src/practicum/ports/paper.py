@@ -21,6 +21,8 @@ class PaperModel:
     """The activation memory of a pass through its layers."""
     num_copied_weights: int = 0
     """The number of weights that are copied because they follow the student's."""
+    layout_bytes: int = 0
+    """The bytes of its weights that are kept a second time, in the processor's layout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.graph import plan_micro_batch
 from practicum.backends.local.loading import LoadedModel
 from practicum.backends.local.paper import load_weightless, measure_footprint
-from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS
+from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS, count_kept_bytes
 from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import build_limits
@@ -102,7 +102,9 @@ class LocalPaper:
         loaded = self._load(config, name)
         shape = measure_dims(loaded.language_model)
         footprint = measure_footprint(config, loaded.source)
-        self.record.scorers[name] = PaperModel(config, shape, footprint)
+        is_wide = config.dtype == "float32"
+        layout_bytes = count_kept_bytes(shape.body + shape.head) if is_wide else 0
+        self.record.scorers[name] = PaperModel(config, shape, footprint, layout_bytes=layout_bytes)
         return Model(
             self._open_client(name), loaded.renderer, loaded.context_length, loaded.source, shape
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, read_model
-from practicum.backends.local.prefixes import PrefixStore
+from practicum.backends.local.prepared import LayoutStore, prepack_head, scores_with_layout
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import ModelError
 from practicum.functional.head import Head
@@ -36,15 +36,20 @@ def build_scorer(
     The caller must drop its reference to `loaded`: only a resident model may stay in memory.
     """
     model, device = loaded.language_model, loaded.language_model.device
+    # The same products wherever the weights stay, so that the residency changes no bit.
+    prepare_head = prepack_head if scores_with_layout(model) else _keep_head
 
     def open_sampler(language_model: LanguageModel) -> LocalSampler:
-        return LocalSampler(language_model, {}, batch_size, chunk_tokens)
+        sampler = LocalSampler(language_model, {}, batch_size, chunk_tokens)
+        return replace(sampler, layout=LayoutStore())
 
     if config.residency == "swap":
         on_cpu = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]
         return OffloadedSampler(
             lambda: open_sampler(clone_to(device, on_cpu)),
-            OffloadedHead(on_cpu.vocab_size, lambda: _copy_head(on_cpu.head(), device)),
+            OffloadedHead(
+                on_cpu.vocab_size, lambda: prepare_head(_copy_head(on_cpu.head(), device))
+            ),
         )
     if config.residency == "disk":
         read = partial(
@@ -56,8 +61,9 @@ def build_scorer(
             tokenizer=model.tokenizer,
             decoding=model.decoding,
         )
-        return OffloadedSampler(lambda: open_sampler(complete(read())), _open_head_on_disk(loaded))
-    return replace(open_sampler(model), prefixes=PrefixStore())
+        head = _open_head_on_disk(loaded, prepare_head)
+        return OffloadedSampler(lambda: open_sampler(complete(read())), head)
+    return open_sampler(model).freeze()
 
 
 class OffloadedHead:
@@ -149,8 +155,15 @@ def _copy_head(head: Head, device: torch.device) -> Head:
     return replace(head, weight=head.weight.data.to(device), bias=bias)
 
 
-def _open_head_on_disk(loaded: LoadedModel) -> OffloadedHead:
-    """Return the head stored in the model's folder; raise ModelError if it is not there."""
+def _keep_head(head: Head) -> Head:
+    return head
+
+
+def _open_head_on_disk(loaded: LoadedModel, prepare: Callable[[Head], Head]) -> OffloadedHead:
+    """Return the head stored in the model's folder, prepared whenever it is loaded.
+
+    Raises ModelError if it is not there.
+    """
     head, device = loaded.language_model.head(), loaded.language_model.device
     read_weight = _locate_weight(head.weight, loaded)
     read_bias = None if head.bias is None else _locate_weight(head.bias, loaded)
@@ -158,7 +171,7 @@ def _open_head_on_disk(loaded: LoadedModel) -> OffloadedHead:
 
     def fetch() -> Head:
         bias = None if read_bias is None else read_bias().to(device)
-        return Head(read_weight().to(device), vocab_size, bias, scale, softcap)
+        return prepare(Head(read_weight().to(device), vocab_size, bias, scale, softcap))
 
     return OffloadedHead(vocab_size, fetch)
 

@@ -6,8 +6,8 @@ token only through the rounding of matrix products.
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 import torch
 from jaxtyping import Float
@@ -29,7 +29,7 @@ from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.native.library import NativeLibrary, load_library
 from practicum.backends.local.packing import compute_hidden_states, iterate_hidden_states
 from practicum.backends.local.prefixes import PrefixStore
-from practicum.backends.local.prepared import MIN_DECODE_STEPS
+from practicum.backends.local.prepared import MIN_DECODE_STEPS, LayoutStore, PrepackedModel
 from practicum.backends.local.static import choose_settings, open_static_loop
 from practicum.core import abandon
 from practicum.core.waits import show_wait
@@ -47,8 +47,8 @@ class LocalSampler:
 
     `batch_size` completions decode at once. Scoring holds the [., V] log-probabilities of
     `chunk_tokens` tokens at once, and leaves at most `device_bytes` of a call's hidden states on a
-    device that is not the CPU. With `prefixes`, the weights never change, and scoring keeps the
-    states of the prefix that texts share.
+    device that is not the CPU. If the weights never change, scoring keeps the states of the prefix
+    that texts share in `prefixes`, and the prepacked weights in `layout`.
     """
 
     language_model: LanguageModel
@@ -57,6 +57,11 @@ class LocalSampler:
     chunk_tokens: int = 128
     device_bytes: int = DEVICE_BYTES
     prefixes: PrefixStore | None = None
+    layout: LayoutStore | None = None
+
+    def freeze(self) -> Self:
+        """Return the same sampler for weights that never change."""
+        return replace(self, prefixes=PrefixStore(), layout=LayoutStore())
 
     @property
     def capabilities(self) -> Capabilities:
@@ -131,12 +136,15 @@ class LocalSampler:
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Return log-probabilities for a sampled signal, otherwise hidden states and the head."""
-        self.language_model.model.eval()
+        model = self.language_model
+        model.model.eval()
         signals: list[TeacherSignal] = []
-        with self.language_model.weights(self.overlay):
+        with model.weights(self.overlay):
             # Over the overlay's storage, so that the head outlives the block.
-            head = self.language_model.head().detached()
-            store = HostStore(self.language_model.device, self.device_bytes)
+            layout = self.layout
+            prepacked = PrepackedModel(model, 0) if layout is None else layout.open(model)
+            head = prepacked.head
+            store = HostStore(model.device, self.device_bytes)
 
             def compute(model: LanguageModel, texts: Sequence[ScoreRequest]) -> Tensor:
                 prefixes = self.prefixes
@@ -146,9 +154,9 @@ class LocalSampler:
                     read(model, texts) if signal.sampled else store.store_pass(read(model, texts))
                 )
 
-            limit = find_limits(self.language_model.device).scored_tokens
-            states = iterate_hidden_states(self.language_model, requests, limit, compute)
-            with show_wait("scores", len(requests)) as wait:
+            limit = find_limits(model.device).scored_tokens
+            states = iterate_hidden_states(model, requests, limit, compute)
+            with prepacked.use(), show_wait("scores", len(requests)) as wait:
                 for request, hidden in zip(requests, states, strict=True):
                     if signal.sampled:
                         logprobs = self._compute_logprobs(head, hidden, request.tokens)

@@ -24,7 +24,6 @@ from practicum.backends.local.graph import (
 )
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import compute_hidden_states
-from practicum.backends.local.prefixes import PrefixStore
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
 from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
@@ -131,14 +130,9 @@ class LocalTrainer:
         """Return the student's weights as a teacher, starting from the current ones."""
         rule, limits = rule.hold_within_step(), self.limits
         overlay = {} if rule.weights == "live" else self._copy_weights()
-        return LocalSelfTeacher(
-            self.language_model,
-            overlay,
-            limits.sampling_batch,
-            limits.chunk_tokens,
-            prefixes=PrefixStore() if rule.weights == "frozen" else None,
-            rule=rule,
-        )
+        batch, chunk = limits.sampling_batch, limits.chunk_tokens
+        teacher = LocalSelfTeacher(self.language_model, overlay, batch, chunk, rule=rule)
+        return teacher.freeze() if rule.weights == "frozen" else teacher
 
     def _open_sampler(self, model: LanguageModel, overlay: Mapping[str, Tensor]) -> LocalSampler:
         return LocalSampler(model, overlay, self.limits.sampling_batch, self.limits.chunk_tokens)

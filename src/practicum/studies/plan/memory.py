@@ -79,13 +79,19 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     trained = FLOAT_BYTES * record.trainable_dims.parameters
     frozen = record.dims.parameters - record.trainable_dims.parameters
     vocabulary_row = FLOAT_BYTES * record.dims.vocabulary
-    resident, visiting = [0], [0]
-    for name in record.scorers:
-        (visiting if _is_on_disk(run, name) else resident).append(_count_weight_bytes(run, name))
+    resident, visiting, layouts = [0], [0], [0]
+    for name, scorer in record.scorers.items():
+        size = _count_weight_bytes(run, name)
+        if _is_on_disk(run, name):
+            visiting.append(size + scorer.layout_bytes)
+        else:
+            resident.append(size)
+            layouts.append(scorer.layout_bytes)
     always = {
         "Python and libraries": process + LIBRARY_BYTES,
         "student": _get_item_bytes(recipe.student.dtype) * frozen + trained,
         "teachers": sum(resident),
+        "weights laid out for scoring": sum(layouts),
         "self-teachers' copies": FLOAT_BYTES
         * sum(scorer.num_copied_weights for scorer in record.scorers.values()),
         "moments of AdamW": 2 * trained,

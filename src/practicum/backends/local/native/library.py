@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from practicum.backends.local.processor import read_processor
 from practicum.models.sources import locate_cache
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def _compile(compiler: str, vectors: str) -> Path:
     """Return the compiled file; raises OSError or SubprocessError if it cannot be made."""
     # No file is used on another processor or after another compiler, source or option.
     version = _run(compiler, "--version")
-    parts = (SOURCE.read_text("utf-8"), version, *FLAGS, *VECTORS[vectors], _name_processor())
+    parts = (SOURCE.read_text("utf-8"), version, *FLAGS, *VECTORS[vectors], *read_processor())
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     path = locate_cache() / "native" / f"{name}.so"
     if path.is_file():
@@ -100,13 +101,3 @@ def _run(*command: str) -> str:
         command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS
     )
     return result.stdout
-
-
-def _name_processor() -> str:
-    """Return the lines of /proc/cpuinfo that tell processors apart, or what the system says."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    fields = ("vendor_id", "cpu family", "model", "stepping", "flags")
-    return "\n".join(sorted({line for line in lines if line.startswith(fields)}))
