@@ -57,15 +57,15 @@ def shard(language_model: LanguageModel, mesh: DeviceMesh) -> tuple[SharedWeight
     parameters = dict(model.named_parameters(remove_duplicate=False))
     head = model.get_output_embeddings()
     assert isinstance(head, torch.nn.Linear), "a causal language model ends in a linear head"
-    apart = {head.weight} | ({head.bias} if head.bias is not None else set())
-    adapters = {weight for name, weight in parameters.items() if is_adapter(name)}
+    apart = [weight for weight in head.parameters() if isinstance(weight, torch.nn.Parameter)]
+    adapters = [weight for name, weight in parameters.items() if is_adapter(name)]
     policy = MixedPrecisionPolicy()
     if language_model.autocast:
         # Gathers move half the bytes, and sums over ranks keep the digits of float32.
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-    ignored = apart | adapters
+    ignored = {*apart, *adapters}
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, ignored_params=ignored)
     body = find_body(model)
@@ -130,7 +130,7 @@ def copy_rows(tensor: Tensor, full: Tensor) -> None:
 
 def gather_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor in every rank, without a gradient."""
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def get_local(tensor: Tensor) -> Tensor:

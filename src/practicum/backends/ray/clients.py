@@ -11,7 +11,7 @@ from torch import Tensor
 
 from practicum.backends.ray.calls import ask_progress, wait_for
 from practicum.backends.ray.cluster import end_processes
-from practicum.backends.ray.references import PublishedWeights, RayHead, RayStates
+from practicum.backends.ray.references import RayHead, RayStates, WeightsReference
 from practicum.errors import ModelError, PracticumError, WorkerLost
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, Capabilities, WeightUpdateRule
@@ -51,10 +51,10 @@ class RankGroup:
         """Return the answers of all ranks, in their order; they are small."""
         return [ray.get(reference) for reference in self._request(verb, arguments, {})]
 
-    def publish(self, follower: str = "") -> PublishedWeights:
+    def publish(self, follower: str = "") -> WeightsReference:
         """Let every rank put its part of the weights into the object store."""
         pairs = self._request("publish", (follower,), {"num_returns": 2})
-        return PublishedWeights(next(_numbers), tuple(part for _, part in pairs))
+        return WeightsReference(next(_numbers), tuple(part for _, part in pairs))
 
     def _request(
         self, verb: str, arguments: Sequence[Any], options: Mapping[str, Any]
@@ -86,7 +86,7 @@ class RayTrainer:
     def __init__(self, group: RankGroup, samplers: "ModelPool") -> None:
         self.group = group
         self._samplers = samplers
-        self._published: PublishedWeights | None = None
+        self._published: WeightsReference | None = None
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
@@ -109,7 +109,7 @@ class RayTrainer:
         """Let the weights be published again before they are used: they have changed."""
         self._published = None
 
-    def publish(self) -> PublishedWeights:
+    def publish(self) -> WeightsReference:
         """Return the current weights; they are gathered once for each change."""
         if self._published is None:
             self._published = self.group.publish()
@@ -151,7 +151,7 @@ class ModelPool:
         self,
         requests: Sequence[SampleRequest],
         params: SamplingParams,
-        weights: PublishedWeights | None,
+        weights: WeightsReference | None,
     ) -> list[Sample]:
         """Sample one completion a request, in order."""
         parts = _cut(requests, len(self._processes))
@@ -163,7 +163,7 @@ class ModelPool:
         return [sample for reference in references for sample in ray.get(reference)]
 
     def score(
-        self, requests: Sequence[ScoreRequest], signal: Signal, weights: PublishedWeights | None
+        self, requests: Sequence[ScoreRequest], signal: Signal, weights: WeightsReference | None
     ) -> list[TeacherSignal]:
         """Score the requests; hidden states stay in the object store."""
         parts = _cut(requests, max(len(self._processes), _count_objects(requests)))
@@ -186,7 +186,7 @@ class ModelPool:
                 first += length
         return signals
 
-    def _find_head(self, weights: PublishedWeights | None) -> RayHead:
+    def _find_head(self, weights: WeightsReference | None) -> RayHead:
         """Return the head of the weights by reference; only the newest one is kept here."""
         number = None if weights is None else weights.number
         if number not in self._heads:
@@ -196,7 +196,12 @@ class ModelPool:
         return self._heads[number]
 
     def _wait(self, references: Sequence[Any], verb: str) -> None:
-        titles = {f"{self._title} {number}": one for number, one in enumerate(references)}
+        count = len(self._processes)
+        # A process may have several requests, which it answers in order.
+        titles = {
+            f"{self._title} {number % count}, request {number // count}": reference
+            for number, reference in enumerate(references)
+        }
         wait_for(titles, verb, self._patience)
 
 
@@ -215,7 +220,7 @@ class ModelClient:
     """A `practicum.ports.SamplingClient` of a pool, with the weights that a function returns."""
 
     pool: ModelPool
-    get_weights: Callable[[], PublishedWeights | None]
+    get_weights: Callable[[], WeightsReference | None]
     no_sampling_reason: str = ""
 
     @property
@@ -243,7 +248,7 @@ class RaySelfTeacher:
         self._trainer = trainer
         self._rule = rule.hold_within_step()
         self._name = name
-        self._published: PublishedWeights | None = None
+        self._published: WeightsReference | None = None
         self._client = ModelClient(samplers, self._publish)
         if self._rule.weights == "frozen":
             self._published = trainer.publish()
@@ -281,7 +286,7 @@ class RaySelfTeacher:
             self._trainer.group.ask("load_follower", self._name, ray.put(dict(tensors)))
             self._published = None
 
-    def _publish(self) -> PublishedWeights:
+    def _publish(self) -> WeightsReference:
         if self._rule.weights == "live":
             return self._trainer.publish()
         if self._published is None:

@@ -1,5 +1,6 @@
 """Connect to a Ray cluster or start one, and place processes on its GPUs."""
 
+import logging
 import os
 import signal
 import threading
@@ -24,7 +25,7 @@ class Cluster:
     def __init__(self, at_end: ExitStack) -> None:
         self._processes: list[Any] = []
         if not ray.is_initialized():
-            _connect()
+            connect()
             at_end.callback(ray.shutdown)
         at_end.callback(self.end)
         self._gpus = int(ray.cluster_resources().get("GPU", 0))
@@ -48,9 +49,7 @@ class Cluster:
                 f"{count} GPUs are needed and {free} of {self._gpus} are free; another run may hold "
                 "the others: wait for it, or ask for fewer"
             )
-        return Starter(
-            ray.remote(num_cpus=0, num_gpus=gpus, **options)(program), self._processes
-        )
+        return Starter(ray.remote(num_cpus=0, num_gpus=gpus, **options)(program), self._processes)
 
     def _should_use_gpus(self, config: ModelConfig) -> bool:
         return config.device != "cpu" and self._gpus > 0
@@ -81,7 +80,7 @@ def end_processes(processes: Sequence[Any]) -> None:
         ray.kill(process)
 
 
-def _connect() -> None:
+def connect(object_store_memory: int | None = None) -> None:
     """Join the cluster that RAY_ADDRESS or this machine names, or start one of this machine alone.
 
     Raises ResourceError if it cannot be reached.
@@ -93,7 +92,8 @@ def _connect() -> None:
         ray.init(
             include_dashboard=None if "RAY_ADDRESS" in os.environ else False,
             log_to_driver=False,
-            logging_level="ERROR",
+            object_store_memory=object_store_memory,
+            logging_level=logging.ERROR,
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(torch.get_num_threads())}},
         )
     except (RayError, ConnectionError, RuntimeError) as error:

@@ -95,8 +95,8 @@ class RayBackend:
         self, student: Student, rule: WeightUpdateRule, name: str
     ) -> RaySelfTeacher:
         """Return a scorer with the student's weights, which follow by `rule` in shards."""
-        known = _require_ray(student)
-        return RaySelfTeacher(known.trainer, known.samplers, rule, name)
+        ray_student = _require_ray(student)
+        return RaySelfTeacher(ray_student.trainer, ray_student.samplers, rule, name)
 
     def save(self, student: Student, folder: Path) -> None:
         """Let every rank write its part of weights and moments."""

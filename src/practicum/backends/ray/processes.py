@@ -35,8 +35,8 @@ from practicum.backends.local.trainer import LocalTrainer
 from practicum.backends.ray.references import (
     PackedHead,
     PackedTensor,
-    PublishedWeights,
     ReaderDevice,
+    WeightsReference,
 )
 from practicum.core.notes import show_notes
 from practicum.errors import ResourceError
@@ -268,13 +268,13 @@ class ModelProcess:
         self,
         requests: Sequence[SampleRequest],
         params: SamplingParams,
-        weights: PublishedWeights | None,
+        weights: WeightsReference | None,
     ) -> list[Sample]:
         """Sample one completion a request."""
         return self._open(weights).sample(requests, params)
 
     def score(
-        self, requests: Sequence[ScoreRequest], signal: Signal, weights: PublishedWeights | None
+        self, requests: Sequence[ScoreRequest], signal: Signal, weights: WeightsReference | None
     ) -> tuple[list[tuple[TeacherSignal, bool]], PackedTensor | None]:
         """Score the requests; return signals without states, and the states of all of them.
 
@@ -292,7 +292,7 @@ class ModelProcess:
         present = [state for state in states if state is not None]
         return answers, PackedTensor.from_tensor(torch.cat(present)) if present else None
 
-    def pack_head(self, weights: PublishedWeights | None) -> tuple[PackedHead, int]:
+    def pack_head(self, weights: WeightsReference | None) -> tuple[PackedHead, int]:
         """Return the head that reads the states of `score`, and the size of its vocabulary."""
         self._open(weights)
         head = self._head
@@ -301,7 +301,7 @@ class ModelProcess:
             head = PackedHead.from_head(self._language_model.head())
         return head, head.settings["vocab_size"]
 
-    def _open(self, weights: PublishedWeights | None) -> SamplingClient:
+    def _open(self, weights: WeightsReference | None) -> SamplingClient:
         """Return a client of the model with the weights, which are fetched if they are new."""
         if self._client is None:
             self._load()

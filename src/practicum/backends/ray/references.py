@@ -130,7 +130,7 @@ class RayHead:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedWeights:
+class WeightsReference:
     """The trainable weights at one time: a number, and the parts that the ranks gathered."""
 
     number: int
