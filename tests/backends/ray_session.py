@@ -9,7 +9,7 @@ import pytest
 def cluster() -> Iterator[None]:
     """Start Ray; runs join it and leave it running."""
     ray = pytest.importorskip("ray")
-    from practicum.backends.ray.cluster import connect
+    from practicum.backends.ray.placement import connect
 
     connect(object_store_memory=200 * 2**20)
     yield

@@ -10,7 +10,7 @@ import ray
 from torch import Tensor
 
 from practicum.backends.ray.calls import ask_progress, wait_for
-from practicum.backends.ray.cluster import end_processes
+from practicum.backends.ray.placement import end_processes
 from practicum.backends.ray.references import RayHead, RayStates, WeightsReference
 from practicum.errors import ModelError, PracticumError, WorkerLost
 from practicum.objective import Objective, Signal

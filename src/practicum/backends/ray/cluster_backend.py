@@ -15,7 +15,7 @@ from practicum.backends.ray.clients import (
     RaySelfTeacher,
     RayTrainer,
 )
-from practicum.backends.ray.cluster import RETRIES, Cluster
+from practicum.backends.ray.placement import RETRIES, RayCluster
 from practicum.backends.ray.processes import (
     ModelProcess,
     ModelSettings,
@@ -44,7 +44,7 @@ class RayBackend:
     def __init__(self, config: Config, context: BackendContext) -> None:
         self._config = config
         self._context = context
-        self._cluster = Cluster(context.at_end)
+        self._cluster = RayCluster(context.at_end)
         decoding = config.build_single().decoding
         self._settings = ProcessSettings(list_versions(), torch.get_num_threads(), config, decoding)
 

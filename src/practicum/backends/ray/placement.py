@@ -19,7 +19,7 @@ RETRIES = 3
 """Times that a process without state of its own is started again, and a request repeated."""
 
 
-class Cluster:
+class RayCluster:
     """A connection to Ray; the processes that it started end with it."""
 
     def __init__(self, at_end: ExitStack) -> None:
