@@ -73,8 +73,10 @@ class ServiceEngine:
         self.name = f"vllm {_read_text(version, 'version')} at a server"
         self._ask(JsonRequest("/is_paused", name="the state of the weight routes"))
         # Of the likeliest token alone, the sampling distribution makes a certainty.
-        settings = {"max_tokens": 1, "top_k": 1, "temperature": 1.0, "seed": 0, "logprobs": 0}
-        body = {"token_ids": [0], "sampling_params": {**settings, "detokenize": False}}
+        prompt = tuple(range(min(8, self._model.vocab_size, self._model.max_tokens - 1)))
+        params = SamplingParams(max_new_tokens=1, top_k=1)
+        settings = _requests.build_sampling_settings(SampleRequest(prompt, seed=0), params)
+        body = {"token_ids": list(prompt), "sampling_params": settings}
         (choice,) = self._generate([body], 1, "a trial")
         if abs(_read_logprobs(choice)[0]) > _requests.MAX_LOGPROB:
             raise EngineError(
