@@ -159,10 +159,10 @@ class ServiceEngine:
         questions = [self._build_question(body, max_tokens, name) for body in bodies]
         choices = []
         for answer in self._ask_all(questions):
-            found = answer.get("choices") if isinstance(answer, Mapping) else None
-            if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], Mapping):
+            parts = answer.get("choices") if isinstance(answer, Mapping) else None
+            if not isinstance(parts, list) or len(parts) != 1 or not isinstance(parts[0], Mapping):
                 raise self._build_garbage_error("one choice")
-            choices.append(found[0])
+            choices.append(parts[0])
         return choices
 
     def _build_question(self, body: Mapping[str, Any], tokens: int, name: str) -> JsonRequest:
@@ -230,10 +230,14 @@ def _read_logprobs(choice: Mapping[str, Any]) -> list[float]:
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     entries = content if isinstance(content, list) else []
-    values = [entry.get("logprob") for entry in entries if isinstance(entry, Mapping)]
-    if not values or not all(isinstance(value, int | float) for value in values):
+    values = [
+        float(entry["logprob"])
+        for entry in entries
+        if isinstance(entry, Mapping) and isinstance(entry.get("logprob"), int | float)
+    ]
+    if not values or len(values) != len(entries):
         raise EngineError(
             "rollout.engine: the server sent a completion without log-probabilities; look at what "
             "it is"
         )
-    return [float(value) for value in values]
+    return values

@@ -104,13 +104,13 @@ class WeightKeeper:
         """Return True if the engine still has the weights that it was given."""
         if not self.engine.may_lose_weights:
             return True
-        kept = self._measure() <= self.tolerance
-        if not kept:
+        is_same = self._measure() <= self.tolerance
+        if not is_same:
             log.info(
                 f"{self.engine.name}: it lost the student's weights (a restart, or another run "
                 "that uses the same server); they are handed over again"
             )
-        return kept
+        return is_same
 
     def _bring(self, client: SamplingClient, version: int) -> None:
         """Hand over the client's weights, after a rehearsal if these are the first."""
@@ -129,7 +129,7 @@ class WeightKeeper:
         assert signal.logprobs is not None, "a sampled signal has log-probabilities"
         self._expected = signal.logprobs
         self.difference = self._measure()
-        # A difference that is NaN is no agreement either.
+        # By `not`, so that NaN is no agreement.
         if not self.difference <= self.tolerance:
             raise EngineError(
                 f"rollout.engine: {self.engine.name} does not sample with the student's weights: "
