@@ -56,7 +56,7 @@ class EngineModel:
 
 
 @runtime_checkable
-class Engine(Protocol):
+class SamplingEngine(Protocol):
     """A program that samples with a copy of the student's weights. Raises EngineError."""
 
     @property

@@ -46,7 +46,7 @@ def open_process_engine(config: Config, model: EngineModel) -> "ProcessEngine":
 
 
 class ProcessEngine:
-    """vLLM's engine in this process; see `practicum.ports.engines.Engine`.
+    """vLLM's engine in this process; see `practicum.ports.engines.SamplingEngine`.
 
     It starts with meaningless weights, so it needs no model folder and a weight that is never
     handed over cannot pass the first check.

@@ -45,7 +45,7 @@ def open_service_engine(config: Config, model: EngineModel) -> "ServiceEngine":
 
 
 class ServiceEngine:
-    """A server of vLLM; see `practicum.ports.engines.Engine`."""
+    """A server of vLLM; see `practicum.ports.engines.SamplingEngine`."""
 
     may_lose_weights = True
 

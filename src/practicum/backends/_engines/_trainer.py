@@ -20,7 +20,7 @@ from practicum.core.randomness import seed_of
 from practicum.errors import EngineError
 from practicum.objective import Objective, Sampled, Signal
 from practicum.ports import AdamParams, Capabilities, SamplingClient, TrainingClient
-from practicum.ports.engines import Engine
+from practicum.ports.engines import SamplingEngine
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -66,7 +66,7 @@ class WeightKeeper:
     Calls may come from several threads: the engine has one set of weights, so they take turns.
     """
 
-    engine: Engine
+    engine: SamplingEngine
     gather: Gather
     rehearse: Callable[[], SamplingClient]
     """Return a client whose trainable weights are all far from the student's."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from practicum.ports.engines import Engine, EngineModel
+from practicum.ports.engines import EngineModel, SamplingEngine
 from practicum.types import FrozenConfig
 
 SERVER_KEYS = ("folder", "allow_http", "api_key_env", "concurrency", "timeout", "give_up_after")
@@ -92,7 +92,7 @@ class Config(FrozenConfig):
         return problems
 
 
-def build(config: Config, model: EngineModel) -> Engine:
+def build(config: Config, model: EngineModel) -> SamplingEngine:
     """Start the engine, or connect to the server. Raises EngineError."""
     # Imported on use: one needs the package vllm, the other an HTTP client.
     if config.url is None:
