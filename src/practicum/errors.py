@@ -10,7 +10,8 @@
     ├── CheckpointError      6   a checkpoint that is missing, damaged or from another run
     ├── NumericError         7   losses and gradients that stopped being numbers
     ├── ResourceError        8   disk, memory, locks
-    │   └── SandboxError     8   isolation of untrusted programs that the machine cannot provide
+    │   ├── SandboxError     8   isolation of untrusted programs that the machine cannot provide
+    │   └── WorkerLost       8   a process of a cluster that died or did not answer
     ├── VerifierError        9   a verifier that hangs or breaks
     ├── AlarmError          10   a monitor that stopped the run
     ├── EngineError         11   an engine that does not sample with the student's weights
@@ -88,6 +89,10 @@ class ResourceError(PracticumError, OSError):
 
 class SandboxError(ResourceError):
     """Isolation of an untrusted program that this machine cannot provide."""
+
+
+class WorkerLost(ResourceError):
+    """A process of a cluster that died, or did not answer in time; the newest checkpoint is kept."""
 
 
 class VerifierError(PracticumError, RuntimeError):

@@ -97,6 +97,7 @@ def correct_for_engine(objective: Objective) -> Objective:
     An engine's kernels round in other ways than the trainer's, so its tokens are never quite on
     policy. Terms that name a correction, `none` included, are left as they are.
     """
+    # Validated and not copied, so that the run folder shows the correction as if it were written.
     losses = tuple(
         Term.model_validate({**dict(term), "correction": ENGINE_CORRECTION})
         if term.on_sampled_token and "correction" not in term.model_fields_set

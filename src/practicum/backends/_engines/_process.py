@@ -66,6 +66,7 @@ class ProcessEngine:
                 "rollout.engine.sleep: vLLM gives memory back on a GPU alone; leave sleep out"
             )
         with tempfile.TemporaryDirectory(prefix="practicum-engine-") as folder:
+            # The config is all that vLLM reads: it may be gone once the engine stands.
             model.write_config(Path(folder))
             try:
                 self._engine = vllm.LLM(
@@ -89,6 +90,7 @@ class ProcessEngine:
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights in place, and forget keys and values of the old ones."""
+        # In two parts: the weights are filled before keys and values take up their memory.
         if self._is_asleep:
             self._engine.wake_up(tags=["weights"])
         try:
@@ -103,6 +105,8 @@ class ProcessEngine:
         if self._is_asleep:
             self._engine.wake_up(tags=["kv_cache"])
             self._is_asleep = False
+        # The canary cannot see keys and values of old weights, since a scored prompt is read anew;
+        # a completion's prompt would be continued from them.
         if not self._engine.reset_prefix_cache():
             raise EngineError(
                 f"rollout.engine: {self.name} kept keys and values of the old weights; leave "

@@ -87,6 +87,7 @@ class ServiceEngine:
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Write the weights into the folder, let the server read them, and remove them."""
         self._loads += 1
+        # A new name each time: the server may map the file of the last hand-over into its memory.
         folder = self._folder / f"weights-{os.getpid()}-{self._loads}"
         try:
             folder.mkdir(parents=True)
@@ -96,6 +97,9 @@ class ServiceEngine:
                 f"rollout.engine.folder: {folder} cannot be written ({error.strerror}); name a "
                 "folder with room for the student's weights"
             ) from error
+        # Paused, so that no completion is decoded half by the old weights and half by the new, and
+        # the keys and values of the old ones are forgotten: a prompt that the server has already
+        # read would otherwise be continued from them.
         try:
             self._post("/pause?mode=wait&clear_cache=true", {}, "the pause before new weights")
             call = {
@@ -132,6 +136,7 @@ class ServiceEngine:
 
     def score(self, request: ScoreRequest) -> Float[Tensor, " T"]:
         """Return the log-probabilities of the request's tokens."""
+        # The scores of a prompt are computed anew; vLLM takes none of them from its cache.
         tokens = [*request.prompt_tokens, *request.tokens]
         body = {"token_ids": tokens, "sampling_params": _requests.build_scoring_settings()}
         question = self._build_question(body, len(tokens), "the canary")

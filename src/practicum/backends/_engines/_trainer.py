@@ -114,6 +114,7 @@ class WeightKeeper:
 
     def _bring(self, client: SamplingClient, version: int) -> None:
         """Hand over the client's weights, after a rehearsal if these are the first."""
+        # Unknown until the check has passed: a failed hand-over may have replaced half of them.
         self._version = None
         if not self._rehearsed:
             self._hand_over(self.rehearse(), "in a rehearsal with other weights")

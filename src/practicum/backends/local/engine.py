@@ -58,6 +58,7 @@ def open_engine_trainer(
 def write_config(loaded: LoadedModel, folder: Path) -> None:
     """Write the model's `config.json`, with the class that other programs read it for."""
     model = loaded.language_model.model
+    # A model that was built from a config, as ours may be, does not name its own class there.
     config = type(model.config).from_dict(model.config.to_dict())
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
