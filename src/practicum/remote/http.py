@@ -358,10 +358,10 @@ class JsonClient:
             body = json.dumps(question.body, allow_nan=False).encode()
             headers["Content-Type"] = "application/json"
         headers |= question.headers
-        if self.server.key is not None and self.server.key_header is None:
-            headers["Authorization"] = f"Bearer {self.server.key}"
-        elif self.server.key is not None:
-            headers[self.server.key_header] = self.server.key
+        key, key_header = self.server.key, self.server.key_header
+        if key is not None:
+            bearer = {"Authorization": f"Bearer {key}"}
+            headers |= bearer if key_header is None else {key_header: key}
         request = client.build_request(
             "GET" if body is None else "POST",
             _replace_host(parts, address),

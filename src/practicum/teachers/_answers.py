@@ -46,8 +46,8 @@ class AnswerStore:
 
     def get(self, key: str) -> ChatAnswer | None:
         """Return the answer under a key, or None."""
-        kept = self._answers.get(key)
-        return None if kept is None else kept.answer
+        entry = self._answers.get(key)
+        return None if entry is None else entry.answer
 
     def add(self, key: str, answer: ChatAnswer, money: float) -> None:
         """Keep an answer, and write it to the file at once; ResourceError if that fails."""
@@ -65,9 +65,9 @@ class AnswerStore:
                 "another teacher.folder"
             ) from error
 
-    def _put(self, key: str, kept: KeptAnswer) -> None:
-        self._answers[key] = kept
-        self.money += kept.money
+    def _put(self, key: str, entry: KeptAnswer) -> None:
+        self._answers[key] = entry
+        self.money += entry.money
 
     def _read_lines(self, file: Path) -> None:
         """Read the answers of the file; a line that a kill cut off is left out, and ended."""

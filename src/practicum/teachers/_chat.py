@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from pydantic import Field
 
 from practicum.costs import Meter
 from practicum.errors import TeacherError
@@ -19,6 +20,7 @@ from practicum.teachers._dialects import ServerCompletion
 from practicum.teachers._remote import ServerGenerator, refuse_other_form
 from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import (
+    FrozenConfig,
     Message,
     Prompt,
     Rollout,
@@ -33,16 +35,18 @@ TURN_BYTES = 64
 """Tokens that a server's template may add to a turn, rounded up."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPrices:
-    """The money for a million tokens that a server reads, and for a million that it writes."""
+class TokenPrices(FrozenConfig):
+    """Prices of a million tokens, in the currency of the budget."""
 
-    input: float = 0.0
-    output: float = 0.0
+    input: float = Field(ge=0, description="price of a million tokens that the model reads")
+    output: float = Field(ge=0, description="price of a million tokens that it writes")
 
     def compute(self, input_tokens: int, output_tokens: int) -> float:
         """Return the money for so many tokens."""
         return (self.input * input_tokens + self.output * output_tokens) / 1e6
+
+
+FREE = TokenPrices(input=0.0, output=0.0)
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ class ChatServer:
     protocol: ChatProtocol
     store: AnswerStore | None = None
     reuses: bool = False
-    prices: TokenPrices = TokenPrices()
+    prices: TokenPrices = FREE
     budget: float | None = None
     counts: ChatCounts = field(default_factory=ChatCounts)
 
@@ -109,8 +113,8 @@ class ChatServer:
 
     def _find_answers(self, keys: Sequence[str]) -> dict[str, ChatAnswer]:
         assert self.store is not None, "the caller has looked"
-        found = {key: self.store.get(key) for key in keys}
-        return {key: answer for key, answer in found.items() if answer is not None}
+        answers = {key: self.store.get(key) for key in keys}
+        return {key: answer for key, answer in answers.items() if answer is not None}
 
     def _split(self, missing: Sequence[tuple[str, int]]) -> Iterator[Sequence[tuple[str, int]]]:
         """Yield the missing answers: all at once, or with a budget as many as are open at once."""

@@ -12,21 +12,13 @@ from pydantic import Field, model_validator
 
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.teachers._answers import AnswerStore
-from practicum.teachers._chat import ChatServer, ChatTeacher, PaperWriter, TokenPrices
+from practicum.teachers._chat import FREE, ChatServer, ChatTeacher, PaperWriter, TokenPrices
 from practicum.teachers._chat_protocols import PROTOCOLS, ProtocolName
 from practicum.teachers._probe import list_models
 from practicum.teachers._remote import ServerGenerator, ServerLimits
 from practicum.teachers._served import ServedConfig, open_server
-from practicum.types import FrozenConfig
 
 log = logging.getLogger(__name__)
-
-
-class Prices(FrozenConfig):
-    """Prices of a million tokens, in the currency of the budget."""
-
-    input: float = Field(ge=0, description="price of a million tokens that the model reads")
-    output: float = Field(ge=0, description="price of a million tokens that it writes")
 
 
 class Config(ServedConfig):
@@ -36,7 +28,7 @@ class Config(ServedConfig):
     protocol: ProtocolName = Field(default="openai", description="how messages are sent")
     model: str = Field(min_length=1, description="its name at the API")
     system: str | None = Field(default=None, description="a system turn put before every prompt")
-    prices: Prices | None = Field(default=None, description="none: answers cost nothing")
+    prices: TokenPrices | None = Field(default=None, description="none: answers cost nothing")
     budget: float | None = Field(
         default=None, gt=0, description="money for all answers in the folder; the run stops before"
     )
@@ -80,9 +72,10 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         folder = context.base_dir / config.folder.expanduser()
     limits = ServerLimits(config.timeout, config.tokens_per_second, config.concurrency)
     generator = ServerGenerator(http, model, context.renderer, limits, context.meter)
-    prices = TokenPrices() if config.prices is None else TokenPrices(**config.prices.model_dump())
     store = AnswerStore(folder)
-    server = ChatServer(generator, protocol, store, config.reuse, prices, config.budget)
+    server = ChatServer(
+        generator, protocol, store, config.reuse, config.prices or FREE, config.budget
+    )
 
     def log_counts() -> None:
         counts = server.counts
