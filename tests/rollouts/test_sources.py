@@ -430,7 +430,7 @@ MISTAKES = {
     "mix(0.5, teecher)": r"rollout\.source\.mix\.other: .*'teacher'.*\(given: 'teecher'\)",
     "mix(lambda=0.5)": r"source 'mix' has no parameter 'lambda'; known: other, student",
     "mix(1.5)": r"rollout\.source\.mix\.student: .*less than or equal to 1 \(given: 1\.5\)",
-    "join(replay)": r"rollout\.source\.join\.other: .*'dataset' or 'teacher'",
+    "join(replay)": r"rollout\.source\.join\.other: .*'dataset', 'teacher' or 'reference'",
     "token_mix(-0.1)": r"token_mix\.teacher: .*greater than or equal to 0",
     "student(1)": r"source 'student' takes no arguments, but 1 values were given",
     "cache": r"rollout\.source\.cache\.path: missing",

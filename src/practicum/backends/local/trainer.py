@@ -43,7 +43,7 @@ from practicum.objective import (
     build_token_batch,
     can_fuse,
 )
-from practicum.objective.measures import UpdateStatistics, compare, measure
+from practicum.objective.measures import UpdateStatistics, compare, measure, measure_pairs
 from practicum.objective.passes import (
     Part,
     Pass,
@@ -358,7 +358,7 @@ class LocalTrainer:
         for piece in chunks(len(part.index), self.limits.chunk_tokens):
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
             coefficients = compute_all_coefficients(objective, chunk.values, part.tokens[piece])
-            _record_values(records, chunk, part, piece)
+            _record_values(records, chunk, part, piece, objective)
             gradient[piece] = chunk.backward(coefficients)
             records.record_coefficients(
                 part.index[piece], part.signal.name, chunk.values, coefficients
@@ -412,13 +412,14 @@ class LocalTrainer:
             for part in micro_batch.gather_parts():
                 for piece in chunks(len(part.index), self.limits.chunk_tokens):
                     chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
-                    _record_values(records, chunk, part, piece)
+                    _record_values(records, chunk, part, piece, objective)
                     indices.append(part.index[piece])
                     teachers.append(part.signal.name)
                     chunk_values.append(chunk.values)
         if not indices:
             return [torch.zeros(0) for _ in objective.losses]
         coefficients = compute_full_coefficients(objective, chunk_values, indices, batch)
+        measure_pairs(records, objective, chunk_values, indices, batch)
         for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
             factors = [column[index] for column in coefficients]
             records.record_coefficients(index, teacher, values, factors)
@@ -456,10 +457,12 @@ class LocalTrainer:
         )
 
 
-def _record_values(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slice) -> None:
+def _record_values(
+    records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slice, objective: Objective
+) -> None:
     """Record what a chunk says of its tokens, before its gradient is taken."""
     compare(records, chunk, part, piece)
-    measure(records, chunk.values, part.tokens[piece], part.signal[piece])
+    measure(records, chunk.values, part.tokens[piece], part.signal[piece], objective)
     records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))
 
 
