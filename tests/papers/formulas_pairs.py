@@ -38,16 +38,16 @@ def dpo(case: Case) -> Tensor:
     """Equation 7 of 2305.18290: -log sigma(beta log pi/pi_ref(y_w) - beta log pi/pi_ref(y_l))."""
 
     def loss(chosen: Sequence, rejected: Sequence) -> Tensor:
-        return -torch.log(torch.sigmoid(0.1 * log_ratio(chosen) - 0.1 * log_ratio(rejected)))
+        return -torch.log(torch.sigmoid(0.5 * log_ratio(chosen) - 0.5 * log_ratio(rejected)))
 
     return mean_over_pairs(case, lambda one, other: one.reward > other.reward, loss)
 
 
 def spin(case: Case) -> Tensor:
-    """Equation 4.7 of 2401.01335 with the logistic loss l(t) = log(1 + exp(-t))."""
+    """Equation 4.7 of 2401.01335 with the logistic loss l(t) = log(1 + exp(-t)) and lambda 1."""
 
     def loss(data: Sequence, generated: Sequence) -> Tensor:
-        t = 0.1 * log_ratio(data) - 0.1 * log_ratio(generated)
+        t = log_ratio(data) - log_ratio(generated)
         return torch.log(1 + torch.exp(-t))
 
     return mean_over_pairs(case, preferred_by_source, loss)

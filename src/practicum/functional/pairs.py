@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-SMALLEST_REST = 1e-6
+SMALLEST_COMPLEMENT = 1e-6
 """The smallest probability that the odds leave to other answers, so that they are finite."""
 
 
@@ -48,14 +48,15 @@ class PairLoss:
 
         Raise ValueError for a parameter that the loss does not have.
         """
-        for name, given, default in (("beta", beta, self.beta), ("margin", margin, self.margin)):
-            if given is not None and default is None:
+        for name, value, default in (("beta", beta, self.beta), ("margin", margin, self.margin)):
+            if value is not None and default is None:
                 raise ValueError(f"pair loss {self.name!r} has no {name}; leave it out")
-        beta, margin = (
-            default if given is None else given
-            for given, default in ((beta, self.beta), (margin, self.margin))
+        # A loss without them is the logistic one of the difference itself.
+        defaults = (1.0 if self.beta is None else self.beta, self.margin or 0.0)
+        return (
+            defaults[0] if beta is None else beta,
+            defaults[1] if margin is None else margin,
         )
-        return (1.0 if beta is None else beta), (0.0 if margin is None else margin)
 
 
 def _compute_logistic(difference: Tensor, beta: float, margin: float) -> Tensor:
@@ -171,8 +172,8 @@ def measure_answers(name: str, answers: Answers) -> tuple[Float[Tensor, " R"], F
     mean = sums / lengths
     if number == "mean_logprob":
         return mean, 1.0 / lengths
-    rest = (-torch.expm1(mean)).clamp_min(SMALLEST_REST)
-    return mean - rest.log(), 1.0 / (rest * lengths)
+    complement = (-torch.expm1(mean)).clamp_min(SMALLEST_COMPLEMENT)
+    return mean - complement.log(), 1.0 / (complement * lengths)
 
 
 def pair_coefficients(

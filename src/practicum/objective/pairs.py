@@ -106,5 +106,5 @@ def _rank_rows(signal: Pair, values: TermValues, batch: TokenBatch) -> Sequence[
     return (sums / torch.bincount(batch.rows, minlength=count).clamp_min(1)).tolist()
 
 
-def _is_above(one: float | None, other: float | None) -> bool:
-    return one is not None and other is not None and one > other
+def _is_above(rank: float | None, lower: float | None) -> bool:
+    return rank is not None and lower is not None and rank > lower

@@ -125,7 +125,7 @@ class Recipe(FrozenConfig):
             self.rollout.source,
             self.teacher.capabilities(),
             self.teacher.type,
-            self.reference and self.reference.capabilities(),
+            None if self.reference is None else self.reference.capabilities(),
         )
         moving = {
             path for path, schedule in self.schedules.items() if isinstance(schedule, Adaptive)

@@ -69,14 +69,14 @@ class Join(Call):
 
     @field_validator("other")
     @classmethod
-    def _refuse_unknown(cls, other: str) -> str:
-        names = other.split("+")
+    def _refuse_unknown(cls, text: str) -> str:
+        names = text.split("+")
         if len(set(names)) < len(names) or not set(names) <= set(JOINED):
             raise ValueError(
                 f"must be 'dataset', 'teacher' or 'reference', or several joined by +, each once "
-                f"(given: {other!r})"
+                f"(given: {text!r})"
             )
-        return other
+        return text
 
     @property
     def others(self) -> tuple["OtherWriter", ...]:

@@ -139,9 +139,9 @@ def _assign_writers(
 ) -> list[tuple[RolloutKey, Writer]]:
     """Return the keys of the batch, each with its writer."""
     if isinstance(source, Join):
-        own = batch.n if source.student is None else source.student
-        writers: list[Writer] = ["student"] * own
-        writers += [other for other in source.others for _ in range(source.n)]
+        count = batch.n if source.student is None else source.student
+        students: list[Writer] = ["student" for _ in range(count)]
+        writers = students + [writer for writer in source.others for _ in range(source.n)]
         return [
             pair
             for group in list_keys(batch, len(writers))
@@ -317,10 +317,11 @@ class _BatchWriter:
 
     def _write_reference(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         reference = self.writers.reference
-        rollouts = reference and self.sampler.sample_teacher(keys, reference, "reference")
-        if rollouts is None:
-            raise CapabilityError(explain_no_generation(self.source, "the reference"))
-        return _clear_policy_logprobs(rollouts)
+        if reference is not None:
+            rollouts = self.sampler.sample_teacher(keys, reference, "reference")
+            if rollouts is not None:
+                return _clear_policy_logprobs(rollouts)
+        raise CapabilityError(explain_no_generation(self.source, "the reference"))
 
     def _write_replay(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return old rollouts of any prompt, numbered after that prompt's keys in this batch."""

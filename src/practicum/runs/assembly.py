@@ -166,7 +166,7 @@ def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | N
         )
     source, kind = recipe.rollout.source, recipe.teacher.type
     problems += list_source_problems(
-        source, teacher.capabilities, kind, reference and reference.capabilities
+        source, teacher.capabilities, kind, None if reference is None else reference.capabilities
     )
     if problems:
         raise CapabilityError(problems)
