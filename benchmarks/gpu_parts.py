@@ -22,9 +22,10 @@ from benchmarks.loss_kernels import (
     make_inputs,
     run_products,
 )
+from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.trainer import LocalTrainer, build_limits
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.backends.local.trial import choose_decoding, find_graph
 from practicum.functional.head import Head
 from practicum.objective import Full, Objective

@@ -212,6 +212,20 @@ def use_server() -> None:
             process.terminate()
 
 
+@uses("vllm", "vllm", "httpx2")
+def use_vllm() -> None:
+    """Let vLLM sample for the student, in this process."""
+    result = distil(rollout={"engine": "vllm", "max_new_tokens": 4}, task=LETTERS)
+    assert result.metrics[0]["canary"] < 0.3
+
+
+@uses("ray", "ray")
+def use_ray() -> None:
+    """Train in a process of a cluster."""
+    result = distil(task=LETTERS, backend={"type": "ray"})
+    assert result.summary["steps"] == 1
+
+
 @uses("peers", "trl", "liger-kernel")
 def use_peers() -> None:
     """Compare the loss with both libraries in its benchmark."""
@@ -225,7 +239,17 @@ def use_peers() -> None:
     "dev",
     *("beartype", "build", "hatch-fancy-pypi-readme", "hatchling", "httpx", "hypothesis"),
     *("import-linter", "ipykernel", "jsonschema", "matplotlib", "nbclient", "nbformat", "pillow"),
-    *("playwright", "pyright", "pytest", "pytest-xdist", "ruff", "scipy", "starlette", "tinker"),
+    *(
+        "playwright",
+        "pyright",
+        "pytest",
+        "pytest-xdist",
+        "ray",
+        "ruff",
+        "scipy",
+        "starlette",
+        "tinker",
+    ),
     "uvicorn",
 )
 def use_dev() -> None:

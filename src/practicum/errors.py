@@ -10,9 +10,11 @@
     ├── CheckpointError      6   a checkpoint that is missing, damaged or from another run
     ├── NumericError         7   losses and gradients that stopped being numbers
     ├── ResourceError        8   disk, memory, locks
-    │   └── SandboxError     8   isolation of untrusted programs that the machine cannot provide
+    │   ├── SandboxError     8   isolation of untrusted programs that the machine cannot provide
+    │   └── WorkerLost       8   a process of a cluster that died or did not answer
     ├── VerifierError        9   a verifier that hangs or breaks
     ├── AlarmError          10   a monitor that stopped the run
+    ├── EngineError         11   an engine that does not sample with the student's weights
     └── Interrupted    130/143   a signal; the state has been saved
 
 The text of an error is one line: what is wrong, where (field, row, step or path), why, and what to
@@ -89,6 +91,10 @@ class SandboxError(ResourceError):
     """Isolation of an untrusted program that this machine cannot provide."""
 
 
+class WorkerLost(ResourceError):
+    """A process of a cluster that died, or did not answer in time; the newest checkpoint is kept."""
+
+
 class VerifierError(PracticumError, RuntimeError):
     """A verifier that hangs or breaks."""
 
@@ -99,6 +105,12 @@ class AlarmError(PracticumError, RuntimeError):
     """A monitor asked the run to stop."""
 
     exit_code = 10
+
+
+class EngineError(PracticumError, RuntimeError):
+    """An engine that cannot be reached, or does not sample with the student's weights."""
+
+    exit_code = 11
 
 
 class Interrupted(PracticumError):

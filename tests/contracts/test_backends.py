@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,9 +38,12 @@ BACKENDS = {
         "objective": OBJECTIVE.model_dump(),
         "backend": {"type": "tinker"},
     },
+    "ray": {"backend": {"type": "ray", "trainers": 2}},
     "backends.child": {"backend": {"type": "backends.child"}},
 }
 """What each needs of a recipe; a name with dots is one of the tests' own."""
+MARKS: dict[str, Any] = {"local": (), "ray": pytest.mark.slow}
+"""Five processes start for each test of `ray`; tests/backends/test_ray.py has a few of them."""
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # see tests/service.py
@@ -49,7 +53,7 @@ def test_every_backend_on_disk_is_under_contract() -> None:
     assert (
         list_plugins("backends")
         == sorted(name for name in BACKENDS if "." not in name)
-        == ["local", "tinker"]
+        == ["local", "ray", "tinker"]
     )
 
 
@@ -63,9 +67,7 @@ def url(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 
 @pytest.fixture(
-    params=[
-        pytest.param(name, marks=() if name == "local" else pytest.mark.long) for name in BACKENDS
-    ]
+    params=[pytest.param(name, marks=MARKS.get(name, pytest.mark.long)) for name in BACKENDS]
 )
 def backend(request: pytest.FixtureRequest) -> str:
     """A backend's name, as a recipe has it."""

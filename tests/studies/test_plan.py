@@ -1,17 +1,23 @@
 """The plan of a recipe: what it counts is what a run counts, and what it says fits."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy import command, forked, make_model, rows, toy_recipe, toy_run, write_recipe
 
+from practicum.backends.local.paper import measure_footprint
 from practicum.costs import ModelDims, TrainableDims, count_read_tokens
-from practicum.errors import RecipeError, ResourceError, TeacherError
+from practicum.costs.cluster import Gpu
+from practicum.errors import ModelError, RecipeError, ResourceError, TeacherError
+from practicum.models.sources import locate
 from practicum.objective import Objective
 from practicum.runs.assembly import RunComponents
 from practicum.studies.plan import describe_plan, dry_runs, plan, planning
+from practicum.studies.plan.cluster import build_workload, describe_clusters, parse_cluster
 from practicum.studies.plan.memory import count_tiles, parse_bytes
 from practicum.studies.plan.methods import compare_methods, count_wire_bytes, find_break_even
 from practicum.studies.plan.planning import StepTiming
@@ -240,7 +246,7 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
     assert (
         "4 steps:" in text
         and "seconds are not known without --calibrate" in text
-        and ": it fits" in text
+        and " here: it fits" in text
     )
     assert "OPD, 1 answer" in text and "GRPO, 8 answers" in text and "Traceback" not in text
     assert forked(command("plan", recipe, "--memory", "much"), output=output) == 8
@@ -248,6 +254,77 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
         output.read_text().startswith("error: --memory 'much'")
         and len(output.read_text().splitlines()) == 1
     )
+
+
+def test_the_command_for_clusters(models: Path, tmp_path: Path) -> None:
+    recipe = str(write_recipe(models, tmp_path / "mine.yaml"))
+    output = tmp_path / "out.txt"
+    clusters = ("--cluster", "8xh100", "--cluster", "64xH200/4")
+    assert forked(command("plan", recipe, *clusters), output=output) == 0
+    text = output.read_text()
+    assert "8 h100 in nodes of 8" in text and "64 h200 in nodes of 4" in text
+    assert "prompts x 8" in text and "a step between two sites at 1 Gbit/s" in text
+    assert forked(command("plan", recipe, "--cluster", "8xtpu"), output=output) == 8
+    line = output.read_text()
+    assert line.startswith("error: --cluster '8xtpu'") and "64xh100/4" in line and "b200" in line
+
+
+def test_the_work_on_a_cluster_is_that_of_the_step_on_paper(models: Path) -> None:
+    run = plan(toy_recipe(models, {"rollout.n": 2})).run
+    work = build_workload(run)
+    metrics = run.metrics
+    assert work.sampled_tokens == metrics["cost/sampled_tokens"]
+    assert work.sample_flops == metrics["cost/flops_sample"]
+    (teacher,) = work.teachers
+    assert teacher.tokens == metrics["cost/scored_tokens"]
+    head = teacher.dims.count_head_flops(teacher.tokens)
+    assert teacher.flops + head == metrics["cost/flops_score"]
+    # Layers are always recomputed there: one more forward pass of the body.
+    read = count_read_tokens(
+        [(d.rollout.prompt_tokens, len(d.rollout.tokens)) for d in run.record.datums]
+    )
+    again = work.student.count_hidden_flops(read.tokens, read.contexts)
+    assert work.update_flops == metrics["cost/flops_update"] + again + head
+
+
+def test_a_teacher_with_the_weights_of_the_student_needs_no_gpus(models: Path) -> None:
+    run = plan(
+        toy_recipe(models, {"teacher": {"type": "privileged", "teacher": SELF, "system": "abcd"}})
+    ).run
+    (cluster,) = describe_clusters(run, [parse_cluster("8xh100")])
+    assert all(not split["split"]["teachers"] for split in cluster["splits"])
+    assert cluster["splits"][0]["seconds"]["score"] > 0
+
+
+def test_what_fits_on_no_split_is_said_beside_the_clusters_that_hold_it(models: Path) -> None:
+    run = plan(toy_recipe(models)).run
+    tiny = replace(parse_cluster("8xh100"), gpu=Gpu("tiny", 1e12, 1e12, 1000))
+    small, large = describe_clusters(run, [tiny, parse_cluster("8xh100")])
+    assert "on each of 8 GPUs" in small["refused"] and not small["splits"]
+    assert large["refused"] is None and large["splits"]
+
+
+def test_a_folder_without_weights_can_be_planned_and_not_run(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sizes"
+    shutil.copytree(models / "student", folder)
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    recipe = toy_recipe(models, {"student.model": str(folder)})
+    assert plan(recipe).run.metrics["cost/flops"] > 0
+    with pytest.raises(ModelError, match="no weights; convert them"):
+        locate(recipe.student)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_of_a_pass_grows_with_its_tokens_and_layers(tmp_path: Path, dtype: str) -> None:
+    """Also where the casts of a layer take more than short texts do."""
+    folder = make_model(tmp_path / "wide", seed=1, hidden_size=1024)
+    config = toy_recipe(tmp_path, {"student.model": str(folder), "student.dtype": dtype}).student
+    for recompute in (False, True):
+        few, many = (
+            measure_footprint(config, str(folder), layers, recompute).update for layers in (1, 24)
+        )
+        assert 0 < few.each <= many.each
 
 
 def test_a_plan_keeps_no_answer_of_a_cached_teacher(models: Path, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ app.command(epilog="Example: practicum laws my_package.losses:chi_square")(laws)
 
 
 @app.command("plan", epilog="Example: practicum plan quickstart --memory 2GiB")
-def plan_recipe(
+def plan_recipe(  # noqa: PLR0913  (its options, one by one)
     recipe: RecipeArgument,
     overrides: Overrides = None,
     memory: Annotated[
@@ -141,6 +141,10 @@ def plan_recipe(
     calibrate: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="run two steps to estimate seconds")
     ] = False,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GPUS", help="also on a cluster, such as 64xh100; again for another"),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -148,7 +152,9 @@ def plan_recipe(
     with handle_errors(debug):
         from practicum.cli.plan import build_plan, format_plan
 
-        plan_json = build_plan(recipe, overrides or [], memory, answer_tokens, calibrate)
+        plan_json = build_plan(
+            recipe, overrides or [], memory, answer_tokens, calibrate, cluster or ()
+        )
         print(json.dumps(plan_json) if as_json else "\n".join(format_plan(plan_json)))
 
 

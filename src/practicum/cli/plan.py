@@ -1,13 +1,20 @@
 """`practicum plan`: make the cost plan of a recipe and print it as text."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from practicum.cli._output import show_waiting
-from practicum.costs import PHASES, format_bytes, format_flops
+from practicum.costs import PHASES, format_bytes, format_count, format_flops
 from practicum.errors import RecipeError
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
 from practicum.studies.plan import describe_plan, plan
+from practicum.studies.plan.cluster import (
+    SITE_GBIT,
+    describe_clusters,
+    describe_sites,
+    parse_cluster,
+)
 from practicum.studies.plan.memory import parse_bytes
 from practicum.text import make_printable
 
@@ -18,9 +25,14 @@ def build_plan(
     memory: str | None,
     answer_tokens: int | None,
     calibrate: bool,
+    clusters: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the plan as JSON data. Raises RecipeError for a pipeline."""
+    """Return the plan as JSON data, also for clusters such as `64xh100`.
+
+    Raises RecipeError for a pipeline.
+    """
     limit = None if memory is None else parse_bytes(memory)
+    parsed = [parse_cluster(text) for text in clusters]
     loaded = load_pipeline_or_recipe(recipe, list(overrides))
     if isinstance(loaded, Pipeline):
         raise RecipeError(
@@ -28,8 +40,19 @@ def build_plan(
             "for a stage's teachers may not be there yet"
         )
     with show_waiting():
-        cost_plan = plan(loaded, limit=limit, answer_tokens=answer_tokens, calibrate=calibrate)
-        return describe_plan(cost_plan)
+        # Who asks about a cluster does not ask how to shrink the recipe for this machine.
+        cost_plan = plan(
+            loaded,
+            limit=limit,
+            answer_tokens=answer_tokens,
+            calibrate=calibrate,
+            suggest=not parsed,
+        )
+        described = describe_plan(cost_plan)
+        if parsed:
+            described["clusters"] = describe_clusters(cost_plan.run, parsed)
+            described["sites"] = describe_sites(cost_plan.run)
+        return described
 
 
 def format_plan(plan_json: Mapping[str, Any]) -> list[str]:
@@ -39,10 +62,12 @@ def format_plan(plan_json: Mapping[str, Any]) -> list[str]:
         "",
         *_format_step(plan_json),
         "",
-        *_format_memory(plan_json["memory"]),
+        *_format_memory(plan_json["memory"], suggests="clusters" not in plan_json),
         "",
         *_format_methods(plan_json["methods"], plan_json["break_even"]),
         *_format_wire(plan_json["wire_bytes"]),
+        *chain.from_iterable(map(_format_cluster, plan_json.get("clusters", ()))),
+        *_format_sites(plan_json.get("sites", {})),
     ]
 
 
@@ -50,9 +75,9 @@ def _format_models(plan_json: Mapping[str, Any]) -> list[str]:
     recipe, answer_tokens = make_printable(plan_json["recipe"]), plan_json["answer_tokens"]
     lines = [f"plan of {recipe}, answers of {answer_tokens} tokens"]
     for name, model in plan_json["models"].items():
-        learns = f", {format_flops(model['learns'])} learn" if "learns" in model else ""
+        learns = f", {format_count(model['learns'])} learn" if "learns" in model else ""
         lines.append(
-            f"{make_printable(name)}: {format_flops(model['parameters'])} parameters "
+            f"{make_printable(name)}: {format_count(model['parameters'])} parameters "
             f"({model['layers']} layers of width {model['width']}, {model['vocabulary']:,} tokens)"
             f"{learns}"
         )
@@ -85,7 +110,7 @@ def _format_step(plan_json: Mapping[str, Any]) -> list[str]:
     return [*_format_table(head, rows), total]
 
 
-def _format_memory(memory: Mapping[str, Any]) -> list[str]:
+def _format_memory(memory: Mapping[str, Any], *, suggests: bool) -> list[str]:
     rows = []
     for phase, items in memory["phases"].items():
         largest = sorted(items.items(), key=lambda item: -item[1])[:4]
@@ -100,11 +125,11 @@ def _format_memory(memory: Mapping[str, Any]) -> list[str]:
     recompute = ", layers recomputed" if memory["recompute"] else ""
     lines = [
         *_format_table(["memory", "peak", "most of it"], rows),
-        f"peak {format_bytes(memory['peak'])} of {format_bytes(memory['limit'])}: {fits}",
+        f"peak {format_bytes(memory['peak'])} of {format_bytes(memory['limit'])} here: {fits}",
         f"{memory['micro_batch']:,} tokens go through the student together{recompute}; "
         f"{memory['largest_micro_batch']:,} would fit",
     ]
-    if not memory["fits"]:
+    if suggests and not memory["fits"]:
         overrides = " ".join(
             f"'{text}'" if " " in text else text for text in memory["change"] or ()
         )
@@ -142,6 +167,51 @@ def _format_wire(wire_bytes: Mapping[str, Mapping[str, int]]) -> list[str]:
         for name, sizes in wire_bytes.items()
     ]
     return ["", *_format_table(["bytes a step, were it remote", *signals], rows)]
+
+
+def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
+    """Return the lines of one cluster: its splits, the fastest first, or why nothing fits."""
+    title = f"{cluster['gpus']} {cluster['gpu']} in nodes of {cluster['per_node']}"
+    if cluster["refused"]:
+        return ["", f"{title}: it does not fit: {cluster['refused']}"]
+    forecasts = [("", forecast) for forecast in cluster["splits"]]
+    if cluster["scaled"]:
+        scaled = cluster["scaled"]
+        forecasts.append((f"prompts x {scaled['factor']:.4g}", scaled))
+    first = cluster["splits"][0]
+    head = [title, *first["seconds"], "a step", "tokens/s", *first["memory"]]
+    rows = [
+        [
+            " ".join(filter(None, (_format_split(forecast["split"]), note))),
+            *(f"{seconds:.3g} s" for seconds in forecast["seconds"].values()),
+            f"{forecast['step_seconds']:.3g} s",
+            f"{forecast['tokens_per_second']:,.0f}",
+            *(format_bytes(size) for size in forecast["memory"].values()),
+        ]
+        for note, forecast in forecasts
+    ]
+    links = first["links"].items()
+    crossing = ", ".join(f"{name} {format_bytes(size)}" for name, size in links if size)
+    return ["", *_format_table(head, rows), f"bytes of a step by the first: {crossing}"]
+
+
+def _format_split(split: Mapping[str, Any]) -> str:
+    if split["in_turn"]:
+        return "all in turn"
+    pools = ("trainers", "samplers", "teachers")
+    counts = " + ".join(str(split[pool]) for pool in pools if split[pool])
+    return f"{counts} apart"
+
+
+def _format_sites(sites: Mapping[str, Mapping[str, float]]) -> list[str]:
+    if not sites:
+        return []
+    head = [f"a step between two sites at {SITE_GBIT:g} Gbit/s", "bytes", "seconds"]
+    rows = [
+        [name, format_bytes(link["bytes"]), f"{link['seconds']:.3g}"]
+        for name, link in sites.items()
+    ]
+    return ["", *_format_table(head, rows)]
 
 
 def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

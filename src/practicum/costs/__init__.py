@@ -1,6 +1,6 @@
 """The cost of a run in tokens and floating-point operations, counted from requests, not a clock."""
 
-from practicum.costs.amounts import format_bytes, format_flops
+from practicum.costs.amounts import format_bytes, format_count, format_flops
 from practicum.costs.footprint import Footprint, GraphPlan, Line
 from practicum.costs.ledger import (
     PHASES,
@@ -36,6 +36,7 @@ __all__ = [
     "build_cost_metrics",
     "count_read_tokens",
     "format_bytes",
+    "format_count",
     "format_flops",
     "summarize_costs",
 ]

@@ -1,4 +1,4 @@
-"""Amounts as text: operations with a decimal unit, bytes with a binary one."""
+"""Amounts as text: operations and parameters with a decimal unit, bytes with a binary one."""
 
 
 def format_flops(flops: float | int) -> str:
@@ -8,6 +8,14 @@ def format_flops(flops: float | int) -> str:
         if abs(flops) >= 0.9995 * unit:
             return f"{flops / unit:.3g} {name}FLOP"
     return f"{flops:.3g} FLOP"
+
+
+def format_count(count: int) -> str:
+    """Format a number of parameters, for example `135M`."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= 0.9995 * size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
 
 
 def format_bytes(size: float | int) -> str:

@@ -38,11 +38,13 @@ PACKAGED: dict[str, Packaged] = {
 }
 
 
-def locate(config: ModelConfig, scratch_folder: Path | None = None) -> str:
+def locate(
+    config: ModelConfig, scratch_folder: Path | None = None, *, needs_weights: bool = True
+) -> str:
     """Return the folder or hub name of the weights; packaged models are converted on first use.
 
-    `scratch_folder` is the folder of a from-scratch model. Raises ModelError if a folder holds no
-    model, or one that can run code.
+    `scratch_folder` is the folder of a from-scratch model. A plan needs no weights: config and
+    tokenizer say enough. Raises ModelError if a folder holds no model, or one that can run code.
     """
     if isinstance(config.model, ScratchConfig):
         assert scratch_folder is not None, "a from-scratch model is made before it is loaded"
@@ -52,6 +54,8 @@ def locate(config: ModelConfig, scratch_folder: Path | None = None) -> str:
         _check_adapter_folder(Path(source), config)
     elif Path(source).is_dir() and config.model not in PACKAGED:
         _check_folder(Path(source), config)
+        if needs_weights:
+            _check_weights(Path(source))
     return source
 
 
@@ -183,6 +187,7 @@ def _check_adapter_folder(folder: Path, config: ModelConfig) -> None:
         )
     if Path(base).is_dir():
         _check_folder(Path(base), config)
+        _check_weights(Path(base))
 
 
 def _check_folder(folder: Path, config: ModelConfig) -> None:
@@ -201,6 +206,10 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
             f"{folder}: the model brings its own code ({files}), which is not run; "
             "read it, then write trust_remote_code: true"
         )
+
+
+def _check_weights(folder: Path) -> None:
+    """Raise ModelError if a model folder has no safetensors, or not all that its index names."""
     if not list(folder.glob("*.safetensors")):
         pickles = sorted(
             path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)

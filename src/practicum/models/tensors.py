@@ -38,6 +38,26 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
+def name_part(stem: str, rank: int, count: int) -> str:
+    """Return the name of one of `count` files that hold the tensors of a stem together."""
+    return (
+        f"{stem}.safetensors" if count == 1 else f"{stem}-{rank + 1:05}-of-{count:05}.safetensors"
+    )
+
+
+def find_parts(folder: Path, stem: str) -> list[Path]:
+    """Return the files that hold the tensors of a stem: one, or one from each rank that saved."""
+    single = folder / f"{stem}.safetensors"
+    parts = sorted(folder.glob(f"{stem}-?????-of-?????.safetensors"))
+    return parts if parts and not single.exists() else [single]
+
+
+def read_parts(folder: Path, stem: str) -> dict[str, Tensor]:
+    """Return the tensors of a stem, from one file or several, on the CPU."""
+    parts = map(read_tensors, find_parts(folder, stem))
+    return {name: tensor for part in parts for name, tensor in part.items()}
+
+
 def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors as safetensors needs them: contiguous, and without shared storage."""
     storages: set[int] = set()

@@ -114,6 +114,19 @@ class UpdateStatistics:
         losses = [factor * term_values.loss_value for factor, term_values in pairs]
         self._broken[index] |= ~torch.stack(losses).isfinite().all(dim=0)
 
+    def merge(self, parts: "Sequence[UpdateStatistics]") -> None:
+        """Replace the statistics by those of several processes, each with some of the tokens."""
+        if len(parts) == 1:
+            return
+        # In the order of the processes, whichever came first: sums of floats depend on it.
+        totals = [(part._sums, part._counts, part._losses) for part in parts]
+        self._sums, self._counts, self._losses = map(_add_up, zip(*totals, strict=True))
+        for part in parts:
+            columns = part._columns.to(self._columns.device)
+            self._columns = torch.where(columns.isnan(), self._columns, columns)
+            self._supervised |= part._supervised.to(self._supervised.device)
+            self._broken |= part._broken.to(self._broken.device)
+
     @property
     def is_broken(self) -> bool:
         """Return True if the loss of any token is not finite."""
@@ -216,6 +229,17 @@ def measure_pairs(
         records.add(f"loss{end}", losses)
         records.add(f"pairs_in_order{end}", is_ahead)
         records.add(f"unpaired{end}", unpaired.to(losses))
+
+
+def _add_up(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the sum of each number over the parts that have it."""
+    totals: dict[str, Tensor] = {}
+    for part in parts:
+        for name, number in part.items():
+            totals[name] = (
+                totals[name] + number.to(totals[name].device) if name in totals else number
+            )
+    return totals
 
 
 def _read(numbers: dict[str, Tensor]) -> dict[str, float]:

@@ -27,12 +27,17 @@ class StudentSection(TypedDict, total=False):
 class BackendSection(TypedDict, total=False):
     """The section `backend`."""
 
-    type: Literal["local", "tinker"] | str
     micro_batch_tokens: int | None
     graph_mib: int | None
     chunk_tokens: int | None
     sampling_batch: int | None
     decoding: Literal["auto", "native", "graph", "torch"]
+    type: Literal["local", "ray", "tinker"] | str
+    trainers: int
+    samplers: int
+    nodes: int
+    restarts: int
+    patience: float
     url: str
     allow_http: bool
     api_key_env: str | None
@@ -141,6 +146,7 @@ class RolloutSection(TypedDict, total=False):
 
     source: str | Mapping[str, Any]
     replay_size: int | str
+    engine: str | Mapping[str, Any] | None
     n: int | str
     max_new_tokens: int | str
     temperature: float | str

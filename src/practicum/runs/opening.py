@@ -71,7 +71,8 @@ def load_model(config: ScorerConfig) -> Model:
 
 
 def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Student]:
-    """Load only the student of a recipe; `models` is the folder of from-scratch models."""
+    """Load only the student of a recipe, into one process; `models` has from-scratch models."""
+    recipe = recipe.model_copy(update={"backend": recipe.backend.build_single()})
     seed = seed_of(recipe.seed, "student")
     context = BackendContext(seed, models, lambda: build_task(recipe), lambda: open_local(context))
     backend = open_backend(recipe, context)

@@ -18,6 +18,10 @@ class Config(BaseModel):
     not_compared: ClassVar[frozenset[str]] = frozenset()
     type: Literal["backends.child"] = "backends.child"
 
+    def build_single(self) -> "Config":
+        """Its checkpoints are those of one process, and it opens them itself."""
+        return self
+
     def problems(self, student, objective, source, staleness) -> list[str]:  # type: ignore[no-untyped-def]
         """Decoding in lockstep needs both models in one process."""
         return (

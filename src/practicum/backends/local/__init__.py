@@ -16,14 +16,9 @@ from practicum.ports.paper import PaperBackend
 from practicum.types import FrozenConfig
 
 
-class Config(FrozenConfig):
+class MemoryConfig(FrozenConfig):
     """Limits on memory. None of them changes a result by more than rounding."""
 
-    checkpoints_here: ClassVar[bool] = True
-    """True: checkpoints hold the student's weights."""
-    not_compared: ClassVar[frozenset[str]] = frozenset({"sampling_batch"})
-    """Settings that may change when a run is resumed: they change nothing but rounding."""
-    type: Literal["local"] = "local"
     micro_batch_tokens: int | None = Field(
         default=None,
         ge=1,
@@ -51,6 +46,20 @@ class Config(FrozenConfig):
         description="decode by the step that is compiled on first use (CPU), by a captured graph "
         "(CUDA), or by torch's modules alone; auto: the fastest that machine and model allow",
     )
+
+
+class Config(MemoryConfig):
+    """The settings of a model in this process."""
+
+    checkpoints_here: ClassVar[bool] = True
+    """True: checkpoints hold the student's weights."""
+    not_compared: ClassVar[frozenset[str]] = frozenset({"sampling_batch"})
+    """Settings that may change when a run is resumed: they change nothing but rounding."""
+    type: Literal["local"] = "local"
+
+    def build_single(self) -> "Config":
+        """Return the settings of a backend that opens the checkpoints in one process."""
+        return self
 
     def problems(
         self, student: StudentConfig, objective: Objective, source: str, staleness: int

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from practicum.backends.local import MemoryConfig
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
@@ -63,4 +65,30 @@ def size_gpu(memory: int) -> DeviceLimits:
         decode_bytes=memory // 2,
         service_bytes=memory // 4,
         service_rows=256,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLimits:
+    """Limits on memory: the most tokens or completions processed at once.
+
+    They bound the tokens of a micro-batch, the tokens of a chunk of the logit side, and the
+    completions decoded together. Without `micro_batch_tokens`, a micro-batch holds as many tokens
+    as `graph_mib` of activations allow.
+    """
+
+    micro_batch_tokens: int | None = None
+    chunk_tokens: int = 128
+    sampling_batch: int = 64
+    graph_mib: int = 1024
+
+
+def build_limits(device: torch.device, config: MemoryConfig | None = None) -> TrainerLimits:
+    """Return the limits that a recipe sets, and the device's own where it sets none."""
+    device_limits, settings = find_limits(device), config or MemoryConfig()
+    return TrainerLimits(
+        settings.micro_batch_tokens,
+        settings.chunk_tokens or device_limits.chunk_tokens,
+        settings.sampling_batch or device_limits.sampling_batch,
+        settings.graph_mib or device_limits.graph_mib,
     )

@@ -28,8 +28,11 @@ from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import load_tokenizer
 from practicum.types import ScoreRequest
 
-SHORT, LONG = 32, 96
-"""Two text lengths in tokens; their difference separates cost per token from fixed cost."""
+LONG = 2048
+"""The longest text in tokens; the difference from half of it separates cost per token from fixed cost.
+
+A shorter text takes less than the casts of a layer's weights, and the peak would be elsewhere.
+"""
 
 TINY_VOCABULARY = 64
 """A vocabulary small enough to take no memory."""
@@ -40,7 +43,7 @@ def load_weightless(config: ModelConfig, scratch_folder: Path | None = None) -> 
 
     A student's settings decide which weights are trainable.
     """
-    source = locate(config, scratch_folder)
+    source = locate(config, scratch_folder, needs_weights=False)
     key = config.model_dump_json(), source
     if key not in _MODELS:
         _MODELS[key] = _load_weightless(config, source)
@@ -106,7 +109,7 @@ def measure_footprint(
         graph, update = (
             Line(
                 max(one_layer.fixed + (layers - 1) * (two_layers.fixed - one_layer.fixed), 0),
-                one_layer.each + (layers - 1) * (two_layers.each - one_layer.each),
+                one_layer.each + (layers - 1) * max(two_layers.each - one_layer.each, 0),
             )
             for one_layer, two_layers in zip(single[1:], double[1:], strict=True)
         )
@@ -125,11 +128,13 @@ def _measure_lines(config: ModelConfig, source: str, layers: int, recompute: boo
         config = config.model_copy(update={"trainable_layers": layers})
     language_model = _build_weightless(config, source, TINY_VOCABULARY, layers)
     dropout = isinstance(config, StudentConfig) and config.dropout
+    # A longer text than the model packs would take another path.
+    half = min(LONG, (language_model.window or language_model.context_length) - 1) // 2
     short, long = (
         _measure_passes(language_model, tokens, recompute=recompute, dropout=dropout)
-        for tokens in (SHORT, LONG)
+        for tokens in (half, 2 * half)
     )
-    return [_fit_line(*peaks) for peaks in zip(short, long, strict=True)]
+    return [_fit_line(*peaks, half) for peaks in zip(short, long, strict=True)]
 
 
 def _set_layer_count(described: Any, layers: int) -> None:
@@ -142,9 +147,10 @@ def _set_layer_count(described: Any, layers: int) -> None:
         described.layer_types = [*types, *[types[-1]] * layers][:layers]
 
 
-def _fit_line(short: int, long: int) -> Line:
-    per_token = (long - short) // (LONG - SHORT)
-    return Line(max(short - per_token * SHORT, 0), per_token)
+def _fit_line(short: int, long: int, tokens: int) -> Line:
+    """Return the line through the bytes for so many tokens and for twice as many."""
+    per_token = (long - short) // tokens
+    return Line(max(short - per_token * tokens, 0), per_token)
 
 
 def _measure_passes(

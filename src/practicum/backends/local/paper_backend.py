@@ -8,14 +8,13 @@ from pathlib import Path
 import torch
 
 from practicum.backends.local import Config
-from practicum.backends.local.device_limits import find_limits
+from practicum.backends.local.device_limits import build_limits, find_limits
 from practicum.backends.local.graph import plan_micro_batch
 from practicum.backends.local.loading import LoadedModel
 from practicum.backends.local.paper import load_weightless, measure_footprint
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS, count_kept_bytes
 from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.sizes import measure_dims, measure_trainable
-from practicum.backends.local.trainer import build_limits
 from practicum.costs import GraphPlan
 from practicum.functional.head import Head
 from practicum.models.config import (

@@ -8,15 +8,14 @@ before the first micro-batch, so the cuts change nothing but rounding.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local import Config
-from practicum.backends.local.device_limits import find_limits
+from practicum.backends.local.device_limits import TrainerLimits, build_limits
 from practicum.backends.local.graph import (
     activation_checkpointing,
     measure_activation_bytes,
@@ -25,6 +24,7 @@ from practicum.backends.local.graph import (
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
+from practicum.backends.local.ranks import OneRank, Ranks
 from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
@@ -57,33 +57,10 @@ from practicum.objective.passes import (
 from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.ports import AdamParams, WeightUpdateRule
 from practicum.text.tokenizers import shorten_error
-from practicum.types import Datum, ForwardResult, Metrics
+from practicum.types import Datum, ForwardResult, Metrics, ScoreRequest
 
-
-@dataclass(frozen=True, slots=True)
-class TrainerLimits:
-    """Limits on memory: the most tokens or completions processed at once.
-
-    They bound the tokens of a micro-batch, the tokens of a chunk of the logit side, and the
-    completions decoded together. Without `micro_batch_tokens`, a micro-batch holds as many tokens
-    as `graph_mib` of activations allow.
-    """
-
-    micro_batch_tokens: int | None = None
-    chunk_tokens: int = 128
-    sampling_batch: int = 64
-    graph_mib: int = 1024
-
-
-def build_limits(device: torch.device, config: Config | None = None) -> TrainerLimits:
-    """Return the limits that a recipe sets, and the device's own where it sets none."""
-    device_limits, settings = find_limits(device), config or Config()
-    return TrainerLimits(
-        settings.micro_batch_tokens,
-        settings.chunk_tokens or device_limits.chunk_tokens,
-        settings.sampling_batch or device_limits.sampling_batch,
-        settings.graph_mib or device_limits.graph_mib,
-    )
+ONE_TOKEN = ScoreRequest((0,), (0,))
+"""The text of a pass that only keeps in step with those of other ranks."""
 
 
 class LocalTrainer:
@@ -91,6 +68,9 @@ class LocalTrainer:
 
     Training and sampling compute the same function, unless `dropout` is set: then the dropout of
     the model's config is active in training. The token weights `not_special` exclude `special_ids`.
+    `ranks` are the processes that each hold a shard of the model and learn from a share of the
+    batch; each of them has a trainer, and all are called alike. `bytes_a_token` is the activation
+    memory of a token if it is known already.
     """
 
     def __init__(
@@ -100,14 +80,17 @@ class LocalTrainer:
         special_ids: frozenset[int] | None = None,
         *,
         dropout: bool = False,
+        ranks: Ranks | None = None,
+        bytes_a_token: int | None = None,
     ) -> None:
         self.language_model = language_model
         self._special_ids = special_ids
         self.limits = limits or build_limits(language_model.device)
         self._dropout = dropout
+        self._ranks = OneRank() if ranks is None else ranks
         self._parameters = language_model.trainable_parameters()
         self._buffers = BufferPool()
-        self._bytes_a_token: int | None = None
+        self._bytes_a_token = bytes_a_token
         self._snapshot_model: LanguageModel | None = None
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, fused=True)
 
@@ -180,12 +163,10 @@ class LocalTrainer:
         Without a finite gradient nothing changes, and the metrics report it as skipped.
         """
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients).item() if gradients else 0.0
+        norm = self._ranks.compute_norm(gradients)
         finite = norm < float("inf")
         if finite and gradients:
-            torch.nn.utils.clip_grads_with_norm_(
-                self._parameters.values(), params.max_grad_norm, torch.tensor(norm)
-            )
+            self._ranks.clip(self._parameters.values(), params.max_grad_norm, norm)
             for group in self._optimizer.param_groups:
                 group.update(
                     lr=params.learning_rate,
@@ -284,27 +265,33 @@ class LocalTrainer:
         device = self.language_model.device
         batch = build_token_batch(split_datums, objective, seed, self._special_ids).to(device)
         records = UpdateStatistics(len(batch.tokens), device)
-        micro_batches = self._build_micro_batches(split_datums, batch, micro_batch_tokens)
-        head = self.language_model.head()
-        # The closed form needs no autograd through the head, so a prepacked copy can serve it.
-        if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
-            head = prepack_head(head)
-        coefficients = None
-        if objective.needs_sequences:
-            coefficients = self._compute_batch_coefficients(
-                micro_batches, head, objective, batch, records
-            )
-        self.set_training_mode()
-        for micro_batch in micro_batches:
-            # Seeded by the first rollout: dropout does not depend on the micro-batches before it.
-            first = micro_batch.rollouts[0]
-            torch.manual_seed(seed_of(seed, "dropout", first.prompt.id, first.sample))
-            self._backward_micro_batch(micro_batch, head, objective, coefficients, records)
+        share = self._find_share(datums, micro_batch_tokens)
+        micro_batches = self._build_micro_batches(split_datums, batch, share)
+        passes = self._ranks.deal(micro_batches)
+        with self._ranks.open_update(self.language_model) as head:
+            # The closed form needs no autograd through the head, so a prepacked copy can serve it.
+            if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
+                head = prepack_head(head)
+            coefficients = None
+            if objective.needs_sequences:
+                coefficients = self._compute_batch_coefficients(
+                    passes, head, objective, batch, records
+                )
+            self.set_training_mode()
+            for micro_batch in passes:
+                with self._ranks.open_pass(self.language_model):
+                    self._backward_pass(micro_batch, seed, head, objective, coefficients, records)
+        records.merge(self._ranks.gather(records))
         if records.is_broken or records.has_no_supervision:
             # A gradient of zeros would still move the weights, by AdamW's momentum and weight
             # decay.
             self._optimizer.zero_grad(set_to_none=True)
         return records.build_result(split_datums, datums)
+
+    def _find_share(self, datums: Sequence[Datum], limit: int) -> int:
+        """Return the tokens of a micro-batch with which no rank stays without one."""
+        count = self._ranks.count
+        return limit if count == 1 else max(min(limit, -(-count_tokens(datums) // count)), 1)
 
     def _build_micro_batches(
         self, datums: Sequence[Datum], batch: TokenBatch, limit: int
@@ -322,6 +309,26 @@ class LocalTrainer:
             for teacher_rows in rows_by_batch
         ]
 
+    def _backward_pass(
+        self,
+        micro_batch: Pass | None,
+        seed: int,
+        head: Head,
+        objective: Objective,
+        batch_coefficients: list[Tensor] | None,
+        records: UpdateStatistics,
+    ) -> None:
+        """Add one micro-batch's gradient, or keep in step with the ranks that have another one."""
+        if micro_batch is None:
+            hidden = compute_hidden_states(self.language_model, [ONE_TOKEN])
+            if hidden.requires_grad:
+                hidden.backward(torch.zeros_like(hidden))
+            return
+        # Seeded by the first rollout: dropout does not depend on the micro-batches before it.
+        first = micro_batch.rollouts[0]
+        torch.manual_seed(seed_of(seed, "dropout", first.prompt.id, first.sample))
+        self._backward_micro_batch(micro_batch, head, objective, batch_coefficients, records)
+
     def _backward_micro_batch(
         self,
         micro_batch: Pass,
@@ -332,16 +339,21 @@ class LocalTrainer:
     ) -> None:
         """Add one micro-batch's gradient; teachers of the same tokens share the student's body."""
         hidden = self._compute_hidden(micro_batch)
-        gradient = torch.zeros_like(hidden)
-        for part in micro_batch.gather_parts():
-            # The body's gradient is taken once below: here it stops at the hidden states.
-            if batch_coefficients is None:
-                gradient += self._differentiate_all(head, hidden, part, objective, records)
-            else:
-                columns = [column[part.index] for column in batch_coefficients]
-                gradient += self._differentiate_weighted(
-                    head, hidden, part, objective, columns, records
-                )
+
+        def differentiate() -> Float[Tensor, "T D"]:
+            gradient = torch.zeros_like(hidden)
+            for part in micro_batch.gather_parts():
+                # The body's gradient is taken once below: here it stops at the hidden states.
+                if batch_coefficients is None:
+                    gradient += self._differentiate_all(head, hidden, part, objective, records)
+                else:
+                    columns = [column[part.index] for column in batch_coefficients]
+                    gradient += self._differentiate_weighted(
+                        head, hidden, part, objective, columns, records
+                    )
+            return gradient
+
+        gradient = self._ranks.attempt(differentiate, hidden)
         if hidden.requires_grad:
             hidden.backward(gradient)
 
@@ -393,7 +405,7 @@ class LocalTrainer:
     @torch.no_grad()
     def _compute_batch_coefficients(
         self,
-        micro_batches: Sequence[Pass],
+        passes: Sequence[Pass | None],
         head: Head,
         objective: Objective,
         batch: TokenBatch,
@@ -407,7 +419,10 @@ class LocalTrainer:
         indices: list[Tensor] = []
         teachers: list[str] = []
         chunk_values: list[list[TermValues]] = []
-        for micro_batch in micro_batches:
+        for micro_batch in passes:
+            if micro_batch is None:
+                compute_hidden_states(self.language_model, [ONE_TOKEN])
+                continue
             hidden = self._compute_hidden(micro_batch)
             for part in micro_batch.gather_parts():
                 for piece in chunks(len(part.index), self.limits.chunk_tokens):
@@ -416,10 +431,13 @@ class LocalTrainer:
                     indices.append(part.index[piece])
                     teachers.append(part.signal.name)
                     chunk_values.append(chunk.values)
-        if not indices:
+        parts = self._ranks.gather((indices, chunk_values))
+        all_indices = [index for part_indices, _ in parts for index in part_indices]
+        all_values = [values for _, part_values in parts for values in part_values]
+        if not all_indices:
             return [torch.zeros(0) for _ in objective.losses]
-        coefficients = compute_full_coefficients(objective, chunk_values, indices, batch)
-        measure_pairs(records, objective, chunk_values, indices, batch)
+        coefficients = compute_full_coefficients(objective, all_values, all_indices, batch)
+        measure_pairs(records, objective, all_values, all_indices, batch)
         for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
             factors = [column[index] for column in coefficients]
             records.record_coefficients(index, teacher, values, factors)
@@ -449,7 +467,7 @@ class LocalTrainer:
                 "shorten rollout.max_new_tokens, train fewer layers or use lora"
             ) from error
         # The plan may allow more tokens than there are; halving that would change nothing.
-        used_tokens = min(micro_batch_tokens, count_tokens(datums))
+        used_tokens = min(self._find_share(datums, micro_batch_tokens), count_tokens(datums))
         self.limits = replace(
             self.limits,
             micro_batch_tokens=max(used_tokens // 2, 1),

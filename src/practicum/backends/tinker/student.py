@@ -45,6 +45,10 @@ class Config(ServiceConfig):
         "that the service names",
     )
 
+    def build_single(self) -> "Config":
+        """Return the same settings: the weights are at the service."""
+        return self
+
     def problems(
         self, student: StudentConfig, objective: Objective, source: str, staleness: int
     ) -> list[str]:

@@ -206,14 +206,19 @@ def _is_on_disk(run: DryRun, name: str) -> bool:
     return config is not None and config.residency == "disk"
 
 
+def sends_hidden(run: DryRun, name: str) -> bool:
+    """Tell whether a scorer answers with hidden states instead of a number a token."""
+    objective = run.recipe.objective
+    signals = {"teacher": objective.signal, "reference": objective.reference_signal}
+    signal = signals.get(name.partition("/")[0])
+    return signal is not None and signal.type != "sampled"
+
+
 def _count_hidden_bytes(run: DryRun) -> int:
     """Return the bytes of the hidden states that teacher and reference answer with."""
-    objective, record = run.recipe.objective, run.record
-    signals = {"teacher": objective.signal, "reference": objective.reference_signal}
-    size = 0
+    record, size = run.record, 0
     for name, requests in record.score_requests.items():
-        signal = signals.get(name.partition("/")[0])
-        if name in record.scorers and signal is not None and signal.type != "sampled":
+        if name in record.scorers and sends_hidden(run, name):
             tokens = sum(len(request.tokens) for request in requests)
             size += FLOAT_BYTES * record.scorers[name].dims.width * tokens
     return size

@@ -91,11 +91,12 @@ def plan(
     answer_tokens: int | None = None,
     calibrate: bool = False,
     process: int | None = None,
+    suggest: bool = True,
 ) -> CostPlan:
     """Plan a recipe; with `calibrate`, run two steps of it to estimate seconds.
 
     `limit` is the memory in bytes (None: this machine's). `process` is the memory of Python and its
-    libraries in bytes (None: this process's).
+    libraries in bytes (None: this process's). With `suggest`, look for a change that makes it fit.
     """
     process = measure_process() if process is None else process
     # The dry run refuses what cannot be planned, so it comes before the steps of a calibration.
@@ -111,7 +112,7 @@ def plan(
     limit = read_memory_limit(choose_device(recipe)) if limit is None else limit
     largest = _find_largest_micro_batch(run, memory, limit)
     change = None
-    if process <= limit < memory.peak:
+    if suggest and process <= limit < memory.peak:
         with show_wait("looking for a change that fits into memory"):
             change = _find_change(recipe, limit, process, answer_tokens, largest)
     return CostPlan(run, memory, limit, largest, change, calibration)

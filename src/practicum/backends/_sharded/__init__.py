@@ -1,0 +1,6 @@
+"""A model in shards over several processes: FSDP2 of torch, whichever program starts the processes.
+
+sharding    put a model's weights in shards; read and write single tensors of it
+fsdp_ranks  the collectives of an update: passes dealt, head gathered, gradients summed
+parts       checkpoints in which each process writes some of the tensors
+"""

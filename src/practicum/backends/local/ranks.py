@@ -1,0 +1,105 @@
+"""The processes that train one model together; by default there is one.
+
+Passes are planned from the batch of all ranks, so every rank knows how many passes the others have.
+A rank with fewer takes part in the collectives of the others through passes of one token.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.backends.local.language_model import LanguageModel
+from practicum.functional.head import Head
+from practicum.objective.passes import Pass
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """The processes of one trainer; all of them call these methods in the same order."""
+
+    @property
+    def count(self) -> int:
+        """The number of processes."""
+        ...
+
+    def deal(self, passes: Sequence[Pass]) -> Sequence[Pass | None]:
+        """Return this rank's passes; None stands for a pass of another rank to keep in step with."""
+        ...
+
+    def open_update(self, language_model: LanguageModel) -> AbstractContextManager[Head]:
+        """Open the head of an update; the gradients are summed over the ranks when it is closed."""
+        ...
+
+    def open_pass(self, language_model: LanguageModel) -> AbstractContextManager[None]:
+        """Keep the ranks in step during a pass, whatever fails in one of them.
+
+        Raises torch.OutOfMemoryError in all ranks if the memory of one did not suffice.
+        """
+        ...
+
+    def attempt(
+        self, differentiate: Callable[[], Float[Tensor, "T D"]], hidden: Float[Tensor, "T D"]
+    ) -> Float[Tensor, "T D"]:
+        """Return the gradient in the hidden states, or zeros if this rank's pass has failed."""
+        ...
+
+    def gather(self, part: T) -> list[T]:
+        """Return the parts of all ranks, in the order of the ranks."""
+        ...
+
+    def compute_norm(self, gradients: Collection[Tensor]) -> float:
+        """Return the norm of the gradients of all ranks."""
+        ...
+
+    def clip(
+        self, parameters: Collection[torch.nn.Parameter], max_norm: float, norm: float
+    ) -> None:
+        """Scale the gradients, whose norm is known, down to `max_norm`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OneRank:
+    """A trainer with a process of its own; see `Ranks`."""
+
+    count: int = 1
+
+    def deal(self, passes: Sequence[Pass]) -> Sequence[Pass | None]:
+        """Return all passes."""
+        return passes
+
+    @contextmanager
+    def open_update(self, language_model: LanguageModel) -> Iterator[Head]:
+        """Yield the model's head."""
+        yield language_model.head()
+
+    @contextmanager
+    def open_pass(self, language_model: LanguageModel) -> Iterator[None]:
+        """Do nothing: no other rank waits."""
+        yield
+
+    def attempt(
+        self, differentiate: Callable[[], Float[Tensor, "T D"]], hidden: Float[Tensor, "T D"]
+    ) -> Float[Tensor, "T D"]:
+        """Return the gradient."""
+        return differentiate()
+
+    def gather(self, part: T) -> list[T]:
+        """Return the only part."""
+        return [part]
+
+    def compute_norm(self, gradients: Collection[Tensor]) -> float:
+        """Return the norm of the gradients."""
+        return torch.nn.utils.get_total_norm(gradients).item() if gradients else 0.0
+
+    def clip(
+        self, parameters: Collection[torch.nn.Parameter], max_norm: float, norm: float
+    ) -> None:
+        """Scale the gradients down to `max_norm`."""
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(norm))

@@ -1,0 +1,98 @@
+"""The backend `ray`: trainers over shards, samplers and teachers as processes of a Ray cluster.
+
+See docs/clusters.md.
+"""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from practicum.backends.local import Config as LocalConfig
+from practicum.backends.local import MemoryConfig
+from practicum.core.plugins import load_plugin
+from practicum.errors import RecipeError
+from practicum.models.config import StudentConfig
+from practicum.objective import Objective
+from practicum.ports import Backend, BackendContext
+from practicum.ports.paper import PaperBackend
+
+
+class Config(MemoryConfig):
+    """The processes of a cluster, and the limits on memory of each of them."""
+
+    checkpoints_here: ClassVar[bool] = True
+    """True: checkpoints hold the student's weights."""
+    not_compared: ClassVar[frozenset[str]] = frozenset(
+        {"sampling_batch", "trainers", "samplers", "nodes", "restarts", "patience"}
+    )
+    """Settings that may change when a run is resumed: they change nothing but rounding."""
+    type: Literal["ray"] = "ray"
+    trainers: int = Field(
+        default=1,
+        ge=1,
+        description="processes that hold a shard of the student each and learn together; one GPU each",
+    )
+    samplers: int = Field(
+        default=1,
+        ge=1,
+        description="processes that sample with the student's weights; one GPU each",
+    )
+    nodes: int = Field(
+        default=1,
+        ge=1,
+        description="machines of the trainers: shards stay within one, and each has all of them",
+    )
+    restarts: int = Field(
+        default=0,
+        ge=0,
+        description="times that a run goes on by itself from its newest checkpoint after a trainer "
+        "was lost",
+    )
+    patience: float = Field(
+        default=1800.0, gt=0, description="seconds in which each request to a process is answered"
+    )
+
+    @model_validator(mode="after")
+    def _check_nodes(self) -> Self:
+        if self.trainers % self.nodes:
+            raise ValueError(
+                f"{self.trainers} trainers cannot be divided among {self.nodes} nodes; write "
+                f"trainers: {self.nodes * max(self.trainers // self.nodes, 1)}"
+            )
+        return self
+
+    def build_single(self) -> LocalConfig:
+        """Return the settings of the local backend, which opens the same checkpoints."""
+        names = MemoryConfig.model_fields
+        return LocalConfig(**{name: getattr(self, name) for name in names})
+
+    def problems(
+        self, student: StudentConfig, objective: Objective, source: str, staleness: int
+    ) -> list[str]:
+        """List what processes of their own cannot do for a recipe, with what to write instead."""
+        if source == "token_mix":
+            return [
+                "rollout.source: 'token_mix' decodes token by token with the teacher, which is in "
+                "another process of backend 'ray'; write source: mix(other=teacher)"
+            ]
+        return []
+
+
+def build(config: Config, context: BackendContext) -> Backend:
+    """Connect to the cluster, or start one on this machine."""
+    try:
+        import ray  # noqa: F401
+    except ImportError as error:
+        raise RecipeError(
+            f"backend 'ray' needs the package ray, which cannot be imported ({error}); install it "
+            "with pip install 'practicum[ray]'"
+        ) from None
+    from practicum.backends.ray.cluster_backend import RayBackend
+
+    return RayBackend(config, context)
+
+
+def build_on_paper(config: Config, context: BackendContext, answer_tokens: int) -> PaperBackend:
+    """Open the local backend over weightless models: the plan is that of one process."""
+    single = config.build_single()
+    return load_plugin("backends", single.type).build_on_paper(single, context, answer_tokens)

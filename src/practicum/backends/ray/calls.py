@@ -1,0 +1,123 @@
+"""Ask processes of a cluster, with a deadline, and say in one line who did not answer."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from practicum.core import abandon
+from practicum.core.options import spell_options
+from practicum.errors import PracticumError, WorkerLost
+
+POLL_SECONDS = 0.5
+"""The time between two looks whether the caller's work was cancelled."""
+
+AFTERMATH_SECONDS = 3.0
+"""The time in which other processes may still say what the first failure followed from."""
+
+PROGRESS_SECONDS = 2.0
+"""The time in which a process says at which pass it is."""
+
+
+def wait_for(
+    references: Mapping[str, Any],
+    verb: str,
+    patience: float,
+    describe_progress: Callable[[str], str] | None = None,
+) -> None:
+    """Wait until all processes, by their titles, have answered a request.
+
+    Raises the PracticumError or OSError of one that met it, and WorkerLost if one died or did not
+    answer within `patience` seconds.
+    """
+    titles = {reference: title for title, reference in references.items()}
+    waiting = list(titles)
+    deadline = time.monotonic() + patience
+    while waiting:
+        abandon.check()
+        remaining = deadline - time.monotonic()
+        ready, waiting = ray.wait(
+            waiting,
+            num_returns=1,
+            timeout=max(min(remaining, POLL_SECONDS), 0.0),
+            fetch_local=False,
+        )
+        for reference in ready:
+            if (error := _find_error(reference)) is not None:
+                _raise_cause({titles[reference]: error}, titles, waiting, verb)
+        if waiting and not ready and remaining <= 0:
+            _raise_late(
+                [titles[reference] for reference in waiting], verb, patience, describe_progress
+            )
+
+
+def _find_error(reference: Any) -> Exception | None:
+    """Return the error of an answer, or None; the answers here are small."""
+    try:
+        ray.get(reference)
+    except (RayError, OSError, PracticumError) as error:
+        return error
+    return None
+
+
+def _raise_cause(
+    errors: dict[str, Exception], titles: Mapping[Any, str], waiting: Sequence[Any], verb: str
+) -> NoReturn:
+    """Raise what explains the failure best: an error in words, a death, then anything else."""
+    # When one rank dies, the collectives of the others fail, and their errors may come first.
+    if waiting and not isinstance(next(iter(errors.values())), RayActorError):
+        ready, _ = ray.wait(
+            list(waiting), num_returns=len(waiting), timeout=AFTERMATH_SECONDS, fetch_local=False
+        )
+        late = {titles[reference]: _find_error(reference) for reference in ready}
+        errors |= {title: error for title, error in late.items() if error is not None}
+    for error in errors.values():
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, PracticumError | OSError) and not isinstance(cause, RayError):
+            raise cause from None
+    for title, error in errors.items():
+        if isinstance(error, RayActorError):
+            raise build_loss(title, verb) from error
+    title, error = next(iter(errors.items()))
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    raise build_loss(title, verb, f" ({type(cause).__name__}: {_shorten(cause)})") from error
+
+
+def build_loss(title: str, verb: str, reason: str = "") -> WorkerLost:
+    """Return the error of a process that was lost."""
+    return WorkerLost(
+        f"{title} was lost in {verb}{reason}; nothing of this step is kept, go on from the newest "
+        f"checkpoint with {spell_options(resume=True)}"
+    )
+
+
+def _raise_late(
+    titles: Sequence[str],
+    verb: str,
+    patience: float,
+    describe_progress: Callable[[str], str] | None,
+) -> NoReturn:
+    """Raise WorkerLost with the processes that did not answer, and what they are at."""
+    places = [
+        f"{title} at {describe_progress(title)}" if describe_progress else title for title in titles
+    ]
+    raise WorkerLost(
+        f"no answer to {verb} in {patience:g} s (backend.patience) from {', '.join(places)}; look at "
+        f"its machine, then go on with {spell_options(resume=True)}"
+    )
+
+
+def ask_progress(process: Any) -> str:
+    """Return the work that a process is at, in words."""
+    try:
+        return (
+            ray.get(process.describe_progress.remote(), timeout=PROGRESS_SECONDS) or "nothing yet"
+        )
+    except (RayError, GetTimeoutError):
+        return "an unknown place"
+
+
+def _shorten(error: BaseException | None) -> str:
+    return " ".join(str(error).split())[:200]

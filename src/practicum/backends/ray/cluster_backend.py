@@ -1,0 +1,125 @@
+"""The backend: it starts the processes of a run and hands out clients of them."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from practicum.backends.local.backend import prepare_folder
+from practicum.backends.ray import Config
+from practicum.backends.ray.clients import (
+    ModelClient,
+    ModelPool,
+    RankGroup,
+    RaySelfTeacher,
+    RayTrainer,
+)
+from practicum.backends.ray.placement import RETRIES, RayCluster
+from practicum.backends.ray.processes import (
+    ModelProcess,
+    ModelSettings,
+    ProcessSettings,
+    TrainerRank,
+    list_versions,
+)
+from practicum.errors import CapabilityError
+from practicum.models.config import ScorerConfig, StudentConfig
+from practicum.ports import BackendContext, Model, Student, WeightUpdateRule
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayStudent(Student):
+    """A student whose shards are in the trainers."""
+
+    trainer: RayTrainer
+    samplers: ModelPool
+
+
+class RayBackend:
+    """See `practicum.ports.Backend`."""
+
+    def __init__(self, config: Config, context: BackendContext) -> None:
+        self._config = config
+        self._context = context
+        self._cluster = RayCluster(context.at_end)
+        decoding = config.build_single().decoding
+        self._settings = ProcessSettings(list_versions(), torch.get_num_threads(), config, decoding)
+
+    def load_student(self, config: StudentConfig) -> RayStudent:
+        """Start the trainers and the samplers; all of them load the student."""
+        folder = prepare_folder(config, "student", self._context)
+        model = ModelSettings(config, folder, "student", self._context.seed)
+        count, nodes = self._config.trainers, self._config.nodes
+        ranks = self._cluster.start(
+            TrainerRank, count, config, max_restarts=0, concurrency_groups={"watch": 1}
+        )
+        group = RankGroup(
+            [ranks.start(rank, count, nodes, self._settings, model) for rank in range(count)],
+            self._config.patience,
+        )
+        samplers = self._start_pool("sampler", self._config.samplers, model)
+        facts = group.load()
+        decoding = samplers.load()["decoding"]
+        for note in facts.pop("notes"):
+            log.info(note)
+        trainer = RayTrainer(group, samplers)
+        facts |= {"decoding": decoding}
+        return RayStudent(trainer=trainer, samplers=samplers, **facts)
+
+    def load_scorer(self, config: ScorerConfig, name: str) -> Model:
+        """Start a process with a frozen model."""
+        folder = prepare_folder(config, name, self._context)
+        pool = self._start_pool(name, 1, ModelSettings(config, folder, name))
+        facts = pool.load()
+        for note in facts.pop("notes"):
+            log.info(note)
+        client = ModelClient(pool, _get_no_weights, facts["no_sampling_reason"])
+        return Model(client=client, **facts)
+
+    def _start_pool(self, title: str, count: int, model: ModelSettings) -> ModelPool:
+        """Start processes that Ray starts again, with the same request, when one is lost."""
+        starter = self._cluster.start(
+            ModelProcess, count, model.config, max_restarts=RETRIES, max_task_retries=RETRIES
+        )
+        processes = [starter.start(self._settings, model) for _ in range(count)]
+        return ModelPool(title, processes, self._config.patience)
+
+    def build_sampler(self, student: Student) -> ModelClient:
+        """Return a client that samples from the current weights at each call."""
+        return _require_ray(student).trainer.build_sampling_client()
+
+    def build_self_teacher(
+        self, student: Student, rule: WeightUpdateRule, name: str
+    ) -> RaySelfTeacher:
+        """Return a scorer with the student's weights, which follow by `rule` in shards."""
+        ray_student = _require_ray(student)
+        return RaySelfTeacher(ray_student.trainer, ray_student.samplers, rule, name)
+
+    def save(self, student: Student, folder: Path) -> None:
+        """Let every rank write its part of weights and moments."""
+        _require_ray(student).trainer.group.ask("save", folder.absolute())
+
+    def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
+        """Let every rank read its rows, of a checkpoint of any number of ranks."""
+        trainer = _require_ray(student).trainer
+        trainer.group.ask("load_state", folder.absolute(), moments)
+        trainer.forget_published()
+
+    def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
+        """Refuse: a checkpoint is exported by one process."""
+        raise CapabilityError(
+            "the student is in the shards of other processes; write a checkpoint, then practicum "
+            "export RUN"
+        )
+
+
+def _get_no_weights() -> None:
+    """Return None: a frozen model has its own weights."""
+
+
+def _require_ray(student: Student) -> RayStudent:
+    assert isinstance(student, RayStudent), "a backend is given the students that it made"
+    return student

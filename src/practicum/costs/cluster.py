@@ -1,0 +1,452 @@
+"""A training step on a cluster, on paper: seconds of each phase, memory and bytes of each pool.
+
+A phase takes as long as its operations at the rate of its GPUs, or as long as it takes to read its
+bytes, whichever is more. Collectives of the trainers are hidden behind their products as far as
+these last. Rates are those of the data sheets times `EFFICIENCY`, which is an assumption until
+`python -m benchmarks gpu` has run on the GPU in question.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from practicum.costs.amounts import format_bytes
+from practicum.costs.footprint import Line
+from practicum.costs.shape import ModelDims, TrainableDims
+from practicum.errors import ResourceError
+
+Phase = Literal["sample", "score", "update"]
+
+FLOAT_BYTES, HALF_BYTES = 4, 2
+
+STATE_BYTES = 16
+"""Bytes of a trained weight: float32 weight, gradient, and AdamW's two moments."""
+
+USABLE = 0.9
+"""The share of a GPU's memory that a plan fills; the rest is its context and what is not planned."""
+
+MAX_PASS_TOKENS = 32768
+"""More tokens in a pass than this are no faster."""
+
+DECODE_STEP_SECONDS = 0.012
+"""A decode step of an engine is no faster than this, whatever the model."""
+
+HIDDEN_SHARE = 0.9
+"""The share of an update behind which collectives hide."""
+
+EFFICIENCY = {"sample": 0.55, "score": 0.4, "update": 0.37}
+"""Reached shares of the data sheet: of the bandwidth in decoding, of the operations elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU by its data sheet: dense bfloat16 operations a second, bytes a second, bytes."""
+
+    name: str
+    flops: float
+    bandwidth: float
+    memory: int
+
+
+# https://www.nvidia.com/en-us/data-center/: the SXM versions, without sparsity.
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("a100", 312e12, 2.04e12, 80 * 10**9),
+        Gpu("h100", 989e12, 3.35e12, 80 * 10**9),
+        Gpu("h200", 989e12, 4.8e12, 141 * 10**9),
+        Gpu("b200", 2250e12, 8.0e12, 180 * 10**9),
+    )
+}
+"""The GPUs that a plan knows, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """So many GPUs of one kind in nodes; links in bytes a second and GPU, one way.
+
+    Links are 80 % of the data sheets: NVLink of the fourth generation within a node, InfiniBand at
+    400 Gbit/s between nodes.
+    """
+
+    gpus: int
+    gpu: Gpu
+    per_node: int = 8
+    node_link: float = 360e9
+    network_link: float = 40e9
+
+    @property
+    def usable_memory(self) -> int:
+        """The bytes of one GPU that may be planned."""
+        return int(USABLE * self.gpu.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringWork:
+    """The work of one scorer in a step, whose answers are usually hidden states.
+
+    `tokens` are supervised, `flops` those of its body, `forward` the activations of a pass.
+    `item_bytes` are those of a weight and of an entry of a hidden state.
+    """
+
+    name: str
+    dims: ModelDims
+    tokens: int
+    flops: int
+    forward: Line
+    item_bytes: int = HALF_BYTES
+    sends_hidden: bool = True
+    is_student: bool = False
+    """True if it scores with weights of the student, so on the trainers' GPUs."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that it sends to the trainers: hidden states, or a number a token."""
+        token_bytes = self.item_bytes * self.dims.width if self.sends_hidden else FLOAT_BYTES
+        return token_bytes * self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The work of a step, whatever it runs on.
+
+    `contexts` is the sum of the context lengths of all sampled tokens, `longest` the tokens of the
+    longest text with its prompt, `texts` the number of texts that it trains on, `update_tokens`
+    their tokens, `graph` the memory of a pass through them with recomputed layers, and
+    `logit_bytes` that of the logits.
+    """
+
+    student: ModelDims
+    learning: TrainableDims
+    completions: int
+    sampled_tokens: int
+    longest_answer: int
+    longest: int
+    contexts: int
+    sample_flops: int
+    texts: int
+    update_tokens: int
+    update_flops: int
+    graph: Line
+    logit_bytes: int
+    scorers: tuple[ScoringWork, ...]
+
+    @property
+    def teachers(self) -> tuple[ScoringWork, ...]:
+        """The scorers with weights of their own."""
+        return tuple(scorer for scorer in self.scorers if not scorer.is_student)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The GPUs of each pool; `in_turn` if all three are the same ones."""
+
+    trainers: int
+    samplers: int
+    teachers: int
+    in_turn: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs of all pools."""
+        return self.trainers if self.in_turn else self.trainers + self.samplers + self.teachers
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A step by one split: seconds of each phase, bytes a GPU of each pool, bytes of each link.
+
+    `send` are the teachers' hidden states on their way, `wait` the collectives that no product
+    hides, `copy` what learns on its way to the samplers.
+    """
+
+    split: Split
+    seconds: dict[str, float]
+    memory: dict[str, int]
+    links: dict[str, int]
+    step_seconds: float
+    tokens_per_second: float
+
+
+def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forecast]:
+    """Return the forecasts of all splits that fit, the fastest first.
+
+    `ahead` tells whether rollouts of the next step are sampled during the update. Raises
+    ResourceError if no split fits, with what is too large and what to do instead.
+    """
+    forecasts, refusals = [], []
+    for split in _list_splits(work, cluster):
+        try:
+            forecasts.append(forecast_step(work, cluster, split, ahead=ahead))
+        except ResourceError as error:
+            refusals.append(error)
+    if not forecasts:
+        # The split with most GPUs in every pool says best what is missing: all of them, in turn.
+        raise refusals[0]
+    return sorted(forecasts, key=lambda forecast: forecast.step_seconds)
+
+
+def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool) -> Forecast:
+    """Return the forecast of a step by this split; ResourceError if a pool's memory is too small."""
+    scoring = _time_scoring(work, cluster, split.teachers)
+    engine = _size_engine(work, cluster, split)
+    shards = _choose_shards(work, cluster, split)
+    pass_tokens = _choose_pass_tokens(work, cluster, split, shards)
+    update, collectives = _time_update(work, cluster, split, shards, pass_tokens)
+    student_flops = sum(scorer.flops for scorer in work.scorers if scorer.is_student)
+    sent = sum(scorer.sent_bytes for scorer in work.teachers)
+    copied = _count_copied_bytes(work)
+    seconds = {
+        "sample": engine.time_decoding(work, cluster),
+        "score": scoring
+        + student_flops / (cluster.gpu.flops * split.trainers * EFFICIENCY["score"]),
+        "send": sent / (cluster.network_link * min(split.teachers or 1, split.trainers)),
+        "update": update,
+        "wait": max(collectives - HIDDEN_SHARE * update, 0.0),
+        "copy": copied / cluster.network_link,
+    }
+    total = sum(seconds.values())
+    if ahead and not split.in_turn:
+        learning = seconds["update"] + seconds["wait"]
+        slowest = max(seconds["sample"], seconds["score"] + seconds["send"], learning)
+        total = slowest + seconds["copy"]
+    tokens = max(work.sampled_tokens, *(scorer.tokens for scorer in work.scorers), 1)
+    memory = {
+        "trainer": _count_trainer_bytes(work, cluster, split, shards, pass_tokens),
+        "sampler": engine.bytes_a_gpu,
+        "teacher": _count_teacher_bytes(work, split.teachers) if work.teachers else 0,
+    }
+    links = {
+        "samplers to trainers": 16 * work.sampled_tokens,
+        "teachers to trainers": sent,
+        "trainers to samplers": copied * engine.replicas,
+        "between trainers": _count_collective_bytes(work, split, shards, pass_tokens),
+    }
+    return Forecast(split, seconds, memory, links, total, tokens / total)
+
+
+def scale_workload(work: Workload, factor: float) -> Workload:
+    """Return the work of a step with `factor` times as many prompts of the same lengths."""
+
+    def scale(amount: int) -> int:
+        return max(round(amount * factor), 1) if amount else 0
+
+    scorers = tuple(
+        replace(scorer, tokens=scale(scorer.tokens), flops=scale(scorer.flops))
+        for scorer in work.scorers
+    )
+    return replace(
+        work,
+        completions=scale(work.completions),
+        sampled_tokens=scale(work.sampled_tokens),
+        contexts=scale(work.contexts),
+        sample_flops=scale(work.sample_flops),
+        texts=scale(work.texts),
+        update_tokens=scale(work.update_tokens),
+        update_flops=scale(work.update_flops),
+        scorers=scorers,
+    )
+
+
+def count_site_bytes(work: Workload, top_k: int = 64) -> dict[str, int]:
+    """Return the bytes of a step that would cross between two sites, by what is put elsewhere."""
+    tokens = sum(scorer.tokens for scorer in work.teachers)
+    return {
+        "samplers: tokens and log-probabilities": 16 * work.sampled_tokens,
+        "samplers: weights": _count_copied_bytes(work),
+        "teachers: sampled tokens": FLOAT_BYTES * tokens,
+        f"teachers: top {top_k}": 6 * top_k * tokens,
+        "teachers: hidden states": sum(scorer.sent_bytes for scorer in work.teachers),
+        "half of the trainers: gradients": FLOAT_BYTES * work.learning.parameters,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """The samplers: replicas of the student over some GPUs each, and completions at once in each."""
+
+    replicas: int
+    gpus_each: int
+    slots: int
+    bytes_a_gpu: int
+
+    def time_decoding(self, work: Workload, cluster: Cluster) -> float:
+        """Return the seconds until the last completion is sampled."""
+        if not work.completions:
+            return 0.0
+        share = 1 / self.replicas
+        at_once = min(self.slots, math.ceil(work.completions * share))
+        steps = max(work.longest_answer, math.ceil(work.sampled_tokens * share / at_once))
+        read_bytes = steps * HALF_BYTES * (work.student.body + work.student.head)
+        read_bytes += work.student.count_kv_bytes(work.contexts, HALF_BYTES) * share
+        flops = work.sample_flops * share
+        rate = self.gpus_each * EFFICIENCY["sample"]
+        by_bytes = read_bytes / (cluster.gpu.bandwidth * rate)
+        by_flops = flops / (cluster.gpu.flops * rate)
+        return max(by_bytes, by_flops, steps * DECODE_STEP_SECONDS)
+
+
+def _list_splits(work: Workload, cluster: Cluster) -> Iterator[Split]:
+    """Yield all GPUs in turn first, then pools, in steps of a thirty-second of the cluster.
+
+    More trainers than a node has are whole nodes, so that each copy of the weights is.
+    """
+    count = cluster.gpus
+    yield Split(count, count, count if work.teachers else 0, in_turn=True)
+    grain = max(count // 32, 1)
+    for trainers in range(grain, count, grain):
+        if trainers > cluster.per_node and trainers % cluster.per_node:
+            continue
+        for samplers in range(grain, count - trainers + 1, grain):
+            teachers = count - trainers - samplers
+            if bool(teachers) == bool(work.teachers):
+                yield Split(trainers, samplers, teachers)
+
+
+def _choose_shards(work: Workload, cluster: Cluster, split: Split) -> int:
+    """Return the ranks that share one copy of the weights: as few nodes as hold it."""
+    if split.trainers <= cluster.per_node:
+        return split.trainers
+    nodes = split.trainers // cluster.per_node
+    for count in range(1, nodes):
+        shards = count * cluster.per_node
+        fixed = _count_trainer_bytes(work, cluster, split, shards, work.longest)
+        if nodes % count == 0 and fixed <= cluster.usable_memory:
+            return shards
+    return split.trainers
+
+
+def _choose_pass_tokens(work: Workload, cluster: Cluster, split: Split, shards: int) -> int:
+    """Return the tokens of a pass of the update; ResourceError if not one text fits."""
+    least = _count_trainer_bytes(work, cluster, split, shards, work.longest)
+    if least > cluster.usable_memory:
+        graph = work.graph.compute_bytes(work.longest)
+        state = least - graph
+        if state > cluster.usable_memory:
+            raise ResourceError(
+                f"the student takes {format_bytes(state)} on each of {split.trainers} trainers, "
+                f"and a {cluster.gpu.name} has {format_bytes(cluster.usable_memory)} to plan with; "
+                "take more GPUs, or adapters: student.lora={rank: 16, alpha: 32}"
+            )
+        raise ResourceError(
+            f"a text of {work.longest:,} tokens takes {format_bytes(graph)} in an update beside "
+            f"{format_bytes(state)} of weights, and a {cluster.gpu.name} has "
+            f"{format_bytes(cluster.usable_memory)} to plan with: no text is split over GPUs; "
+            "lower rollout.max_new_tokens, or take more GPUs so that each holds less of the weights"
+        )
+    free = cluster.usable_memory - least
+    more = free // max(work.graph.each, 1)
+    return min(work.longest + more, max(MAX_PASS_TOKENS, work.longest))
+
+
+def _count_trainer_bytes(
+    work: Workload, cluster: Cluster, split: Split, shards: int, pass_tokens: int
+) -> int:
+    """Return the bytes of one trainer's GPU while it computes a pass of so many tokens."""
+    student, learning = work.student, work.learning
+    frozen = student.parameters - learning.parameters
+    state_bytes = (STATE_BYTES * learning.parameters + HALF_BYTES * frozen) // shards
+    # Two gathered layers, the second on its way while the first computes, and one's gradient.
+    layer = student.body // max(student.layers, 1)
+    layer_bytes = 2 * HALF_BYTES * layer + (FLOAT_BYTES * layer if learning.body else 0)
+    heads = HALF_BYTES * sum(scorer.dims.head for scorer in work.teachers if scorer.sends_hidden)
+    heads += (HALF_BYTES + FLOAT_BYTES * learning.head) * student.head
+    if split.in_turn:
+        state_bytes += HALF_BYTES * sum(s.dims.parameters for s in work.teachers) // split.trainers
+    passes = work.graph.compute_bytes(pass_tokens)
+    return state_bytes + layer_bytes + heads + passes + work.logit_bytes
+
+
+def _size_engine(work: Workload, cluster: Cluster, split: Split) -> _Engine:
+    """Return the samplers; ResourceError if not one longest text fits on a node."""
+    weights = HALF_BYTES * work.student.parameters
+    longest = work.student.count_kv_bytes(work.longest, HALF_BYTES)
+    usual = work.student.count_kv_bytes(
+        max(work.contexts // max(work.sampled_tokens, 1), 1), HALF_BYTES
+    )
+    gpus_each = 1
+    while weights + longest > gpus_each * cluster.usable_memory:
+        gpus_each *= 2
+    if gpus_each > min(cluster.per_node, split.samplers):
+        raise ResourceError(
+            f"the student and one text of {work.longest:,} tokens take "
+            f"{format_bytes(weights + longest)} while it samples, more than {split.samplers} "
+            f"GPUs of one node hold; take larger GPUs, or lower rollout.max_new_tokens"
+        )
+    room = gpus_each * cluster.usable_memory - weights
+    replicas = split.samplers // gpus_each
+    completions_each = math.ceil(work.completions / replicas)
+    slots = max(min(room // max(usual, 1), completions_each), 1)
+    return _Engine(
+        replicas, gpus_each, slots, min(weights + slots * usual, weights + room) // gpus_each
+    )
+
+
+def _count_teacher_bytes(work: Workload, gpus: int) -> int:
+    """Return the bytes of one GPU that holds a shard of every teacher and computes with one."""
+    state_bytes = sum(s.item_bytes * s.dims.parameters for s in work.teachers) // max(gpus, 1)
+    return state_bytes + max(
+        2 * teacher.item_bytes * teacher.dims.body // max(teacher.dims.layers, 1)
+        + teacher.forward.compute_bytes(work.longest)
+        for teacher in work.teachers
+    )
+
+
+def _time_scoring(work: Workload, cluster: Cluster, gpus: int) -> float:
+    """Return the seconds of all teachers on so many GPUs; ResourceError if they do not fit."""
+    if not work.teachers:
+        return 0.0
+    needed = _count_teacher_bytes(work, gpus)
+    if needed > cluster.usable_memory:
+        largest = max(work.teachers, key=lambda teacher: teacher.dims.parameters)
+        raise ResourceError(
+            f"{largest.name} takes {format_bytes(needed)} on each of {gpus} GPUs although its "
+            f"weights are shared between them, and a {cluster.gpu.name} has "
+            f"{format_bytes(cluster.usable_memory)} to plan with; serve it elsewhere and write "
+            "teacher={type: openai_api, url: http://HOST:PORT/v1}"
+        )
+    flops = sum(teacher.flops for teacher in work.teachers)
+    return flops / (cluster.gpu.flops * gpus * EFFICIENCY["score"])
+
+
+def _time_update(
+    work: Workload, cluster: Cluster, split: Split, shards: int, pass_tokens: int
+) -> tuple[float, float]:
+    """Return the seconds of the update's products, and those of its collectives."""
+    # A text is never split, so more trainers than texts have nothing to do.
+    busy = min(split.trainers, max(work.texts, 1))
+    update = work.update_flops / (cluster.gpu.flops * busy * EFFICIENCY["update"])
+    link = cluster.node_link if shards <= cluster.per_node else cluster.network_link
+    total = _count_collective_bytes(work, split, shards, pass_tokens) / split.trainers
+    collectives = total / link
+    if shards < split.trainers:
+        copies = split.trainers // shards
+        summed = 2 * FLOAT_BYTES * work.learning.parameters / shards * (copies - 1) / copies
+        collectives += summed / cluster.network_link
+    return update, collectives
+
+
+def _count_collective_bytes(work: Workload, split: Split, shards: int, pass_tokens: int) -> int:
+    """Return the bytes that all trainers receive to gather weights and to add up gradients.
+
+    Each pass gathers the body in 16 bits forward and backward, and adds up its gradient in float32;
+    heads are gathered once a call.
+    """
+    if shards == 1:
+        return 0
+    passes = count_passes(work, split, pass_tokens)
+    body = 2 * HALF_BYTES * work.student.body + FLOAT_BYTES * work.learning.body
+    head = (HALF_BYTES + FLOAT_BYTES * work.learning.head) * work.student.head
+    heads = head + HALF_BYTES * sum(s.dims.head for s in work.teachers if s.sends_hidden)
+    return split.trainers * (passes * body + heads) * (shards - 1) // shards
+
+
+def count_passes(work: Workload, split: Split, pass_tokens: int) -> int:
+    """Return the passes of each trainer in an update: as many on all, since they gather together."""
+    return max(math.ceil(work.update_tokens / split.trainers / pass_tokens), 1)
+
+
+def _count_copied_bytes(work: Workload) -> int:
+    """Return the bytes of a copy of what learns, as the samplers get it after each step."""
+    return HALF_BYTES * work.learning.parameters

@@ -1,0 +1,145 @@
+"""The plan of a recipe on a cluster: which GPUs do what, and what a step takes on them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from practicum.costs import Line, count_read_tokens
+from practicum.costs.cluster import (
+    GPUS,
+    Cluster,
+    Forecast,
+    ScoringWork,
+    Workload,
+    choose_split,
+    count_site_bytes,
+    scale_workload,
+)
+from practicum.errors import ResourceError
+from practicum.studies.plan.dry_runs import DryRun
+from practicum.studies.plan.memory import FLOAT_BYTES, count_tiles, sends_hidden
+
+LOGIT_TOKENS = 1024
+"""The tokens whose logits a GPU holds at once."""
+
+BEST = 3
+"""The splits that are best_forecasts, besides all GPUs in turn."""
+
+SITE_GBIT = 1.0
+"""The link between two sites, in Gbit/s."""
+
+
+def parse_cluster(text: str) -> Cluster:
+    """Parse `64xh100` or `64xh100/4` (four in a node); ResourceError for anything else."""
+    match = re.fullmatch(r"(\d+)x(\w+?)(?:/(\d+))?", text.strip().lower())
+    if match is None or match[2] not in GPUS or int(match[1]) < 1 or match[3] == "0":
+        raise ResourceError(
+            f"--cluster {text!r} is no number of GPUs of a kind; write for example 64xh100, "
+            f"or 64xh100/4 for nodes of 4 (known: {', '.join(GPUS)})"
+        )
+    gpus = int(match[1])
+    return Cluster(gpus, GPUS[match[2]], min(int(match[3] or 8), gpus))
+
+
+def describe_clusters(run: DryRun, clusters: Sequence[Cluster]) -> list[dict[str, Any]]:
+    """Return the forecasts on each cluster as JSON data: the best splits, and all GPUs in turn.
+
+    `scaled` is the best split with as many more prompts as the cluster has more GPUs than the first
+    one. `refused` says why nothing fits.
+    """
+    work = build_workload(run)
+    ahead = run.recipe.rollout.max_staleness > 0
+    return [
+        _describe_cluster(work, cluster, cluster.gpus / clusters[0].gpus, ahead=ahead)
+        for cluster in clusters
+    ]
+
+
+def describe_sites(run: DryRun) -> dict[str, dict[str, float]]:
+    """Return the bytes and seconds of a step between two sites, by what is put in the second."""
+    seconds_a_byte = 8 / (SITE_GBIT * 1e9)
+    return {
+        name: {"bytes": size, "seconds": size * seconds_a_byte}
+        for name, size in count_site_bytes(build_workload(run)).items()
+        if size
+    }
+
+
+def build_workload(run: DryRun) -> Workload:
+    """Return what the step of a dry run asks of its models."""
+    record, recipe = run.record, run.recipe
+    prompts = [len(request.prompt_tokens) for request in record.sample_requests.get("student", ())]
+    answer = run.answer_tokens
+    texts = [(datum.rollout.prompt_tokens, len(datum.rollout.tokens)) for datum in record.datums]
+    read = count_read_tokens(texts)
+    supervised = sum(int(datum.rollout.loss_mask.sum()) for datum in record.datums)
+    scorers = tuple(_build_scoring(run, name) for name in record.scorers)
+    heads = sum(s.dims.count_head_flops(s.tokens) for s in scorers if s.sends_hidden)
+    learning = record.trainable_dims
+    return Workload(
+        student=record.dims,
+        learning=learning,
+        completions=len(prompts),
+        sampled_tokens=answer * len(prompts),
+        longest_answer=answer if prompts else 0,
+        longest=max((len(prompt) + count for prompt, count in texts), default=1),
+        contexts=sum(answer * length + answer * (answer + 1) // 2 for length in prompts),
+        sample_flops=round(run.metrics["cost/flops_sample"]),
+        texts=len(texts),
+        update_tokens=read.tokens,
+        update_flops=heads
+        + learning.count_update_flops(record.dims, read, supervised, recompute=True),
+        # Gathered weights are counted apart: what is fixed here are casts of whole layers.
+        graph=Line(0, record.body(True).update.each),
+        logit_bytes=count_tiles(recipe.objective)
+        * LOGIT_TOKENS
+        * record.dims.vocabulary
+        * FLOAT_BYTES,
+        scorers=scorers,
+    )
+
+
+def _build_scoring(run: DryRun, name: str) -> ScoringWork:
+    scorer, requests = run.record.scorers[name], run.record.score_requests.get(name, [])
+    read = count_read_tokens([(request.prompt_tokens, len(request.tokens)) for request in requests])
+    tokens = sum(len(request.tokens) for request in requests)
+    gives_states = sends_hidden(run, name)
+    flops = scorer.dims.count_hidden_flops(read.tokens, read.contexts)
+    return ScoringWork(
+        name=name,
+        dims=scorer.dims,
+        tokens=tokens,
+        flops=flops + (0 if gives_states else scorer.dims.count_head_flops(tokens)),
+        forward=scorer.body.forward,
+        sends_hidden=gives_states,
+        is_student=scorer.config is None,
+    )
+
+
+def _describe_cluster(
+    work: Workload, cluster: Cluster, factor: float, *, ahead: bool
+) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "gpus": cluster.gpus,
+        "gpu": cluster.gpu.name,
+        "per_node": cluster.per_node,
+        "usable_bytes": cluster.usable_memory,
+    }
+    try:
+        forecasts = choose_split(work, cluster, ahead=ahead)
+    except ResourceError as error:
+        return described | {"refused": str(error), "splits": [], "scaled": None}
+    apart = [forecast for forecast in forecasts if not forecast.split.in_turn]
+    in_turn = [forecast for forecast in forecasts if forecast.split.in_turn]
+    best_forecasts = sorted([*apart[:BEST], *in_turn], key=lambda forecast: forecast.step_seconds)
+    scaled = None
+    if factor != 1.0:
+        best = choose_split(scale_workload(work, factor), cluster, ahead=ahead)[0]
+        scaled = {"factor": factor, **_describe_forecast(best)}
+    splits = [_describe_forecast(forecast) for forecast in best_forecasts]
+    return described | {"refused": None, "splits": splits, "scaled": scaled}
+
+
+def _describe_forecast(forecast: Forecast) -> dict[str, Any]:
+    return asdict(forecast)

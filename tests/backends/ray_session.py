@@ -1,0 +1,16 @@
+"""One Ray on this machine for all tests of a session, as small as it can be."""
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """Start Ray; runs join it and leave it running."""
+    ray = pytest.importorskip("ray")
+    from practicum.backends.ray.placement import connect
+
+    connect(object_store_memory=200 * 2**20)
+    yield
+    ray.shutdown()

@@ -1,0 +1,109 @@
+"""A trainer over shards computes what a trainer of one process computes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from practicum.backends._sharded.building import build_sharded_trainer
+from practicum.backends._sharded.fsdp_ranks import deal_passes
+from practicum.backends._sharded.sharding import gather_tensor
+from practicum.backends.local.device_limits import TrainerLimits
+from practicum.backends.local.trainer import LocalTrainer
+from practicum.objective import Objective
+from practicum.objective.passes import count_tokens
+from practicum.ports import AdamParams
+from practicum.types import Datum
+
+from .rank_forks import run_ranks
+from .test_trainer import OBJECTIVES
+from .tiny import ARCHITECTURES, data_for, rollout, rollouts, tiny
+
+SEVERAL, ONE = 24, 10_000
+"""Tokens of a micro-batch: several uneven ones, or all in one."""
+
+
+def datums(architecture: str) -> list[Datum]:
+    items = [rollout(3 + 5 * s % 11, 4 + 3 * s % 9, s, group=f"g{s // 2}") for s in range(10, 16)]
+    return data_for(tiny(architecture, 1), [*items, *rollouts()])
+
+
+def update(trainer: LocalTrainer, data: list[Datum], spec: dict[str, Any]) -> dict[str, Any]:
+    result = trainer.forward_backward(data, Objective(**spec), 0)
+    parameters = trainer.language_model.trainable_parameters()
+    gradients = {name: gather_tensor(p.grad).clone() for name, p in parameters.items()}
+    step = trainer.optim_step(AdamParams(1e-2, max_grad_norm=1.0))
+    weights = {name: gather_tensor(p).clone() for name, p in parameters.items()}
+    return {
+        "metrics": result.metrics,
+        "outputs": result.outputs,
+        "supervised": result.supervised,
+        "gradients": gradients,
+        "step": step,
+        "weights": weights,
+    }
+
+
+def compare(one: dict[str, Any], other: dict[str, Any]) -> None:
+    scale = max(gradient.abs().max() for gradient in one["gradients"].values())
+    for name, gradient in one["gradients"].items():
+        error = (other["gradients"][name] - gradient).abs().max()
+        assert error <= 1e-6 * scale, f"{name}: {error / scale:.2e}"
+        moved = (other["weights"][name] - one["weights"][name]).abs().max()
+        assert moved <= 1e-4, f"{name}: {moved:.2e}"
+    assert one["metrics"].keys() == other["metrics"].keys()
+    for name, number in one["metrics"].items():
+        assert other["metrics"][name] == pytest.approx(number, rel=1e-6, abs=1e-9), name
+    assert one["supervised"] == other["supervised"]
+    columns = zip(one["outputs"].list_columns(), other["outputs"].list_columns(), strict=True)
+    for column, twin in columns:
+        torch.testing.assert_close(twin, column, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert other["step"] == pytest.approx(one["step"], rel=1e-6)
+
+
+CASES = [
+    (architecture, number, limit)
+    for architecture in ARCHITECTURES
+    for number in range(len(OBJECTIVES))
+    for limit in (SEVERAL, ONE)
+]
+FEW = [("llama", 0, SEVERAL), ("qwen3", 4, SEVERAL), ("gemma3", 6, ONE), ("llama", 2, ONE)]
+
+
+def check_cases(folder: Path, count: int, cases: list[tuple[str, int, int]]) -> None:
+    def work(rank: int) -> list[dict[str, Any]]:
+        found = []
+        for architecture, number, limit in cases:
+            limits = TrainerLimits(micro_batch_tokens=limit, chunk_tokens=7)
+            trainer, _ = build_sharded_trainer(tiny(architecture), limits)
+            found.append(update(trainer, datums(architecture), OBJECTIVES[number]))
+        return found
+
+    answers = run_ranks(folder, count, work)
+    for place, (architecture, number, limit) in enumerate(cases):
+        data = datums(architecture)
+        # Other cuts round otherwise, in one process too.
+        share = min(limit, -(-count_tokens(data) // count))
+        limits = TrainerLimits(micro_batch_tokens=share, chunk_tokens=7)
+        expected = update(LocalTrainer(tiny(architecture), limits), data, OBJECTIVES[number])
+        for answer in answers:
+            compare(expected, answer[place])
+
+
+def test_two_ranks_compute_the_gradient_of_one(tmp_path: Path) -> None:
+    check_cases(tmp_path, 2, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_objective_and_model_has_the_gradient_of_one_process(
+    tmp_path: Path, count: int
+) -> None:
+    check_cases(tmp_path, count, CASES)
+
+
+def test_passes_are_dealt_to_whoever_has_least() -> None:
+    assert deal_passes([5, 9, 1, 4], 2) == [[1, 2], [0, 3]]
+    assert deal_passes([3], 3) == [[0], [], []]
+    assert deal_passes([], 2) == [[], []]

@@ -1,0 +1,223 @@
+"""A step on a cluster on paper: by hand on a tiny model, and by laws over random work."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from practicum.costs import Line, ModelDims, TrainableDims
+from practicum.costs.cluster import (
+    EFFICIENCY,
+    GPUS,
+    HIDDEN_SHARE,
+    Cluster,
+    ScoringWork,
+    Split,
+    Workload,
+    choose_split,
+    count_site_bytes,
+    forecast_step,
+    scale_workload,
+)
+from practicum.errors import ResourceError
+
+# Qwen3-8B taught by Qwen3-32B: 512 answers of 4,096 tokens after prompts of 512.
+SMALL = ModelDims(8_190_000_000, 6_945_000_000, 151_936, 4096, 36, 32, 8, 128)
+LARGE = ModelDims(32_760_000_000, 31_200_000_000, 151_936, 5120, 64, 64, 8, 128)
+ALL = TrainableDims(SMALL.parameters, 36, SMALL.body, 0, True)
+ANSWERS, ANSWER, PROMPT = 512, 4096, 512
+
+
+def build_work(answers: int = ANSWERS, teacher: ModelDims | None = LARGE) -> Workload:
+    tokens, length = answers * ANSWER, PROMPT + ANSWER
+    contexts = answers * (ANSWER * PROMPT + ANSWER * (ANSWER + 1) // 2)
+    all_contexts = answers * length * (length + 1) // 2
+    scorers = (
+        ()
+        if teacher is None
+        else (
+            ScoringWork(
+                "teacher",
+                teacher,
+                tokens,
+                teacher.count_hidden_flops(answers * length, all_contexts),
+                Line(0, 140_000),
+            ),
+        )
+    )
+    return Workload(
+        student=SMALL,
+        learning=ALL,
+        completions=answers,
+        sampled_tokens=tokens,
+        longest_answer=ANSWER,
+        longest=length,
+        contexts=contexts,
+        sample_flops=SMALL.count_hidden_flops(answers * length, all_contexts),
+        texts=answers,
+        update_tokens=answers * length,
+        update_flops=4 * SMALL.count_hidden_flops(answers * length, all_contexts),
+        graph=Line(0, 900_000),
+        logit_bytes=6 * 1024 * 4 * SMALL.vocabulary,
+        scorers=scorers,
+    )
+
+
+def build_cluster(gpus: int = 64, gpu: str = "h100") -> Cluster:
+    return Cluster(gpus, GPUS[gpu], min(8, gpus))
+
+
+def test_a_step_by_hand() -> None:
+    """Four trainers, two samplers and two teachers: each phase is its amount over its rate."""
+    work, cluster = build_work(), build_cluster(8)
+    forecast = forecast_step(work, cluster, Split(4, 2, 2), ahead=False)
+    gpu = cluster.gpu
+    assert forecast.seconds["score"] == pytest.approx(
+        work.scorers[0].flops / (2 * gpu.flops * EFFICIENCY["score"])
+    )
+    assert forecast.seconds["update"] == pytest.approx(
+        work.update_flops / (4 * gpu.flops * EFFICIENCY["update"])
+    )
+    sent = work.sampled_tokens * 2 * LARGE.width
+    assert forecast.links["teachers to trainers"] == sent
+    assert forecast.seconds["send"] == pytest.approx(sent / (2 * 40e9))
+    assert forecast.links["trainers to samplers"] == 2 * 2 * SMALL.parameters
+    assert forecast.step_seconds == pytest.approx(sum(forecast.seconds.values()))
+    # Each sampler holds the weights; between two updates they are read once a decode step.
+    assert forecast.memory["sampler"] <= cluster.usable_memory
+    kept = 2 * SMALL.parameters
+    slots = (cluster.usable_memory - kept) // SMALL.count_kv_bytes(
+        work.contexts // work.sampled_tokens, 2
+    )
+    steps = -(-work.sampled_tokens // 2 // slots)
+    read = steps * 2 * (SMALL.body + SMALL.head) + SMALL.count_kv_bytes(work.contexts, 2) / 2
+    assert forecast.seconds["sample"] == pytest.approx(
+        read / (gpu.bandwidth * EFFICIENCY["sample"]), rel=1e-3
+    )
+
+
+def test_rollouts_ahead_hide_the_faster_pools_behind_the_slowest() -> None:
+    work, cluster, split = build_work(), build_cluster(8), Split(4, 2, 2)
+    turns = forecast_step(work, cluster, split, ahead=False)
+    ahead = forecast_step(work, cluster, split, ahead=True)
+    seconds = ahead.seconds
+    learning = seconds["update"] + seconds["wait"]
+    slowest = max(seconds["sample"], seconds["score"] + seconds["send"], learning)
+    assert ahead.step_seconds == pytest.approx(slowest + seconds["copy"])
+    assert ahead.step_seconds < turns.step_seconds
+
+
+def test_collectives_wait_only_for_what_no_product_hides() -> None:
+    work, cluster = build_work(), replace(build_cluster(8), node_link=1e6)
+    forecast = forecast_step(work, cluster, Split(8, 8, 8, in_turn=True), ahead=False)
+    total = forecast.links["between trainers"] / 8 / 1e6
+    assert forecast.seconds["wait"] == pytest.approx(
+        total - HIDDEN_SHARE * forecast.seconds["update"], rel=1e-6
+    )
+    fast = forecast_step(work, build_cluster(8), Split(8, 8, 8, in_turn=True), ahead=False)
+    assert fast.seconds["wait"] == 0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_split_is_the_best_of_all(ahead: bool) -> None:
+    work, cluster = build_work(), build_cluster(16)
+    forecasts = choose_split(work, cluster, ahead=ahead)
+    found = {forecast.split: forecast.step_seconds for forecast in forecasts}
+    seconds = list(found.values())
+    assert seconds == sorted(seconds)
+    for trainers in (1, 2, 3, 4, 5, 6, 7, 8):
+        for samplers in range(1, 16 - trainers):
+            split = Split(trainers, samplers, 16 - trainers - samplers)
+            try:
+                alone = forecast_step(work, cluster, split, ahead=ahead)
+            except ResourceError:
+                assert split not in found
+            else:
+                assert found[split] == alone.step_seconds >= seconds[0]
+
+
+@given(nodes=st.integers(1, 8), answers=st.integers(8, 2048), ahead=st.booleans())
+def test_more_gpus_are_never_slower_and_pools_stay_within_their_memory(
+    nodes: int, answers: int, ahead: bool
+) -> None:
+    work = build_work(answers)
+    fewer, more = build_cluster(8 * nodes), build_cluster(16 * nodes)
+    first, second = (choose_split(work, size, ahead=ahead)[0] for size in (fewer, more))
+    assert second.step_seconds <= first.step_seconds * (1 + 1e-9)
+    for forecast, cluster in ((first, fewer), (second, more)):
+        assert max(forecast.memory.values()) <= cluster.usable_memory
+        assert forecast.split.gpus == cluster.gpus
+
+
+@given(factor=st.integers(2, 16))
+def test_work_grows_in_proportion_to_the_prompts(factor: int) -> None:
+    work, cluster = build_work(), build_cluster(8)
+    split = Split(8, 8, 8, in_turn=True)
+    once = forecast_step(work, cluster, split, ahead=False).seconds
+    scaled = forecast_step(scale_workload(work, factor), cluster, split, ahead=False).seconds
+    for phase in ("score", "send", "update"):
+        assert scaled[phase] == pytest.approx(factor * once[phase])
+    assert scaled["sample"] <= factor * once["sample"] * (1 + 1e-9)
+    assert scaled["copy"] == once["copy"]
+
+
+def test_as_many_prompts_a_gpu_take_as_long_on_more_nodes() -> None:
+    """Weak scaling: only what has no GPU of its own, the copy of the weights, is the same."""
+    few = choose_split(build_work(512), build_cluster(8), ahead=False)[0]
+    many = choose_split(build_work(4096), build_cluster(64), ahead=False)[0]
+    assert many.tokens_per_second == pytest.approx(8 * few.tokens_per_second, rel=0.02)
+
+
+def test_what_cannot_fit_is_refused_with_what_to_do() -> None:
+    cluster = build_cluster(8)
+    vast = replace(LARGE, parameters=600_000_000_000, body=590_000_000_000)
+    with pytest.raises(ResourceError, match="serve it elsewhere and write teacher="):
+        choose_split(build_work(teacher=vast), cluster, ahead=False)
+    long = replace(build_work(), longest=200_000)
+    with pytest.raises(ResourceError, match=r"a text of 200,000 tokens takes .* in an update"):
+        choose_split(long, cluster, ahead=False)
+    with pytest.raises(ResourceError, match=r"the student takes .* on each of 1 trainers"):
+        choose_split(build_work(), build_cluster(1), ahead=False)
+    vast_student = replace(
+        build_work(), student=vast, learning=TrainableDims(10_000_000, 36, 0, 10_000_000, False)
+    )
+    with pytest.raises(ResourceError, match="while it samples, more than 8 GPUs of one node hold"):
+        choose_split(vast_student, build_cluster(8), ahead=False)
+
+
+def test_adapters_are_all_that_is_copied() -> None:
+    learning = TrainableDims(40_000_000, 36, 0, 40_000_000, False)
+    work = replace(build_work(), learning=learning)
+    forecast = forecast_step(work, build_cluster(8), Split(4, 2, 2), ahead=False)
+    assert forecast.links["trainers to samplers"] == 2 * 2 * 40_000_000
+    assert count_site_bytes(work)["samplers: weights"] == 2 * 40_000_000
+
+
+def test_without_a_teacher_no_gpu_scores() -> None:
+    forecasts = choose_split(build_work(teacher=None), build_cluster(8), ahead=True)
+    assert all(forecast.split.teachers == 0 for forecast in forecasts)
+    assert forecasts[0].seconds["score"] == 0
+
+
+def test_bytes_between_sites_by_hand() -> None:
+    tokens = ANSWERS * ANSWER
+    assert count_site_bytes(build_work()) == {
+        "samplers: tokens and log-probabilities": 16 * tokens,
+        "samplers: weights": 2 * SMALL.parameters,
+        "teachers: sampled tokens": 4 * tokens,
+        "teachers: top 64": 384 * tokens,
+        "teachers: hidden states": 2 * 5120 * tokens,
+        "half of the trainers: gradients": 4 * SMALL.parameters,
+    }
+
+
+def test_copies_of_the_weights_on_several_nodes_add_up_their_gradients() -> None:
+    """Two copies of eight shards: each rank sends and receives half of its shard, in float32."""
+    work, cluster = build_work(), replace(build_cluster(16), network_link=1e3)
+    forecast = forecast_step(work, cluster, Split(16, 16, 16, in_turn=True), ahead=False)
+    within = forecast.links["between trainers"] / 16 / cluster.node_link
+    between = 2 * 4 * SMALL.parameters / 8 / 2 / 1e3
+    assert forecast.seconds["wait"] == pytest.approx(
+        within + between - HIDDEN_SHARE * forecast.seconds["update"]
+    )
