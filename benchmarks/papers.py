@@ -77,6 +77,8 @@ def fingerprint(recipe: Recipe) -> str:
     # Lines are older than these settings, which change nothing as they stand by default.
     if not settings["rollout"]["max_staleness"]:
         del settings["rollout"]["max_staleness"]
+    if settings["rollout"]["engine"] is None:
+        del settings["rollout"]["engine"]
     if not settings["student"]["dropout"]:
         del settings["student"]["dropout"]
     if settings["task"].get("seed", 0) is None:

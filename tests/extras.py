@@ -212,6 +212,13 @@ def use_server() -> None:
             process.terminate()
 
 
+@uses("vllm", "vllm", "httpx2")
+def use_vllm() -> None:
+    """Let vLLM sample for the student, in this process."""
+    result = distil(rollout={"engine": "vllm", "max_new_tokens": 4}, task=LETTERS)
+    assert result.metrics[0]["canary"] < 0.3
+
+
 @uses("ray", "ray")
 def use_ray() -> None:
     """Train in a process of a cluster."""

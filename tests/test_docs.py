@@ -50,7 +50,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("**/*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 GENERATED = re.compile(
-    r"(<!-- generated: ([A-Za-z_ ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL
+    r"(<!-- generated: ([A-Za-z_. ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL
 )
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -195,7 +195,10 @@ def test_an_extra_is_used_where_it_is_installed(extra: str, service: str, tmp_pa
 
 @pytest.mark.slow
 @LEFT_OPEN
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize(
+    "extra",
+    [pytest.param(extra, marks=pytest.mark.gpu if extra == "vllm" else ()) for extra in EXTRAS],
+)
 def test_an_extra_is_used_in_an_environment_of_its_own(
     extra: str, service: str, built: dict[str, Path], tmp_path: Path
 ) -> None:

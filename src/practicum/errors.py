@@ -14,6 +14,7 @@
     │   └── WorkerLost       8   a process of a cluster that died or did not answer
     ├── VerifierError        9   a verifier that hangs or breaks
     ├── AlarmError          10   a monitor that stopped the run
+    ├── EngineError         11   an engine that does not sample with the student's weights
     └── Interrupted    130/143   a signal; the state has been saved
 
 The text of an error is one line: what is wrong, where (field, row, step or path), why, and what to
@@ -111,6 +112,12 @@ class AlarmError(PracticumError, RuntimeError):
     """A monitor asked the run to stop."""
 
     exit_code = 10
+
+
+class EngineError(PracticumError, RuntimeError):
+    """An engine that cannot be reached, or does not sample with the student's weights."""
+
+    exit_code = 11
 
 
 class Interrupted(PracticumError):

@@ -17,6 +17,7 @@ from torch import Tensor
 from practicum.costs import Meter, ModelDims, TrainableDims
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Capabilities, Objective, Signal
+from practicum.ports.engines import EngineChoice
 from practicum.text import Renderer, VocabularyMap, compare_renderers
 from practicum.types import (
     Datum,
@@ -309,10 +310,7 @@ class TeacherContext:
     wrap_client: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = (
         lambda client, _: client
     )
-    """Wrap a client as the enclosing teacher asks, for example with the score cache.
-
-    The function argument returns the name of the client's scores in a cache folder.
-    """
+    """Wrap a client as the enclosing teacher asks; the function names its scores in a cache."""
     task: "Task | None" = None
     """The source of the prompts, for teachers that ask the task itself."""
     register_file: Callable[[Path], None] = lambda path: None
@@ -412,6 +410,8 @@ class BackendContext:
     """Resources to close when no client is used any more, also after an error."""
     meter: Meter | None = None
     """Counts bytes to and from other processes."""
+    engine: EngineChoice | None = None
+    """The program that samples for the student; `Student.decoding` then begins with its type."""
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ from practicum.monitors import read_number
 from practicum.recipe.controls import build_control, explain_no_control, remove_switch
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.overrides import is_named, override_all
+from practicum.recipe.possible import correct_for_engine
 from practicum.recipe.schedule import SCHEDULED, Adaptive, compute_value, extract_schedules
 from practicum.recipe.schema import Recipe, resolve_recipe
 from practicum.recipe.short_forms import expand_models
@@ -53,6 +54,8 @@ def parse_recipe(recipe_data: Mapping[str, Any], source: str) -> Recipe:
     if schedules:
         plain["schedules"] = {**recipe_data.get("schedules", {}), **schedules}
     recipe = validate_fields(Recipe, plain, source)
+    if recipe.rollout.engine is not None:
+        recipe = recipe.model_copy(update={"objective": correct_for_engine(recipe.objective)})
     # Schedules are monotonic, so the first and the last step have their extremes; validating all
     # steps would take too long.
     for step in (1, (1 + recipe.train.steps) // 2, recipe.train.steps):

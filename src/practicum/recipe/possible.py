@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 
-from practicum.objective import ClipEntries, Objective
+from practicum.objective import ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import needs_replay, needs_teacher_samples
 
 STALENESS = "rollout.max_staleness"
+
+ENGINE_CORRECTION = "ratio_truncate(2)"
+"""The importance correction of sampled tokens that an engine samples."""
 
 
 def find_capability_problems(
@@ -73,6 +76,35 @@ def find_staleness_problems(
         if ".signal" in path
     ]
     return problems
+
+
+def find_engine_problems(rollout: RolloutConfig, is_trained_here: bool) -> list[str]:
+    """Return what the recipe's engine, if there is one, cannot do for it."""
+    if rollout.engine is None:
+        return []
+    problems = rollout.engine.problems(rollout.source.type, rollout.max_staleness)
+    if not is_trained_here:
+        problems.append(
+            "rollout.engine: the student's weights are at a service, which samples itself; leave "
+            "engine out"
+        )
+    return problems
+
+
+def correct_for_engine(objective: Objective) -> Objective:
+    """Return the objective with an importance correction on each sampled token without a setting.
+
+    An engine's kernels round in other ways than the trainer's, so its tokens are never quite on
+    policy. Terms that name a correction, `none` included, are left as they are.
+    """
+    # Validated and not copied, so that the run folder shows the correction as if it were written.
+    losses = tuple(
+        Term.model_validate({**dict(term), "correction": ENGINE_CORRECTION})
+        if term.on_sampled_token and "correction" not in term.model_fields_set
+        else term
+        for term in objective.losses
+    )
+    return objective.model_copy(update={"losses": losses})
 
 
 def explain_staleness(objective: Objective, rollout: RolloutConfig) -> str | None:

@@ -15,6 +15,7 @@ from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.possible import (
     STALENESS,
     find_capability_problems,
+    find_engine_problems,
     find_staleness_problems,
     find_truncation_problem,
 )
@@ -137,6 +138,7 @@ class Recipe(FrozenConfig):
             self.student, self.objective, self.rollout.source.type, self.rollout.max_staleness
         )
         problems += find_truncation_problem(self.objective, self.rollout)
+        problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from practicum.core.plugins import Plugin
 from practicum.ports import AdamParams
 from practicum.rollouts import Prefix, SourceChoice, StudentSource
 from practicum.types import FrozenConfig, SamplingParams
@@ -19,6 +20,11 @@ class RolloutConfig(FrozenConfig):
     source: SourceChoice = StudentSource()
     replay_size: int = Field(
         default=1000, ge=1, description="rollouts from which `mix(other=replay)` chooses"
+    )
+    engine: Plugin("practicum.backends._engines") | None = Field(  # type: ignore[valid-type]
+        default=None,
+        description="program that samples with the student's weights, `vllm`; none: the backend "
+        "itself: see [engines](engines.md)",
     )
     n: int = Field(default=1, ge=1, description="completions per prompt")
     max_new_tokens: int = Field(default=256, ge=1)

@@ -141,11 +141,18 @@ def _reduce_monitors(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list_free_places(recipe: Mapping[str, Any]) -> list[str]:
-    """Return the places that a backend lets change, such as its number of processes."""
-    if "backend" not in recipe:
-        return []
-    config = load_plugin("backends", recipe["backend"]["type"]).Config
-    return [f"backend.{name}" for name in sorted(config.not_compared)]
+    """Return the places that backend and engine let change, such as a number of processes."""
+    engine = recipe.get("rollout", {}).get("engine")
+    sections = {
+        "backend": ("backends", recipe.get("backend")),
+        "rollout.engine": ("practicum.backends._engines", engine),
+    }
+    return [
+        f"{place}.{name}"
+        for place, (room, section) in sections.items()
+        if section
+        for name in sorted(load_plugin(room, section["type"]).Config.not_compared)
+    ]
 
 
 def _find_differences(

@@ -33,6 +33,7 @@ from practicum.ports import (
     WeightUpdateRule,
     walk,
 )
+from practicum.ports.engines import EngineChoice
 from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.ports.paper import PaperBackend
 from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
@@ -180,6 +181,14 @@ def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> Step
     )
 
 
+def choose_engine(recipe: Recipe) -> EngineChoice | None:
+    """Return the engine that samples for the student; None: the backend samples itself."""
+    config = recipe.rollout.engine
+    if config is None:
+        return None
+    return EngineChoice(config, recipe.prompt_tokens + recipe.longest_answer)
+
+
 def build_evaluation_settings(
     recipe: Recipe, task: Task, student: Student | Model
 ) -> EvaluationSettings | None:
@@ -256,6 +265,7 @@ class _Assembly:
             local=lambda: open_local(self.backend_context),
             at_end=self.exit_stack,
             meter=self.ledger.meter("student"),
+            engine=choose_engine(recipe),
         )
 
     def build(self, backend: Backend | None = None, *, on_paper: bool = False) -> RunComponents:
@@ -267,6 +277,12 @@ class _Assembly:
         self.backend = backend or open_backend(recipe, self.backend_context)
         self.on_paper = on_paper
         self.student = student = self.backend.load_student(resolve_run(recipe.student))
+        engine = self.backend_context.engine
+        if engine and not on_paper and not student.decoding.startswith(engine.config.type):
+            raise CapabilityError(
+                f"rollout.engine: backend {recipe.backend.type!r} samples by itself and would "
+                "ignore the engine; leave engine out"
+            )
         is_local = recipe.backend.checkpoints_here
         self.identities.append(lambda: digest_student(student, is_local=is_local))
         meter = ledger.meter("student")

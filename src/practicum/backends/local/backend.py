@@ -6,14 +6,15 @@ from pathlib import Path
 
 import torch
 
+from practicum.backends._engines._trainer import EngineTrainer
 from practicum.backends.local import Config
 from practicum.backends.local.device_limits import build_limits
+from practicum.backends.local.engine import open_engine_trainer
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_student
 from practicum.backends.local.native import name_decoding
 from practicum.backends.local.residency import build_scorer
-from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.sizes import measure_dims, measure_trainable
@@ -21,7 +22,7 @@ from practicum.backends.local.trainer import LocalTrainer
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.models.sources import needs_conversion
 from practicum.models.tensors import read_parts, write_tensors
-from practicum.ports import BackendContext, Model, Student, WeightUpdateRule
+from practicum.ports import BackendContext, Model, SamplingClient, Student, WeightUpdateRule
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,10 @@ log = logging.getLogger(__name__)
 class LocalStudent(Student):
     """A student whose modules are in this process."""
 
-    trainer: LocalTrainer
+    local_trainer: LocalTrainer
+    """The trainer of the modules; `trainer` is this one, or one that samples by an engine."""
     loaded: LoadedModel
+    engine_trainer: EngineTrainer | None = None
 
 
 class LocalBackend:
@@ -49,15 +52,20 @@ class LocalBackend:
         note_noise(config, loaded)
         limits = build_limits(model.device, self._config)
         trainer = LocalTrainer(model, limits, loaded.renderer.special_ids, dropout=config.dropout)
+        choice, by_engine = self._context.engine, None
+        if choice is not None:
+            by_engine = open_engine_trainer(trainer, loaded, choice, self._context)
         return LocalStudent(
-            trainer=trainer,
+            trainer=by_engine or trainer,
+            local_trainer=trainer,
+            engine_trainer=by_engine,
             renderer=loaded.renderer,
             context_length=loaded.context_length,
             source=loaded.source,
             dims=measure_dims(model),
             trainable_dims=measure_trainable(model),
             weights=model.trainable_parameters(),
-            decoding=name_decoding(model),
+            decoding=name_decoding(model) if by_engine is None else by_engine.engine_name,
             state_bytes=trainer.state_bytes,
             loaded=loaded,
         )
@@ -78,27 +86,31 @@ class LocalBackend:
             name_decoding(model),
         )
 
-    def build_sampler(self, student: Student) -> LocalSampler:
-        """Return a client that samples from the live weights."""
-        return _require_local(student).trainer.build_sampling_client()
+    def build_sampler(self, student: Student) -> SamplingClient:
+        """Return a client that samples from the live weights, by the engine if there is one."""
+        local = _require_local(student)
+        return (local.engine_trainer or local.local_trainer).build_sampling_client()
 
     def build_self_teacher(
         self, student: Student, rule: WeightUpdateRule, name: str
     ) -> LocalSelfTeacher:
         """Return a scorer whose weights start as the student's and follow them by `rule`."""
-        return _require_local(student).trainer.build_self_teacher(rule)
+        return _require_local(student).local_trainer.build_self_teacher(rule)
 
     def save(self, student: Student, folder: Path) -> None:
         """Write the trainable weights and AdamW's moments."""
-        for stem, tensors in _require_local(student).trainer.save_state().items():
+        for stem, tensors in _require_local(student).local_trainer.save_state().items():
             write_tensors(folder / f"{stem}.safetensors", tensors)
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore what `save` wrote, without the moments if `moments` is False."""
         optimizer = read_parts(folder, "optimizer") if moments else {}
-        _require_local(student).trainer.load_state(
+        local = _require_local(student)
+        local.local_trainer.load_state(
             {"student": read_parts(folder, "student"), "optimizer": optimizer}
         )
+        if local.engine_trainer is not None:
+            local.engine_trainer.mark_changed()
 
     def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
         """Write a model folder with the adapters merged, or the adapters alone."""

@@ -1,0 +1,105 @@
+"""Requests and answers in vLLM's words, the same for the engine in process and at a server."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.errors import EngineError
+from practicum.functional import TEACHER_FLOOR
+from practicum.text import refuse_banned_ids, refuse_stop_texts
+from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest
+
+MAX_LOGPROB = 1e-3
+"""A log-probability above this is more than rounding."""
+
+
+def refuse_unsupported(params: SamplingParams) -> None:
+    """Raise CapabilityError if the settings ask for what tokens in and tokens out cannot do."""
+    refuse_stop_texts(params, "rollout.engine 'vllm'")
+    refuse_banned_ids(params, "rollout.engine 'vllm'")
+
+
+def build_sampling_settings(request: SampleRequest, params: SamplingParams) -> dict[str, Any]:
+    """Return vLLM's sampling parameters for one completion."""
+    return {
+        "max_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "seed": request.seed,
+        # No candidates besides the sampled token, whose log-probability always comes along.
+        "logprobs": 0,
+        # The stop tokens are the student's own, not those of the model's generation config.
+        "ignore_eos": True,
+        "stop_token_ids": sorted(params.stop_ids),
+        "detokenize": False,
+    }
+
+
+def build_scoring_settings() -> dict[str, Any]:
+    """Return vLLM's sampling parameters for the log-probabilities of a prompt."""
+    return {
+        "max_tokens": 1,
+        "temperature": 1.0,
+        "seed": 0,
+        "prompt_logprobs": 0,
+        "detokenize": False,
+    }
+
+
+def read_sample(
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    finish_reason: str | None,
+    params: SamplingParams,
+    vocab_size: int,
+) -> Sample:
+    """Return a completion after checking it; raises EngineError if it cannot be right.
+
+    The log-probabilities are those of the sampling distribution. They are the policy's too unless
+    a setting changed the distribution; `policy_logprobs` are NaN then.
+    """
+    if finish_reason not in ("stop", "length"):
+        raise _build_error(f"a completion ended with {finish_reason!r}")
+    if not 1 <= len(tokens) <= params.max_new_tokens:
+        raise _build_error(
+            f"a completion has {len(tokens)} tokens, and 1 to {params.max_new_tokens} were asked for"
+        )
+    if not all(0 <= token < vocab_size for token in tokens):
+        raise _build_error(f"a completion holds a token outside of the {vocab_size} of the student")
+    values = check_logprobs(logprobs, len(tokens))
+    is_plain = params.temperature in (0.0, 1.0) and params.top_p == 1.0 and params.top_k == 0
+    return Sample(
+        tokens=torch.tensor(list(tokens), dtype=torch.long),
+        sampling_logprobs=values if params.temperature > 0 else torch.zeros_like(values),
+        policy_logprobs=values if is_plain else torch.full_like(values, torch.nan),
+        stop_reason="stop" if tokens[-1] in params.stop_ids else "length",
+    )
+
+
+def read_scores(request: ScoreRequest, logprobs: Sequence[float]) -> Float[Tensor, " T"]:
+    """Return the log-probabilities of the request's tokens from those of the whole prompt.
+
+    `logprobs` has one for each token but the first, which nothing precedes.
+    """
+    length = len(request.prompt_tokens) + len(request.tokens)
+    return check_logprobs(logprobs, length - 1)[-len(request.tokens) :]
+
+
+def check_logprobs(logprobs: Sequence[float], count: int) -> Float[Tensor, " T"]:
+    """Return log-probabilities, minus infinity raised to a floor; raises EngineError for others."""
+    values = torch.tensor(list(logprobs), dtype=torch.float32)
+    if len(values) != count:
+        raise _build_error(f"{len(values)} log-probabilities for {count} tokens")
+    if torch.isnan(values).any() or (values > MAX_LOGPROB).any():
+        raise _build_error("NaN or a number above 0 as a log-probability")
+    return values.clamp(min=TEACHER_FLOOR, max=0.0)
+
+
+def _build_error(problem: str) -> EngineError:
+    return EngineError(
+        f"rollout.engine: vllm answered with {problem}; look at its log, or leave rollout.engine out"
+    )
