@@ -23,7 +23,7 @@ PROGRESS_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class AnswerLimits:
     """The seconds in which a request is answered, and the restarts of a run that loses a process."""
 
     seconds: float
@@ -33,7 +33,7 @@ class Patience:
 def wait_for(
     references: Mapping[str, Any],
     verb: str,
-    patience: Patience,
+    patience: AnswerLimits,
     describe_progress: Callable[[str], str] | None = None,
 ) -> None:
     """Wait until all processes, by their titles, have answered a request.
@@ -76,7 +76,7 @@ def _raise_cause(
     titles: Mapping[Any, str],
     waiting: Sequence[Any],
     verb: str,
-    patience: Patience,
+    patience: AnswerLimits,
 ) -> NoReturn:
     """Raise what explains the failure best: an error in words, a death, then anything else."""
     # When one rank dies, the collectives of the others fail, and their errors may come first.
@@ -100,7 +100,7 @@ def _raise_cause(
     ) from error
 
 
-def _build_loss(title: str, verb: str, patience: Patience, reason: str = "") -> WorkerLost:
+def _build_loss(title: str, verb: str, patience: AnswerLimits, reason: str = "") -> WorkerLost:
     """Return the error of a process that was lost."""
     return WorkerLost(
         f"{title} was lost in {verb}{reason}; nothing of this step is kept, go on from the newest "
@@ -112,7 +112,7 @@ def _build_loss(title: str, verb: str, patience: Patience, reason: str = "") -> 
 def _raise_late(
     titles: Sequence[str],
     verb: str,
-    patience: Patience,
+    patience: AnswerLimits,
     describe_progress: Callable[[str], str] | None,
 ) -> NoReturn:
     """Raise WorkerLost with the processes that did not answer, and what they are at."""

@@ -9,7 +9,7 @@ import torch
 
 from practicum.backends.local.backend import prepare_folder
 from practicum.backends.ray import Config
-from practicum.backends.ray.calls import Patience
+from practicum.backends.ray.calls import AnswerLimits
 from practicum.backends.ray.clients import (
     ModelClient,
     ModelPool,
@@ -48,7 +48,7 @@ class RayBackend:
         self._config = config
         self._context = context
         self._cluster = RayCluster(context.at_end)
-        self._patience = Patience(config.patience, config.restarts)
+        self._patience = AnswerLimits(config.patience, config.restarts)
         faults = os.environ.get(VARIABLE, "")
         self._settings = ProcessSettings(list_versions(), torch.get_num_threads(), config, faults)
 
