@@ -24,7 +24,7 @@ from practicum.backends.local.graph import (
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
-from practicum.backends.local.ranks import OneRank, Ranks
+from practicum.backends.local.ranks import OneRank, Ranks, is_out_of_memory
 from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
@@ -252,7 +252,7 @@ class LocalTrainer:
                 metrics = {**result.metrics, **recomputed, "halvings": float(halvings)}
                 return replace(result, metrics=metrics)
             except RuntimeError as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 self._halve(datums, plan.tokens, error)
                 plan = self.plan_micro_batch(find_longest_length(datums))
@@ -419,18 +419,28 @@ class LocalTrainer:
         indices: list[Tensor] = []
         teachers: list[str] = []
         chunk_values: list[list[TermValues]] = []
+
+        def record(part: Part, hidden: Tensor) -> None:
+            for piece in chunks(len(part.index), self.limits.chunk_tokens):
+                chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
+                _record_values(records, chunk, part, piece, objective)
+                indices.append(part.index[piece])
+                teachers.append(part.signal.name)
+                chunk_values.append(chunk.values)
+
         for micro_batch in passes:
-            if micro_batch is None:
-                compute_hidden_states(self.language_model, [ONE_TOKEN])
-                continue
-            hidden = self._compute_hidden(micro_batch)
-            for part in micro_batch.gather_parts():
-                for piece in chunks(len(part.index), self.limits.chunk_tokens):
-                    chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
-                    _record_values(records, chunk, part, piece, objective)
-                    indices.append(part.index[piece])
-                    teachers.append(part.signal.name)
-                    chunk_values.append(chunk.values)
+            with self._ranks.open_pass(self.language_model):
+                if micro_batch is None:
+                    compute_hidden_states(self.language_model, [ONE_TOKEN])
+                    continue
+                hidden = self._compute_hidden(micro_batch)
+
+                def record_all(micro_batch: Pass = micro_batch, hidden: Tensor = hidden) -> Tensor:
+                    for part in micro_batch.gather_parts():
+                        record(part, hidden)
+                    return hidden
+
+                self._ranks.attempt(record_all, hidden)
         parts = self._ranks.gather((indices, chunk_values))
         all_indices = [index for part_indices, _ in parts for index in part_indices]
         all_values = [values for _, part_values in parts for values in part_values]
@@ -482,8 +492,3 @@ def _record_values(
     compare(records, chunk, part, piece)
     measure(records, chunk.values, part.tokens[piece], part.signal[piece], objective)
     records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    # The CPU allocator raises a plain RuntimeError, which only its text tells apart.
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
