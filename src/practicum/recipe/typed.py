@@ -181,7 +181,7 @@ class ObjectiveSection(TypedDict, total=False):
     weights: str | Mapping[str, Any]
     samples: str | Mapping[str, Any]
     filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"]
-    source: Literal["all", "student", "dataset", "teacher"]
+    source: Literal["all", "student", "dataset", "teacher", "reference"]
     coefficient: float | str
 
 

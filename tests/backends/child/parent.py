@@ -167,4 +167,4 @@ class ChildTrainer:
         return ChildClient(self._backend, self._backend.ask("snapshot"))
 
     def explain_unsupported(self, objective: Objective) -> str | None:
-        return self._backend.ask("refuses", objective)
+        return self._backend.ask("explain_unsupported", objective)

@@ -93,7 +93,7 @@ class Child:
         return self.student.trainer.optim_step(params)
 
     def explain_unsupported(self, objective: Any) -> str | None:
-        return self.student.trainer.refuses(objective)
+        return self.student.trainer.explain_unsupported(objective)
 
     def save(self, folder: Path) -> None:
         self.backend.save(self.student, folder)

@@ -20,7 +20,7 @@ ENVIRONMENT = {
     # The engine's core in this very process: weights are handed over by reference.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
@@ -145,9 +145,11 @@ class ProcessEngine:
         parameters = [self._vllm.SamplingParams(**setting) for setting in settings]
         try:
             return self._engine.generate(inputs, parameters, use_tqdm=False)
-        except ValueError as error:
+        # vLLM refuses by the first and fails by the second, as for heads that no kernel takes.
+        except (ValueError, RuntimeError) as error:
             raise EngineError(
-                f"rollout.engine: {self.name} refused a request ({_shorten(error)})"
+                f"rollout.engine: {self.name} did not sample ({_shorten(error)}); leave "
+                "rollout.engine out"
             ) from error
 
     def _read_sample(self, completion: Any, params: SamplingParams) -> Sample:
