@@ -223,6 +223,9 @@ def test_a_line_that_a_kill_cut_off_is_left_out(
     assert again.get("a") == ChatAnswer("x", True, False, 1, 2)
     again.add("c", ChatAnswer("z", False), 0.0)
     assert len(AnswerStore(tmp_path)) == 3
+    again.add("a", ChatAnswer("other", True), 0.5)  # another process paid for it too
+    both = AnswerStore(tmp_path)
+    assert both.get("a") == ChatAnswer("x", True, False, 1, 2) and both.money == 1.25
 
 
 # Settings.

@@ -66,7 +66,8 @@ class AnswerStore:
             ) from error
 
     def _put(self, key: str, entry: KeptAnswer) -> None:
-        self._answers[key] = entry
+        # Two runs over one folder may have paid for the same answer: the first one is used.
+        self._answers.setdefault(key, entry)
         self.money += entry.money
 
     def _read_lines(self, file: Path) -> None:
@@ -82,10 +83,10 @@ class AnswerStore:
             except (ValueError, LookupError, TypeError):
                 broken += 1
                 continue
-            if key not in self._answers:
-                self._put(key, KeptAnswer(answer, float(money)))
+            self._put(key, KeptAnswer(answer, float(money)))
         if broken:
             log.warning(f"{file}: {broken} lines are no answers and are not read")
+        # The next answer must not be glued to the half of a line.
         if text and not text.endswith("\n"):
             with file.open("a", encoding="utf-8") as writer:
                 writer.write("\n")

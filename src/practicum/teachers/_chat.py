@@ -94,6 +94,7 @@ class ChatServer:
         self.counts.requests += len(keys)
         self.counts.hits += len(keys) - len(missing)
         with generator.counting("sample"):
+            # What arrived is in the store even if a later request of this call fails.
             for group in self._split(list(missing.items())):
                 answers |= self._ask(group, requests, len(keys), params)
         samples = [self._build_sample(answers[key], params) for key in keys]
@@ -104,6 +105,8 @@ class ChatServer:
         """Yield the key of each answer: equal requests of one call are numbered."""
         counts: Counter[str] = Counter()
         for request, seed in zip(requests, seeds, strict=True):
+            # The seed asks for another answer to the same prompt: as such it is a number, not a
+            # part of the prompt.
             body = {name: value for name, value in (request.body or {}).items() if name != "seed"}
             parts = {"address": self.generator.http.address, "path": request.path, "body": body}
             prompt = build_key(parts)
@@ -293,6 +296,7 @@ def _name(request: JsonRequest, name: str) -> JsonRequest:
 
 def _count_input_bound(request: JsonRequest) -> int:
     """Return a number of tokens that the messages of a request cannot exceed: one a byte."""
+    # A tokenizer of bytes has one token a byte, and no tokenizer has more.
     body = request.body or {}
     turns = [*body["messages"], {"content": body.get("system", "")}]
     return sum(len(turn["content"].encode()) + TURN_BYTES for turn in turns)
