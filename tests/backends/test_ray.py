@@ -10,11 +10,14 @@ from safetensors.torch import load_file
 from toy import JOURNALS, RecordingConsole, rows, toy_recipe, toy_run
 
 from practicum.backends.ray.clients import RayTrainer
+from practicum.costs.cluster import Split, forecast_step
 from practicum.errors import RecipeError, WorkerLost
 from practicum.ports import AdamParams
 from practicum.run_dir import RunDir, find_checkpoint
 from practicum.runs.assembly import assemble_run
 from practicum.runs.opening import open_student
+from practicum.studies.plan import plan
+from practicum.studies.plan.cluster import build_workload, parse_cluster
 
 from .ray_session import cluster
 
@@ -67,6 +70,22 @@ def double(models: Path, tmp_path_factory: pytest.TempPathFactory, cluster: None
 
 def test_two_trainers_give_the_run_of_one_process(single: Path, double: Path) -> None:
     assert_close_runs(single, double)
+
+
+def test_bytes_between_processes_are_those_of_the_plan(models: Path, double: Path) -> None:
+    """Within 1 %: answers, weights and hidden states of the steps, without evaluations."""
+    answers = [len(row["tokens"]) for row in rows(double / "rollouts.jsonl")]
+    recipe = toy_recipe(models, on_ray())
+    work = build_workload(plan(recipe).run)
+    split = Split(trainers=2, samplers=1, teachers=1)
+    links = forecast_step(work, parse_cluster("4xh100"), split, ahead=False).links
+    measured = sum(row["wire_bytes"] for row in rows(double / "timings.jsonl"))
+    # The plan takes answers as long as they may be; what each token takes is compared.
+    share = sum(answers) / (4 * work.sampled_tokens)
+    expected = 4 * links["weights to samplers"] + 4 * share * (
+        links["answers to the driver"] + links["hidden states to trainers"]
+    )
+    assert measured == pytest.approx(expected, rel=0.01)
 
 
 def test_any_process_opens_a_checkpoint_in_parts(double: Path) -> None:

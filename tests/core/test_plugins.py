@@ -147,7 +147,7 @@ def test_every_file_of_a_room_has_settings_and_a_builder(room: str) -> None:
 def test_a_name_that_is_no_file_is_refused_with_the_nearest(name: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"no teacher named .*known: cached, expert, model, none, openai_api, pool, .*self",
+        match=r"no teacher named .*known: cached, chat_api, expert, model, none, openai_api, pool, .*self",
     ):
         load_plugin("teachers", name)
 

@@ -80,9 +80,9 @@ def test_a_step_by_hand() -> None:
         work.update_flops / (4 * gpu.flops * EFFICIENCY["update"])
     )
     sent = work.sampled_tokens * 2 * LARGE.width
-    assert forecast.links["teachers to trainers"] == sent
+    assert forecast.links["hidden states to trainers"] == sent
     assert forecast.seconds["send"] == pytest.approx(sent / (2 * 40e9))
-    assert forecast.links["trainers to samplers"] == 2 * 2 * SMALL.parameters
+    assert forecast.links["weights to samplers"] == 2 * 4 * SMALL.parameters
     assert forecast.step_seconds == pytest.approx(sum(forecast.seconds.values()))
     # Each sampler holds the weights; between two updates they are read once a decode step.
     assert forecast.memory["sampler"] <= cluster.usable_memory
@@ -110,12 +110,12 @@ def test_rollouts_ahead_hide_the_faster_pools_behind_the_slowest() -> None:
 
 def test_collectives_wait_only_for_what_no_product_hides() -> None:
     work, cluster = build_work(), replace(build_cluster(8), node_link=1e6)
-    forecast = forecast_step(work, cluster, Split(8, 8, 8, in_turn=True), ahead=False)
+    forecast = forecast_step(work, cluster, Split(8, 2, 2), ahead=False)
     total = forecast.links["between trainers"] / 8 / 1e6
     assert forecast.seconds["wait"] == pytest.approx(
         total - HIDDEN_SHARE * forecast.seconds["update"], rel=1e-6
     )
-    fast = forecast_step(work, build_cluster(8), Split(8, 8, 8, in_turn=True), ahead=False)
+    fast = forecast_step(work, build_cluster(8), Split(8, 2, 2), ahead=False)
     assert fast.seconds["wait"] == 0
 
 
@@ -126,7 +126,7 @@ def test_the_split_is_the_best_of_all(ahead: bool) -> None:
     found = {forecast.split: forecast.step_seconds for forecast in forecasts}
     seconds = list(found.values())
     assert seconds == sorted(seconds)
-    for trainers in (1, 2, 3, 4, 5, 6, 7, 8):
+    for trainers in range(1, 9):
         for samplers in range(1, 16 - trainers):
             split = Split(trainers, samplers, 16 - trainers - samplers)
             try:
@@ -135,6 +135,19 @@ def test_the_split_is_the_best_of_all(ahead: bool) -> None:
                 assert split not in found
             else:
                 assert found[split] == alone.step_seconds >= seconds[0]
+
+
+def test_each_of_several_teachers_has_processes_of_its_own_and_the_slowest_counts() -> None:
+    work, cluster = build_work(), build_cluster(16)
+    small = replace(work.scorers[0], name="small", dims=SMALL, flops=work.scorers[0].flops // 10)
+    both = replace(work, scorers=(*work.scorers, small))
+    for forecast in choose_split(both, cluster, ahead=False):
+        split = forecast.split
+        assert split.trainers + split.samplers + 2 * split.teachers == 16
+    alone = forecast_step(work, cluster, Split(4, 4, 4), ahead=False)
+    beside = forecast_step(both, cluster, Split(4, 4, 4), ahead=False)
+    assert beside.seconds["score"] == alone.seconds["score"]
+    assert beside.links["hidden states to trainers"] > alone.links["hidden states to trainers"]
 
 
 @given(nodes=st.integers(1, 8), answers=st.integers(8, 2048), ahead=st.booleans())
@@ -147,13 +160,14 @@ def test_more_gpus_are_never_slower_and_pools_stay_within_their_memory(
     assert second.step_seconds <= first.step_seconds * (1 + 1e-9)
     for forecast, cluster in ((first, fewer), (second, more)):
         assert max(forecast.memory.values()) <= cluster.usable_memory
-        assert forecast.split.gpus == cluster.gpus
+        split = forecast.split
+        assert split.trainers + split.samplers + split.teachers == cluster.gpus
 
 
 @given(factor=st.integers(2, 16))
 def test_work_grows_in_proportion_to_the_prompts(factor: int) -> None:
     work, cluster = build_work(), build_cluster(8)
-    split = Split(8, 8, 8, in_turn=True)
+    split = Split(8, 2, 2)
     once = forecast_step(work, cluster, split, ahead=False).seconds
     scaled = forecast_step(scale_workload(work, factor), cluster, split, ahead=False).seconds
     for phase in ("score", "send", "update"):
@@ -162,36 +176,39 @@ def test_work_grows_in_proportion_to_the_prompts(factor: int) -> None:
     assert scaled["copy"] == once["copy"]
 
 
-def test_as_many_prompts_a_gpu_take_as_long_on_more_nodes() -> None:
-    """Weak scaling: only what has no GPU of its own, the copy of the weights, is the same."""
-    few = choose_split(build_work(512), build_cluster(8), ahead=False)[0]
-    many = choose_split(build_work(4096), build_cluster(64), ahead=False)[0]
-    assert many.tokens_per_second == pytest.approx(8 * few.tokens_per_second, rel=0.02)
+def test_as_many_prompts_a_gpu_take_no_longer_on_more_nodes() -> None:
+    """Weak scaling: more GPUs are also divided more finely."""
+    few = choose_split(build_work(512), build_cluster(8), ahead=True)[0]
+    many = choose_split(build_work(4096), build_cluster(64), ahead=True)[0]
+    assert 1.0 <= many.tokens_per_second / (8 * few.tokens_per_second) < 1.2
 
 
 def test_what_cannot_fit_is_refused_with_what_to_do() -> None:
     cluster = build_cluster(8)
     vast = replace(LARGE, parameters=600_000_000_000, body=590_000_000_000)
-    with pytest.raises(ResourceError, match="serve it elsewhere and write teacher="):
+    with pytest.raises(
+        ResourceError,
+        match="a teacher is not divided among GPUs; serve it elsewhere and write teacher=",
+    ):
         choose_split(build_work(teacher=vast), cluster, ahead=False)
-    long = replace(build_work(), longest=200_000)
+    long = replace(build_work(teacher=None), longest=200_000)
     with pytest.raises(ResourceError, match=r"a text of 200,000 tokens takes .* in an update"):
         choose_split(long, cluster, ahead=False)
+    vast_student = replace(build_work(), student=vast)
+    with pytest.raises(ResourceError, match="each sampler holds the whole student; take larger"):
+        choose_split(vast_student, cluster, ahead=False)
     with pytest.raises(ResourceError, match=r"the student takes .* on each of 1 trainers"):
-        choose_split(build_work(), build_cluster(1), ahead=False)
-    vast_student = replace(
-        build_work(), student=vast, learning=TrainableDims(10_000_000, 36, 0, 10_000_000, False)
-    )
-    with pytest.raises(ResourceError, match="while it samples, more than 8 GPUs of one node hold"):
-        choose_split(vast_student, build_cluster(8), ahead=False)
+        forecast_step(build_work(), cluster, Split(1, 4, 3), ahead=False)
+    with pytest.raises(ResourceError, match="2 GPUs are too few for 3 pools"):
+        choose_split(build_work(), build_cluster(2), ahead=False)
 
 
 def test_adapters_are_all_that_is_copied() -> None:
     learning = TrainableDims(40_000_000, 36, 0, 40_000_000, False)
     work = replace(build_work(), learning=learning)
     forecast = forecast_step(work, build_cluster(8), Split(4, 2, 2), ahead=False)
-    assert forecast.links["trainers to samplers"] == 2 * 2 * 40_000_000
-    assert count_site_bytes(work)["samplers: weights"] == 2 * 40_000_000
+    assert forecast.links["weights to samplers"] == 2 * 4 * 40_000_000
+    assert count_site_bytes(work)["samplers: weights"] == 4 * 40_000_000
 
 
 def test_without_a_teacher_no_gpu_scores() -> None:
@@ -204,7 +221,7 @@ def test_bytes_between_sites_by_hand() -> None:
     tokens = ANSWERS * ANSWER
     assert count_site_bytes(build_work()) == {
         "samplers: tokens and log-probabilities": 16 * tokens,
-        "samplers: weights": 2 * SMALL.parameters,
+        "samplers: weights": 4 * SMALL.parameters,
         "teachers: sampled tokens": 4 * tokens,
         "teachers: top 64": 384 * tokens,
         "teachers: hidden states": 2 * 5120 * tokens,
@@ -215,7 +232,7 @@ def test_bytes_between_sites_by_hand() -> None:
 def test_copies_of_the_weights_on_several_nodes_add_up_their_gradients() -> None:
     """Two copies of eight shards: each rank sends and receives half of its shard, in float32."""
     work, cluster = build_work(), replace(build_cluster(16), network_link=1e3)
-    forecast = forecast_step(work, cluster, Split(16, 16, 16, in_turn=True), ahead=False)
+    forecast = forecast_step(work, cluster, Split(16, 2, 2), ahead=False)
     within = forecast.links["between trainers"] / 16 / cluster.node_link
     between = 2 * 4 * SMALL.parameters / 8 / 2 / 1e3
     assert forecast.seconds["wait"] == pytest.approx(

@@ -182,7 +182,7 @@ def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
     head = [title, *first["seconds"], "a step", "tokens/s", *first["memory"]]
     rows = [
         [
-            " ".join(filter(None, (_format_split(forecast["split"]), note))),
+            " ".join(filter(None, (_format_split(forecast), note))),
             *(f"{seconds:.3g} s" for seconds in forecast["seconds"].values()),
             f"{forecast['step_seconds']:.3g} s",
             f"{forecast['tokens_per_second']:,.0f}",
@@ -192,15 +192,20 @@ def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
     ]
     links = first["links"].items()
     crossing = ", ".join(f"{name} {format_bytes(size)}" for name, size in links if size)
-    return ["", *_format_table(head, rows), f"bytes of a step by the first: {crossing}"]
+    return [
+        "",
+        *_format_table(head, rows),
+        f"bytes of a step by the first: {crossing}",
+        f"to run it: backend='{{type: ray, {_format_split(first)}}}'",
+    ]
 
 
-def _format_split(split: Mapping[str, Any]) -> str:
-    if split["in_turn"]:
-        return "all in turn"
-    pools = ("trainers", "samplers", "teachers")
-    counts = " + ".join(str(split[pool]) for pool in pools if split[pool])
-    return f"{counts} apart"
+def _format_split(forecast: Mapping[str, Any]) -> str:
+    """Return a split as settings of the backend."""
+    split = forecast["split"]
+    nodes = split["trainers"] // forecast["shards"]
+    numbers = {**split, "nodes": nodes if nodes > 1 else 0}
+    return ", ".join(f"{name}: {number}" for name, number in numbers.items() if number)
 
 
 def _format_sites(sites: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -23,6 +23,9 @@ FLOAT_BYTES, HALF_BYTES = 4, 2
 STATE_BYTES = 16
 """Bytes of a trained weight: float32 weight, gradient, and AdamW's two moments."""
 
+ANSWER_BYTES = 16
+"""Bytes of a sampled token: its id, and its log-probability by the sampler and by the policy."""
+
 USABLE = 0.9
 """The share of a GPU's memory that a plan fills; the rest is its context and what is not planned."""
 
@@ -98,7 +101,11 @@ class ScoringWork:
     item_bytes: int = HALF_BYTES
     sends_hidden: bool = True
     is_student: bool = False
-    """True if it scores with weights of the student, so on the trainers' GPUs."""
+    """True if it scores with weights of the student, so on the samplers' GPUs."""
+
+    def count_bytes(self, longest: int) -> int:
+        """Return the bytes of a GPU that holds it and scores a text of the longest length."""
+        return self.item_bytes * self.dims.parameters + self.forward.compute_bytes(longest)
 
     @property
     def sent_bytes(self) -> int:
@@ -140,28 +147,24 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The GPUs of each pool; `in_turn` if all three are the same ones."""
+    """The GPUs of each pool, as the backend `ray` takes them; `teachers` are those of each one."""
 
     trainers: int
     samplers: int
     teachers: int
-    in_turn: bool = False
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs of all pools."""
-        return self.trainers if self.in_turn else self.trainers + self.samplers + self.teachers
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """A step by one split: seconds of each phase, bytes a GPU of each pool, bytes of each link.
 
-    `send` are the teachers' hidden states on their way, `wait` the collectives that no product
-    hides, `copy` what learns on its way to the samplers.
+    `shards` are the trainers that hold one copy of the student together. `send` are the teachers'
+    hidden states on their way, `wait` the collectives that no product hides, `copy` what learns on
+    its way to the samplers.
     """
 
     split: Split
+    shards: int
     seconds: dict[str, float]
     memory: dict[str, int]
     links: dict[str, int]
@@ -175,24 +178,32 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
     `ahead` tells whether rollouts of the next step are sampled during the update. Raises
     ResourceError if no split fits, with what is too large and what to do instead.
     """
+    pools = 2 + len(work.teachers)
+    if cluster.gpus < pools:
+        raise ResourceError(
+            f"{cluster.gpus} GPUs are too few for {pools} pools: trainers, samplers, and each "
+            "teacher; run in one process, without backend and with teacher.residency: swap"
+        )
     forecasts, refusals = [], []
     for split in _list_splits(work, cluster):
         try:
             forecasts.append(forecast_step(work, cluster, split, ahead=ahead))
         except ResourceError as error:
-            refusals.append(error)
+            refusals.append((split.trainers, error))
     if not forecasts:
-        # The split with most GPUs in every pool says best what is missing: all of them, in turn.
-        raise refusals[0]
-    return sorted(forecasts, key=lambda forecast: forecast.step_seconds)
+        # The most trainers say best what is missing, unless another pool is what does not fit.
+        raise max(refusals, key=lambda refusal: refusal[0])[1]
+    # Of equally fast ones, the one that leaves the least to wait for.
+    return sorted(
+        forecasts, key=lambda forecast: (forecast.step_seconds, sum(forecast.seconds.values()))
+    )
 
 
 def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool) -> Forecast:
     """Return the forecast of a step by this split; ResourceError if a pool's memory is too small."""
-    # The teacher is judged first: it is usually the largest, and serving it elsewhere leaves the
-    # other pools as they are.
+    # What each process holds whole is judged first: no other split changes it.
     scoring = _time_scoring(work, cluster, split.teachers)
-    engine = _size_engine(work, cluster, split)
+    slots = _count_slots(work, cluster, split)
     shards = _choose_shards(work, cluster, split)
     pass_tokens = _choose_pass_tokens(work, cluster, split, shards)
     update, collectives = _time_update(work, cluster, split, shards, pass_tokens)
@@ -200,34 +211,34 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
     sent = sum(scorer.sent_bytes for scorer in work.teachers)
     copied = _count_copied_bytes(work)
     seconds = {
-        "sample": engine.time_decoding(work, cluster),
+        "sample": _time_decoding(work, cluster, split, slots),
+        # The samplers score for a teacher with the student's weights.
         "score": scoring
-        + student_flops / (cluster.gpu.flops * split.trainers * EFFICIENCY["score"]),
+        + student_flops / (cluster.gpu.flops * split.samplers * EFFICIENCY["score"]),
         "send": sent / (cluster.network_link * min(split.teachers or 1, split.trainers)),
         "update": update,
         "wait": max(collectives - HIDDEN_SHARE * update, 0.0),
         "copy": copied / cluster.network_link,
     }
-    # Pools that wait for each other are idle most of the time: the phases then add up as they do
-    # on the same GPUs.
+    # Pools that wait for each other are idle most of the time: the phases then add up.
     total = sum(seconds.values())
-    if ahead and not split.in_turn:
+    if ahead:
         learning = seconds["update"] + seconds["wait"]
         slowest = max(seconds["sample"], seconds["score"] + seconds["send"], learning)
         total = slowest + seconds["copy"]
     tokens = max(work.sampled_tokens, *(scorer.tokens for scorer in work.scorers), 1)
     memory = {
         "trainer": _count_trainer_bytes(work, cluster, split, shards, pass_tokens),
-        "sampler": engine.bytes_a_gpu,
-        "teacher": _count_teacher_bytes(work, split.teachers) if work.teachers else 0,
+        "sampler": _count_sampler_bytes(work, slots),
+        "teacher": max((teacher.count_bytes(work.longest) for teacher in work.teachers), default=0),
     }
     links = {
-        "samplers to trainers": 16 * work.sampled_tokens,
-        "teachers to trainers": sent,
-        "trainers to samplers": copied * engine.replicas,
+        "answers to the driver": ANSWER_BYTES * work.sampled_tokens,
+        "hidden states to trainers": sent,
+        "weights to samplers": copied * split.samplers,
         "between trainers": _count_collective_bytes(work, split, shards, pass_tokens),
     }
-    return Forecast(split, seconds, memory, links, total, tokens / total)
+    return Forecast(split, shards, seconds, memory, links, total, tokens / total)
 
 
 def scale_workload(work: Workload, factor: float) -> Workload:
@@ -257,7 +268,7 @@ def count_site_bytes(work: Workload, top_k: int = 64) -> dict[str, int]:
     """Return the bytes of a step that would cross between two sites, by what is put elsewhere."""
     tokens = sum(scorer.tokens for scorer in work.teachers)
     return {
-        "samplers: tokens and log-probabilities": 16 * work.sampled_tokens,
+        "samplers: tokens and log-probabilities": ANSWER_BYTES * work.sampled_tokens,
         "samplers: weights": _count_copied_bytes(work),
         "teachers: sampled tokens": FLOAT_BYTES * tokens,
         f"teachers: top {top_k}": 6 * top_k * tokens,
@@ -266,47 +277,24 @@ def count_site_bytes(work: Workload, top_k: int = 64) -> dict[str, int]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """The samplers: replicas of the student over some GPUs each, and completions at once in each."""
-
-    replicas: int
-    gpus_each: int
-    slots: int
-    bytes_a_gpu: int
-
-    def time_decoding(self, work: Workload, cluster: Cluster) -> float:
-        """Return the seconds until the last completion is sampled."""
-        if not work.completions:
-            return 0.0
-        share = 1 / self.replicas
-        at_once = min(self.slots, math.ceil(work.completions * share))
-        steps = max(work.longest_answer, math.ceil(work.sampled_tokens * share / at_once))
-        read_bytes = steps * HALF_BYTES * (work.student.body + work.student.head)
-        read_bytes += work.student.count_kv_bytes(work.contexts, HALF_BYTES) * share
-        flops = work.sample_flops * share
-        rate = self.gpus_each * EFFICIENCY["sample"]
-        by_bytes = read_bytes / (cluster.gpu.bandwidth * rate)
-        by_flops = flops / (cluster.gpu.flops * rate)
-        return max(by_bytes, by_flops, steps * DECODE_STEP_SECONDS)
-
-
 def _list_splits(work: Workload, cluster: Cluster) -> Iterator[Split]:
-    """Yield all GPUs in turn first, then pools, in steps of a thirty-second of the cluster.
+    """Yield the pools, in steps of a thirty-second of the cluster.
 
     More trainers than a node has are whole nodes, so that each copy of the weights is.
     """
-    count = cluster.gpus
-    yield Split(count, count, count if work.teachers else 0, in_turn=True)
+    count, teachers = cluster.gpus, len(work.teachers)
     # The time changes little between neighbours, and all splits of 1,024 GPUs are half a million.
     grain = max(count // 32, 1)
     for trainers in range(grain, count, grain):
         if trainers > cluster.per_node and trainers % cluster.per_node:
             continue
-        for samplers in range(grain, count - trainers + 1, grain):
-            teachers = count - trainers - samplers
-            if bool(teachers) == bool(work.teachers):
-                yield Split(trainers, samplers, teachers)
+        if not teachers:
+            yield Split(trainers, count - trainers, 0)
+            continue
+        for each in range(max(grain // teachers, 1), count, grain):
+            samplers = count - trainers - each * teachers
+            if samplers > 0:
+                yield Split(trainers, samplers, each)
 
 
 def _choose_shards(work: Workload, cluster: Cluster, split: Split) -> int:
@@ -355,66 +343,75 @@ def _count_trainer_bytes(
     # Two gathered layers, the second on its way while the first computes, and one's gradient.
     layer = student.body // max(student.layers, 1)
     layer_bytes = 2 * HALF_BYTES * layer + (FLOAT_BYTES * layer if learning.body else 0)
-    heads = HALF_BYTES * sum(scorer.dims.head for scorer in work.teachers if scorer.sends_hidden)
+    heads = _count_head_bytes(work)
     heads += (HALF_BYTES + FLOAT_BYTES * learning.head) * student.head
-    if split.in_turn:
-        state_bytes += HALF_BYTES * sum(s.dims.parameters for s in work.teachers) // split.trainers
     passes = work.graph.compute_bytes(pass_tokens)
     return state_bytes + layer_bytes + heads + passes + work.logit_bytes
 
 
-def _size_engine(work: Workload, cluster: Cluster, split: Split) -> _Engine:
-    """Return the samplers; ResourceError if not one longest text fits on a node."""
+def _count_head_bytes(work: Workload) -> int:
+    """Return the bytes of the heads that read the teachers' hidden states, on each trainer."""
+    senders = (teacher for teacher in work.teachers if teacher.sends_hidden)
+    return sum(teacher.item_bytes * teacher.dims.head for teacher in senders)
+
+
+def _count_slots(work: Workload, cluster: Cluster, split: Split) -> int:
+    """Return the completions at once on a sampler; ResourceError if not one longest text fits."""
     # Keys and values are paged, so that completions take their mean length, half of what they may
     # become; only one must fit at its longest.
     weights = HALF_BYTES * work.student.parameters
     longest = work.student.count_kv_bytes(work.longest, HALF_BYTES)
-    usual = work.student.count_kv_bytes(
-        max(work.contexts // max(work.sampled_tokens, 1), 1), HALF_BYTES
-    )
-    gpus_each = 1
-    while weights + longest > gpus_each * cluster.usable_memory:
-        gpus_each *= 2
-    if gpus_each > min(cluster.per_node, split.samplers):
+    room = cluster.usable_memory - weights
+    if room < longest:
         raise ResourceError(
             f"the student and one text of {work.longest:,} tokens take "
-            f"{format_bytes(weights + longest)} while it samples, more than {split.samplers} "
-            f"GPUs of one node hold; take larger GPUs, or lower rollout.max_new_tokens"
+            f"{format_bytes(weights + longest)} while it samples, and a {cluster.gpu.name} has "
+            f"{format_bytes(cluster.usable_memory)} to plan with: each sampler holds the whole "
+            "student; take larger GPUs, or lower rollout.max_new_tokens"
         )
-    room = gpus_each * cluster.usable_memory - weights
-    replicas = split.samplers // gpus_each
-    completions_each = math.ceil(work.completions / replicas)
-    slots = max(min(room // max(usual, 1), completions_each), 1)
-    return _Engine(
-        replicas, gpus_each, slots, min(weights + slots * usual, weights + room) // gpus_each
-    )
+    wanted_rows = math.ceil(work.completions / split.samplers)
+    return max(min(room // _count_completion_bytes(work), wanted_rows), 1)
 
 
-def _count_teacher_bytes(work: Workload, gpus: int) -> int:
-    """Return the bytes of one GPU that holds a shard of every teacher and computes with one."""
-    state_bytes = sum(s.item_bytes * s.dims.parameters for s in work.teachers) // max(gpus, 1)
-    return state_bytes + max(
-        2 * teacher.item_bytes * teacher.dims.body // max(teacher.dims.layers, 1)
-        + teacher.forward.compute_bytes(work.longest)
-        for teacher in work.teachers
-    )
+def _count_completion_bytes(work: Workload) -> int:
+    """Return the bytes of keys and values of a completion of the mean context length."""
+    mean_context = max(work.contexts // max(work.sampled_tokens, 1), 1)
+    return work.student.count_kv_bytes(mean_context, HALF_BYTES)
+
+
+def _count_sampler_bytes(work: Workload, slots: int) -> int:
+    """Return the bytes of a sampler's GPU."""
+    longest = work.student.count_kv_bytes(work.longest, HALF_BYTES)
+    completions = max(slots * _count_completion_bytes(work), longest)
+    return HALF_BYTES * work.student.parameters + completions
+
+
+def _time_decoding(work: Workload, cluster: Cluster, split: Split, slots: int) -> float:
+    """Return the seconds until the last completion is sampled."""
+    if not work.completions:
+        return 0.0
+    share = 1 / split.samplers
+    steps = max(work.longest_answer, math.ceil(work.sampled_tokens * share / slots))
+    read_bytes = steps * HALF_BYTES * (work.student.body + work.student.head)
+    read_bytes += work.student.count_kv_bytes(work.contexts, HALF_BYTES) * share
+    by_bytes = read_bytes / (cluster.gpu.bandwidth * EFFICIENCY["sample"])
+    by_flops = work.sample_flops * share / (cluster.gpu.flops * EFFICIENCY["sample"])
+    return max(by_bytes, by_flops, steps * DECODE_STEP_SECONDS)
 
 
 def _time_scoring(work: Workload, cluster: Cluster, gpus: int) -> float:
-    """Return the seconds of all teachers on so many GPUs; ResourceError if they do not fit."""
-    if not work.teachers:
-        return 0.0
-    needed = _count_teacher_bytes(work, gpus)
-    if needed > cluster.usable_memory:
-        largest = max(work.teachers, key=lambda teacher: teacher.dims.parameters)
-        raise ResourceError(
-            f"{largest.name} takes {format_bytes(needed)} on each of {gpus} GPUs although its "
-            f"weights are shared between them, and a {cluster.gpu.name} has "
-            f"{format_bytes(cluster.usable_memory)} to plan with; serve it elsewhere and write "
-            "teacher={type: openai_api, url: http://HOST:PORT/v1}"
-        )
-    flops = sum(teacher.flops for teacher in work.teachers)
-    return flops / (cluster.gpu.flops * gpus * EFFICIENCY["score"])
+    """Return the seconds of the slowest teacher; ResourceError if one does not fit on a GPU."""
+    for teacher in work.teachers:
+        needed = teacher.count_bytes(work.longest)
+        if needed > cluster.usable_memory:
+            raise ResourceError(
+                f"{teacher.name} takes {format_bytes(needed)} on its GPU, and a {cluster.gpu.name} "
+                f"has {format_bytes(cluster.usable_memory)} to plan with: a teacher is not divided "
+                "among GPUs; serve it elsewhere and write "
+                "teacher={type: openai_api, url: http://HOST:PORT/v1}, or take larger GPUs"
+            )
+    rate = cluster.gpu.flops * gpus * EFFICIENCY["score"]
+    return max((teacher.flops / rate for teacher in work.teachers), default=0.0)
 
 
 def _time_update(
@@ -446,8 +443,9 @@ def _count_collective_bytes(work: Workload, split: Split, shards: int, pass_toke
     passes = count_passes(work, split, pass_tokens)
     body = 2 * HALF_BYTES * work.student.body + FLOAT_BYTES * work.learning.body
     head = (HALF_BYTES + FLOAT_BYTES * work.learning.head) * work.student.head
-    heads = head + HALF_BYTES * sum(s.dims.head for s in work.teachers if s.sends_hidden)
-    return split.trainers * (passes * body + heads) * (shards - 1) // shards
+    return (
+        split.trainers * (passes * body + head + _count_head_bytes(work)) * (shards - 1) // shards
+    )
 
 
 def count_passes(work: Workload, split: Split, pass_tokens: int) -> int:
@@ -456,5 +454,5 @@ def count_passes(work: Workload, split: Split, pass_tokens: int) -> int:
 
 
 def _count_copied_bytes(work: Workload) -> int:
-    """Return the bytes of a copy of what learns, as the samplers get it after each step."""
-    return HALF_BYTES * work.learning.parameters
+    """Return the bytes of a copy of what learns, as each sampler gets it after a step."""
+    return FLOAT_BYTES * work.learning.parameters

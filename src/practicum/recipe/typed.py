@@ -35,6 +35,7 @@ class BackendSection(TypedDict, total=False):
     type: Literal["local", "ray", "tinker"] | str
     trainers: int
     samplers: int
+    teachers: int
     nodes: int
     restarts: int
     patience: float

@@ -23,7 +23,7 @@ class Config(MemoryConfig):
     checkpoints_here: ClassVar[bool] = True
     """True: checkpoints hold the student's weights."""
     not_compared: ClassVar[frozenset[str]] = frozenset(
-        {"sampling_batch", "trainers", "samplers", "nodes", "restarts", "patience"}
+        {"sampling_batch", "trainers", "samplers", "teachers", "nodes", "restarts", "patience"}
     )
     """Settings that may change when a run is resumed: they change nothing but rounding."""
     type: Literal["ray"] = "ray"
@@ -36,6 +36,11 @@ class Config(MemoryConfig):
         default=1,
         ge=1,
         description="processes that sample with the student's weights; one GPU each",
+    )
+    teachers: int = Field(
+        default=1,
+        ge=1,
+        description="processes of each teacher, which share its requests; one GPU each",
     )
     nodes: int = Field(
         default=1,

@@ -12,6 +12,7 @@ from torch import Tensor
 from practicum.backends.ray.calls import AnswerLimits, ask_progress, wait_for
 from practicum.backends.ray.placement import end_processes
 from practicum.backends.ray.references import RayHead, RayStates, WeightsReference
+from practicum.costs import Meter, Phase
 from practicum.errors import ModelError, PracticumError, WorkerLost
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, Capabilities, WeightUpdateRule
@@ -54,7 +55,8 @@ class RankGroup:
     def publish(self, follower: str = "") -> WeightsReference:
         """Let every rank put its part of the weights into the object store."""
         pairs = self._request("publish", (follower,), {"num_returns": 2})
-        return WeightsReference(next(_numbers), tuple(part for _, part in pairs))
+        size = sum(ray.get([size for size, _ in pairs]))
+        return WeightsReference(next(_numbers), tuple(part for _, part in pairs), size)
 
     def _request(
         self, verb: str, arguments: Sequence[Any], options: Mapping[str, Any]
@@ -135,11 +137,19 @@ class ModelPool:
     Every completion has its own random stream, so it does not matter which process samples it.
     """
 
-    def __init__(self, title: str, processes: Sequence[Any], patience: AnswerLimits) -> None:
+    def __init__(
+        self,
+        title: str,
+        processes: Sequence[Any],
+        patience: AnswerLimits,
+        meter: Meter | None = None,
+    ) -> None:
         self._title = title
         self._processes = processes
         self._patience = patience
+        self._meter = meter
         self._heads: dict[int | None, RayHead] = {}
+        self._fetched: dict[int, int] = {}
 
     def load(self) -> dict[str, Any]:
         """Load the model in all processes; return the facts about it."""
@@ -160,7 +170,10 @@ class ModelPool:
             for process, part in zip(self._processes, parts, strict=False)
         ]
         self._wait(references, "sample")
-        return [sample for reference in references for sample in ray.get(reference)]
+        samples = [sample for reference in references for sample in ray.get(reference)]
+        self._count_bytes("sample", sum(map(_count_sample_bytes, samples)))
+        self._count_weights("sample", weights, len(parts))
+        return samples
 
     def score(
         self, requests: Sequence[ScoreRequest], signal: Signal, weights: WeightsReference | None
@@ -173,10 +186,13 @@ class ModelPool:
             for process, part in zip(processes, parts, strict=False)
         ]
         self._wait([answers for answers, _ in references], "score")
+        self._count_weights("score", weights, len(parts))
         signals: list[TeacherSignal] = []
         for (answers, states), part in zip(references, parts, strict=True):
             first = 0
-            for (answer, finite), request in zip(ray.get(answers), part, strict=True):
+            size, pairs = ray.get(answers)
+            self._count_bytes("score", size)
+            for (answer, finite), request in zip(pairs, part, strict=True):
                 length = len(request.tokens)
                 if answer.is_empty:
                     head = self._find_head(weights)
@@ -195,6 +211,22 @@ class ModelPool:
             self._heads = {number: RayHead(reference, next(_numbers), ray.get(size))}
         return self._heads[number]
 
+    def _count_bytes(self, phase: Phase, size: int) -> None:
+        if self._meter is not None:
+            self._meter.count_bytes(phase, size)
+
+    def _count_weights(self, phase: Phase, weights: WeightsReference | None, parts: int) -> None:
+        """Count the weights once for each process that had not fetched them yet."""
+        if weights is None:
+            return
+        new = [
+            n
+            for n in range(min(parts, len(self._processes)))
+            if self._fetched.get(n) != weights.number
+        ]
+        self._fetched |= dict.fromkeys(new, weights.number)
+        self._count_bytes(phase, weights.size * len(new))
+
     def _wait(self, references: Sequence[Any], verb: str) -> None:
         count = len(self._processes)
         # A process may have several requests, which it answers in order.
@@ -209,6 +241,10 @@ def _cut(requests: Sequence[Any], count: int) -> list[list[Any]]:
     """Cut requests into at most `count` parts of neighbours, which share their prompts."""
     size = -(-len(requests) // count) if requests else 1
     return [list(requests[start : start + size]) for start in range(0, len(requests), size)]
+
+
+def _count_sample_bytes(sample: Sample) -> int:
+    return sample.tokens.nbytes + sample.sampling_logprobs.nbytes + sample.policy_logprobs.nbytes
 
 
 def _count_objects(requests: Sequence[ScoreRequest]) -> int:

@@ -74,9 +74,10 @@ class RayBackend:
         return RayStudent(trainer=trainer, samplers=samplers, **facts)
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
-        """Start a process with a frozen model."""
+        """Start the processes of a frozen model."""
         folder = prepare_folder(config, name, self._context)
-        pool = self._start_pool(name, 1, ModelSettings(config, folder, name))
+        count = self._config.teachers
+        pool = self._start_pool(name, count, ModelSettings(config, folder, name))
         facts = pool.load()
         for note in facts.pop("notes"):
             log.info(note)
@@ -89,7 +90,7 @@ class RayBackend:
             ModelProcess, count, model.config, max_restarts=RETRIES, max_task_retries=RETRIES
         )
         processes = [starter.start(self._settings, model) for _ in range(count)]
-        return ModelPool(title, processes, self._patience)
+        return ModelPool(title, processes, self._patience, self._context.meter)
 
     def build_sampler(self, student: Student) -> ModelClient:
         """Return a client that samples from the current weights at each call."""

@@ -193,12 +193,17 @@ class TrainerRank:
         self._verb = "optim_step"
         return self._get_trainer().optim_step(params)
 
-    def publish(self, follower: str) -> tuple[str, dict[str, PackedTensor]]:
-        """Gather the trainable weights, or a self-teacher's; return this rank's part of them."""
+    def publish(self, follower: str) -> tuple[int, dict[str, PackedTensor]]:
+        """Gather the trainable weights, or a self-teacher's; return this rank's part of them.
+
+        Its size in bytes comes first.
+        """
         self._verb = "publish"
         weights = self._followers[follower] if follower else self._get_weights()
-        part = collect_part(weights)
-        return follower, {name: PackedTensor.from_tensor(part[name]) for name in part}
+        part = {
+            name: PackedTensor.from_tensor(weight) for name, weight in collect_part(weights).items()
+        }
+        return sum(packed.array.nbytes for packed in part.values()), part
 
     def begin_following(self, follower: str) -> None:
         """Copy this rank's rows of the student for a self-teacher."""
@@ -281,10 +286,11 @@ class ModelProcess:
 
     def score(
         self, requests: Sequence[ScoreRequest], signal: Signal, weights: WeightsReference | None
-    ) -> tuple[list[tuple[TeacherSignal, bool]], PackedTensor | None]:
+    ) -> tuple[tuple[int, list[tuple[TeacherSignal, bool]]], PackedTensor | None]:
         """Score the requests; return signals without states, and the states of all of them.
 
-        True beside a signal says that its states are finite.
+        True beside a signal says that its states are finite. The size of all states in bytes comes
+        first.
         """
         signals = self._open(weights).score(requests, signal)
         states = [answer.states for answer in signals]
@@ -297,7 +303,10 @@ class ModelProcess:
         ]
         inject_fault(f"{self._model.name}.score")
         present = [state for state in states if state is not None]
-        return answers, PackedTensor.from_tensor(torch.cat(present)) if present else None
+        if not present:
+            return (0, answers), None
+        packed = PackedTensor.from_tensor(torch.cat(present))
+        return (packed.array.nbytes, answers), packed
 
     def pack_head(self, weights: WeightsReference | None) -> tuple[PackedHead, int]:
         """Return the head that reads the states of `score`, and the size of its vocabulary."""

@@ -131,10 +131,14 @@ class RayHead:
 
 @dataclass(frozen=True, slots=True)
 class WeightsReference:
-    """The trainable weights at one time: a number, and the parts that the ranks gathered."""
+    """The trainable weights at one time: a number, and the parts that the ranks gathered.
+
+    `size` is that of all parts in bytes.
+    """
 
     number: int
     references: tuple[Any, ...]
+    size: int = 0
 
     def fetch(self) -> dict[str, PackedTensor]:
         """Fetch all parts."""

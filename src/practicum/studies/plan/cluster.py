@@ -8,6 +8,7 @@ from typing import Any
 from practicum.costs import Line, count_read_tokens
 from practicum.costs.cluster import (
     GPUS,
+    HALF_BYTES,
     Cluster,
     Forecast,
     ScoringWork,
@@ -24,7 +25,7 @@ LOGIT_TOKENS = 1024
 """The tokens whose logits a GPU holds at once."""
 
 BEST = 3
-"""The splits that are best_forecasts, besides all GPUs in turn."""
+"""The splits that are printed."""
 
 SITE_GBIT = 1.0
 """The link between two sites, in Gbit/s."""
@@ -43,7 +44,7 @@ def parse_cluster(text: str) -> Cluster:
 
 
 def describe_clusters(run: DryRun, clusters: Sequence[Cluster]) -> list[dict[str, Any]]:
-    """Return the forecasts on each cluster as JSON data: the best splits, and all GPUs in turn.
+    """Return the forecasts of the best splits of each cluster as JSON data.
 
     `scaled` is the best split with as many more prompts as the cluster has more GPUs than the first
     one. `refused` says why nothing fits.
@@ -105,6 +106,7 @@ def _build_scoring(run: DryRun, name: str) -> ScoringWork:
     read = count_read_tokens([(request.prompt_tokens, len(request.tokens)) for request in requests])
     tokens = sum(len(request.tokens) for request in requests)
     gives_states = sends_hidden(run, name)
+    is_half = scorer.config is not None and scorer.config.dtype == "bfloat16"
     flops = scorer.dims.count_hidden_flops(read.tokens, read.contexts)
     return ScoringWork(
         name=name,
@@ -112,6 +114,7 @@ def _build_scoring(run: DryRun, name: str) -> ScoringWork:
         tokens=tokens,
         flops=flops + (0 if gives_states else scorer.dims.count_head_flops(tokens)),
         forward=scorer.body.forward,
+        item_bytes=HALF_BYTES if is_half else FLOAT_BYTES,
         sends_hidden=gives_states,
         is_student=scorer.config is None,
     )
@@ -130,14 +133,11 @@ def _describe_cluster(
         forecasts = choose_split(work, cluster, ahead=ahead)
     except ResourceError as error:
         return described | {"refused": str(error), "splits": [], "scaled": None}
-    apart = [forecast for forecast in forecasts if not forecast.split.in_turn]
-    in_turn = [forecast for forecast in forecasts if forecast.split.in_turn]
-    best_forecasts = sorted([*apart[:BEST], *in_turn], key=lambda forecast: forecast.step_seconds)
     scaled = None
     if factor != 1.0:
         best = choose_split(scale_workload(work, factor), cluster, ahead=ahead)[0]
         scaled = {"factor": factor, **_describe_forecast(best)}
-    splits = [_describe_forecast(forecast) for forecast in best_forecasts]
+    splits = [_describe_forecast(forecast) for forecast in forecasts[:BEST]]
     return described | {"refused": None, "splits": splits, "scaled": scaled}
 
 
