@@ -43,7 +43,7 @@ from practicum.objective import (
     build_token_batch,
     can_fuse,
 )
-from practicum.objective.measures import UpdateStatistics, compare, measure
+from practicum.objective.measures import UpdateStatistics, compare, measure, measure_pairs
 from practicum.objective.passes import (
     Part,
     Pass,
@@ -370,7 +370,7 @@ class LocalTrainer:
         for piece in chunks(len(part.index), self.limits.chunk_tokens):
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
             coefficients = compute_all_coefficients(objective, chunk.values, part.tokens[piece])
-            _record_values(records, chunk, part, piece)
+            _record_values(records, chunk, part, piece, objective)
             gradient[piece] = chunk.backward(coefficients)
             records.record_coefficients(
                 part.index[piece], part.signal.name, chunk.values, coefficients
@@ -423,7 +423,7 @@ class LocalTrainer:
         def record(part: Part, hidden: Tensor) -> None:
             for piece in chunks(len(part.index), self.limits.chunk_tokens):
                 chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
-                _record_values(records, chunk, part, piece)
+                _record_values(records, chunk, part, piece, objective)
                 indices.append(part.index[piece])
                 teachers.append(part.signal.name)
                 chunk_values.append(chunk.values)
@@ -447,6 +447,7 @@ class LocalTrainer:
         if not all_indices:
             return [torch.zeros(0) for _ in objective.losses]
         coefficients = compute_full_coefficients(objective, all_values, all_indices, batch)
+        measure_pairs(records, objective, all_values, all_indices, batch)
         for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
             factors = [column[index] for column in coefficients]
             records.record_coefficients(index, teacher, values, factors)
@@ -484,8 +485,10 @@ class LocalTrainer:
         )
 
 
-def _record_values(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slice) -> None:
+def _record_values(
+    records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slice, objective: Objective
+) -> None:
     """Record what a chunk says of its tokens, before its gradient is taken."""
     compare(records, chunk, part, piece)
-    measure(records, chunk.values, part.tokens[piece], part.signal[piece])
+    measure(records, chunk.values, part.tokens[piece], part.signal[piece], objective)
     records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))
