@@ -52,6 +52,7 @@ class TeacherSection(TypedDict, total=False):
     type: (
         Literal[
             "cached",
+            "chat_api",
             "expert",
             "model",
             "none",
@@ -61,6 +62,7 @@ class TeacherSection(TypedDict, total=False):
             "route",
             "scripted",
             "self",
+            "text_only",
             "tinker",
         ]
         | str
@@ -68,26 +70,30 @@ class TeacherSection(TypedDict, total=False):
     teacher: str | Mapping[str, Any]
     folder: str | None
     max_mib: float
-    softness: float
-    model: str | Mapping[str, Any] | None
-    dtype: Literal["float32", "bfloat16"]
-    device: Literal["auto", "cpu", "cuda"]
-    template: str | None
-    system: str | None
-    thinking: bool | None
-    stop: Sequence[str]
-    trust_remote_code: bool
-    residency: Literal["resident", "swap", "disk"]
     url: str
     allow_http: bool
-    tokenizer: str | None
-    dialect: Literal["auto", "vllm", "sglang", "echo", "chat"]
-    largest_k: int
     api_key_env: str | None
     concurrency: int
     timeout: float
     tokens_per_second: float
     give_up_after: float
+    protocol: Literal["openai", "anthropic"]
+    model: str | Mapping[str, Any] | None
+    system: str | None
+    prices: Mapping[str, Any] | None
+    budget: float | None
+    reuse: bool
+    softness: float
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["auto", "cpu", "cuda"]
+    template: str | None
+    thinking: bool | None
+    stop: Sequence[str]
+    trust_remote_code: bool
+    residency: Literal["resident", "swap", "disk"]
+    tokenizer: str | None
+    dialect: Literal["auto", "vllm", "sglang", "echo", "chat"]
+    largest_k: int
     token_budget: int | None
     canary_every: int
     canary: float | None

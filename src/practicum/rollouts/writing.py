@@ -45,7 +45,7 @@ from practicum.rollouts.sources import (
 )
 from practicum.rollouts.tape import RolloutArchive, mark_authors
 from practicum.text import Renderer
-from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams
+from practicum.types import FAILURES, Prompt, Rollout, Sample, SampleRequest, SamplingParams
 from practicum.types import Source as Origin
 
 SampleOrRollout = TypeVar("SampleOrRollout", Sample, Rollout)
@@ -254,14 +254,19 @@ class _RolloutSampler:
         samples: Sequence[Sample],
         source: Origin,
     ) -> list[Rollout]:
-        """Return the samples of some keys as rollouts with a loss at every token."""
+        """Return the samples of some keys as rollouts with a loss at every token.
+
+        A sample that failed, such as an answer that a teacher refused, has no loss.
+        """
         texts = self.renderer.decode_all([sample.tokens.tolist() for sample in samples])
         return [
             Rollout(
                 prompt=key.prompt,
                 prompt_tokens=prompt_tokens,
                 tokens=sample.tokens,
-                loss_mask=torch.ones(len(sample.tokens), dtype=torch.bool),
+                loss_mask=torch.full(
+                    (len(sample.tokens),), sample.stop_reason not in FAILURES, dtype=torch.bool
+                ),
                 sampling_logprobs=sample.sampling_logprobs,
                 policy_logprobs=sample.policy_logprobs,
                 policy_version=self.batch.policy_version,

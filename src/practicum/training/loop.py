@@ -366,7 +366,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
         "truncated": sum(rollout.stop_reason == "length" for rollout in rollouts) / count,
         "empty": sum(not rollout.text.strip() for rollout in rollouts) / count,
     }
-    if any(rollout.turns for rollout in rollouts):
+    if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
