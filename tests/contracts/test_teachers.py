@@ -59,6 +59,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"teacher": {"type": "openai_api", "url": "VLLM"}, "folder": "FOLDER"},
         {"teacher": {"type": "tinker", "url": "SERVICE", "model": "teacher"}, "folder": "FOLDER"},
     ],
+    "chat_api": [
+        {"url": "CHAT", "model": "m"},
+        {"url": "CHAT", "model": "m", "folder": "FOLDER", "reuse": False},
+    ],
     "expert": [{}, {"softness": 0.5}],
     "model": [
         {"model": "MODEL", "residency": residency} for residency in ("resident", "swap", "disk")
@@ -98,6 +102,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "tinker": [
         {"url": "SERVICE", "model": "teacher"},
         {"url": "SERVICE", "model": "teacher", "tokenizer": "MODEL"},
+    ],
+    "text_only": [
+        {"teacher": {"type": "model", "model": "MODEL"}},
+        {"teacher": SELF},
     ],
     "self": [
         {"weights": weights, "rate": 0.5, "period": 2}
