@@ -129,7 +129,14 @@ class Stub:
             return 200, {
                 "choices": [
                     {"message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}
-                ]
+                ],
+                "usage": {"prompt_tokens": 10, "completion_tokens": 2},
+            }
+        if path == "/v1/messages":
+            return 200, {
+                "content": [{"type": "thinking", "thinking": "b"}, {"type": "text", "text": "ab"}],
+                "stop_reason": "end_turn",
+                "usage": {"input_tokens": 10, "output_tokens": 2},
             }
         if path == "/generate" and self.dialect == "sglang":
             return self._sglang(body)
@@ -282,7 +289,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _reply(self, body: Any) -> None:
         stub = self.owner
-        if stub.key is not None and self.headers.get("Authorization") != f"Bearer {stub.key}":
+        keys = (self.headers.get("x-api-key"), self.headers.get("Authorization"))
+        if stub.key is not None and keys not in ((stub.key, None), (None, f"Bearer {stub.key}")):
             self.send(401, b'{"error": "no key"}')
             return
         with stub.lock:

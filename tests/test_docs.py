@@ -37,7 +37,14 @@ from practicum import errors, recipe, rollouts
 from practicum.cli.app import app
 from practicum.core import packaged, plugins
 from practicum.core.calls import Call
-from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
+from practicum.functional import (
+    ADVANTAGES,
+    CORRECTIONS,
+    DIVERGENCES,
+    PAIR_LOSSES,
+    SAMPLE_WEIGHTS,
+    WEIGHTS,
+)
 from practicum.models import config as model_config
 from practicum.monitors import MONITORS, MonitorSettings
 from practicum.objective import Objective, Term, choices
@@ -171,6 +178,24 @@ def _samples() -> str:
 def _advantages() -> str:
     rows = [[f"`{e.name}`", e.summary, _arxiv(e.paper)] for e in ADVANTAGES.values()]
     return _table(["advantage", "of each completion among those of its prompt", "paper"], rows)
+
+
+def _pair_losses() -> str:
+    rows = [
+        [
+            f"`{loss.name}`",
+            f"`{loss.number}`",
+            ", ".join(
+                f"`{name}` = {default}"
+                for name, default in (("beta", loss.beta), ("margin", loss.margin))
+                if default is not None
+            ),
+            loss.summary,
+            _arxiv(loss.paper),
+        ]
+        for loss in PAIR_LOSSES.values()
+    ]
+    return _table(["loss", "number of an answer", "parameters", "loss of a pair", "paper"], rows)
 
 
 def _schedules() -> str:
@@ -503,6 +528,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "weights": _weights,
     "samples": _samples,
     "advantages": _advantages,
+    "pair_losses": _pair_losses,
     "schedules": _schedules,
     "methods": _methods,
     "controls": _controls,

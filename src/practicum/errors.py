@@ -92,7 +92,14 @@ class SandboxError(ResourceError):
 
 
 class WorkerLost(ResourceError):
-    """A process of a cluster that died, or did not answer in time; the newest checkpoint is kept."""
+    """A process of a cluster that died, or did not answer in time; the newest checkpoint is kept.
+
+    `restarts` is the number of times that a run may go on by itself after such a loss.
+    """
+
+    def __init__(self, message: str, restarts: int = 0) -> None:
+        self.restarts = restarts
+        super().__init__(message)
 
 
 class VerifierError(PracticumError, RuntimeError):

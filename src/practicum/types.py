@@ -21,8 +21,8 @@ StopReason = Literal["stop", "length", "error", "timeout"]
 FAILURES: tuple[StopReason, ...] = ("error", "timeout")
 """The stop reasons of a conversation that its environment ended by failing."""
 
-Source = Literal["student", "dataset", "teacher"]
-Author = Literal["student", "dataset", "teacher", "environment"]
+Source = Literal["student", "dataset", "teacher", "reference"]
+Author = Literal["student", "dataset", "teacher", "environment", "reference"]
 AUTHORS: tuple[Author, ...] = get_args(Author)
 """All authors; `Rollout.authors` holds indices into this tuple."""
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from practicum.backends.local.trainer import LocalTrainer, TrainerLimits, _is_out_of_memory
+from practicum.backends.local.ranks import is_out_of_memory
+from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.errors import ResourceError
 from practicum.objective import Objective
 
@@ -16,11 +17,11 @@ from .tiny import data_for, tiny
 def test_errors_of_the_allocators_are_recognised():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
-    assert _is_out_of_memory(caught.value)
-    assert _is_out_of_memory(
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     )
-    assert not _is_out_of_memory(
+    assert not is_out_of_memory(
         RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)")
     )
 

@@ -1,10 +1,20 @@
 """A run over the processes of a Ray cluster is the run of one process."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import rows, toy_run
+from safetensors.torch import load_file
+from toy import JOURNALS, RecordingConsole, rows, toy_recipe, toy_run
+
+from practicum.backends.ray.clients import RayTrainer
+from practicum.errors import RecipeError, WorkerLost
+from practicum.ports import AdamParams
+from practicum.run_dir import RunDir, find_checkpoint
+from practicum.runs.assembly import assemble_run
+from practicum.runs.opening import open_student
 
 from .ray_session import cluster
 
@@ -36,6 +46,15 @@ def assert_close_runs(one: Path, other: Path) -> None:
             assert theirs[name] == pytest.approx(number, rel=1e-6, abs=1e-6), name
 
 
+def assert_same_bytes(one: Path, other: Path) -> None:
+    """Two runs have the same rows, and the same weights and moments."""
+    newest = Path("checkpoints") / "step-4"
+    files = sorted(path.name for path in (one / newest).glob("*.safetensors"))
+    assert files == sorted(path.name for path in (other / newest).glob("*.safetensors"))
+    for name in (*JOURNALS, "summary.json", *(newest / name for name in files)):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
 @pytest.fixture(scope="module")
 def single(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_run(models, tmp_path_factory.mktemp("single"), SIZES).folder
@@ -48,3 +67,132 @@ def double(models: Path, tmp_path_factory: pytest.TempPathFactory, cluster: None
 
 def test_two_trainers_give_the_run_of_one_process(single: Path, double: Path) -> None:
     assert_close_runs(single, double)
+
+
+def test_any_process_opens_a_checkpoint_in_parts(double: Path) -> None:
+    newest = find_checkpoint(RunDir.open(double))[0]
+    assert newest is not None
+    names = sorted(path.name for path in newest.path.glob("student*"))
+    assert names == ["student-00001-of-00002.safetensors", "student-00002-of-00002.safetensors"]
+    backend, student = open_student(double)
+    assert student.weights is not None
+    saved = [load_file(newest.path / name) for name in names]
+    assert not saved[0].keys() & saved[1].keys()
+    for part in saved:
+        for name, tensor in part.items():
+            assert student.weights[name].equal(tensor), name
+    assert len(saved[0]) + len(saved[1]) == len(student.weights)
+    backend.export(student, double / "exported")
+    assert (double / "exported" / "config.json").is_file()
+
+
+def test_a_lost_trainer_lets_the_run_go_on_by_itself(
+    models: Path, tmp_path: Path, double: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRACTICUM_FAULT", "rank-1.differentiated:3")
+    console = RecordingConsole()
+    resumed = toy_run(models, tmp_path, on_ray(restarts=1), console=console).folder
+    assert_same_bytes(double, resumed)
+    (line,) = [line for line in console.events if "was lost" in line]
+    assert "trainer 1 was lost in forward_backward; nothing of this step is kept" in line
+    assert "1 of 1 times" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point", ["rank-0.gathered:3", "rank-1.pass:4", "rank-1.differentiated:3", "rank-0.saved:2"]
+)
+def test_a_lost_trainer_ends_the_run_in_one_line_and_it_is_resumed(
+    models: Path, tmp_path: Path, double: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setenv("PRACTICUM_FAULT", point)
+    rank, verb = point[5], "save" if "saved" in point else "forward_backward"
+    with pytest.raises(
+        WorkerLost, match=f"^trainer {rank} was lost in {verb}; nothing of this step is kept, go"
+    ):
+        toy_run(models, tmp_path, on_ray())
+    monkeypatch.delenv("PRACTICUM_FAULT")
+    assert_same_bytes(double, toy_run(models, tmp_path, on_ray(), resume=True).folder)
+
+
+@pytest.mark.slow
+def test_the_same_run_again_has_the_same_bytes(models: Path, tmp_path: Path, double: Path) -> None:
+    assert_same_bytes(double, toy_run(models, tmp_path, on_ray(samplers=2)).folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+def test_another_number_of_trainers_goes_on(
+    models: Path, tmp_path: Path, single: Path, before: int, after: int
+) -> None:
+    toy_run(models, tmp_path, on_ray(before) | {"train.steps": 2})
+    allowed = {"resume": True, "allow_changed": ["train.steps"]}
+    assert_close_runs(single, toy_run(models, tmp_path, on_ray(after), **allowed).folder)
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_from_two_trainers(models: Path, tmp_path: Path, single: Path) -> None:
+    toy_run(models, tmp_path, on_ray() | {"train.steps": 2})
+    allowed = {"resume": True, "allow_changed": ["train.steps", "backend"]}
+    assert_close_runs(single, toy_run(models, tmp_path, SIZES, **allowed).folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["student.sample:4", "teacher.score:3"])
+def test_a_sampler_or_teacher_that_dies_is_asked_again(
+    models: Path, tmp_path: Path, double: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setenv("PRACTICUM_FAULT", point)
+    assert_same_bytes(double, toy_run(models, tmp_path, on_ray()).folder)
+
+
+@pytest.mark.slow
+def test_a_rank_that_sleeps_is_named(models: Path, tmp_path: Path) -> None:
+    built = assemble_run(toy_recipe(models, on_ray(patience=20.0)), tmp_path)
+    trainer = built.trainer
+    assert isinstance(trainer, RayTrainer)
+    (_, _), (sleeper, _) = trainer.group.ask("identify")
+    os.kill(sleeper, signal.SIGSTOP)
+    try:
+        with pytest.raises(
+            WorkerLost,
+            match=r"^no answer to optim_step in 20 s \(backend.patience\) from trainer 1 at an",
+        ):
+            trainer.optim_step(AdamParams(0.01))
+    finally:
+        os.kill(sleeper, signal.SIGCONT)
+        built.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout.max_staleness": 1},
+        {"teacher": {"type": "self", "weights": "ema"}},
+        {"student.lora": {"rank": 4}},
+        {"student.trainable_layers": 1},
+        {
+            "reference": {"type": "self"},
+            "objective": {
+                "losses": [{"signal": "topk(4)"}, {"signal": "sampled", "against": "reference"}]
+            },
+        },
+    ],
+    ids=["rollouts ahead", "a following teacher", "adapters", "one layer", "a reference"],
+)
+def test_other_recipes_give_the_run_of_one_process(
+    models: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    one, two = (
+        toy_run(models, tmp_path / name, backend | changes).folder
+        for name, backend in (("one", SIZES), ("two", on_ray()))
+    )
+    assert_close_runs(one, two)
+
+
+def test_what_cannot_be_is_said_in_one_line(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="3 trainers cannot be divided among 2 nodes; write trai"):
+        toy_recipe(models, on_ray(3, nodes=2))
+    with pytest.raises(RecipeError, match="backend 'ray'; write source: mix"):
+        toy_recipe(models, on_ray() | {"rollout.source": "token_mix(0.2)"})

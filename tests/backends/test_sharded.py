@@ -1,5 +1,6 @@
 """A trainer over shards computes what a trainer of one process computes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,71 @@ def test_passes_are_dealt_to_whoever_has_least() -> None:
     assert deal_passes([5, 9, 1, 4], 2) == [[1, 2], [0, 3]]
     assert deal_passes([3], 3) == [[0], [], []]
     assert deal_passes([], 2) == [[], []]
+
+
+class OneRankFails:
+    """Lets the layers or the loss of rank 1 run out of memory for micro-batches that are too long."""
+
+    def __init__(self, trainer: LocalTrainer, rank: int, tokens: int, where: str) -> None:
+        self.failures = 0
+        if rank != 1:
+            return
+        if where == "layer":
+            layer = trainer.language_model.model.model.layers[1]  # type: ignore[union-attr, index]
+            forward = layer.forward  # type: ignore[union-attr]
+
+            def limited(hidden: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+                self.check(hidden.shape[1] > tokens)
+                return forward(hidden, *arguments, **named)
+
+            layer.forward = limited  # type: ignore[union-attr, assignment]
+        else:
+            compute = trainer._differentiate_all
+
+            def differentiate(head: Any, hidden: torch.Tensor, *arguments: Any) -> torch.Tensor:
+                self.check(len(hidden) > tokens)
+                return compute(head, hidden, *arguments)
+
+            trainer._differentiate_all = differentiate  # type: ignore[method-assign]
+
+    def check(self, is_too_long: bool) -> None:
+        if is_too_long:
+            self.failures += 1
+            raise torch.OutOfMemoryError("no memory left for a test")
+
+
+@pytest.mark.parametrize(("where", "tokens"), [("layer", 30), ("loss", 14)])
+def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all(
+    tmp_path: Path, where: str, tokens: int
+) -> None:
+    def work(rank: int) -> dict[str, Any]:
+        trainer, _ = build_sharded_trainer(tiny(), TrainerLimits(200, 7))
+        poor = OneRankFails(trainer, rank, tokens, where)
+        answer = update(trainer, datums("llama"), {})
+        return answer | {"limits": trainer.limits, "failures": poor.failures}
+
+    first, second = run_ranks(tmp_path, 2, work)
+    assert first["failures"] == 0 and second["failures"] > 0
+    assert first["limits"] == second["limits"]
+    halvings = first["metrics"].pop("halvings")
+    assert halvings == second["metrics"].pop("halvings") >= 1
+    expected = update(LocalTrainer(tiny(), first["limits"]), datums("llama"), {})
+    expected["metrics"].pop("halvings")
+    compare(expected, first)
+    compare(expected, second)
+
+
+def test_a_loss_that_is_no_number_on_one_rank_is_reported_by_all(tmp_path: Path) -> None:
+    def work(rank: int) -> tuple[dict[str, float], int]:
+        trainer, _ = build_sharded_trainer(tiny(), TrainerLimits(24, 7))
+        data = datums("llama")
+        signal = data[2].signal
+        assert isinstance(signal.hidden, torch.Tensor)
+        broken = replace(signal, hidden=signal.hidden * float("nan"))
+        data[2] = replace(data[2], signal=broken)
+        result = trainer.forward_backward(data, Objective(), 0)
+        parameters = trainer.language_model.trainable_parameters().values()
+        return result.metrics, sum(p.grad is not None for p in parameters)
+
+    for metrics, gradients in run_ranks(tmp_path, 2, work):
+        assert metrics["nonfinite"] == 1.0 and gradients == 0

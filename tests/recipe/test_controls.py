@@ -19,7 +19,7 @@ from practicum.recipe import (
     parse_recipe,
     resolve_recipe,
 )
-from practicum.rollouts import StudentSource, find_other_writer
+from practicum.rollouts import StudentSource, list_other_writers
 from practicum.run_dir import read_json
 from practicum.runs import run
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
@@ -45,8 +45,8 @@ CONTROLS = {
 
 def is_taught(recipe: Recipe) -> bool:
     """Return whether somebody besides the verifier is learned from."""
-    return (
-        recipe.objective.signal is not None or find_other_writer(recipe.rollout.source) is not None
+    return recipe.objective.signal is not None or not {"teacher", "dataset"}.isdisjoint(
+        list_other_writers(recipe.rollout.source)
     )
 
 

@@ -52,6 +52,8 @@ WRITTEN = [
     "mix(student=0.25, other=teacher)",
     "mix(student=0.75, other=replay)",
     "join(other=teacher, n=2)",
+    "join(other=dataset+reference, n=1, student=0)",
+    "reference",
     "token_mix(teacher=0.4)",
     "prefix(length=2, origin=dataset)",
     "cache(path=../earlier/rollouts.jsonl)",
@@ -60,7 +62,8 @@ WRITTEN = [
 
 @pytest.fixture(scope="module")
 def built(models: Path, tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
-    return assemble_run(toy_recipe(models), tmp_path_factory.mktemp("models"))
+    recipe = toy_recipe(models, {"reference": {"type": "self", "weights": "frozen"}})
+    return assemble_run(recipe, tmp_path_factory.mktemp("models"))
 
 
 Write = Callable[..., list[Rollout]]
@@ -93,6 +96,7 @@ def write(built: RunComponents) -> Write:
             teacher or built.parts.teacher,
             built.parts.renderer,
             archive or RolloutArchive(),
+            reference=built.parts.reference,
         )
         settings = SamplingParams(**{"max_new_tokens": LIMIT, "stop_ids": stops, **params})
         return collect_rollouts(
@@ -275,6 +279,32 @@ def test_joined_completions_stand_beside_the_students_own(
         )
 
 
+def test_several_are_joined_in_the_order_in_which_they_are_named(
+    built: RunComponents, write: Write
+) -> None:
+    prompts = built.parts.prompts[:3]
+    joined = write("join(teacher+reference+dataset, 2)", prompts=prompts, n=1)
+    names = ["student", *["teacher"] * 2, *["reference"] * 2, *["dataset"] * 2]
+    assert [rollout.source for rollout in joined] == names * 3
+    assert [rollout.sample for rollout in joined] == [*range(7)] * 3
+    assert {rollout.prompt.id for rollout in joined[:7]} == {prompts[0].id}
+    alone = write("join(dataset+reference, student=0)", prompts=prompts, n=4)
+    assert [rollout.source for rollout in alone] == ["dataset", "reference"] * 3
+
+
+def test_the_reference_writes_what_the_student_once_would_have(
+    built: RunComponents, write: Write
+) -> None:
+    """The frozen self is the student here, under another stream of random numbers."""
+    written, own = write("reference", temperature=1e-3), write("student", temperature=1e-3)
+    for rollout, mine in zip(written, own, strict=True):
+        assert rollout.source == "reference" and rollout.loss_mask.all()
+        assert rollout.tokens.equal(mine.tokens) and rollout.policy_logprobs.isnan().all()
+    drawn = [rollout.text for rollout in write("reference", n=6)]
+    assert drawn != [rollout.text for rollout in write("student", n=6)]
+    assert drawn != [rollout.text for rollout in write("reference", n=6, seed=1)]
+
+
 @pytest.mark.parametrize("origin", ["teacher", "dataset"])
 def test_the_student_goes_on_after_a_prefix(
     built: RunComponents, write: Write, origin: str
@@ -430,7 +460,10 @@ MISTAKES = {
     "mix(0.5, teecher)": r"rollout\.source\.mix\.other: .*'teacher'.*\(given: 'teecher'\)",
     "mix(lambda=0.5)": r"source 'mix' has no parameter 'lambda'; known: other, student",
     "mix(1.5)": r"rollout\.source\.mix\.student: .*less than or equal to 1 \(given: 1\.5\)",
-    "join(replay)": r"rollout\.source\.join\.other: .*'dataset' or 'teacher'",
+    "join(replay)": r"rollout\.source\.join\.other: .*'dataset', 'teacher' or 'reference'",
+    "join(teacher+teacher)": r"join\.other: .*or several joined by \+, each once",
+    "join(teacher, student=-1)": r"join\.student: .*greater than or equal to 0",
+    "reference": r"lets the reference write and there is none; write reference: \{type: self",
     "token_mix(-0.1)": r"token_mix\.teacher: .*greater than or equal to 0",
     "student(1)": r"source 'student' takes no arguments, but 1 values were given",
     "cache": r"rollout\.source\.cache\.path: missing",
@@ -451,7 +484,7 @@ def test_a_path_that_could_not_be_read_back_is_refused() -> None:
 
 @pytest.mark.parametrize("source", WRITTEN)
 def test_a_source_reads_back_from_its_own_text(source: str) -> None:
-    recipe = recipe_with(source)
+    recipe = recipe_with(source, {"reference": {"type": "self", "weights": "frozen"}})
     assert recipe.rollout.source.model_dump() == source
     assert parse_recipe(resolve_recipe(recipe), "again").rollout == recipe.rollout
 

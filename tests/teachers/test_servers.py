@@ -26,8 +26,10 @@ from practicum.models.sources import locate_packaged
 from practicum.objective import Sampled, TopK
 from practicum.ports import Capabilities, TeacherRequest
 from practicum.remote.http import JsonClient, JsonRequest, Server
+from practicum.teachers._chat import ChatServer, ChatTeacher
+from practicum.teachers._chat_protocols import OpenAIProtocol
 from practicum.teachers._probe import probe
-from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits, TextTeacher
+from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.text.tokenizers import load_renderer
 from practicum.types import SamplingParams, ScoreRequest
 
@@ -225,7 +227,9 @@ def test_llamacpp_writes_and_scores_nothing(tmp_path: Path) -> None:
         assert found.dialect is None and found.signals.startswith("text")
         renderer = load_renderer(ModelConfig(model="smollm2-135m-instruct"))
         speaker = ServerGenerator(JsonClient(Server(url)), found.model, renderer, ServerLimits())
-        teacher = TextTeacher(speaker, Capabilities(frozenset()), system=None)
+        teacher = ChatTeacher(
+            ChatServer(speaker, OpenAIProtocol()), Capabilities(frozenset()), system=None
+        )
         (answer,) = teacher.sample(
             [TeacherRequest(prompt("What is the capital of France"), 0)],
             SamplingParams(12, stop_ids=renderer.stop_ids),

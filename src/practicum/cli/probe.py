@@ -6,7 +6,8 @@ from pydantic import ValidationError
 
 from practicum.errors import RecipeError
 from practicum.teachers._probe import Probe, probe
-from practicum.teachers.openai_api import Config, build_client
+from practicum.teachers._served import open_server
+from practicum.teachers.openai_api import Config
 
 LARGEST_K = 256
 """The largest k that is tried."""
@@ -21,7 +22,7 @@ def probe_server(url: str, **fields: Any) -> Probe:
         raise RecipeError(
             [str(entry["msg"]).removeprefix("Value error, ") for entry in error.errors()]
         ) from None
-    return probe(build_client(config), config.dialect, config.model, LARGEST_K, None)
+    return probe(open_server(config), config.dialect, config.model, LARGEST_K, None)
 
 
 def to_json(result: Probe) -> dict[str, object]:

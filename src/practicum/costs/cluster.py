@@ -189,6 +189,8 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
 
 def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool) -> Forecast:
     """Return the forecast of a step by this split; ResourceError if a pool's memory is too small."""
+    # The teacher is judged first: it is usually the largest, and serving it elsewhere leaves the
+    # other pools as they are.
     scoring = _time_scoring(work, cluster, split.teachers)
     engine = _size_engine(work, cluster, split)
     shards = _choose_shards(work, cluster, split)
@@ -206,6 +208,8 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
         "wait": max(collectives - HIDDEN_SHARE * update, 0.0),
         "copy": copied / cluster.network_link,
     }
+    # Pools that wait for each other are idle most of the time: the phases then add up as they do
+    # on the same GPUs.
     total = sum(seconds.values())
     if ahead and not split.in_turn:
         learning = seconds["update"] + seconds["wait"]
@@ -294,6 +298,7 @@ def _list_splits(work: Workload, cluster: Cluster) -> Iterator[Split]:
     """
     count = cluster.gpus
     yield Split(count, count, count if work.teachers else 0, in_turn=True)
+    # The time changes little between neighbours, and all splits of 1,024 GPUs are half a million.
     grain = max(count // 32, 1)
     for trainers in range(grain, count, grain):
         if trainers > cluster.per_node and trainers % cluster.per_node:
@@ -360,6 +365,8 @@ def _count_trainer_bytes(
 
 def _size_engine(work: Workload, cluster: Cluster, split: Split) -> _Engine:
     """Return the samplers; ResourceError if not one longest text fits on a node."""
+    # Keys and values are paged, so that completions take their mean length, half of what they may
+    # become; only one must fit at its longest.
     weights = HALF_BYTES * work.student.parameters
     longest = work.student.count_kv_bytes(work.longest, HALF_BYTES)
     usual = work.student.count_kv_bytes(
@@ -417,6 +424,7 @@ def _time_update(
     # A text is never split, so more trainers than texts have nothing to do.
     busy = min(split.trainers, max(work.texts, 1))
     update = work.update_flops / (cluster.gpu.flops * busy * EFFICIENCY["update"])
+    # A ring over several nodes is as fast as its slowest link.
     link = cluster.node_link if shards <= cluster.per_node else cluster.network_link
     total = _count_collective_bytes(work, split, shards, pass_tokens) / split.trainers
     collectives = total / link

@@ -10,9 +10,12 @@ from practicum import functional as F
 from practicum.functional import comparison
 from practicum.functional.distributions import SMALLEST_TAIL
 from practicum.objective.closed_form import LossChunk
+from practicum.objective.pairs import compare_pairs
 from practicum.objective.passes import Part
 from practicum.objective.signal_reader import read_tokens
+from practicum.objective.spec import Objective
 from practicum.objective.support import share_support
+from practicum.objective.token_axis import merge_parts
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import Datum, ForwardResult, Metrics, TeacherSignal, TokenRecord
 
@@ -205,6 +208,29 @@ def compare(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slic
         records.add("top1_conflict", F.top1_conflict(members))
 
 
+@torch.no_grad()
+def measure_pairs(
+    records: UpdateStatistics,
+    objective: Objective,
+    values_by_part: Sequence[Sequence[TermValues]],
+    indices: Sequence[Tensor],
+    batch: TokenBatch,
+) -> None:
+    """Record what terms of pairs report, from the values of a batch's parts at `indices`.
+
+    These are the mean loss, the share of pairs in which the chosen completion is ahead, and the
+    share of completions in no pair.
+    """
+    numbers = [number for number, term in enumerate(objective.losses) if term.signal.pairs]
+    values = merge_parts(values_by_part, indices) if numbers else []
+    for number in numbers:
+        end = f"_{number}" if len(objective.losses) > 1 else ""
+        losses, is_ahead, unpaired = compare_pairs(objective.losses[number], values[number], batch)
+        records.add(f"loss{end}", losses)
+        records.add(f"pairs_in_order{end}", is_ahead)
+        records.add(f"unpaired{end}", unpaired.to(losses))
+
+
 def _add_up(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the sum of each number over the parts that have it."""
     totals: dict[str, Tensor] = {}
@@ -233,8 +259,9 @@ def measure(
     values: Sequence[TermValues],
     tokens: TokenBatch,
     signal: TeacherSignal,
+    objective: Objective,
 ) -> None:
-    """Record what every step reports.
+    """Record what every step reports, but for the loss of pairs.
 
     These are the values of the terms, the divergence to the teacher, the entropies, the sampler
     mismatch, and the share of tokens that the teacher does not have.
@@ -246,6 +273,8 @@ def measure(
         records.add("tokens_outside", unknown)
     for number, term_values in enumerate(values):
         name = "loss" if len(values) == 1 else f"loss_{number}"
+        if objective.losses[number].signal.pairs:
+            continue
         loss = term_values.divergence
         if loss is None and term_values.teacher_logprobs is not None:
             loss = F.k1(term_values.logprobs, term_values.teacher_logprobs)

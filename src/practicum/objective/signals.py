@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from practicum.core.calls import Call
+from practicum.functional.pairs import PAIR_LOSSES, PairLoss
 from practicum.objective.entries import check_advantage
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 
@@ -42,6 +43,7 @@ class SignalCall(Call):
     - measures: it gives enough of each state to measure a divergence there
     - sampled: it is about the sampled token alone
     - label: the token itself is the label
+    - pairs: it compares two whole completions of a prompt
     - usual: the estimator that `auto` stands for
     """
 
@@ -49,6 +51,7 @@ class SignalCall(Call):
     measures: ClassVar[bool] = False
     sampled: ClassVar[bool] = False
     label: ClassVar[bool] = False
+    pairs: ClassVar[bool] = False
     usual: ClassVar[Pathwise | ScoreFunction] = Pathwise()
 
     @property
@@ -83,6 +86,11 @@ class SignalCall(Call):
         None if the reward has no part in the signal.
         """
         return None
+
+    @property
+    def by_reward(self) -> bool:
+        """Return True if the verifier's reward decides which completions become likelier."""
+        return self.outcome is not None
 
     def explain_refusal(self, capabilities: Capabilities) -> str | None:
         """Return why the scorer cannot give this signal, and what it can give; None if it can."""
@@ -278,3 +286,50 @@ class Score(SignalCall):
                 "arguments"
             )
         return None
+
+
+class Pair(SignalCall):
+    """Pairs of a prompt's completions, of which one is chosen and the other rejected.
+
+    `loss`: dpo 2305.18290, ipo 2310.12036, simpo 2405.14734, orpo 2403.07691, spin 2401.01335;
+    `against` has the model of the ratio for dpo, ipo and spin. `choose`: source, completions of
+    dataset and teacher before those of student and reference; reward, a higher one before a lower
+    one; score, by the mean log-probability of whom the term is about.
+    """
+
+    type: Literal["pair"] = "pair"
+    loss: Literal["dpo", "ipo", "simpo", "orpo", "spin"] = "dpo"
+    beta: float | None = Field(default=None, gt=0)
+    choose: Literal["source", "reward", "score"] = "source"
+    margin: float | None = Field(default=None, ge=0)
+    pairs: ClassVar[bool] = True
+    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+
+    @model_validator(mode="after")
+    def _check_parameters(self) -> "Pair":
+        self.entry.resolve(self.beta, self.margin)
+        return self
+
+    @property
+    def entry(self) -> PairLoss:
+        """Return the loss with its facts."""
+        return PAIR_LOSSES[self.loss]
+
+    @property
+    def question(self) -> Sampled | None:
+        """Return the log-probabilities of the tokens, if the loss or the choice needs them."""
+        return Sampled() if self.entry.needs_reference or self.choose == "score" else None
+
+    @property
+    def by_reward(self) -> bool:
+        """Return True if the reward chooses."""
+        return self.choose == "reward"
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse settings that concern one completion at a time."""
+        if divergence == "reverse_kl" and plain and gradient == ScoreFunction():
+            return None
+        return (
+            "signal 'pair' has a loss of its own; leave out target, divergence and estimator, and "
+            "write pair(dpo), pair(ipo), pair(simpo), pair(orpo) or pair(spin)"
+        )

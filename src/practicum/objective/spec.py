@@ -77,7 +77,7 @@ class Term(BaseModel):
             "only completions with reward 1 or below it, or of prompts without or with a right one"
         ),
     )
-    source: Literal["all", "student", "dataset", "teacher"] = Field(
+    source: Literal["all", "student", "dataset", "teacher", "reference"] = Field(
         default="all", description="only tokens of this writer: see [rollouts](rollouts.md)"
     )
     coefficient: float = 1.0
@@ -91,6 +91,7 @@ class Term(BaseModel):
             or self._check_target()
             or self._check_rewards_and_clips()
             or self._check_weights()
+            or self._check_pairs()
         )
         if problem is not None:
             raise ValueError(problem)
@@ -144,6 +145,8 @@ class Term(BaseModel):
         )
 
     def _check_rewards_and_clips(self) -> str | None:
+        if self.signal.pairs and not isinstance(self.reward, NoReward):
+            return "signal 'pair' has no advantage; leave out reward, or write choose=reward"
         if self.signal.outcome is not None and not isinstance(self.reward, NoReward):
             return (
                 f"signal {self.signal.type!r} is the reward itself; leave out reward, "
@@ -182,6 +185,26 @@ class Term(BaseModel):
                 "does not ask"
             )
         return None
+
+    def _check_pairs(self) -> str | None:
+        if not self.signal.pairs:
+            return None
+        defaults = Term.model_fields
+        of_one_answer = (
+            "correction",
+            "weights",
+            "samples",
+            "filter",
+            "source",
+            "advantage_logprob",
+        )
+        chosen = [name for name in of_one_answer if getattr(self, name) != defaults[name].default]
+        if not chosen:
+            return None
+        return (
+            f"signal 'pair' takes whole answers of a prompt as they are; leave out "
+            f"{' and '.join(chosen)}"
+        )
 
     @property
     def parameter(self) -> float | None:
@@ -234,8 +257,8 @@ class Term(BaseModel):
 
     @property
     def has_rewarded_advantage(self) -> bool:
-        """Return True if the verifier's reward is an advantage or a part of one."""
-        return self.signal.outcome is not None or not isinstance(self.reward, NoReward)
+        """Return True if the verifier's reward is an advantage, a part of one, or chooses pairs."""
+        return self.signal.by_reward or not isinstance(self.reward, NoReward)
 
     @property
     def learns_from_reward(self) -> bool:
@@ -281,6 +304,7 @@ class Term(BaseModel):
         )
         return (
             sequence
+            or self.signal.pairs
             or CORRECTIONS[self.correction.name].cumulative
             or not WEIGHTS[self.weights.name].pointwise
             or not self.samples_by.isdisjoint(TOKEN_STATISTICS)

@@ -20,6 +20,7 @@ from practicum.functional.samples import (
 from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
+from practicum.objective.pairs import compute_pair_coefficients
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import AUTHORS
@@ -30,10 +31,12 @@ def compute_coefficients(term: Term, values: TermValues, batch: TokenBatch) -> F
     """Return the detached coefficient of each token's value in the loss, 0 without a signal.
 
     For a differentiated value it is weight times aggregate; for a sampled token it is also times
-    minus the return. Terms with `needs_sequences` need whole sequences here.
+    minus the return; for pairs it is the derivative of their loss. Terms with `needs_sequences` need whole sequences here.
     """
     if term.needs_signal and values.divergence is None and values.teacher_logprobs is None:
         return torch.zeros_like(values.logprobs)
+    if term.signal.pairs:
+        return compute_pair_coefficients(term, values, batch)
     coefficient = (
         term.coefficient
         * batch.aggregate
@@ -70,11 +73,17 @@ def compute_full_coefficients(
     Needed for terms whose coefficient of a token depends on other tokens, such as returns;
     `indices` place each part's tokens in the batch.
     """
+    return compute_all_coefficients(objective, merge_parts(values_by_part, indices), batch)
+
+
+def merge_parts(
+    values_by_part: Sequence[Sequence[TermValues]], indices: Sequence[Tensor]
+) -> list[TermValues]:
+    """Return each term's values of the full batch, from those of its parts at `indices`."""
     # Parts reorder the tokens: `argsort` of their batch indices undoes it.
     order = torch.cat(list(indices)).argsort()
     by_term = zip(*values_by_part, strict=True)
-    merged = [TermValues.concatenate(list(parts))[order] for parts in by_term]
-    return compute_all_coefficients(objective, merged, batch)
+    return [TermValues.concatenate(list(parts))[order] for parts in by_term]
 
 
 def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:

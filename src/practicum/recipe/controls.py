@@ -16,7 +16,7 @@ from practicum.objective import Term
 from practicum.objective.spec import OTHER_ANSWERS
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.schema import Recipe, resolve_recipe
-from practicum.rollouts import StudentSource, find_other_writer
+from practicum.rollouts import StudentSource, list_other_writers
 
 SWITCH = "teacher=off"
 """The override that asks for the control; YAML reads its value as False."""
@@ -42,14 +42,15 @@ def build_control(recipe: Recipe) -> Recipe | None:
     no teacher, or no reward without the teacher. Raises RecipeError if a schedule has no place in
     the control.
     """
-    writer = find_other_writer(recipe.rollout.source)
+    # The reference writes as an earlier student.
+    writers = [name for name in list_other_writers(recipe.rollout.source) if name != "reference"]
     terms = recipe.objective.losses
-    if writer is None and not any(term.needs_teacher for term in terms):
+    if not writers and not any(term.needs_teacher for term in terms):
         return None
     reward_terms = {
         index: reward_term
         for index, term in enumerate(terms)
-        if (reward_term := _remove_teacher(term, writer)) is not None
+        if (reward_term := _remove_teacher(term, writers)) is not None
     }
     # Dropped terms leave their answers without a loss, and the reward takes those over.
     teacher_filters = {term.filter for index, term in enumerate(terms) if index not in reward_terms}
@@ -65,9 +66,9 @@ def build_control(recipe: Recipe) -> Recipe | None:
     control["objective"]["losses"] = [
         term.model_dump(mode="json") for term in reward_terms.values()
     ]
-    if writer is not None:
+    if writers:
         control["rollout"]["source"] = StudentSource().model_dump()
-    paths = _ControlPaths(terms, reward_terms, writer is not None)
+    paths = _ControlPaths(terms, reward_terms, bool(writers))
     control["schedules"] = paths.translate_keys(control["schedules"])
     for settings in control["monitors"].values():
         changes = paths.translate_keys(settings["set"])
@@ -98,15 +99,16 @@ def remove_switch(overrides: Sequence[str]) -> tuple[list[str], bool]:
     return remaining, len(remaining) < len(overrides)
 
 
-def _follows_writer(term: Term, writer: str) -> bool:
-    """Return True if a term trains on the writer's answers only, or by likelihood on all."""
-    is_likelihood = term.signal.label and not term.learns_from_reward
-    return term.source == writer or (is_likelihood and term.source == "all")
+def _follows_writers(term: Term, writers: Sequence[str]) -> bool:
+    """Return True if a term trains on the writers' answers only, or prefers them to others."""
+    prefers = term.signal.label or term.signal.pairs
+    is_likelihood = prefers and not term.learns_from_reward
+    return term.source in writers or (bool(writers) and is_likelihood and term.source == "all")
 
 
-def _remove_teacher(term: Term, writer: str | None) -> Term | None:
+def _remove_teacher(term: Term, writers: Sequence[str]) -> Term | None:
     """Return the term without the teacher: unchanged if it asks none, its reward, or None."""
-    if writer is not None and _follows_writer(term, writer):
+    if _follows_writers(term, writers):
         return None
     if not term.needs_teacher:
         return term

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from practicum.objective import ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
-from practicum.rollouts import needs_replay, needs_teacher_samples
+from practicum.rollouts import needs_reference_samples, needs_replay, needs_teacher_samples
 
 STALENESS = "rollout.max_staleness"
 
@@ -49,7 +49,10 @@ def find_truncation_problem(objective: Objective, rollout: RolloutConfig) -> lis
 
 
 def find_staleness_problems(
-    rollout: RolloutConfig, teacher: TeacherConfig, adaptive_paths: Iterable[str]
+    rollout: RolloutConfig,
+    teacher: TeacherConfig,
+    adaptive_paths: Iterable[str],
+    reference: TeacherConfig | None = None,
 ) -> list[str]:
     """Return a problem for each part of a recipe that cannot run ahead of the updates.
 
@@ -68,6 +71,12 @@ def find_staleness_problems(
             f"{STALENESS} is {rollout.max_staleness}, and teacher {teacher.type!r} may follow the "
             "student, so it cannot write ahead of it; write max_staleness: 0, source: student, or "
             "a teacher with weights of its own, {type: model, model: ...}"
+        )
+    writes = reference is not None and needs_reference_samples(rollout.source)
+    if reference is not None and writes and reference.capabilities().follows_student:
+        problems.append(
+            f"{STALENESS} is {rollout.max_staleness}, and reference {reference.type!r} may follow "
+            "the student, so it cannot write ahead of it; write max_staleness: 0"
         )
     problems += [
         f"{path}: what teachers are asked is fixed ahead where {STALENESS} is above 0; "

@@ -123,13 +123,18 @@ class Recipe(FrozenConfig):
                 "{type: self, weights: frozen} for the student as it began, or another teacher"
             )
         problems += list_source_problems(
-            self.rollout.source, self.teacher.capabilities(), self.teacher.type
+            self.rollout.source,
+            self.teacher.capabilities(),
+            self.teacher.type,
+            None if self.reference is None else self.reference.capabilities(),
         )
         moving = {
             path for path, schedule in self.schedules.items() if isinstance(schedule, Adaptive)
         }
         moving |= {path for monitor in self.monitors.values() for path in monitor.set}
-        problems += find_staleness_problems(self.rollout, self.teacher, sorted(moving))
+        problems += find_staleness_problems(
+            self.rollout, self.teacher, sorted(moving), self.reference
+        )
         if STALENESS in moving | self.schedules.keys():
             problems.append(
                 f"{STALENESS} is one number for the whole run; write it without a schedule"

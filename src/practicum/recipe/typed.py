@@ -54,6 +54,7 @@ class TeacherSection(TypedDict, total=False):
     type: (
         Literal[
             "cached",
+            "chat_api",
             "expert",
             "model",
             "none",
@@ -63,6 +64,7 @@ class TeacherSection(TypedDict, total=False):
             "route",
             "scripted",
             "self",
+            "text_only",
             "tinker",
         ]
         | str
@@ -70,26 +72,30 @@ class TeacherSection(TypedDict, total=False):
     teacher: str | Mapping[str, Any]
     folder: str | None
     max_mib: float
-    softness: float
-    model: str | Mapping[str, Any] | None
-    dtype: Literal["float32", "bfloat16"]
-    device: Literal["auto", "cpu", "cuda"]
-    template: str | None
-    system: str | None
-    thinking: bool | None
-    stop: Sequence[str]
-    trust_remote_code: bool
-    residency: Literal["resident", "swap", "disk"]
     url: str
     allow_http: bool
-    tokenizer: str | None
-    dialect: Literal["auto", "vllm", "sglang", "echo", "chat"]
-    largest_k: int
     api_key_env: str | None
     concurrency: int
     timeout: float
     tokens_per_second: float
     give_up_after: float
+    protocol: Literal["openai", "anthropic"]
+    model: str | Mapping[str, Any] | None
+    system: str | None
+    prices: Mapping[str, Any] | None
+    budget: float | None
+    reuse: bool
+    softness: float
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["auto", "cpu", "cuda"]
+    template: str | None
+    thinking: bool | None
+    stop: Sequence[str]
+    trust_remote_code: bool
+    residency: Literal["resident", "swap", "disk"]
+    tokenizer: str | None
+    dialect: Literal["auto", "vllm", "sglang", "echo", "chat"]
+    largest_k: int
     token_budget: int | None
     canary_every: int
     canary: float | None
@@ -177,7 +183,7 @@ class ObjectiveSection(TypedDict, total=False):
     weights: str | Mapping[str, Any]
     samples: str | Mapping[str, Any]
     filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"]
-    source: Literal["all", "student", "dataset", "teacher"]
+    source: Literal["all", "student", "dataset", "teacher", "reference"]
     coefficient: float | str
 
 

@@ -62,7 +62,8 @@ MAX_WAIT_SECONDS = 60.0
 DETAIL_BYTES = 8 * MAX_EXCERPT_CHARACTERS
 """The bytes of an answer in which its reason is searched."""
 
-RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+TOO_MANY_REQUESTS = 429
+RETRIED_STATUSES = frozenset({408, 425, TOO_MANY_REQUESTS, 500, 502, 503, 504, 529})
 
 
 class RequestRefused(TeacherError):
@@ -86,6 +87,7 @@ class JsonRequest:
     name: str = "the request"
     seconds: float = 15.0
     max_answer_bytes: int = 1 << 20
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def deadline(self) -> float:
@@ -97,11 +99,13 @@ class JsonRequest:
 class Server:
     """The address of a server and the limits of its use; `key` is sent to it and never shown.
 
-    A failing request is retried for `give_up_after` seconds.
+    `key_header` is the header of the bare key (None: `Authorization: Bearer KEY`). A failing request
+    is retried for `give_up_after` seconds.
     """
 
     url: str
     key: str | None = field(default=None, repr=False)
+    key_header: str | None = None
     allow_http: bool = False
     concurrency: int = 16
     give_up_after: float = 120.0
@@ -112,12 +116,15 @@ class _RetryableError(Exception):
     """An attempt that may succeed when repeated.
 
     `wait` has the seconds that the server asks to wait; `garbage` is True if the answer was
-    malformed.
+    malformed, `limited` if there were too many requests.
     """
 
-    def __init__(self, why: str, wait: float = 0.0, garbage: bool = False) -> None:
+    def __init__(
+        self, why: str, wait: float = 0.0, garbage: bool = False, limited: bool = False
+    ) -> None:
         super().__init__(why)
         self.why = why
+        self.limited = limited
         self.wait = wait
         self.garbage = garbage
 
@@ -136,13 +143,14 @@ class JsonClient:
 
     An error is a TeacherError (`RequestRefused` for a refusal) of one line with the server, the
     request, the reason and what to do. A wait is logged every `heartbeat` seconds, and the first
-    failure of a request at once. `failures` counts the retries, `wire_bytes` the bytes of all
-    bodies in both directions.
+    failure of a request at once. `failures` counts the retries, `rate_limits`
+    those that a rate limit asked for, `wire_bytes` the bytes of all bodies in both directions.
     """
 
     def __init__(self, server: Server, heartbeat: float = HEARTBEAT_SECONDS) -> None:
         self.server = server
         self.failures = 0
+        self.rate_limits = 0
         self.wire_bytes = 0
         self._heartbeat = heartbeat
         self.address = normalize_url(server.url, server.allow_http)
@@ -267,6 +275,7 @@ class JsonClient:
 
     def _note(self, failure: _RetryableError, waiting: _OpenRequest) -> None:
         self.failures += 1
+        self.rate_limits += failure.limited
         if not waiting.trouble:
             log.info(f"{self.address}: {failure.why}; {waiting.name} is asked again")
         waiting.trouble = failure.why
@@ -348,8 +357,11 @@ class JsonClient:
         if question.body is not None:
             body = json.dumps(question.body, allow_nan=False).encode()
             headers["Content-Type"] = "application/json"
-        if self.server.key is not None:
-            headers["Authorization"] = f"Bearer {self.server.key}"
+        headers |= question.headers
+        key, key_header = self.server.key, self.server.key_header
+        if key is not None:
+            bearer = {"Authorization": f"Bearer {key}"}
+            headers |= bearer if key_header is None else {key_header: key}
         request = client.build_request(
             "GET" if body is None else "POST",
             _replace_host(parts, address),
@@ -383,7 +395,8 @@ class JsonClient:
         detail = self.quote(body[:DETAIL_BYTES].decode("utf-8", "replace"))
         if status in RETRIED_STATUSES:
             why = f"it answered {status}{f' ({detail})' if detail else ''}"
-            raise _RetryableError(why, wait=_read_retry_after(headers))
+            limited = status == TOO_MANY_REQUESTS
+            raise _RetryableError(why, wait=_read_retry_after(headers), limited=limited)
         if 300 <= status < 400:
             to = self.quote(redact_url(headers.get("Location", "nowhere")))
             raise TeacherError(

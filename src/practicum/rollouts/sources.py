@@ -1,12 +1,16 @@
 """The sources of the tokens trained on, written as a name or a call: `mix(student=0.5)`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator
 
 from practicum.core.calls import Call
 from practicum.objective.choices import build_validator, index_by_type
 from practicum.ports import Capabilities
+
+OtherWriter = Literal["dataset", "teacher", "reference"]
+JOINED: tuple[OtherWriter, ...] = get_args(OtherWriter)
+"""The writers that can stand beside the student."""
 
 
 class StudentSource(Call):
@@ -33,6 +37,12 @@ class TeacherSource(Call):
     temperature: float | None = Field(default=None, ge=0)
 
 
+class ReferenceSource(Call):
+    """The reference writes, from the student's prompt: answers to pair (DPO 2305.18290)."""
+
+    type: Literal["reference"] = "reference"
+
+
 class Mix(Call):
     """A coin for each: the student with probability `student`, else `other` (GKD 2306.13649).
 
@@ -46,11 +56,33 @@ class Mix(Call):
 
 
 class Join(Call):
-    """`n` of `other` beside the student's completions (LUFFY 2504.14945, DistiLLM-2 2503.07067)."""
+    """`n` of each `other` beside the student's completions (LUFFY 2504.14945, DistiLLM-2 2503.07067).
+
+    `other` joins several by +, as in `teacher+reference`. `student` is the number of the student's
+    own, without it `rollout.n`; 0 leaves a prompt to the others (SPIN 2401.01335).
+    """
 
     type: Literal["join"] = "join"
-    other: Literal["dataset", "teacher"] = "dataset"
+    other: str = "dataset"
     n: int = Field(default=1, ge=1)
+    student: int | None = Field(default=None, ge=0)
+
+    @field_validator("other")
+    @classmethod
+    def _refuse_unknown(cls, text: str) -> str:
+        names = text.split("+")
+        if len(set(names)) < len(names) or not set(names) <= set(JOINED):
+            raise ValueError(
+                f"must be 'dataset', 'teacher' or 'reference', or several joined by +, each once "
+                f"(given: {text!r})"
+            )
+        return text
+
+    @property
+    def others(self) -> tuple["OtherWriter", ...]:
+        """Return the writers beside the student, in order."""
+        named = self.other.split("+")
+        return tuple(sorted((name for name in JOINED if name in named), key=named.index))
 
 
 class TokenMix(Call):
@@ -88,11 +120,21 @@ class Cache(Call):
 
 
 SOURCES = index_by_type(
-    StudentSource, DatasetSource, TeacherSource, Mix, Join, TokenMix, Prefix, Cache
+    StudentSource, DatasetSource, TeacherSource, ReferenceSource, Mix, Join, TokenMix, Prefix, Cache
 )
 """The sources by name."""
 
-Source = StudentSource | DatasetSource | TeacherSource | Mix | Join | TokenMix | Prefix | Cache
+Source = (
+    StudentSource
+    | DatasetSource
+    | TeacherSource
+    | ReferenceSource
+    | Mix
+    | Join
+    | TokenMix
+    | Prefix
+    | Cache
+)
 SourceChoice = Annotated[Source, Field(discriminator="type"), build_validator("source", SOURCES)]
 
 
@@ -101,50 +143,72 @@ def needs_replay(source: Source) -> bool:
     return isinstance(source, Mix) and source.other == "replay"
 
 
-def list_source_problems(source: Source, capabilities: Capabilities, teacher: str) -> list[str]:
-    """List why a teacher cannot serve a source: one line if it is to generate and cannot."""
-    if capabilities.writes or not needs_teacher_samples(source):
-        return []
-    return [explain_no_generation(source, f"teacher {teacher!r}")]
+def list_source_problems(
+    source: Source, teacher: Capabilities, kind: str, reference: Capabilities | None = None
+) -> list[str]:
+    """List why teacher and reference cannot serve a source: one line for each that cannot write.
+
+    `kind` is the teacher's type.
+    """
+    writers = list_other_writers(source)
+    problems = []
+    if "teacher" in writers and not teacher.writes:
+        problems.append(explain_no_generation(source, f"teacher {kind!r}"))
+    if "reference" in writers and reference is None:
+        problems.append(
+            f"rollout.source: {source.model_dump()} lets the reference write and there is none; "
+            "write reference: {type: self, weights: frozen} for the student as it began, or "
+            "{type: self, weights: periodic, period: 20} for an earlier self"
+        )
+    elif "reference" in writers and reference is not None and not reference.writes:
+        problems.append(explain_no_generation(source, "the reference"))
+    return problems
 
 
 def list_conversation_problems(source: Source) -> list[str]:
     """List why a source cannot serve a task whose completions are conversations."""
-    match source:
-        case DatasetSource() | TokenMix() | Prefix() | Mix(other="dataset") | Join(other="dataset"):
-            return [
-                f"rollout.source: {source.model_dump()} does not write turn by turn, and this task "
-                "answers every turn; write source: student, teacher, mix(other=teacher), "
-                "mix(other=replay), join(other=teacher) or cache(path)"
-            ]
-    return []
+    if not isinstance(source, TokenMix | Prefix) and "dataset" not in list_other_writers(source):
+        return []
+    return [
+        f"rollout.source: {source.model_dump()} does not write turn by turn, and this task "
+        "answers every turn; write source: student, teacher, mix(other=teacher), "
+        "mix(other=replay), join(other=teacher) or cache(path)"
+    ]
 
 
 def explain_no_generation(source: Source, who: str) -> str:
     """Return the error text for a source that needs a teacher to generate, which it cannot."""
+    role = "reference" if who == "the reference" else "teacher"
     return (
-        f"rollout.source: {source.model_dump()} lets the teacher write, but {who} writes no "
+        f"rollout.source: {source.model_dump()} lets the {role} write, but {who} writes no "
         "answers; write source: student, dataset or mix(other=dataset), or take a teacher that "
         "writes, such as {type: model, model: ...}"
     )
 
 
-def find_other_writer(source: Source) -> Literal["teacher", "dataset"] | None:
-    """Return the writer beside or instead of the student; None if only the student ever writes."""
+def list_other_writers(source: Source) -> tuple[OtherWriter, ...]:
+    """List the writers beside or instead of the student; none if only the student ever writes."""
     match source:
         case TeacherSource() | TokenMix():
-            return "teacher"
+            return ("teacher",)
         case DatasetSource():
-            return "dataset"
+            return ("dataset",)
+        case ReferenceSource():
+            return ("reference",)
         case Mix():
-            return None if source.other == "replay" else source.other
+            return () if source.other == "replay" else (source.other,)
         case Join():
-            return source.other
+            return source.others
         case Prefix():
-            return source.origin
-    return None
+            return (source.origin,)
+    return ()
 
 
 def needs_teacher_samples(source: Source) -> bool:
     """Return True if the teacher writes tokens."""
-    return find_other_writer(source) == "teacher"
+    return "teacher" in list_other_writers(source)
+
+
+def needs_reference_samples(source: Source) -> bool:
+    """Return True if the reference writes tokens."""
+    return "reference" in list_other_writers(source)

@@ -45,17 +45,19 @@ from practicum.rollouts.sources import (
 )
 from practicum.rollouts.tape import RolloutArchive, mark_authors
 from practicum.text import Renderer
-from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams
+from practicum.types import FAILURES, Prompt, Rollout, Sample, SampleRequest, SamplingParams
 from practicum.types import Source as Origin
 
 SampleOrRollout = TypeVar("SampleOrRollout", Sample, Rollout)
 
-Writer = Literal["student", "dataset", "teacher", "replay", "token_mix", "prefix", "cache"]
+Writer = Literal[
+    "student", "dataset", "teacher", "reference", "replay", "token_mix", "prefix", "cache"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutWriters:
-    """The writers of rollouts: the student, the teacher, and the archive of earlier rollouts.
+    """The writers of rollouts: student, teacher and reference, and the archive of earlier rollouts.
 
     With an `environment`, every completion is a conversation with it.
     """
@@ -65,6 +67,7 @@ class RolloutWriters:
     renderer: Renderer
     archive: RolloutArchive = field(default_factory=RolloutArchive)
     environment: Environment | None = None
+    reference: Teacher | None = None
 
 
 def collect_rollouts(
@@ -136,10 +139,13 @@ def _assign_writers(
 ) -> list[tuple[RolloutKey, Writer]]:
     """Return the keys of the batch, each with its writer."""
     if isinstance(source, Join):
+        count = batch.n if source.student is None else source.student
+        students: list[Writer] = ["student" for _ in range(count)]
+        writers = students + [writer for writer in source.others for _ in range(source.n)]
         return [
-            (key, "student" if index < batch.n else source.other)
-            for group in list_keys(batch, batch.n + source.n)
-            for index, key in enumerate(group)
+            pair
+            for group in list_keys(batch, len(writers))
+            for pair in zip(group, writers, strict=True)
         ]
     keys = list_all_keys(batch)
     if isinstance(source, Mix):
@@ -178,14 +184,19 @@ class _RolloutSampler:
         clients = [PromptedClient(client, prompt) for prompt in prompts]
         return self._converse(self.environment, keys, prompts, clients, seeds, "student")
 
-    def sample_teacher(self, keys: Sequence[RolloutKey], teacher: Teacher) -> list[Rollout] | None:
-        """Return the teacher's completions or conversations, or None if it cannot generate."""
-        prompts, requests = self.render_prompts(keys), self.build_teacher_requests(keys)
+    def sample_teacher(
+        self,
+        keys: Sequence[RolloutKey],
+        teacher: Teacher,
+        role: Literal["teacher", "reference"] = "teacher",
+    ) -> list[Rollout] | None:
+        """Return a teacher's completions or conversations, or None if it cannot generate."""
+        prompts, requests = self.render_prompts(keys), self.build_teacher_requests(keys, role)
         if self.environment is None:
             samples = teacher.sample(requests, self.params)
             if samples is None:
                 return None
-            return self.build_rollouts(keys, prompts, samples, "teacher")
+            return self.build_rollouts(keys, prompts, samples, role)
         bound = [teacher.bind_prompt(key.prompt) for key in keys]
         clients = [client for client in bound if client is not None]
         if len(clients) < len(keys):
@@ -197,7 +208,7 @@ class _RolloutSampler:
                 "or take a teacher that completes tokens"
             )
         seeds = [request.seed for request in requests]
-        return self._converse(self.environment, keys, prompts, clients, seeds, "teacher")
+        return self._converse(self.environment, keys, prompts, clients, seeds, role)
 
     def _converse(
         self,
@@ -229,9 +240,11 @@ class _RolloutSampler:
         """Return the seed of each key's completion in the batch's stream."""
         return _compute_seeds(self.batch, self.batch.stream, keys)
 
-    def build_teacher_requests(self, keys: Sequence[RolloutKey]) -> list[TeacherRequest]:
-        """Return a request for the teacher's completion of each key."""
-        seeds = _compute_seeds(self.batch, "teacher", keys)
+    def build_teacher_requests(
+        self, keys: Sequence[RolloutKey], role: Literal["teacher", "reference"] = "teacher"
+    ) -> list[TeacherRequest]:
+        """Return a request for a teacher's completion of each key."""
+        seeds = _compute_seeds(self.batch, role, keys)
         return [TeacherRequest(key.prompt, seed) for key, seed in zip(keys, seeds, strict=True)]
 
     def build_rollouts(
@@ -241,14 +254,19 @@ class _RolloutSampler:
         samples: Sequence[Sample],
         source: Origin,
     ) -> list[Rollout]:
-        """Return the samples of some keys as rollouts with a loss at every token."""
+        """Return the samples of some keys as rollouts with a loss at every token.
+
+        A sample that failed, such as an answer that a teacher refused, has no loss.
+        """
         texts = self.renderer.decode_all([sample.tokens.tolist() for sample in samples])
         return [
             Rollout(
                 prompt=key.prompt,
                 prompt_tokens=prompt_tokens,
                 tokens=sample.tokens,
-                loss_mask=torch.ones(len(sample.tokens), dtype=torch.bool),
+                loss_mask=torch.full(
+                    (len(sample.tokens),), sample.stop_reason not in FAILURES, dtype=torch.bool
+                ),
                 sampling_logprobs=sample.sampling_logprobs,
                 policy_logprobs=sample.policy_logprobs,
                 policy_version=self.batch.policy_version,
@@ -280,6 +298,8 @@ class _BatchWriter:
                 return self.sampler.build_rollouts(keys, prompts, samples, "dataset")
             case "teacher":
                 return self._write_teacher(keys)
+            case "reference":
+                return self._write_reference(keys)
             case "replay":
                 return self._write_replay(keys)
             case "token_mix":
@@ -299,6 +319,14 @@ class _BatchWriter:
         if rollouts is None:
             raise self._build_refusal()
         return _clear_policy_logprobs(rollouts)
+
+    def _write_reference(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        reference = self.writers.reference
+        if reference is not None:
+            rollouts = self.sampler.sample_teacher(keys, reference, "reference")
+            if rollouts is not None:
+                return _clear_policy_logprobs(rollouts)
+        raise CapabilityError(explain_no_generation(self.source, "the reference"))
 
     def _write_replay(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return old rollouts of any prompt, numbered after that prompt's keys in this batch."""

@@ -17,7 +17,7 @@ NOT_COMPARED = re.compile(
     r"([.\[].*)?"
     r"|(teacher|reference)\.(\S+\.)?"
     r"(url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after"
-    r"|token_budget|canary_every)"
+    r"|token_budget|canary_every|budget|prices(\..*)?)"
 )
 """Fields of a recipe that may differ between a run and its resume without changing what is
 computed. The last ones set the address of a teacher's server and how patiently it is asked. A

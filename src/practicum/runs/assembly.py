@@ -44,6 +44,7 @@ from practicum.rollouts import (
     list_conversation_problems,
     list_source_problems,
     load_recorded_rollouts,
+    needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
 )
@@ -165,7 +166,9 @@ def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | N
             recipe.objective, reference.capabilities, recipe.reference.type, against="reference"
         )
     source, kind = recipe.rollout.source, recipe.teacher.type
-    problems += list_source_problems(source, teacher.capabilities, kind)
+    problems += list_source_problems(
+        source, teacher.capabilities, kind, None if reference is None else reference.capabilities
+    )
     if problems:
         raise CapabilityError(problems)
 
@@ -411,10 +414,10 @@ class _Assembly:
     def load_model(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model; raises a PracticumError if it does not fit the student."""
         model = self.backend.load_scorer(resolve_run(config), name)
-        is_teacher = not name.startswith("reference")
-        if model.no_sampling_reason and is_teacher and self._needs_teacher_samples():
+        is_reference = name.startswith("reference")
+        if model.no_sampling_reason and self._needs_samples(is_reference):
             raise ModelError(
-                f"{model.no_sampling_reason}; as a teacher it can score alone: write evaluation.teacher: "
+                f"{model.no_sampling_reason}; as a teacher or reference it can score alone: write evaluation.teacher: "
                 "false and rollout.source: student"
             )
         self.identities.append(
@@ -433,8 +436,10 @@ class _Assembly:
         self.identities.append(lambda: digest_tokenizer(name, renderer))
         return renderer
 
-    def _needs_teacher_samples(self) -> bool:
-        """Return True if the teacher must sample, for training or for its evaluation."""
+    def _needs_samples(self, is_reference: bool) -> bool:
+        """Return True if teacher or reference must sample, for training or for its evaluation."""
+        if is_reference:
+            return needs_reference_samples(self.recipe.rollout.source)
         evaluation = self.recipe.evaluation
         is_evaluated = evaluation.teacher and evaluation.prompts > 0
         return needs_teacher_samples(self.recipe.rollout.source) or is_evaluated

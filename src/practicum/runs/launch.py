@@ -4,6 +4,8 @@ Nothing in `metrics.jsonl`, `rollouts.jsonl` and `summary.json` depends on the c
 was killed and resumed writes the same bytes as one that was not. Seconds go to `timings.jsonl`.
 """
 
+import itertools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 from practicum.core.notes import hide_notes
 from practicum.core.options import spell_options
 from practicum.core.stopping import Stop, catch_stop_signals
-from practicum.errors import RecipeError
+from practicum.errors import RecipeError, WorkerLost
 from practicum.objective import Objective
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.recipe.typed import (
@@ -38,6 +40,8 @@ from practicum.runs.result import RunResult
 from practicum.runs.session import Session
 from practicum.runs.state import load_teacher_tensors
 from practicum.runs.tracked import RunTracker
+
+log = logging.getLogger(__name__)
 
 Section = Mapping[str, Any]
 """A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
@@ -101,10 +105,19 @@ def run_in_folder(
         run_dir.lock(),
         signals as stop_check,
         RunTracker.open(recipe, run_dir) as tracker,
-        ExitStack() as exit_stack,
     ):
-        session = Session(run_dir, recipe, console, stop_check, tracker, exit_stack)
-        return session.execute(allow_changed, resume=resume)
+        for losses in itertools.count(1):
+            try:
+                with ExitStack() as exit_stack:
+                    session = Session(run_dir, recipe, console, stop_check, tracker, exit_stack)
+                    return session.execute(allow_changed, resume=resume)
+            except WorkerLost as loss:
+                # Without recipe.json nothing had begun, and there is nothing to go on with.
+                if losses > loss.restarts or not run_dir.recipe_json.is_file():
+                    raise
+                log.warning(f"{loss}; going on by itself, {losses} of {loss.restarts} times")
+            allow_changed, resume = (), True
+    raise AssertionError("a run ends with its result or an error")
 
 
 def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool = False) -> None:

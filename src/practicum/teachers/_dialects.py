@@ -6,7 +6,7 @@ defaults of a server or of its model do not matter.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -282,14 +282,6 @@ class Echo:
 DIALECTS: tuple[Dialect, ...] = (Vllm(), Sglang(), Echo())
 
 
-def build_chat_request(
-    model: str, messages: Sequence[Mapping[str, str]], seed: int, params: SamplingParams
-) -> JsonRequest:
-    """Return the request for a reply to messages, rendered with the server's own template."""
-    prompt = {"messages": [dict(message) for message in messages]}
-    return _build_openai_request("/v1/chat/completions", model, prompt, seed, params)
-
-
 def _build_openai_request(
     path: str, model: str, prompt: Mapping[str, Any], seed: int, params: SamplingParams
 ) -> JsonRequest:
@@ -297,14 +289,6 @@ def _build_openai_request(
     body = {"model": model, **prompt, "max_tokens": params.max_new_tokens, "seed": seed % 2**31}
     body |= {"temperature": params.temperature, "top_p": params.top_p, **_build_ban(params)}
     return _build_request(path, body, params.max_new_tokens)
-
-
-def parse_chat_completion(answer: Any) -> ServerCompletion:
-    """Return the server's reply to messages."""
-    choice = answer["choices"][0]
-    return ServerCompletion(
-        str(choice["message"]["content"] or ""), choice["finish_reason"] == "stop"
-    )
 
 
 def read_model_name(answer: Any) -> str | None:

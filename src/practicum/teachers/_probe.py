@@ -12,14 +12,13 @@ from torch import Tensor
 
 from practicum.errors import CapabilityError, TeacherError
 from practicum.remote.http import JsonClient, JsonRequest, RequestRefused
+from practicum.teachers._chat_protocols import OpenAIProtocol
 from practicum.teachers._checks import validate_scores
 from practicum.teachers._dialects import (
     DIALECTS,
     Dialect,
     DialectName,
     ServerScores,
-    build_chat_request,
-    parse_chat_completion,
     read_model_name,
 )
 from practicum.text import make_printable
@@ -177,8 +176,9 @@ def probe(
         start = monotonic()
         messages = [{"role": "user", "content": "Hi"}]
         try:
-            answer = client.ask(build_chat_request(chosen, messages, 0, SamplingParams(1)))
-            parse_chat_completion(answer)
+            protocol = OpenAIProtocol()
+            request = protocol.build_request(chosen, messages, 0, SamplingParams(1))
+            protocol.parse_answer(client.ask(request))
             return Probe(chosen, models, None, context=context, seconds=monotonic() - start)
         except (RequestRefused, LookupError, TypeError, ValueError) as error:
             _raise_if_unauthorized(error)

@@ -16,22 +16,17 @@ from torch import Tensor
 from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, PromptedClient, StepFollower, Teacher, TeacherRequest
+from practicum.ports import Capabilities, StepFollower
 from practicum.remote.http import JsonClient, JsonRequest
 from practicum.teachers._checks import MOST, is_token, validate_scores
 from practicum.teachers._dialects import (
     Dialect,
     ServerCompletion,
-    build_chat_request,
-    parse_chat_completion,
     read_model_name,
 )
 from practicum.teachers._probe import Probe, list_models, match_canaries, measure_difference
 from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import (
-    Message,
-    Prompt,
-    Rollout,
     Sample,
     SampleRequest,
     SamplingParams,
@@ -99,12 +94,12 @@ class ServerGenerator:
             answers = self.http.send_all(limited)
         samples = []
         for request, answer in zip(named, answers, strict=True):
-            with _refuse_other_form(self.http, request):
+            with refuse_other_form(self.http, request):
                 completion = parse(answer)
-            samples.append(self._build_sample(completion, params))
+            samples.append(self.build_sample(completion, params))
         return samples
 
-    def _build_sample(self, completion: ServerCompletion, params: SamplingParams) -> Sample:
+    def build_sample(self, completion: ServerCompletion, params: SamplingParams) -> Sample:
         """Return the completion as a sample.
 
         Unknown log-probabilities are 0 for the sampler and NaN for the policy.
@@ -237,7 +232,7 @@ class RemoteClient(StepFollower):
                 f"{self._http.quote(str(first_name))}; serve the model that the run began with and "
                 "resume, or start a new run"
             )
-        with _refuse_other_form(self._http, json_request):
+        with refuse_other_form(self._http, json_request):
             scores = self._dialect.parse_scores(answer, request, k)
         try:
             signal, clamped = validate_scores(scores, request, k, self._vocabulary)
@@ -331,71 +326,6 @@ class RemoteClient(StepFollower):
         self._tokens_used = int(tensors["spent"])
 
 
-class TextTeacher(Teacher):
-    """A teacher that replies to messages and scores nothing; see `practicum.ports.Teacher`.
-
-    The server renders the messages with its own template.
-    """
-
-    def __init__(
-        self, generator: ServerGenerator, capabilities: Capabilities, system: str | None
-    ) -> None:
-        self._generator = generator
-        self._capabilities = capabilities
-        self._system = system
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """No signal, but completions."""
-        return self._capabilities
-
-    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return a silent signal for each rollout."""
-        return [TeacherSignal() for _ in rollouts]
-
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
-        """Return the server's replies in the student's tokens."""
-        model = self._generator.model
-        json_requests = []
-        for request in requests:
-            messages = self._build_messages(request.prompt.messages)
-            json_requests.append(build_chat_request(model, messages, request.seed, params))
-        return self._generator.request_samples(json_requests, parse_chat_completion, params)
-
-    def _build_messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        if not self._system or any(message.role == "system" for message in messages):
-            return turns
-        return [{"role": "system", "content": self._system}, *turns]
-
-    def bind_prompt(self, prompt: Prompt) -> PromptedClient:
-        """Return the server as a client of this prompt alone."""
-        prompt_tokens = self._generator.renderer.render(prompt.messages)
-        return PromptedClient(_ChatClient(self, prompt), prompt_tokens, accepts_tokens=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _ChatClient:
-    """A text teacher as a client of one prompt; the server never sees the prompt's tokens."""
-
-    teacher: TextTeacher
-    prompt: Prompt
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """No signal, but completions."""
-        return self.teacher.capabilities
-
-    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample one reply for each seed."""
-        teacher_requests = [TeacherRequest(self.prompt, request.seed) for request in requests]
-        return self.teacher.sample(teacher_requests, params)
-
-    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Return a silent signal for each request."""
-        return [TeacherSignal() for _ in requests]
-
-
 def _count_tokens(request: ScoreRequest) -> int:
     return len(request.prompt_tokens) + len(request.tokens)
 
@@ -433,7 +363,7 @@ def _read_canary(file: Path) -> Tensor:
 
 
 @contextlib.contextmanager
-def _refuse_other_form(http: JsonClient, request: JsonRequest) -> Iterator[None]:
+def refuse_other_form(http: JsonClient, request: JsonRequest) -> Iterator[None]:
     """Raise TeacherError if the block fails to parse the answer to a request."""
     try:
         yield

@@ -6,23 +6,24 @@ server that gives no scores.
 """
 
 import logging
-import os
 from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
-from practicum.core.randomness import seed_of
-from practicum.errors import RecipeError, TeacherError
+from practicum.errors import TeacherError
 from practicum.objective import SignalName
 from practicum.ports import Capabilities, Teacher, TeacherContext
-from practicum.remote.http import AddressConfig, JsonClient, Server
+from practicum.remote.http import JsonClient
+from practicum.teachers._chat import ChatServer, ChatTeacher
+from practicum.teachers._chat_protocols import OpenAIProtocol
 from practicum.teachers._checks import check_texts
 from practicum.teachers._client import ClientTeacher
 from practicum.teachers._dialects import DialectName
 from practicum.teachers._probe import Probe, probe
 from practicum.teachers._reading import ReadingConfig
-from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits, TextTeacher
+from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
+from practicum.teachers._served import ServedConfig, open_server
 from practicum.teachers._vocabulary import translate_client
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ PINNED = 0.5
 """Nats that the sum over 24 half-precision canary tokens may differ from the pinned one."""
 
 
-class Config(ReadingConfig, AddressConfig):
+class Config(ReadingConfig, ServedConfig):
     """The server's address and limits, and the renderer of its model."""
 
     type: Literal["openai_api"] = "openai_api"
@@ -43,19 +44,6 @@ class Config(ReadingConfig, AddressConfig):
     )
     largest_k: int = Field(
         default=20, ge=0, description="candidates that a signal may ask for; vLLM's own limit is 20"
-    )
-    api_key_env: str | None = Field(
-        default=None, description="the environment variable that holds the key"
-    )
-    concurrency: int = Field(default=16, ge=1, le=1024, description="requests at once")
-    timeout: float = Field(
-        default=30.0, gt=0, description="seconds a request may take, besides those for its tokens"
-    )
-    tokens_per_second: float = Field(
-        default=50.0, gt=0, description="the slowest speed of the server that a request allows"
-    )
-    give_up_after: float = Field(
-        default=120.0, ge=0, description="seconds in which a failing request is tried again"
     )
     token_budget: int | None = Field(
         default=None, ge=1, description="tokens to be scored in all; the run stops before more"
@@ -77,30 +65,9 @@ class Config(ReadingConfig, AddressConfig):
         return Capabilities(signals, frozenset({"teacher"}), self.largest_k, follows_student=False)
 
 
-def build_client(config: Config) -> JsonClient:
-    """Return a server's HTTP client with its key; RecipeError if the key's variable is empty."""
-    key = None
-    if config.api_key_env is not None:
-        key = os.environ.get(config.api_key_env, "").strip()
-        if not key or not key.isascii() or not key.isprintable():
-            raise RecipeError(
-                f"teacher.api_key_env: the environment variable {config.api_key_env} holds no key; "
-                "set it before the run"
-            )
-    server = Server(
-        url=config.url,
-        key=key,
-        allow_http=config.allow_http,
-        concurrency=config.concurrency,
-        give_up_after=config.give_up_after,
-        seed=seed_of("http", config.url),
-    )
-    return JsonClient(server)
-
-
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Probe the server, compare the vocabularies, and compare the model with the pinned canary."""
-    http = build_client(config)
+    http = open_server(config)
     renderer = config.build_renderer(http.address, context)
     vocabulary = renderer.vocab_size
     answers = probe(http, config.dialect, config.model, config.largest_k, vocabulary)
@@ -118,7 +85,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     if answers.dialect is None:
         silent = replace(best, signals=frozenset(), supports=frozenset(), largest_k=0)
         context.compare(context.renderer, renderer)
-        return TextTeacher(generator, silent, config.system)
+        return ChatTeacher(ChatServer(generator, OpenAIProtocol()), silent, config.system)
     check_texts(answers.texts or {}, renderer.tokenizer, http)
     signals = best.signals if answers.largest_k else best.signals & {"sampled"}
     capabilities = replace(best, signals=signals, largest_k=answers.largest_k)

@@ -24,7 +24,7 @@ from torch import Tensor
 from practicum.core.abandon import cancel_scope
 from practicum.costs import Usage, UsageByPhase
 from practicum.ports import SamplingClient
-from practicum.rollouts import RolloutRow, needs_teacher_samples
+from practicum.rollouts import RolloutRow, needs_reference_samples, needs_teacher_samples
 from practicum.training.loop import (
     PhaseTimer,
     StepComponents,
@@ -256,7 +256,8 @@ class OverlappedSteps:
     def _sample_step(self, step: int, plan: StepPlan, client: SamplingClient) -> SampledStep:
         """Sample and reward the rollouts of a step."""
         version = max(step - 1 - self._lag, 0)
-        lock = self._teacher_lock if needs_teacher_samples(plan.source) else nullcontext()
+        is_asked = needs_teacher_samples(plan.source) or needs_reference_samples(plan.source)
+        lock = self._teacher_lock if is_asked else nullcontext()
         with lock, self._parts.ledger.record_separately() as work:
             rollouts = generate_rollouts(step, plan, self._parts, self._settings, client, version)
         return SampledStep(step, rollouts, work)

@@ -42,7 +42,7 @@ LOGPROB_TOLERANCE = 1e-3
 """A teacher's log-probability above this is an error, not rounding."""
 
 ROLLOUT_SOURCES = ("student", "teacher", "dataset")
-"""The possible writers of a rollout's tokens."""
+"""The writers whose share every step reports; a reference writes in few runs."""
 
 EVENTS = frozenset({"nonfinite", "skipped", "empty_updates", "halvings"})
 """The metrics of an update that count events: they are summed over updates and epochs."""
@@ -139,7 +139,12 @@ def generate_rollouts(
     prompts = select_prompts(parts.prompts, settings.seed, step, settings.prompts_per_step)
     batch = RolloutBatch(prompts, plan.n, settings.seed, step, version=version)
     writers = RolloutWriters(
-        client, parts.teacher, parts.renderer, parts.archive, as_environment(parts.task)
+        client,
+        parts.teacher,
+        parts.renderer,
+        parts.archive,
+        as_environment(parts.task),
+        parts.reference,
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
@@ -353,6 +358,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     sources = Counter(rollout.source for rollout in rollouts)
     metrics = {
         **{f"from_{source}": sources[source] / count for source in ROLLOUT_SOURCES},
+        **({"from_reference": sources["reference"] / count} if sources["reference"] else {}),
         "staleness": sum(step - 1 - rollout.policy_version for rollout in rollouts) / count,
         "unsupervised_prompts": float(len(prompts - supervised_prompts)),
         "rollouts": float(count),
@@ -360,7 +366,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
         "truncated": sum(rollout.stop_reason == "length" for rollout in rollouts) / count,
         "empty": sum(not rollout.text.strip() for rollout in rollouts) / count,
     }
-    if any(rollout.turns for rollout in rollouts):
+    if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})

@@ -16,11 +16,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from practicum.backends._sharded.guarding import guard_layers
 from practicum.backends._sharded.sharding import SharedWeight, gather_head, get_local
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.ranks import is_out_of_memory
+from practicum.core.faults import inject_fault
 from practicum.costs.segments import split_into_segments
 from practicum.functional.head import Head
 from practicum.objective.passes import Pass, build_score_requests
+from practicum.text.tokenizers import shorten_error
 
 T = TypeVar("T")
 
@@ -30,18 +34,23 @@ class FsdpRanks:
     """This process's place among the ranks of a sharded trainer.
 
     `head_weights` are those that are gathered once an update. `place` describes the pass in
-    progress, for an error of another process.
+    progress, for an error of another process: the `number` of `total`. `failure` is the reason why
+    this rank computes nothing in it, or empty.
     """
 
     head_weights: tuple[SharedWeight, ...]
     count: int = field(default_factory=dist.get_world_size)
     rank: int = field(default_factory=dist.get_rank)
     place: str = ""
+    number: int = 0
+    total: int = 0
+    failure: str = ""
 
     def deal(self, passes: Sequence[Pass]) -> Sequence[Pass | None]:
         """Return this rank's passes, made as many as the busiest rank has."""
         shares = deal_passes([_count_packed_tokens(one_pass) for one_pass in passes], self.count)
         longest = max(map(len, shares))
+        self.number, self.total = 0, longest
         numbers: list[int | None] = [*shares[self.rank]]
         numbers += [None] * (longest - len(numbers))
         return [None if number is None else passes[number] for number in numbers]
@@ -50,7 +59,10 @@ class FsdpRanks:
     def open_update(self, language_model: LanguageModel) -> Iterator[Head]:
         """Gather the head, and sum the gradients of what every rank has in full."""
         with gather_head(self.head_weights):
+            inject_fault(f"rank-{self.rank}.gathered")
             yield language_model.head()
+            inject_fault(f"rank-{self.rank}.differentiated")
+        self.place = "the end"
         for parameter in language_model.trainable_parameters().values():
             if not isinstance(parameter, DTensor):
                 gradient = parameter.grad
@@ -59,14 +71,36 @@ class FsdpRanks:
 
     @contextmanager
     def open_pass(self, language_model: LanguageModel) -> Iterator[None]:
-        """Run a pass."""
-        yield
+        """Run a pass, and find out whether the memory of every rank sufficed.
+
+        A rank without memory goes on to gather and to sum with the others, and computes nothing.
+        """
+        self.number += 1
+        self.place = f"pass {self.number} of {self.total}"
+        inject_fault(f"rank-{self.rank}.pass")
+        self.failure = ""
+        with guard_layers(language_model, self._note_failure):
+            yield
+        failed = [failure for failure in self.gather(self.failure) if failure]
+        if failed:
+            raise torch.OutOfMemoryError(failed[0])
 
     def attempt(
         self, differentiate: Callable[[], Float[Tensor, "T D"]], hidden: Float[Tensor, "T D"]
     ) -> Float[Tensor, "T D"]:
-        """Return the gradient."""
-        return differentiate()
+        """Return the gradient, or zeros if the memory of this rank does not suffice."""
+        if not self.failure:
+            try:
+                return differentiate()
+            except RuntimeError as error:
+                self._note_failure(error)
+        return torch.zeros_like(hidden)
+
+    def _note_failure(self, error: RuntimeError) -> None:
+        """Remember that memory ran out; raise any other error."""
+        if not is_out_of_memory(error):
+            raise error
+        self.failure = f"rank {self.rank}, {self.place}: {shorten_error(error)}"
 
     def gather(self, part: T) -> list[T]:
         """Return the parts of all ranks; they are a few numbers a token."""

@@ -103,3 +103,9 @@ class OneRank:
     ) -> None:
         """Scale the gradients down to `max_norm`."""
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(norm))
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return True if an error says that memory ran out."""
+    # The CPU allocator raises a plain RuntimeError, which only its text tells apart.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -24,7 +24,7 @@ from practicum.backends.local.graph import (
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
-from practicum.backends.local.ranks import OneRank, Ranks
+from practicum.backends.local.ranks import OneRank, Ranks, is_out_of_memory
 from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
@@ -43,7 +43,7 @@ from practicum.objective import (
     build_token_batch,
     can_fuse,
 )
-from practicum.objective.measures import UpdateStatistics, compare, measure
+from practicum.objective.measures import UpdateStatistics, compare, measure, measure_pairs
 from practicum.objective.passes import (
     Part,
     Pass,
@@ -252,7 +252,7 @@ class LocalTrainer:
                 metrics = {**result.metrics, **recomputed, "halvings": float(halvings)}
                 return replace(result, metrics=metrics)
             except RuntimeError as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 self._halve(datums, plan.tokens, error)
                 plan = self.plan_micro_batch(find_longest_length(datums))
@@ -370,7 +370,7 @@ class LocalTrainer:
         for piece in chunks(len(part.index), self.limits.chunk_tokens):
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
             coefficients = compute_all_coefficients(objective, chunk.values, part.tokens[piece])
-            _record_values(records, chunk, part, piece)
+            _record_values(records, chunk, part, piece, objective)
             gradient[piece] = chunk.backward(coefficients)
             records.record_coefficients(
                 part.index[piece], part.signal.name, chunk.values, coefficients
@@ -419,24 +419,35 @@ class LocalTrainer:
         indices: list[Tensor] = []
         teachers: list[str] = []
         chunk_values: list[list[TermValues]] = []
+
+        def record(part: Part, hidden: Tensor) -> None:
+            for piece in chunks(len(part.index), self.limits.chunk_tokens):
+                chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
+                _record_values(records, chunk, part, piece, objective)
+                indices.append(part.index[piece])
+                teachers.append(part.signal.name)
+                chunk_values.append(chunk.values)
+
         for micro_batch in passes:
-            if micro_batch is None:
-                compute_hidden_states(self.language_model, [ONE_TOKEN])
-                continue
-            hidden = self._compute_hidden(micro_batch)
-            for part in micro_batch.gather_parts():
-                for piece in chunks(len(part.index), self.limits.chunk_tokens):
-                    chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
-                    _record_values(records, chunk, part, piece)
-                    indices.append(part.index[piece])
-                    teachers.append(part.signal.name)
-                    chunk_values.append(chunk.values)
+            with self._ranks.open_pass(self.language_model):
+                if micro_batch is None:
+                    compute_hidden_states(self.language_model, [ONE_TOKEN])
+                    continue
+                hidden = self._compute_hidden(micro_batch)
+
+                def record_all(micro_batch: Pass = micro_batch, hidden: Tensor = hidden) -> Tensor:
+                    for part in micro_batch.gather_parts():
+                        record(part, hidden)
+                    return hidden
+
+                self._ranks.attempt(record_all, hidden)
         parts = self._ranks.gather((indices, chunk_values))
         all_indices = [index for part_indices, _ in parts for index in part_indices]
         all_values = [values for _, part_values in parts for values in part_values]
         if not all_indices:
             return [torch.zeros(0) for _ in objective.losses]
         coefficients = compute_full_coefficients(objective, all_values, all_indices, batch)
+        measure_pairs(records, objective, all_values, all_indices, batch)
         for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
             factors = [column[index] for column in coefficients]
             records.record_coefficients(index, teacher, values, factors)
@@ -474,13 +485,10 @@ class LocalTrainer:
         )
 
 
-def _record_values(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slice) -> None:
+def _record_values(
+    records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slice, objective: Objective
+) -> None:
     """Record what a chunk says of its tokens, before its gradient is taken."""
     compare(records, chunk, part, piece)
-    measure(records, chunk.values, part.tokens[piece], part.signal[piece])
+    measure(records, chunk.values, part.tokens[piece], part.signal[piece], objective)
     records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    # The CPU allocator raises a plain RuntimeError, which only its text tells apart.
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import ray
@@ -21,20 +22,28 @@ PROGRESS_SECONDS = 2.0
 """The time in which a process says at which pass it is."""
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """The seconds in which a request is answered, and the restarts of a run that loses a process."""
+
+    seconds: float
+    restarts: int
+
+
 def wait_for(
     references: Mapping[str, Any],
     verb: str,
-    patience: float,
+    patience: AnswerLimits,
     describe_progress: Callable[[str], str] | None = None,
 ) -> None:
     """Wait until all processes, by their titles, have answered a request.
 
     Raises the PracticumError or OSError of one that met it, and WorkerLost if one died or did not
-    answer within `patience` seconds.
+    answer in time.
     """
     titles = {reference: title for title, reference in references.items()}
     waiting = list(titles)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + patience.seconds
     while waiting:
         abandon.check()
         remaining = deadline - time.monotonic()
@@ -46,7 +55,7 @@ def wait_for(
         )
         for reference in ready:
             if (error := _find_error(reference)) is not None:
-                _raise_cause({titles[reference]: error}, titles, waiting, verb)
+                _raise_cause({titles[reference]: error}, titles, waiting, verb, patience)
         if waiting and not ready and remaining <= 0:
             _raise_late(
                 [titles[reference] for reference in waiting], verb, patience, describe_progress
@@ -63,7 +72,11 @@ def _find_error(reference: Any) -> Exception | None:
 
 
 def _raise_cause(
-    errors: dict[str, Exception], titles: Mapping[Any, str], waiting: Sequence[Any], verb: str
+    errors: dict[str, Exception],
+    titles: Mapping[Any, str],
+    waiting: Sequence[Any],
+    verb: str,
+    patience: AnswerLimits,
 ) -> NoReturn:
     """Raise what explains the failure best: an error in words, a death, then anything else."""
     # When one rank dies, the collectives of the others fail, and their errors may come first.
@@ -79,24 +92,27 @@ def _raise_cause(
             raise cause from None
     for title, error in errors.items():
         if isinstance(error, RayActorError):
-            raise build_loss(title, verb) from error
+            raise _build_loss(title, verb, patience) from error
     title, error = next(iter(errors.items()))
     cause = error.cause if isinstance(error, RayTaskError) else error
-    raise build_loss(title, verb, f" ({type(cause).__name__}: {_shorten(cause)})") from error
+    raise _build_loss(
+        title, verb, patience, f" ({type(cause).__name__}: {_shorten(cause)})"
+    ) from error
 
 
-def build_loss(title: str, verb: str, reason: str = "") -> WorkerLost:
+def _build_loss(title: str, verb: str, patience: AnswerLimits, reason: str = "") -> WorkerLost:
     """Return the error of a process that was lost."""
     return WorkerLost(
         f"{title} was lost in {verb}{reason}; nothing of this step is kept, go on from the newest "
-        f"checkpoint with {spell_options(resume=True)}"
+        f"checkpoint with {spell_options(resume=True)}",
+        patience.restarts,
     )
 
 
 def _raise_late(
     titles: Sequence[str],
     verb: str,
-    patience: float,
+    patience: AnswerLimits,
     describe_progress: Callable[[str], str] | None,
 ) -> NoReturn:
     """Raise WorkerLost with the processes that did not answer, and what they are at."""
@@ -104,8 +120,9 @@ def _raise_late(
         f"{title} at {describe_progress(title)}" if describe_progress else title for title in titles
     ]
     raise WorkerLost(
-        f"no answer to {verb} in {patience:g} s (backend.patience) from {', '.join(places)}; look at "
-        f"its machine, then go on with {spell_options(resume=True)}"
+        f"no answer to {verb} in {patience.seconds:g} s (backend.patience) from {', '.join(places)}; "
+        f"look at its machine, then go on with {spell_options(resume=True)}",
+        patience.restarts,
     )
 
 

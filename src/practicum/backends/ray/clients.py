@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from torch import Tensor
 
-from practicum.backends.ray.calls import ask_progress, wait_for
+from practicum.backends.ray.calls import AnswerLimits, ask_progress, wait_for
 from practicum.backends.ray.placement import end_processes
 from practicum.backends.ray.references import RayHead, RayStates, WeightsReference
 from practicum.errors import ModelError, PracticumError, WorkerLost
@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 class RankGroup:
     """The ranks of the trainers as one: a request goes to all, and a failure of one ends all."""
 
-    def __init__(self, processes: Sequence[Any], patience: float) -> None:
+    def __init__(self, processes: Sequence[Any], patience: AnswerLimits) -> None:
         self._processes = {f"trainer {rank}": process for rank, process in enumerate(processes)}
         self._patience = patience
 
@@ -45,7 +45,7 @@ class RankGroup:
         first = next(iter(self._processes.values()))
         address_reference = first.find_address.remote()
         wait_for({"trainer 0": address_reference}, "start", self._patience)
-        return self.ask("load", ray.get(address_reference), self._patience)[0]
+        return self.ask("load", ray.get(address_reference), self._patience.seconds)[0]
 
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
         """Return the answers of all ranks, in their order; they are small."""
@@ -135,7 +135,7 @@ class ModelPool:
     Every completion has its own random stream, so it does not matter which process samples it.
     """
 
-    def __init__(self, title: str, processes: Sequence[Any], patience: float) -> None:
+    def __init__(self, title: str, processes: Sequence[Any], patience: AnswerLimits) -> None:
         self._title = title
         self._processes = processes
         self._patience = patience

@@ -1,6 +1,7 @@
 """The backend: it starts the processes of a run and hands out clients of them."""
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 from practicum.backends.local.backend import prepare_folder
 from practicum.backends.ray import Config
+from practicum.backends.ray.calls import AnswerLimits
 from practicum.backends.ray.clients import (
     ModelClient,
     ModelPool,
@@ -23,6 +25,7 @@ from practicum.backends.ray.processes import (
     TrainerRank,
     list_versions,
 )
+from practicum.core.faults import VARIABLE
 from practicum.errors import CapabilityError
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.ports import BackendContext, Model, Student, WeightUpdateRule
@@ -45,8 +48,9 @@ class RayBackend:
         self._config = config
         self._context = context
         self._cluster = RayCluster(context.at_end)
-        decoding = config.build_single().decoding
-        self._settings = ProcessSettings(list_versions(), torch.get_num_threads(), config, decoding)
+        self._patience = AnswerLimits(config.patience, config.restarts)
+        faults = os.environ.get(VARIABLE, "")
+        self._settings = ProcessSettings(list_versions(), torch.get_num_threads(), config, faults)
 
     def load_student(self, config: StudentConfig) -> RayStudent:
         """Start the trainers and the samplers; all of them load the student."""
@@ -58,7 +62,7 @@ class RayBackend:
         )
         group = RankGroup(
             [ranks.start(rank, count, nodes, self._settings, model) for rank in range(count)],
-            self._config.patience,
+            self._patience,
         )
         samplers = self._start_pool("sampler", self._config.samplers, model)
         facts = group.load()
@@ -85,7 +89,7 @@ class RayBackend:
             ModelProcess, count, model.config, max_restarts=RETRIES, max_task_retries=RETRIES
         )
         processes = [starter.start(self._settings, model) for _ in range(count)]
-        return ModelPool(title, processes, self._config.patience)
+        return ModelPool(title, processes, self._patience)
 
     def build_sampler(self, student: Student) -> ModelClient:
         """Return a client that samples from the current weights at each call."""

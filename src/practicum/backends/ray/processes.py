@@ -38,6 +38,7 @@ from practicum.backends.ray.references import (
     ReaderDevice,
     WeightsReference,
 )
+from practicum.core.faults import VARIABLE, inject_fault
 from practicum.core.notes import show_notes
 from practicum.errors import ResourceError
 from practicum.models.config import ScorerConfig, StudentConfig
@@ -71,11 +72,13 @@ class ProcessSettings:
     versions: Mapping[str, str]
     threads: int
     limits: MemoryConfig
-    decoding: str
+    faults: str
+    """The points at which tests kill processes; see `practicum.core.faults`."""
 
     def apply(self, title: str) -> None:
         """Prepare this process; raises ResourceError if its packages are not the driver's."""
         torch.set_num_threads(self.threads)
+        os.environ[VARIABLE] = self.faults
         for package, installed in list_versions().items():
             if installed != self.versions[package]:
                 raise ResourceError(
@@ -154,7 +157,7 @@ class TrainerRank:
         self._settings.apply(f"trainer {self._rank}")
         notes: list[str] = []
         with show_notes(notes.append):
-            loaded = _load(self._model, self._settings.decoding)
+            loaded = _load(self._model, self._settings.limits.decoding)
             config, model = self._model.config, loaded.language_model
             assert isinstance(config, StudentConfig), "trainers train a student"
             note_noise(config, loaded)
@@ -226,6 +229,7 @@ class TrainerRank:
         """Write this rank's tensors of a checkpoint."""
         self._verb = "save"
         save_parts(self._get_trainer(), folder)
+        inject_fault(f"rank-{self._rank}.saved")
 
     def load_state(self, folder: Path, moments: bool) -> None:
         """Restore this rank's rows of a checkpoint."""
@@ -271,7 +275,9 @@ class ModelProcess:
         weights: WeightsReference | None,
     ) -> list[Sample]:
         """Sample one completion a request."""
-        return self._open(weights).sample(requests, params)
+        samples = self._open(weights).sample(requests, params)
+        inject_fault(f"{self._model.name}.sample")
+        return samples
 
     def score(
         self, requests: Sequence[ScoreRequest], signal: Signal, weights: WeightsReference | None
@@ -289,6 +295,7 @@ class ModelProcess:
             )
             for answer, state in zip(signals, states, strict=True)
         ]
+        inject_fault(f"{self._model.name}.score")
         present = [state for state in states if state is not None]
         return answers, PackedTensor.from_tensor(torch.cat(present)) if present else None
 
@@ -319,7 +326,7 @@ class ModelProcess:
         self._settings.apply(self._model.name)
         notes: list[str] = []
         with show_notes(notes.append):
-            loaded = _load(self._model, self._settings.decoding)
+            loaded = _load(self._model, self._settings.limits.decoding)
         model, config = loaded.language_model, self._model.config
         limits = build_limits(model.device, self._settings.limits)
         reason = model.no_sampling_reason

@@ -28,7 +28,7 @@ from practicum.objective import (
     build_token_batch,
     compute_term_values,
 )
-from practicum.objective.measures import UpdateStatistics, measure
+from practicum.objective.measures import UpdateStatistics, measure, measure_pairs
 from practicum.objective.passes import Part, Pass, group_rows_into_passes, split_pools
 from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
@@ -157,7 +157,7 @@ class ServiceTrainer:
             _compute_values(student, columns, objective)
             for student, columns in zip(logprobs, parts, strict=True)
         ]
-        coefficients = _compute_coefficients(objective, parts, values, batch)
+        coefficients = _compute_coefficients(objective, parts, values, batch, records)
         loss = torch.zeros(())
         for columns, term_values, factors in zip(parts, values, coefficients, strict=True):
             part = columns.part
@@ -166,7 +166,7 @@ class ServiceTrainer:
             loss = loss + losses.sum()
             detached = [term.detach() for term in term_values]
             records.record_broken(part.index, detached, factors)
-            measure(records, detached, part.tokens, part.signal)
+            measure(records, detached, part.tokens, part.signal, objective)
             records.record_tokens(part.index, detached[0], factors)
             records.add_loss_share(part.signal.name, detached, factors)
         # Zero weights would still make the service's optimizer move: send nothing.
@@ -425,10 +425,12 @@ def _compute_coefficients(
     parts: Sequence[Columns],
     values: Sequence[Sequence[TermValues]],
     batch: TokenBatch,
+    records: UpdateStatistics,
 ) -> list[list[Tensor]]:
     """Return the loss coefficients of each part's tokens, one tensor per term.
 
-    They come from the full batch if a token's coefficient depends on other tokens.
+    They come from the full batch if a token's coefficient depends on other tokens; then also
+    record what terms of pairs report.
     """
     detached = [[term.detach() for term in part_values] for part_values in values]
     if not objective.needs_sequences:
@@ -438,4 +440,5 @@ def _compute_coefficients(
         ]
     indices = [columns.part.index for columns in parts]
     coefficients = compute_full_coefficients(objective, detached, indices, batch)
+    measure_pairs(records, objective, detached, indices, batch)
     return [[column[index] for column in coefficients] for index in indices]

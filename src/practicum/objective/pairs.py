@@ -1,0 +1,110 @@
+"""Pair the completions of each prompt, and compute one coefficient a token from the pairs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from practicum import functional as F
+from practicum.objective.signals import Pair
+from practicum.objective.spec import Term
+from practicum.objective.tokens import TermValues, TokenBatch
+
+PREFERRED = ("dataset", "teacher")
+"""The writers whose completions are chosen with `choose=source`; those of others are rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The pairs of a batch as rows (chosen, rejected), and the rows that are in none."""
+
+    rows: Int[Tensor, "P 2"]
+    unpaired: Bool[Tensor, " R"]
+
+
+def find_pairs(term: Term, values: TermValues, batch: TokenBatch) -> Pairs:
+    """Return every pair of two completions of a prompt of which one is chosen over the other.
+
+    A completion about which the term's model says nothing is in no pair.
+    """
+    assert isinstance(term.signal, Pair)
+    count = len(batch.groups)
+    scored = torch.bincount(batch.rows[values.is_scored], minlength=count).tolist()
+    ranks = _rank_rows(term.signal, values, batch)
+    pairs = [
+        (chosen, rejected)
+        for rows in batch.group_rows()
+        for chosen in rows
+        for rejected in rows
+        if _is_above(ranks[chosen], ranks[rejected]) and scored[chosen] and scored[rejected]
+    ]
+    paired = {row for pair in pairs for row in pair}
+    # A rollout with several teachers has several rows, of which the first one stands for it.
+    firsts = [row for row in range(count) if batch.first[row] == row]
+    unpaired = torch.tensor([row not in paired for row in firsts], dtype=torch.bool)
+    rows = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)
+    return Pairs(rows.to(batch.rows.device), unpaired)
+
+
+def compute_pair_coefficients(
+    term: Term, values: TermValues, batch: TokenBatch
+) -> Float[Tensor, " T"]:
+    """Return the coefficient of each token's log-probability in the mean loss of all pairs."""
+    assert isinstance(term.signal, Pair)
+    signal = term.signal
+    coefficients = F.pair_coefficients(
+        signal.loss,
+        _read_answers(term, values, batch),
+        find_pairs(term, values, batch).rows,
+        signal.beta,
+        signal.margin,
+    )
+    return torch.where(values.is_scored, term.coefficient * coefficients, 0.0)
+
+
+def compare_pairs(
+    term: Term, values: TermValues, batch: TokenBatch
+) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"], Bool[Tensor, " R"]]:
+    """Return each pair's loss, 1.0 where the chosen answer is ahead, and the rows in no pair."""
+    assert isinstance(term.signal, Pair)
+    pairs = find_pairs(term, values, batch)
+    signal = term.signal
+    numbers, _ = F.measure_answers(signal.loss, _read_answers(term, values, batch))
+    chosen, rejected = (numbers[column] for column in pairs.rows.unbind(dim=1))
+    losses = F.pair_loss(signal.loss, chosen, rejected, signal.beta, signal.margin)
+    return losses, (chosen > rejected).to(losses), pairs.unpaired
+
+
+def _read_answers(term: Term, values: TermValues, batch: TokenBatch) -> F.Answers:
+    """Return the log-probabilities of student and reference, 0 at tokens without a signal."""
+    logprobs, reference = values.logprobs, values.teacher_logprobs
+    if reference is None and term.needs_signal:
+        # No completion was answered, so there is no pair.
+        reference = torch.zeros_like(logprobs)
+    unscored = ~values.is_scored
+    return F.Answers(
+        logprobs.masked_fill(unscored, 0.0),
+        batch.rows,
+        len(batch.groups),
+        None if reference is None else reference.masked_fill(unscored, 0.0),
+    )
+
+
+def _rank_rows(signal: Pair, values: TermValues, batch: TokenBatch) -> Sequence[float | None]:
+    """Return the rank of each completion: higher is preferred, None is not comparable."""
+    if signal.choose == "source":
+        return [float(source in PREFERRED) for source in batch.sources]
+    if signal.choose == "reward":
+        return batch.rewards
+    count = len(batch.groups)
+    if values.teacher_logprobs is None:
+        return [None] * count
+    scores = values.teacher_logprobs.masked_fill(~values.is_scored, 0.0)
+    sums = scores.new_zeros(count).index_add_(0, batch.rows, scores)
+    return (sums / torch.bincount(batch.rows, minlength=count).clamp_min(1)).tolist()
+
+
+def _is_above(rank: float | None, lower: float | None) -> bool:
+    return rank is not None and lower is not None and rank > lower

@@ -1,0 +1,155 @@
+"""Two protocols of servers that answer messages: OpenAI's chat completions, Anthropic's messages.
+
+Each builds the body of a request and parses the answer with the tokens that it is charged for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from practicum.errors import RecipeError
+from practicum.remote.http import JsonRequest
+from practicum.types import SamplingParams
+
+ProtocolName = Literal["openai", "anthropic"]
+
+BYTES_A_TOKEN = 64
+"""Bytes of JSON for one token of an answer, rounded up."""
+
+PROTOCOL_BYTES = 1 << 18
+"""Bytes of an answer besides its text, rounded up."""
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """The reply to messages, and the tokens that the server charges for.
+
+    A refused reply has been written by the server's policy and not by its model, or by a model that
+    declines. The counts are None if the server does not tell them.
+    """
+
+    text: str
+    is_stopped: bool
+    is_refused: bool = False
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class ChatProtocol(Protocol):
+    """A way of sending messages; `key_header` is as for `practicum.remote.http.Server`."""
+
+    key_header: str | None
+
+    def build_request(
+        self, model: str, messages: Messages, seed: int, params: SamplingParams
+    ) -> JsonRequest:
+        """Return the request for a reply to the messages."""
+        ...
+
+    def parse_answer(self, answer: Any) -> ChatAnswer:
+        """Return the reply.
+
+        LookupError, TypeError, ValueError or AttributeError if the answer has another form.
+        """
+        ...
+
+
+class OpenAIProtocol:
+    """`/v1/chat/completions`, as most servers speak it."""
+
+    key_header: str | None = None
+
+    def build_request(
+        self, model: str, messages: Messages, seed: int, params: SamplingParams
+    ) -> JsonRequest:
+        """Send the seed, of which these servers read 31 bits."""
+        # No token is banned: the ids of the student's vocabulary mean other tokens there.
+        body = {
+            "model": model,
+            "messages": [dict(message) for message in messages],
+            "max_tokens": params.max_new_tokens,
+            "seed": seed % 2**31,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+        }
+        return _build_request("/v1/chat/completions", body, params)
+
+    def parse_answer(self, answer: Any) -> ChatAnswer:
+        """Read a refusal from its field, or from the filter that ended the reply."""
+        choice = answer["choices"][0]
+        message, reason = choice["message"], choice["finish_reason"]
+        usage = answer.get("usage") or {}
+        return ChatAnswer(
+            text=str(message.get("content") or ""),
+            is_stopped=reason == "stop",
+            is_refused=bool(message.get("refusal")) or reason == "content_filter",
+            input_tokens=_read_count(usage.get("prompt_tokens")),
+            output_tokens=_read_count(usage.get("completion_tokens")),
+        )
+
+
+class AnthropicProtocol:
+    """`/v1/messages`: the system turn apart, no seed, temperatures up to 1."""
+
+    key_header: str | None = "x-api-key"
+
+    def build_request(
+        self, model: str, messages: Messages, seed: int, params: SamplingParams
+    ) -> JsonRequest:
+        """Send the system turn as a field; RecipeError for a temperature above 1."""
+        if params.temperature > 1.0:
+            raise RecipeError(
+                f"a temperature of {params.temperature:g}: this protocol knows temperatures from 0 "
+                "to 1; write rollout.source: teacher(temperature=1.0), or evaluation.temperature"
+            )
+        systems = [turn["content"] for turn in messages if turn["role"] == "system"]
+        turns = [dict(turn) for turn in messages if turn["role"] != "system"]
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": turns,
+            "max_tokens": params.max_new_tokens,
+            "temperature": params.temperature,
+        }
+        # Some models refuse a request with both cuts, so those that cut nothing are left out.
+        body |= {"system": "\n\n".join(systems)} if systems else {}
+        body |= {"top_p": params.top_p} if params.top_p < 1.0 else {}
+        body |= {"top_k": params.top_k} if params.top_k else {}
+        headers = {"anthropic-version": "2023-06-01"}
+        return _build_request("/v1/messages", body, params, headers)
+
+    def parse_answer(self, answer: Any) -> ChatAnswer:
+        """Join the blocks of text; blocks of thinking are not part of the reply."""
+        blocks = [block["text"] for block in answer["content"] if block["type"] == "text"]
+        reason, usage = answer["stop_reason"], answer.get("usage") or {}
+        return ChatAnswer(
+            text="".join(map(str, blocks)),
+            is_stopped=reason in ("end_turn", "stop_sequence"),
+            is_refused=reason == "refusal",
+            input_tokens=_read_count(usage.get("input_tokens")),
+            output_tokens=_read_count(usage.get("output_tokens")),
+        )
+
+
+PROTOCOLS: dict[ProtocolName, ChatProtocol] = {
+    "openai": OpenAIProtocol(),
+    "anthropic": AnthropicProtocol(),
+}
+"""The protocols by their names in a recipe."""
+
+
+def _build_request(
+    path: str,
+    body: Mapping[str, Any],
+    params: SamplingParams,
+    headers: Mapping[str, str] | None = None,
+) -> JsonRequest:
+    largest = PROTOCOL_BYTES + params.max_new_tokens * BYTES_A_TOKEN
+    return JsonRequest(path, body, max_answer_bytes=largest, headers=headers or {})
+
+
+def _read_count(value: Any) -> int | None:
+    """Return a number of tokens, or None for anything else."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if is_count else None

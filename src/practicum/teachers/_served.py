@@ -1,0 +1,52 @@
+"""The settings of any server that a teacher is behind, and its HTTP client."""
+
+import os
+
+from pydantic import Field
+
+from practicum.core.randomness import seed_of
+from practicum.errors import RecipeError
+from practicum.remote.http import AddressConfig, JsonClient, Server
+
+
+class ServedConfig(AddressConfig):
+    """The server's address, its key, and the limits of its use."""
+
+    api_key_env: str | None = Field(
+        default=None, description="the environment variable that holds the key"
+    )
+    concurrency: int = Field(default=16, ge=1, le=1024, description="requests at once")
+    timeout: float = Field(
+        default=30.0, gt=0, description="seconds a request may take, besides those for its tokens"
+    )
+    tokens_per_second: float = Field(
+        default=50.0, gt=0, description="the slowest speed of the server that a request allows"
+    )
+    give_up_after: float = Field(
+        default=120.0, ge=0, description="seconds in which a failing request is tried again"
+    )
+
+
+def open_server(config: ServedConfig, key_header: str | None = None) -> JsonClient:
+    """Return a server's HTTP client with its key; RecipeError if the key's variable is empty.
+
+    `key_header` is the header that carries the bare key (None: `Authorization: Bearer KEY`).
+    """
+    key = None
+    if config.api_key_env is not None:
+        key = os.environ.get(config.api_key_env, "").strip()
+        if not key or not key.isascii() or not key.isprintable():
+            raise RecipeError(
+                f"teacher.api_key_env: the environment variable {config.api_key_env} holds no key; "
+                "set it before the run"
+            )
+    server = Server(
+        url=config.url,
+        key=key,
+        key_header=key_header,
+        allow_http=config.allow_http,
+        concurrency=config.concurrency,
+        give_up_after=config.give_up_after,
+        seed=seed_of("http", config.url),
+    )
+    return JsonClient(server)

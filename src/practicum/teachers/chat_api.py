@@ -1,0 +1,89 @@
+"""A hosted model that only writes: any API with OpenAI's chat completions or Anthropic's messages.
+
+Its answers are kept on disk by their prompts with their prices, so that nothing is paid for twice,
+and a run stops before it spends more than its budget of money.
+"""
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from practicum.ports import Capabilities, Teacher, TeacherContext
+from practicum.teachers._answers import AnswerStore
+from practicum.teachers._chat import FREE, ChatServer, ChatTeacher, PaperWriter, TokenPrices
+from practicum.teachers._chat_protocols import PROTOCOLS, ProtocolName
+from practicum.teachers._probe import list_models
+from practicum.teachers._remote import ServerGenerator, ServerLimits
+from practicum.teachers._served import ServedConfig, open_server
+
+log = logging.getLogger(__name__)
+
+
+class Config(ServedConfig):
+    """The API's address and protocol, its prices, and the folder of its answers."""
+
+    type: Literal["chat_api"] = "chat_api"
+    protocol: ProtocolName = Field(default="openai", description="how messages are sent")
+    model: str = Field(min_length=1, description="its name at the API")
+    system: str | None = Field(default=None, description="a system turn put before every prompt")
+    prices: TokenPrices | None = Field(default=None, description="none: answers cost nothing")
+    budget: float | None = Field(
+        default=None, gt=0, description="money for all answers in the folder; the run stops before"
+    )
+    folder: Path | None = Field(
+        default=None, description="the folder of answers; none: `scores` in the run's folder"
+    )
+    reuse: bool = Field(
+        default=True, description="take the kept answers for a prompt that comes again"
+    )
+    give_up_after: float = Field(
+        default=600.0, ge=0, description="seconds in which a failing request is tried again"
+    )
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> "Config":
+        if self.budget is not None and self.prices is None:
+            raise ValueError(
+                "budget: there are no prices to count with; write for example "
+                "prices: {input: 3.0, output: 15.0}, for a million tokens each"
+            )
+        return self
+
+    def capabilities(self) -> Capabilities:
+        """Return no signal: the API answers messages."""
+        return Capabilities(frozenset(), frozenset(), largest_k=0, follows_student=False)
+
+
+def build(config: Config, context: TeacherContext) -> Teacher:
+    """Look the model up, where the API lists its models, and open the answers kept so far."""
+    if context.is_dry_run:
+        return PaperWriter(config.capabilities(), context.renderer, context.meter)
+    protocol = PROTOCOLS[config.protocol]
+    http = open_server(config, protocol.key_header)
+    models, _ = list_models(http)
+    model = config.model
+    if models and model not in models:
+        # Many APIs answer to aliases that they do not list.
+        log.info(f"{http.address}: {model} is not among the models that it lists")
+    folder = context.scores_dir
+    if config.folder is not None:
+        folder = context.base_dir / config.folder.expanduser()
+    limits = ServerLimits(config.timeout, config.tokens_per_second, config.concurrency)
+    generator = ServerGenerator(http, model, context.renderer, limits, context.meter)
+    store = AnswerStore(folder)
+    server = ChatServer(
+        generator, protocol, store, config.reuse, config.prices or FREE, config.budget
+    )
+
+    def log_counts() -> None:
+        counts = server.counts
+        log.info(
+            f"{http.address}: {counts.requests} answers, {counts.hits} of them kept before, "
+            f"{counts.refusals} refused, {http.rate_limits} waits for a rate limit; all kept "
+            f"answers cost {store.money:.4g}"
+        )
+
+    context.after_training.append(log_counts)
+    return ChatTeacher(server, config.capabilities(), config.system)

@@ -1,0 +1,125 @@
+"""A teacher of which only the text is used, as if it were an API: the control of black boxes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from practicum.core.plugins import Plugin
+from practicum.errors import CapabilityError
+from practicum.objective import Signal
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+    TeacherRequest,
+)
+from practicum.teachers._chat import PromptWriter
+from practicum.text import Renderer
+from practicum.types import (
+    Datum,
+    FrozenConfig,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingParams,
+    TeacherSignal,
+)
+
+
+class Config(FrozenConfig):
+    """The teacher that writes."""
+
+    type: Literal["text_only"] = "text_only"
+    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+        description="the teacher whose text is used: a `model`, a `self`, or a `privileged` one"
+    )
+
+    def capabilities(self) -> Capabilities:
+        """Return no signal, whatever the teacher inside could give."""
+        return _silence(self.teacher.capabilities())
+
+    def members(self) -> dict[str, TeacherConfig]:
+        """Return the settings of the inner teacher."""
+        return {"teacher": self.teacher}
+
+
+def _silence(capabilities: Capabilities) -> Capabilities:
+    return replace(capabilities, signals=frozenset(), supports=frozenset(), largest_k=0)
+
+
+def build(config: Config, context: TeacherContext) -> Teacher:
+    """Build the inner teacher; CapabilityError if it writes nothing."""
+    inner = context.build(context, config.teacher)
+    if not inner.capabilities.writes:
+        raise CapabilityError(
+            f"text_only: the teacher inside, {config.teacher.type!r}, writes no answers; take one "
+            "that writes, such as {type: model, model: ...}"
+        )
+    return TextOnlyTeacher(inner, context.renderer, context.is_dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class TextOnlyTeacher(Teacher):
+    """The teacher's text in the student's tokens, without any of its probabilities."""
+
+    teacher: Teacher
+    renderer: Renderer
+    is_on_paper: bool = False
+    """True in a plan, where answers have a length and no text."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """No signal, but completions."""
+        return _silence(self.teacher.capabilities)
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """Return a silent signal for each rollout."""
+        return [TeacherSignal() for _ in rollouts]
+
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
+        """Return what the teacher writes, tokenised again from its text."""
+        samples = self.teacher.sample(requests, params)
+        return samples and [self._read_text(sample, params) for sample in samples]
+
+    def _read_text(self, sample: Sample, params: SamplingParams) -> Sample:
+        if self.is_on_paper:
+            return sample
+        # A server sends no control tokens either, and their names must not become text.
+        special = set(self.renderer.tokenizer.all_special_ids)
+        text = self.renderer.decode([t for t in sample.tokens.tolist() if t not in special])
+        tokens = self.renderer.encode_answer(text, params.max_new_tokens)
+        if sample.stop_reason != "stop" and len(tokens) > 1 and tokens[-1] in params.stop_ids:
+            # The renderer ends each answer with a stop token, and this one was cut off.
+            tokens = tokens[:-1]
+        return replace(
+            sample,
+            tokens=torch.tensor(tokens, dtype=torch.long),
+            sampling_logprobs=torch.zeros(len(tokens)),
+            policy_logprobs=torch.full((len(tokens),), math.nan),
+        )
+
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient:
+        """Return the teacher as a client of this prompt alone."""
+        prompt_tokens = self.renderer.render(prompt.messages)
+        return PromptedClient(PromptWriter(self, prompt), prompt_tokens, accepts_tokens=False)
+
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
+        """Let the teacher follow the student."""
+        self.teacher.after_step(step, data)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """Return the state of the teacher inside."""
+        return self.teacher.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state of the teacher inside."""
+        self.teacher.load_state(tensors)

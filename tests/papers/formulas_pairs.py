@@ -1,0 +1,53 @@
+"""Losses of pairs of answers, and of what is learned from whole answers, as their papers write them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .case import Case, Sequence
+
+
+def log_ratio(row: Sequence) -> Tensor:
+    """log pi(y | x) / pi_ref(y | x)."""
+    return sum((token.lS - token.lR for token in row.tokens), torch.zeros(()))
+
+
+def preferred_by_source(one: Sequence, other: Sequence) -> bool:
+    """Whether one is of dataset or teacher and the other of student or reference."""
+    return one.source in ("dataset", "teacher") and other.source in ("student", "reference")
+
+
+def mean_over_pairs(
+    case: Case,
+    prefers: Callable[[Sequence, Sequence], bool],
+    loss: Callable[[Sequence, Sequence], Tensor],
+) -> Tensor:
+    """The mean of a loss over all pairs of a prompt's answers of which one is preferred."""
+    losses = [
+        loss(one, other)
+        for group in case.groups()
+        for one in group
+        for other in group
+        if prefers(one, other)
+    ]
+    return sum(losses, torch.zeros(())) / len(losses)
+
+
+def dpo(case: Case) -> Tensor:
+    """Equation 7 of 2305.18290: -log sigma(beta log pi/pi_ref(y_w) - beta log pi/pi_ref(y_l))."""
+
+    def loss(chosen: Sequence, rejected: Sequence) -> Tensor:
+        return -torch.log(torch.sigmoid(0.5 * log_ratio(chosen) - 0.5 * log_ratio(rejected)))
+
+    return mean_over_pairs(case, lambda one, other: one.reward > other.reward, loss)
+
+
+def spin(case: Case) -> Tensor:
+    """Equation 4.7 of 2401.01335 with the logistic loss l(t) = log(1 + exp(-t)) and lambda 1."""
+
+    def loss(data: Sequence, generated: Sequence) -> Tensor:
+        t = log_ratio(data) - log_ratio(generated)
+        return torch.log(1 + torch.exp(-t))
+
+    return mean_over_pairs(case, preferred_by_source, loss)

@@ -1,0 +1,252 @@
+"""A teacher that only writes, behind an API: two protocols, answers paid for once, a budget, refusals."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from stub_server import Stub, changed, status
+from toy import assert_same_run, command, forked, rows, toy_recipe, toy_run, write_recipe
+
+from practicum.errors import RecipeError, TeacherError
+from practicum.studies.plan import plan
+from practicum.teachers._answers import AnswerStore
+from practicum.teachers._chat_protocols import PROTOCOLS, ChatAnswer
+from practicum.teachers.chat_api import Config
+from practicum.types import SamplingParams
+
+PRICES = {"input": 3.0, "output": 15.0}
+COST = (10 * 3.0 + 2 * 15.0) / 1e6
+"""The price of one answer of the stub."""
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with Stub(context=None) as stub:
+        yield stub
+
+
+def build_changes(stub: Stub, folder: Path | None = None, **fields: Any) -> dict[str, Any]:
+    kept = {} if folder is None else {"folder": str(folder)}
+    return {
+        "teacher": {"type": "chat_api", "url": stub.url, "model": "m", **kept, **fields},
+        "objective": {"signal": "text", "divergence": "ce"},
+        "rollout": {"source": "teacher", "max_new_tokens": 5},
+        "train.steps": 2,
+    }
+
+
+def list_asked(stub: Stub) -> list[Any]:
+    return [body for _, body in stub.asked if body is not None]
+
+
+# Protocols.
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_both_protocols_send_messages_and_read_the_reply(name: str) -> None:
+    protocol = PROTOCOLS[name]  # type: ignore[index]
+    turns = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "ba"},
+        {"role": "user", "content": "cd"},
+    ]
+    params = SamplingParams(5, 0.5, banned_ids=frozenset({3}))
+    body = protocol.build_request("m", turns, 2**40 + 7, params).body
+    assert body is not None and body["max_tokens"] == 5 and body["temperature"] == 0.5
+    assert "logit_bias" not in body  # ids of the student mean other tokens there
+    if name == "openai":
+        assert body["messages"] == turns and body["seed"] == 7
+    else:
+        assert body["system"] == "be brief" and body["messages"] == turns[1:]
+        assert not {"seed", "top_p", "top_k"} & set(body)
+
+
+def test_an_answer_is_read_with_its_end_its_refusal_and_its_tokens() -> None:
+    openai, anthropic = PROTOCOLS["openai"], PROTOCOLS["anthropic"]
+
+    def choice(content: str | None, reason: str, **message: Any) -> dict[str, Any]:
+        message = {"content": content, **message}
+        return {"choices": [{"message": message, "finish_reason": reason}]}
+
+    assert openai.parse_answer(choice("x", "length")) == ChatAnswer("x", False)
+    assert openai.parse_answer(choice(None, "content_filter")).is_refused
+    assert openai.parse_answer(choice("", "stop", refusal="I can't")).is_refused
+    usage = {"usage": {"prompt_tokens": 3, "completion_tokens": True}}
+    counted = openai.parse_answer(choice("x", "stop") | usage)
+    assert (counted.input_tokens, counted.output_tokens) == (3, None)
+
+    def blocks(reason: str, *texts: str) -> dict[str, Any]:
+        content = [{"type": "text", "text": text} for text in texts]
+        return {"content": content, "stop_reason": reason}
+
+    assert anthropic.parse_answer(blocks("end_turn", "a", "b")) == ChatAnswer("ab", True)
+    assert anthropic.parse_answer(blocks("refusal")).is_refused
+    assert not anthropic.parse_answer(blocks("max_tokens", "a")).is_stopped
+
+
+def test_a_temperature_that_a_protocol_does_not_know_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(RecipeError, match=r"temperature of 1\.2.*teacher\(temperature=1\.0\)"):
+        PROTOCOLS["anthropic"].build_request("m", [], 0, SamplingParams(5, 1.2))
+
+
+# Runs.
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_run_learns_from_what_an_api_writes(
+    models: Path, stub: Stub, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_KEY", "secret-key-1234")
+    stub.key = "secret-key-1234"
+    changes = build_changes(stub, protocol=protocol, api_key_env="A_KEY", system="be brief")
+    folder = toy_run(models, tmp_path, changes).folder
+    written = rows(folder / "rollouts.jsonl")
+    assert {row["text"] for row in written} == {"ab"} and len(written[0]["tokens"]) == 3
+    first = list_asked(stub)[0]
+    assert "be brief" in (first.get("system"), first["messages"][0]["content"])
+    assert all(
+        "secret-key" not in path.read_text(errors="ignore")
+        for path in folder.rglob("*")
+        if path.is_file()
+    )
+
+
+def test_an_answer_is_paid_for_once_also_across_runs_and_a_kill(
+    models: Path, stub: Stub, tmp_path: Path
+) -> None:
+    changes = build_changes(stub, tmp_path / "kept", prices=PRICES, budget=1.0)
+    whole = toy_run(models, tmp_path / "whole", changes).folder
+    paid = len(list_asked(stub))
+    assert paid == 16  # two steps of eight prompts, all different
+    again = toy_run(models, tmp_path / "again", changes).folder
+    assert len(list_asked(stub)) == paid
+    assert_same_run(whole, again)
+    store = AnswerStore(tmp_path / "kept")
+    assert len(store) == paid and store.money == pytest.approx(paid * COST)
+
+
+def test_a_prompt_that_comes_again_is_asked_again_only_without_reuse(
+    models: Path, stub: Stub, tmp_path: Path
+) -> None:
+    changes = build_changes(stub, tmp_path / "kept") | {"task.train_size": 8}
+    toy_run(models, tmp_path / "reuse", changes)
+    assert len(list_asked(stub)) == 8
+    stub.asked.clear()
+    changes["teacher"] = {**changes["teacher"], "reuse": False, "folder": str(tmp_path / "other")}
+    toy_run(models, tmp_path / "anew", changes)
+    assert len(list_asked(stub)) == 16
+
+
+def test_several_answers_to_a_prompt_are_several_answers(
+    models: Path, stub: Stub, tmp_path: Path
+) -> None:
+    changes = build_changes(stub, tmp_path / "kept")
+    changes["rollout"] = {**changes["rollout"], "n": 3}
+    toy_run(models, tmp_path / "three", {**changes, "train.steps": 1})
+    assert len(list_asked(stub)) == 24
+
+
+def test_a_run_stops_before_it_exceeds_its_budget_and_goes_on_without_paying_again(
+    models: Path, stub: Stub, tmp_path: Path
+) -> None:
+    def build(budget: float) -> dict[str, Any]:
+        # Two requests are open at once, so no more than two are paid for beyond the check.
+        limits = {"prices": PRICES, "budget": budget, "concurrency": 2}
+        changes = build_changes(stub, **limits)
+        return {**changes, "train.steps": 4, "train.checkpoint_every": 10}
+
+    money = 20 * COST + 2 * 500e-6
+    with pytest.raises(
+        TeacherError,
+        match=r"step \d: .* the answers so far cost 0\.\d+, and the next 2 may cost .* more than "
+        r"teacher\.budget, .*raise it and resume.*is saved",
+    ):
+        toy_run(models, tmp_path, build(money))
+    paid = len(list_asked(stub))
+    assert 16 < paid < 32 and paid * COST <= money
+    result = toy_run(models, tmp_path, build(1.0), resume=True)
+    assert len(list_asked(stub)) == 32
+    fresh = toy_run(models, tmp_path / "fresh", build(1.0)).folder
+    assert_same_run(result.folder, fresh)
+
+
+def test_without_a_count_the_most_that_it_may_be_is_charged(
+    models: Path, stub: Stub, tmp_path: Path
+) -> None:
+    stub.script = [changed(lambda answer: answer.pop("usage") and answer)]
+    changes = build_changes(stub, tmp_path / "kept", prices=PRICES, concurrency=1)
+    toy_run(models, tmp_path / "run", {**changes, "train.steps": 1})
+    lines = rows(tmp_path / "kept" / "answers.jsonl")
+    assert lines[0]["money"] > lines[1]["money"] == pytest.approx(COST)
+
+
+def test_a_refused_answer_is_counted_and_not_learned_from(
+    models: Path, stub: Stub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(answer: Any) -> None:
+        answer["choices"][0]["message"] = {"content": None, "refusal": "no"}
+
+    stub.script = [changed(refuse)]
+    changes = {**build_changes(stub, tmp_path / "kept"), "train.steps": 1}
+    folder = toy_run(models, tmp_path / "run", changes).folder
+    (row,) = rows(folder / "metrics.jsonl")
+    assert row["failed"] == 1 / 8 and row["unsupervised_prompts"] == 1
+    reasons = [entry["stop_reason"] for entry in rows(folder / "rollouts.jsonl")]
+    assert sorted(reasons) == ["error"] + ["stop"] * 7
+
+
+def test_a_rate_limit_is_obeyed_and_counted(
+    models: Path, stub: Stub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    stub.script = [status(429, b"slow down", Retry_After="1"), None, status(429, b"")]
+    toy_run(models, tmp_path, {**build_changes(stub), "train.steps": 1})
+    assert "2 waits for a rate limit" in caplog.text and "0 refused" in caplog.text
+
+
+# Answers on disk.
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = AnswerStore(tmp_path)
+    store.add("a", ChatAnswer("x", True, False, 1, 2), 0.5)
+    store.add("b", ChatAnswer("\ud83d", True), 0.25)
+    file = tmp_path / "answers.jsonl"
+    file.write_text(file.read_text() + '{"key": "c", "mon')
+    again = AnswerStore(tmp_path)
+    assert len(again) == 2 and again.money == 0.75 and "1 lines are no answers" in caplog.text
+    assert again.get("a") == ChatAnswer("x", True, False, 1, 2)
+    again.add("c", ChatAnswer("z", False), 0.0)
+    assert len(AnswerStore(tmp_path)) == 3
+    again.add("a", ChatAnswer("other", True), 0.5)  # another process paid for it too
+    both = AnswerStore(tmp_path)
+    assert both.get("a") == ChatAnswer("x", True, False, 1, 2) and both.money == 1.25
+
+
+# Settings.
+
+
+def test_a_budget_without_prices_is_refused() -> None:
+    with pytest.raises(ValidationError, match="there are no prices to count with; write for"):
+        Config(url="http://localhost:1", model="m", budget=1.0)
+
+
+def test_a_plan_asks_nobody(models: Path, stub: Stub) -> None:
+    metrics = plan(toy_recipe(models, build_changes(stub))).run.metrics
+    assert metrics["cost/teacher_tokens"] == 8 * 5 and not stub.asked
+
+
+def test_a_key_that_is_wrong_ends_the_run_in_one_line(
+    models: Path, stub: Stub, tmp_path: Path
+) -> None:
+    stub.key = "another"
+    recipe = str(write_recipe(models, tmp_path / "mine.yaml", build_changes(stub)))
+    output = tmp_path / "out.txt"
+    assert forked(command("run", recipe, "--out", str(tmp_path)), output=output) == 5
+    (line,) = [line for line in output.read_text().splitlines() if "error:" in line]
+    assert "401" in line and "api_key_env" in line
