@@ -40,6 +40,7 @@ NAMES = (
     "service",
     "fairness",
     "soak",
+    "workers",
     "papers",
     "plan",
     "gpu",

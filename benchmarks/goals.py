@@ -287,6 +287,24 @@ GOALS: dict[str, tuple[Goal, ...]] = {
             1.25,
         ),
     ),
+    "A cluster": (
+        Goal(
+            "workers.share",
+            "tokens a processor second of two FSDP2 workers / of one, 17m",
+            "least",
+            0.85,
+        ),
+        Goal(
+            "workers.empty", "eight requests without work to two processes", "most", 50, unit=" ms"
+        ),
+        Goal(
+            "workers.references",
+            "192 MiB of hidden states from process to process by reference",
+            "least",
+            1.0,
+            unit=" GB/s",
+        ),
+    ),
     "A GPU": (
         Goal(
             "gpu.loss.products",

@@ -74,6 +74,7 @@ def computed(settings: dict[str, Any]) -> tuple[Any, Any, Any, Tensor]:
 PAIRED = {
     "source": {(0, 1), (0, 2)},
     "reward": {(2, 1), (6, 5), (6, 7)},
+    "low_reward": {(1, 2), (5, 6), (7, 6)},
 }
 
 
@@ -134,7 +135,7 @@ REFUSED = {
     "pair(dpi)": r"signal\.pair\.loss: .*'dpo', 'ipo', 'simpo', 'orpo' or 'spin'",
     "pair(orpo, beta=0.1)": r"pair loss 'orpo' has no beta; leave it out",
     "pair(dpo, margin=0.5)": r"pair loss 'dpo' has no margin; leave it out",
-    "pair(dpo, choose=best)": r"signal\.pair\.choose: .*'source', 'reward' or 'score'",
+    "pair(dpo, choose=best)": r"signal\.pair\.choose: .*'source', 'reward', 'low_reward' or 'score'",
     "pair(simpo, beta=0)": r"signal\.pair\.beta: .*greater than 0",
 }
 

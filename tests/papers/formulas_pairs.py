@@ -43,6 +43,27 @@ def dpo(case: Case) -> Tensor:
     return mean_over_pairs(case, lambda one, other: one.reward > other.reward, loss)
 
 
+def orpo_distill(case: Case) -> Tensor:
+    """2509.25100 with equations 4 to 7 of ORPO, 2403.07691: likelihood of the teacher's answers and the odds ratio.
+
+    Every prompt has three answers, of which one is the teacher's, so a third of them is the number of prompts.
+    """
+
+    def mean(row: Sequence) -> Tensor:
+        return sum((token.lS for token in row.tokens), torch.zeros(())) / len(row.tokens)
+
+    def odds(row: Sequence) -> Tensor:
+        p = torch.exp(mean(row))
+        return p / (1 - p)
+
+    def loss(chosen: Sequence, rejected: Sequence) -> Tensor:
+        return -torch.log(torch.sigmoid(torch.log(odds(chosen) / odds(rejected))))
+
+    prompts = len(case.sequences) / 3
+    likelihood = sum(-mean(row) for row in case.sequences if row.source == "teacher") / prompts
+    return likelihood + 0.3 * mean_over_pairs(case, preferred_by_source, loss)
+
+
 def spin(case: Case) -> Tensor:
     """Equation 4.7 of 2401.01335 with the logistic loss l(t) = log(1 + exp(-t)) and lambda 1."""
 

@@ -173,16 +173,17 @@ def rlsd(case: Case) -> Tensor:
 
 
 def hdpo(case: Case) -> Tensor:
-    """2603.23871: GRPO where an own answer is right; else 0.1 JSD on the right answers of the informed model."""
+    """2603.23871: GRPO among the own answers where one is right; else 0.1 JSD on the right answers of the informed model."""
     total = torch.zeros(())
     for group in case.groups():
-        rewards = [row.reward for row in group]
         own = [row for row in group if row.source == "student"]
+        rewards = [row.reward for row in own]
         failed = not any(right(row) for row in own)
-        for place, row in enumerate(group):
+        for row in group:
             for token in row.tokens:
                 if row.source == "student" and not failed:
-                    total = total + clipped(ratio(token), normalized(rewards, place))
+                    advantage = normalized(rewards, own.index(row)) if len(own) > 1 else 0.0
+                    total = total + clipped(ratio(token), advantage)
                 if row.source == "teacher" and failed and right(row):
                     total = total + 0.1 * jsd(token.S, token.T, 0.5)
     return total / case.count

@@ -98,6 +98,8 @@ def _rank_rows(signal: Pair, values: TermValues, batch: TokenBatch) -> Sequence[
         return [float(source in PREFERRED) for source in batch.sources]
     if signal.choose == "reward":
         return batch.rewards
+    if signal.choose == "low_reward":
+        return [None if reward is None else -reward for reward in batch.rewards]
     count = len(batch.groups)
     if values.teacher_logprobs is None:
         return [None] * count

@@ -261,10 +261,12 @@ class Score(SignalCall):
     """One reward a completion, from the verifier; no teacher is asked.
 
     `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO, none REINFORCE.
+    `among=source` compares only the completions of the term's source (HDPO 2603.23871).
     """
 
     type: Literal["score"] = "score"
     advantage: AdvantageName = "group_normalized"
+    among: Literal["source"] | None = None
     sampled: ClassVar[bool] = True
     usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
 
@@ -294,13 +296,14 @@ class Pair(SignalCall):
     `loss`: dpo 2305.18290, ipo 2310.12036, simpo 2405.14734, orpo 2403.07691, spin 2401.01335;
     `against` has the model of the ratio for dpo, ipo and spin. `choose`: source, completions of
     dataset and teacher before those of student and reference; reward, a higher one before a lower
-    one; score, by the mean log-probability of whom the term is about.
+    one; low_reward, the reverse (AlignDistil 2503.02832); score, by the mean log-probability of whom
+    the term is about.
     """
 
     type: Literal["pair"] = "pair"
     loss: Literal["dpo", "ipo", "simpo", "orpo", "spin"] = "dpo"
     beta: float | None = Field(default=None, gt=0)
-    choose: Literal["source", "reward", "score"] = "source"
+    choose: Literal["source", "reward", "low_reward", "score"] = "source"
     margin: float | None = Field(default=None, ge=0)
     pairs: ClassVar[bool] = True
     usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
@@ -323,7 +326,7 @@ class Pair(SignalCall):
     @property
     def by_reward(self) -> bool:
         """Return True if the reward chooses."""
-        return self.choose == "reward"
+        return self.choose in ("reward", "low_reward")
 
     def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
         """Refuse settings that concern one completion at a time."""

@@ -33,7 +33,7 @@ from practicum.objective.choices import (
 )
 from practicum.objective.entries import Choice
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.signals import Full, Sampled, TopK
+from practicum.objective.signals import Full, Sampled, Score, TopK
 from practicum.types import FrozenConfig
 
 OTHER_ANSWERS = {
@@ -145,6 +145,8 @@ class Term(BaseModel):
         )
 
     def _check_rewards_and_clips(self) -> str | None:
+        if isinstance(self.signal, Score) and self.signal.among and self.source == "all":
+            return "among=source compares the answers of one writer; write source: student"
         if self.signal.pairs and not isinstance(self.reward, NoReward):
             return "signal 'pair' has no advantage; leave out reward, or write choose=reward"
         if self.signal.outcome is not None and not isinstance(self.reward, NoReward):

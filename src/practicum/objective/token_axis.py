@@ -21,6 +21,7 @@ from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
 from practicum.objective.pairs import compute_pair_coefficients
+from practicum.objective.signals import Score
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import AUTHORS
@@ -108,7 +109,7 @@ def _compute_returns(
         ratio = _compute_prefix_ratio(term, log_ratio, batch)
     reward = term.reward
     if term.signal.outcome is not None:
-        return ratio * _compute_reward_advantages(term.signal.outcome, batch)
+        return ratio * _compute_own_advantages(term, term.signal.outcome, batch)
     if isinstance(reward, Modulate):
         assert values.teacher_logprobs is not None
         gap = values.teacher_logprobs - values.logprobs
@@ -162,11 +163,25 @@ def _compute_reward_advantages(advantage: str, batch: TokenBatch) -> Tensor:
     return batch.spread(("advantage", advantage), lambda: _compare_rewards(advantage, batch))
 
 
-def _compare_rewards(advantage: str, batch: TokenBatch) -> list[float]:
-    """Return the advantage of each row."""
+def _compute_own_advantages(term: Term, advantage: str, batch: TokenBatch) -> Tensor:
+    """Return the same among the completions that a signal compares; 0 for all others."""
+    if not (isinstance(term.signal, Score) and term.signal.among == "source"):
+        return _compute_reward_advantages(advantage, batch)
+    return batch.spread(
+        ("advantage", advantage, term.source),
+        lambda: _compare_rewards(advantage, batch, term.source),
+    )
+
+
+def _compare_rewards(advantage: str, batch: TokenBatch, source: str = "all") -> list[float]:
+    """Return the advantage of each row among those of a source; 0 for rows of other sources."""
     by_row = [0.0] * len(batch.groups)
     for rows in batch.group_rows():
-        rewards = {row: reward for row in rows if (reward := batch.rewards[row]) is not None}
+        rewards = {
+            row: reward
+            for row in rows
+            if (reward := batch.rewards[row]) is not None and source in ("all", batch.sources[row])
+        }
         advantages = ADVANTAGES[advantage].function(list(rewards.values()))
         for row, row_advantage in zip(rewards, advantages, strict=True):
             by_row[row] = row_advantage

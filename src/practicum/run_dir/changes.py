@@ -6,6 +6,7 @@ from typing import Any
 
 from practicum.core.calls import suggest_name
 from practicum.core.options import spell_options
+from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
 from practicum.run_dir.differences import Difference, find_changes, is_below
 
@@ -50,10 +51,13 @@ def split_changes(
     if problems:
         raise RecipeError(problems)
     accepted, refused = [], []
+    moves = _can_move(saved, current)
     for difference in find_changes(saved, current):
         place = _find_place(difference.field)
         if not any(is_below(key, place) for key in allowed):
             refused.append(difference)
+        elif moves and is_below("backend", place):
+            accepted.append(difference)
         elif (reason := _explain_refusal(place, saved)) is not None:
             problems.append(f"{difference}: {reason}")
         else:
@@ -75,6 +79,13 @@ def propose_flags(
     if not allowed:
         return []
     return [f"or let the run go on with the change: {spell_options(allow_changed=allowed)}"]
+
+
+def _can_move(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Return True if the run goes to another backend that opens the same checkpoints."""
+    types = {recipe.get("backend", {}).get("type", "local") for recipe in (saved, current)}
+    configs = [load_plugin("backends", name).Config for name in sorted(types)]
+    return len(types) > 1 and all(config.checkpoints_here for config in configs)
 
 
 def _find_place(field: str) -> str:
