@@ -291,10 +291,10 @@ def _list_splits(work: Workload, cluster: Cluster) -> Iterator[Split]:
         if not teachers:
             yield Split(trainers, count - trainers, 0)
             continue
-        for each in range(max(grain // teachers, 1), count, grain):
-            samplers = count - trainers - each * teachers
+        for teacher_gpus in range(max(grain // teachers, 1), count, grain):
+            samplers = count - trainers - teacher_gpus * teachers
             if samplers > 0:
-                yield Split(trainers, samplers, each)
+                yield Split(trainers, samplers, teacher_gpus)
 
 
 def _choose_shards(work: Workload, cluster: Cluster, split: Split) -> int:
