@@ -47,8 +47,8 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     The control drops the terms that ask the teacher or imitate its answers; a reward that is added
     to the teacher's advantage becomes a term of its own. The student samples all `n` answers, and
     answers that a filter left to the teacher belong to the reward. With `unlikely`, that signal
-    is a last term. Returns None if the recipe has no teacher, or without `unlikely` no reward. Raises RecipeError if a schedule has no place in
-    the control.
+    is a last term. Returns None if the recipe has no teacher, or without `unlikely` no reward.
+    Raises RecipeError if a schedule has no place in the control.
     """
     # The reference writes as an earlier student.
     writers = [name for name in list_other_writers(recipe.rollout.source) if name != "reference"]
@@ -115,7 +115,7 @@ def explain_no_control(source: str, unlikely: Unlikely | None = None) -> RecipeE
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What takes the teacher's place in a control: None for the reward alone, or a signal."""
+    """The replacement of the teacher in a control: None for the reward alone, or a signal."""
 
     unlikely: Unlikely | None = None
 
