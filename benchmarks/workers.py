@@ -154,7 +154,7 @@ def _measure_cluster(rounds: int, mib: int) -> tuple[list[float], list[float]]:
 
     limits, rows = AnswerLimits(60.0, 0), mib * 2**20 // (4 * WIDTH)
     with ExitStack() as at_end:
-        starter = RayCluster(at_end).start(_Holder, 2, ModelConfig(model="none", device="cpu"))
+        starter = RayCluster(at_end).reserve(_Holder, 2, ModelConfig(model="none", device="cpu"))
         sender, reader = starter.start(), starter.start()
         ray.get(sender.fill.remote(rows))
         empty, speeds = [], []

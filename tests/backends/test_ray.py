@@ -2,15 +2,19 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from safetensors.torch import load_file
 from toy import JOURNALS, RecordingConsole, rows, toy_recipe, toy_run
 
+from practicum.backends.local import MemoryConfig
 from practicum.backends.ray.clients import RayTrainer
-from practicum.errors import RecipeError, WorkerLost
+from practicum.backends.ray.processes import ProcessSettings, list_versions
+from practicum.errors import RecipeError, ResourceError, WorkerLost
 from practicum.ports import AdamParams
 from practicum.run_dir import RunDir, find_checkpoint
 from practicum.runs.assembly import assemble_run
@@ -196,6 +200,41 @@ def test_other_recipes_give_the_run_of_one_process(
         for name, backend in (("one", SIZES), ("two", on_ray()))
     )
     assert_close_runs(one, two)
+
+
+def test_more_gpus_than_there_are_and_those_of_others_are_said_before_anything_starts(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 2.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 2.0})
+    with pytest.raises(
+        ResourceError,
+        match=r"^the recipe asks for 3 GPUs and the cluster has 2; lower backend.trainers or",
+    ):
+        assemble_run(toy_recipe(models, on_ray()), tmp_path)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 8.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 1.0})
+    with pytest.raises(
+        ResourceError, match=r"^2 GPUs are needed and 1 of 8 are free; another run may hold the oth"
+    ):
+        assemble_run(toy_recipe(models, on_ray()), tmp_path)
+
+
+def test_without_ray_the_extra_is_named(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RecipeError, match=r"install it with pip install 'practicum\[ray\]'$"):
+        assemble_run(toy_recipe(models, on_ray()), tmp_path)
+
+
+def test_another_version_on_a_machine_is_named() -> None:
+    versions = list_versions() | {"torch": "2.0.0"}
+    settings = ProcessSettings(versions, 1, MemoryConfig(), "")
+    with pytest.raises(
+        ResourceError, match=r"^trainer 1 on \S+ has torch \S+, the driver has 2.0.0; install the"
+    ):
+        settings.apply("trainer 1")
 
 
 def test_what_cannot_be_is_said_in_one_line(models: Path, tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ class BackendSection(TypedDict, total=False):
     timeout: float
     give_up_after: float
     tokenizer: str | None
+    probe: bool
+    fixed: Sequence[Literal["betas", "epsilon", "max_grad_norm", "weight_decay"]]
 
 
 class TeacherSection(TypedDict, total=False):

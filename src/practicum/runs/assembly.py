@@ -286,6 +286,9 @@ class _Assembly:
                 f"rollout.engine: backend {recipe.backend.type!r} samples by itself and would "
                 "ignore the engine; leave engine out"
             )
+        # Some backends can only tell once they are open, by asking a service.
+        if problem := student.trainer.explain_unsupported(recipe.objective):
+            raise CapabilityError(problem)
         is_local = recipe.backend.checkpoints_here
         self.identities.append(lambda: digest_student(student, is_local=is_local))
         meter = ledger.meter("student")

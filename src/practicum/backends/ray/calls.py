@@ -92,7 +92,9 @@ def _raise_cause(
             raise cause from None
     for title, error in errors.items():
         if isinstance(error, RayActorError):
-            raise _build_loss(title, verb, patience) from error
+            # Without a line of its own the process was killed; with one it could not start.
+            reason = "" if "creation task" not in str(error) else f" ({_find_last_line(error)})"
+            raise _build_loss(title, verb, patience, reason) from error
     title, error = next(iter(errors.items()))
     cause = error.cause if isinstance(error, RayTaskError) else error
     raise _build_loss(
@@ -134,6 +136,12 @@ def ask_progress(process: Any) -> str:
         )
     except (RayError, GetTimeoutError):
         return "an unknown place"
+
+
+def _find_last_line(error: Exception) -> str:
+    """Return the last line of a traceback from another process, which says the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200]
 
 
 def _shorten(error: BaseException | None) -> str:

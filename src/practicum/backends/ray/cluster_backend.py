@@ -17,7 +17,7 @@ from practicum.backends.ray.clients import (
     RaySelfTeacher,
     RayTrainer,
 )
-from practicum.backends.ray.placement import RETRIES, RayCluster
+from practicum.backends.ray.placement import RETRIES, RayCluster, Starter
 from practicum.backends.ray.processes import (
     ModelProcess,
     ModelSettings,
@@ -57,14 +57,16 @@ class RayBackend:
         folder = prepare_folder(config, "student", self._context)
         model = ModelSettings(config, folder, "student", self._context.seed)
         count, nodes = self._config.trainers, self._config.nodes
-        ranks = self._cluster.start(
+        ranks = self._cluster.reserve(
             TrainerRank, count, config, max_restarts=0, concurrency_groups={"watch": 1}
         )
+        # All GPUs are reserved before a process starts, so nothing waits for one that never comes.
+        starter = self._reserve_pool(self._config.samplers, model)
         group = RankGroup(
             [ranks.start(rank, count, nodes, self._settings, model) for rank in range(count)],
             self._patience,
         )
-        samplers = self._start_pool("sampler", self._config.samplers, model)
+        samplers = self._start_pool("sampler", self._config.samplers, model, starter)
         facts = group.load()
         decoding = samplers.load()["decoding"]
         for note in facts.pop("notes"):
@@ -76,18 +78,24 @@ class RayBackend:
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Start a process with a frozen model."""
         folder = prepare_folder(config, name, self._context)
-        pool = self._start_pool(name, 1, ModelSettings(config, folder, name))
+        model = ModelSettings(config, folder, name)
+        pool = self._start_pool(name, 1, model, self._reserve_pool(1, model))
         facts = pool.load()
         for note in facts.pop("notes"):
             log.info(note)
         client = ModelClient(pool, _get_no_weights, facts["no_sampling_reason"])
         return Model(client=client, **facts)
 
-    def _start_pool(self, title: str, count: int, model: ModelSettings) -> ModelPool:
-        """Start processes that Ray starts again, with the same request, when one is lost."""
-        starter = self._cluster.start(
+    def _reserve_pool(self, count: int, model: ModelSettings) -> Starter:
+        """Reserve the GPUs of processes that Ray starts again when one is lost."""
+        return self._cluster.reserve(
             ModelProcess, count, model.config, max_restarts=RETRIES, max_task_retries=RETRIES
         )
+
+    def _start_pool(
+        self, title: str, count: int, model: ModelSettings, starter: Starter
+    ) -> ModelPool:
+        """Start processes with the same model."""
         processes = [starter.start(self._settings, model) for _ in range(count)]
         return ModelPool(title, processes, self._patience)
 

@@ -31,7 +31,7 @@ class RayCluster:
         self._gpus = int(ray.cluster_resources().get("GPU", 0))
         self._wanted = 0
 
-    def start(self, program: type, count: int, config: ModelConfig, **options: Any) -> "Starter":
+    def reserve(self, program: type, count: int, config: ModelConfig, **options: Any) -> "Starter":
         """Reserve a GPU for each of `count` processes of a model, if it is to be on GPUs.
 
         Raises ResourceError if the cluster has fewer.

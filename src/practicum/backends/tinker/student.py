@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from practicum.backends.tinker.probing import find_ignored_settings
 from practicum.backends.tinker.trainer import (
     ServiceTrainer,
     StudentClient,
@@ -36,13 +37,22 @@ class Config(ServiceConfig):
 
     checkpoints_here: ClassVar[bool] = False
     """False: checkpoints hold only the address of the student's weights."""
-    not_compared: ClassVar[frozenset[str]] = frozenset()
-    """Settings that may change when a run is resumed: none."""
+    not_compared: ClassVar[frozenset[str]] = frozenset({"probe"})
+    """Settings that may change when a run is resumed: the probe leaves the student as it is."""
     type: Literal["tinker"] = "tinker"
     tokenizer: str | None = Field(
         default=None,
         description="the base model's tokenizer: folder, hub name or packaged name; none: the one "
         "that the service names",
+    )
+    probe: bool = Field(
+        default=True,
+        description="try at the start, with new adapters, which optimizer settings the service "
+        "ignores, and refuse it for them",
+    )
+    fixed: tuple[Literal["betas", "epsilon", "max_grad_norm", "weight_decay"], ...] = Field(
+        default=(),
+        description="optimizer settings that the service fixes itself, at the recipe's values",
     )
 
     def build_single(self) -> "Config":
@@ -129,12 +139,28 @@ class TinkerBackend:
         renderer = _load_renderer(self._config.tokenizer or trainer.get_tokenizer(), config)
         trainer.vocabulary = renderer.vocab_size
         trainer.special_ids = renderer.special_ids
+        if self._config.probe:
+            adapters = connection.request(lambda: create(connection.service), "trial adapters")
+            self._refuse_ignored_settings(connection, adapters, renderer)
         return Student(
             trainer=trainer,
             renderer=renderer,
             context_length=trainer.get_context_length() or UNKNOWN_CONTEXT,
             source=f"{base} (rank {lora.rank})",
         )
+
+    def _refuse_ignored_settings(
+        self, connection: Connection, adapters: Any, renderer: Renderer
+    ) -> None:
+        """Raise CapabilityError if the service ignores an optimizer setting that it is sent."""
+        ignored = find_ignored_settings(connection, adapters, renderer.vocab_size)
+        unknown = [name for name in ignored if name not in self._config.fixed]
+        if unknown:
+            raise CapabilityError(
+                f"backend: the service at {connection.address} ignores optimizer settings: "
+                f"{', '.join(unknown)}; set them at the service to the recipe's values and write "
+                f"backend.fixed: [{', '.join(ignored)}], or take another service"
+            )
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model into this process."""

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from practicum.backends.tinker.probing import explain_ignored_targets
 from practicum.backends.tinker.wire import ColumnRequest, Columns, build_columns, restrict_signal
 from practicum.costs import Meter
 from practicum.errors import CheckpointError, TeacherError
@@ -50,6 +51,9 @@ log = logging.getLogger(__name__)
 UNLIMITED_TOKENS = 1 << 40
 NUMBER_BYTES = 4
 CHECKPOINT_SCHEME = "tinker://"
+
+METRICS = {"skyrl.ai/grad_norm": "grad_norm", "grad_norm": "grad_norm", "skipped": "skipped"}
+"""The metrics of a step that services report, by their names there."""
 
 ENTROPIES = frozenset({"student_entropy", "teacher_entropy"})
 """Values of full distributions, which a service does not return."""
@@ -96,7 +100,17 @@ class ServiceTrainer:
 
     def explain_unsupported(self, objective: Objective) -> str | None:
         """Explain why a service cannot train the objective; return None if it can."""
-        return next(filter(None, map(explain_unsupported_term, objective.losses)), None)
+        problem = next(filter(None, map(explain_unsupported_term, objective.losses)), None)
+        candidates = [term.signal.candidates for term in objective.losses]
+        if problem is not None or not any(candidates):
+            return problem
+        answer = explain_ignored_targets(self._connection, self._client, self.vocabulary)
+        if answer is None:
+            return None
+        return (
+            f"objective: the service at {self._connection.address} {answer}, so it cannot train "
+            "candidates; write signal: sampled, or take another service"
+        )
 
     def build_sampling_client(self) -> ServiceSampler:
         """Return a client of the current weights, which are published once a step."""
@@ -183,9 +197,9 @@ class ServiceTrainer:
         self._sampler, self._accumulated = None, False
         self._steps += 1
         metrics = {"skipped": 0.0, "empty_updates": 0.0}
-        for name in ("grad_norm", "skipped"):
-            if name in (result.metrics or {}):
-                metrics[name] = float(result.metrics[name])
+        for reported, name in METRICS.items():
+            if reported in (result.metrics or {}):
+                metrics[name] = float(result.metrics[reported])
         return {**metrics, **rate}
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:

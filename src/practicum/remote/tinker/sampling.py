@@ -91,8 +91,10 @@ class ServiceSampler:
         # A text without tokens has no scores; the service is not asked for it.
         scored = {number: request for number, request in enumerate(requests) if request.tokens}
 
+        targets_sent = signal.chooser == "student"
+
         def send(client: Any, request: ScoreRequest) -> Any:
-            targets = _build_targets(request, types) if signal.chooser == "student" else None
+            targets = _build_targets(request, types) if targets_sent else None
             return client.sample(
                 types.ModelInput.from_ints([*request.prompt_tokens, *request.tokens]),
                 1,
@@ -107,8 +109,14 @@ class ServiceSampler:
         signals = [TeacherSignal(logprobs=torch.zeros(0))] * len(requests)
         for (number, request), answer in zip(scored.items(), answers, strict=True):
             where = f"{self._connection.address}: the scores of completion {number + 1} of {len(requests)}"
+            # A service that does not know the field answers as if it had not been sent.
+            if targets_sent and answer.target_prompt_logprobs is None:
+                raise TeacherError(
+                    f"{where} lack the candidates that the request named, as this service ignores "
+                    "them; write support=teacher, or signal: sampled"
+                )
             signals[number] = self._read_signal(request, answer, k, where)
-        if signal.chooser == "student":
+        if targets_sent:
             tables = (request.candidates for request in scored.values())
             k = max((table.shape[1] for table in tables if table is not None), default=0)
         rows = sum(len(request.tokens) for request in scored.values())
