@@ -9,7 +9,7 @@ from practicum.core.packaged import list_recipe_names
 from practicum.recipe.controls import (
     SECTIONS,
     SWITCH,
-    Switch,
+    TeacherSwitch,
     build_control,
     describe_control,
     explain_no_control,
@@ -34,7 +34,7 @@ __all__ = [
     "Family",
     "Prices",
     "Recipe",
-    "Switch",
+    "TeacherSwitch",
     "TrainConfig",
     "bring_up",
     "build_control",

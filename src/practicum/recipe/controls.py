@@ -114,13 +114,13 @@ def explain_no_control(source: str, unlikely: Unlikely | None = None) -> RecipeE
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class TeacherSwitch:
     """The replacement of the teacher in a control: None for the reward alone, or a signal."""
 
     unlikely: Unlikely | None = None
 
 
-def remove_switch(overrides: Sequence[str]) -> tuple[list[str], Switch | None]:
+def remove_switch(overrides: Sequence[str]) -> tuple[list[str], TeacherSwitch | None]:
     """Return the overrides without `teacher=off` or `teacher=free(...)`, and the last of these.
 
     Raises RecipeError for arguments that a signal of no teacher cannot have.
@@ -129,9 +129,9 @@ def remove_switch(overrides: Sequence[str]) -> tuple[list[str], Switch | None]:
     for text in overrides:
         packed = text.replace(" ", "")
         if packed == SWITCH:
-            switch = Switch()
+            switch = TeacherSwitch()
         elif packed == FREE or packed.startswith(f"{FREE}("):
-            switch = Switch(_read_unlikely(text.partition("=")[2]))
+            switch = TeacherSwitch(_read_unlikely(text.partition("=")[2]))
         else:
             remaining.append(text)
     return remaining, switch

@@ -14,7 +14,7 @@ from practicum.recipe import (
     SECTIONS,
     WORDS,
     Recipe,
-    Switch,
+    TeacherSwitch,
     build_control,
     describe_control,
     explain_no_control,
@@ -167,7 +167,7 @@ def parse_pipeline(
 
 
 def _turn_teacher_off(
-    pipeline: Pipeline, source: str, switch: Switch, *, has_name: bool
+    pipeline: Pipeline, source: str, switch: TeacherSwitch, *, has_name: bool
 ) -> Pipeline:
     """Replace each stage that has a control by it; raises RecipeError if none has one."""
     controls = {
