@@ -72,12 +72,14 @@ CASES = [
 FEW = [("llama", 0, SEVERAL), ("qwen3", 4, SEVERAL), ("gemma3", 6, ONE), ("llama", 2, ONE)]
 
 
-def check_cases(folder: Path, count: int, cases: list[tuple[str, int, int]]) -> None:
+def check_cases(
+    folder: Path, count: int, cases: list[tuple[str, int, int]], nodes: int = 1
+) -> None:
     def work(rank: int) -> list[dict[str, Any]]:
         found = []
         for architecture, number, limit in cases:
             limits = TrainerLimits(micro_batch_tokens=limit, chunk_tokens=7)
-            trainer, _ = build_sharded_trainer(tiny(architecture), limits)
+            trainer, _ = build_sharded_trainer(tiny(architecture), limits, nodes=nodes)
             found.append(update(trainer, datums(architecture), OBJECTIVES[number]))
         return found
 
@@ -102,6 +104,29 @@ def test_every_objective_and_model_has_the_gradient_of_one_process(
     tmp_path: Path, count: int
 ) -> None:
     check_cases(tmp_path, count, CASES)
+
+
+@pytest.mark.slow
+def test_shards_that_two_nodes_repeat_have_the_gradient_of_one_process(tmp_path: Path) -> None:
+    check_cases(tmp_path, 4, FEW, nodes=2)
+
+
+@pytest.mark.slow
+def test_shards_in_bfloat16_have_the_gradient_of_one_process_but_for_rounding(
+    tmp_path: Path,
+) -> None:
+    def learn(trainer: LocalTrainer) -> dict[str, torch.Tensor]:
+        return update(trainer, datums("llama"), {})["gradients"]
+
+    def work(rank: int) -> dict[str, torch.Tensor]:
+        model = replace(tiny(), autocast=True)
+        return learn(build_sharded_trainer(model, TrainerLimits(60, 7))[0])
+
+    expected = learn(LocalTrainer(replace(tiny(), autocast=True), TrainerLimits(60, 7)))
+    norm = torch.nn.utils.get_total_norm(expected.values())
+    for gradients in run_ranks(tmp_path, 2, work):
+        errors = [gradients[name] - gradient for name, gradient in expected.items()]
+        assert torch.nn.utils.get_total_norm(errors) < 0.1 * norm
 
 
 def test_passes_are_dealt_to_whoever_has_least() -> None:
