@@ -265,7 +265,7 @@ def test_what_is_saved_and_loaded_goes_on_the_same(build: Build, tmp_path: Path)
     folder = tmp_path / "state"
     folder.mkdir()
     whole.backend.save(whole.student, folder)
-    assert {path.name for path in folder.iterdir()} >= {"student.safetensors"}
+    assert list(folder.glob("student*.safetensors"))
     resumed.backend.load(resumed.student, folder)
     step(whole)
     step(resumed)

@@ -15,7 +15,17 @@ from practicum.functional.advantages import REWARDS
 from practicum.functional.registry import TABLES
 from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.signals import AdvantageName, Draws, Full, Pair, Sampled, Score, Text, TopK
+from practicum.objective.signals import (
+    AdvantageName,
+    Draws,
+    Full,
+    Pair,
+    Sampled,
+    Score,
+    Text,
+    TopK,
+    Unlikely,
+)
 
 
 class TeacherTarget(Call):
@@ -182,7 +192,7 @@ def index_by_type(*classes: type[Call]) -> dict[str, type[Call]]:
 
 
 AXES = {
-    "signals": index_by_type(Full, Sampled, TopK, Draws, Text, Score, Pair),
+    "signals": index_by_type(Full, Sampled, TopK, Draws, Text, Score, Pair, Unlikely),
     "targets": index_by_type(TeacherTarget, LogLinear, Mixture, Contrast),
     "estimators": index_by_type(Auto, Pathwise, ScoreFunction, K2Surrogate),
     "rewards": index_by_type(NoReward, AddAdvantage, Modulate),
@@ -240,7 +250,7 @@ def _read_own_reward(raw: Any) -> Any:
 
 
 Signal = Annotated[
-    Full | Sampled | TopK | Draws | Text | Score | Pair,
+    Full | Sampled | TopK | Draws | Text | Score | Pair | Unlikely,
     _read_choice("signal"),
     Field(discriminator="type"),
 ]

@@ -290,6 +290,27 @@ class Score(SignalCall):
         return None
 
 
+class Unlikely(SignalCall):
+    """A fixed `advantage` for tokens that the student finds less likely than `threshold`.
+    No teacher and no reward is asked: a control of what a teacher adds (2608.31046).
+    """
+
+    type: Literal["unlikely"] = "unlikely"
+    threshold: float = Field(default=0.1, gt=0, lt=1)
+    advantage: float = -1.0
+    sampled: ClassVar[bool] = True
+    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse settings that concern a teacher."""
+        if divergence == "reverse_kl" and plain and gradient == ScoreFunction():
+            return None
+        return (
+            "signal 'unlikely' asks no teacher; leave out target, divergence and estimator, and "
+            "write unlikely(0.1, -1)"
+        )
+
+
 class Pair(SignalCall):
     """Pairs of a prompt's completions, of which one is chosen and the other rejected.
 

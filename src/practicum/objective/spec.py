@@ -33,7 +33,7 @@ from practicum.objective.choices import (
 )
 from practicum.objective.entries import Choice
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.signals import Full, Sampled, Score, TopK
+from practicum.objective.signals import Full, Sampled, Score, TopK, Unlikely
 from practicum.types import FrozenConfig
 
 OTHER_ANSWERS = {
@@ -147,6 +147,8 @@ class Term(BaseModel):
     def _check_rewards_and_clips(self) -> str | None:
         if isinstance(self.signal, Score) and self.signal.among and self.source == "all":
             return "among=source compares the answers of one writer; write source: student"
+        if isinstance(self.signal, Unlikely) and not isinstance(self.reward, NoReward):
+            return "signal 'unlikely' has an advantage of its own; leave out reward"
         if self.signal.pairs and not isinstance(self.reward, NoReward):
             return "signal 'pair' has no advantage; leave out reward, or write choose=reward"
         if self.signal.outcome is not None and not isinstance(self.reward, NoReward):

@@ -3,6 +3,7 @@
 It is the product of weights, corrections, rewards and the normalisation over the whole batch.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -21,7 +22,7 @@ from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
 from practicum.objective.pairs import compute_pair_coefficients
-from practicum.objective.signals import Score
+from practicum.objective.signals import Score, Unlikely
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import AUTHORS
@@ -110,6 +111,9 @@ def _compute_returns(
     reward = term.reward
     if term.signal.outcome is not None:
         return ratio * _compute_own_advantages(term, term.signal.outcome, batch)
+    if isinstance(term.signal, Unlikely):
+        is_unlikely = values.logprobs < math.log(term.signal.threshold)
+        return ratio * term.signal.advantage * is_unlikely.to(ratio)
     if isinstance(reward, Modulate):
         assert values.teacher_logprobs is not None
         gap = values.teacher_logprobs - values.logprobs

@@ -9,6 +9,7 @@ from practicum.core.packaged import list_recipe_names
 from practicum.recipe.controls import (
     SECTIONS,
     SWITCH,
+    TeacherSwitch,
     build_control,
     describe_control,
     explain_no_control,
@@ -33,6 +34,7 @@ __all__ = [
     "Family",
     "Prices",
     "Recipe",
+    "TeacherSwitch",
     "TrainConfig",
     "bring_up",
     "build_control",

@@ -1,4 +1,4 @@
-"""The control of a recipe with reward and teacher: the same run with the reward alone.
+"""The controls of a recipe: the same run with the reward alone, or with an advantage of no teacher.
 
 The teacher is every source of learning besides the verifier: the model under `teacher:`, and the
 author of the answers that a source takes from the dataset. The reference is no teacher: it keeps
@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from practicum.core.calls import bind
 from practicum.errors import RecipeError
 from practicum.functional.estimators import CORRECTIONS
 from practicum.monitors import read_number
 from practicum.objective import Term
+from practicum.objective.signals import Unlikely
 from practicum.objective.spec import OTHER_ANSWERS
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.schema import Recipe, resolve_recipe
@@ -21,11 +23,17 @@ from practicum.rollouts import StudentSource, list_other_writers
 SWITCH = "teacher=off"
 """The override that asks for the control; YAML reads its value as False."""
 
+FREE = "teacher=free"
+"""The override that puts a signal of no teacher in the teacher's place: `teacher=free(0.1, -1)`."""
+
 SECTIONS = ("teacher", "rollout", "objective", "schedules", "monitors")
 """The sections of a recipe that differ in its control."""
 
 SUFFIX = "-teacher-off"
 """The end of a control's name, and so of its run folder's name."""
+
+FREE_SUFFIX = "-teacher-free"
+"""The same of a control with a signal of no teacher."""
 
 LONGEST_NAME = 80
 
@@ -33,14 +41,14 @@ TAKEN_OVER = ("coefficient", "correction", "weights", "samples", "filter", "sour
 """Fields of a term about its answers and tokens, which do not depend on the teacher."""
 
 
-def build_control(recipe: Recipe) -> Recipe | None:
-    """Return the recipe with the reward alone.
+def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | None:
+    """Return the recipe with the reward alone, or with a signal of no teacher beside it.
 
     The control drops the terms that ask the teacher or imitate its answers; a reward that is added
     to the teacher's advantage becomes a term of its own. The student samples all `n` answers, and
-    answers that a filter left to the teacher belong to the reward. Returns None if the recipe has
-    no teacher, or no reward without the teacher. Raises RecipeError if a schedule has no place in
-    the control.
+    answers that a filter left to the teacher belong to the reward. With `unlikely`, that signal
+    is a last term. Returns None if the recipe has no teacher, or without `unlikely` no reward.
+    Raises RecipeError if a schedule has no place in the control.
     """
     # The reference writes as an earlier student.
     writers = [name for name in list_other_writers(recipe.rollout.source) if name != "reference"]
@@ -57,14 +65,15 @@ def build_control(recipe: Recipe) -> Recipe | None:
     reward_terms = {
         index: _extend_filter(term, teacher_filters) for index, term in reward_terms.items()
     }
-    if not any(term.learns_from_reward for term in reward_terms.values()):
+    free_terms = [] if unlikely is None else [Term(signal=unlikely)]
+    if not free_terms and not any(term.learns_from_reward for term in reward_terms.values()):
         return None
     # Changed as resolved data and validated again, so the control obeys the rules of any recipe.
     control = resolve_recipe(recipe)
-    control |= describe_control(control)
+    control |= describe_control(control, is_free=bool(free_terms))
     control["teacher"] = {"type": "none"}
     control["objective"]["losses"] = [
-        term.model_dump(mode="json") for term in reward_terms.values()
+        term.model_dump(mode="json") for term in [*reward_terms.values(), *free_terms]
     ]
     if writers:
         control["rollout"]["source"] = StudentSource().model_dump()
@@ -76,16 +85,27 @@ def build_control(recipe: Recipe) -> Recipe | None:
     return validate_fields(Recipe, control, recipe.name)
 
 
-def describe_control(recipe_data: Mapping[str, Any]) -> dict[str, Any]:
+def describe_control(recipe_data: Mapping[str, Any], *, is_free: bool = False) -> dict[str, Any]:
     """Return the fields that describe a control; unlike its recipe, it reproduces no paper."""
     name = recipe_data["name"]
-    about = f"control: the reward alone, the teacher off, of: {recipe_data.get('about') or name}"
-    name = f"{name[: LONGEST_NAME - len(SUFFIX)]}{SUFFIX}"
+    kind = (
+        "unlikely tokens pushed down, no teacher"
+        if is_free
+        else "the reward alone, the teacher off"
+    )
+    suffix = FREE_SUFFIX if is_free else SUFFIX
+    about = f"control: {kind}, of: {recipe_data.get('about') or name}"
+    name = f"{name[: LONGEST_NAME - len(suffix)]}{suffix}"
     return {"name": name, "about": about, "paper": None, "claim": None, "differs": None}
 
 
-def explain_no_control(source: str) -> RecipeError:
+def explain_no_control(source: str, unlikely: Unlikely | None = None) -> RecipeError:
     """Return the error for a recipe without a control."""
+    if unlikely is not None:
+        return RecipeError(
+            f"{source}: {FREE} puts a signal in the teacher's place, and this recipe learns from "
+            "no teacher; take one that does, such as papers/gkd"
+        )
     return RecipeError(
         f"{source}: {SWITCH} leaves the reward alone, and this recipe has no teacher, or without "
         "it nothing that learns from a reward; take one that joins the two, such as papers/kdrl, "
@@ -93,10 +113,37 @@ def explain_no_control(source: str) -> RecipeError:
     )
 
 
-def remove_switch(overrides: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the overrides without `teacher=off`, and True if it was among them."""
-    remaining = [text for text in overrides if text.replace(" ", "") != SWITCH]
-    return remaining, len(remaining) < len(overrides)
+@dataclass(frozen=True, slots=True)
+class TeacherSwitch:
+    """The replacement of the teacher in a control: None for the reward alone, or a signal."""
+
+    unlikely: Unlikely | None = None
+
+
+def remove_switch(overrides: Sequence[str]) -> tuple[list[str], TeacherSwitch | None]:
+    """Return the overrides without `teacher=off` or `teacher=free(...)`, and the last of these.
+
+    Raises RecipeError for arguments that a signal of no teacher cannot have.
+    """
+    remaining, switch = [], None
+    for text in overrides:
+        packed = text.replace(" ", "")
+        if packed == SWITCH:
+            switch = TeacherSwitch()
+        elif packed == FREE or packed.startswith(f"{FREE}("):
+            switch = TeacherSwitch(_read_unlikely(text.partition("=")[2]))
+        else:
+            remaining.append(text)
+    return remaining, switch
+
+
+def _read_unlikely(text: str) -> Unlikely:
+    try:
+        return Unlikely(**bind("control", text, ["threshold", "advantage"]))
+    except ValueError:
+        raise RecipeError(
+            f"teacher={text.strip()}: write teacher=free(0.1, -1): a probability between 0 and 1, and an advantage"
+        ) from None
 
 
 def _follows_writers(term: Term, writers: Sequence[str]) -> bool:

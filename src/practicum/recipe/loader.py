@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe from a file or by its packaged name, with `key.sub=value` overrides.
 
-    `teacher=off` returns the recipe's control (see `practicum.recipe.controls`) after all other
-    overrides. Raises RecipeError with every problem.
+    `teacher=off` and `teacher=free` return the recipe's controls (see `practicum.recipe.controls`)
+    after all other overrides. Raises RecipeError with every problem.
     """
-    overrides, wants_control = remove_switch(overrides)
+    overrides, switch = remove_switch(overrides)
     path = find_recipe(source)
     recipe_data = read_recipe(path)
     if "stages" in recipe_data:
@@ -37,11 +37,11 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         log.info(f"{source}: {note}")
     recipe_data.setdefault("name", path.stem)
     recipe = parse_recipe(recipe_data, str(source))
-    if not wants_control:
+    if switch is None:
         return recipe
-    control = build_control(recipe)
+    control = build_control(recipe, switch.unlikely)
     if control is None:
-        raise explain_no_control(str(source))
+        raise explain_no_control(str(source), switch.unlikely)
     return control.model_copy(update={"name": recipe.name}) if is_named(overrides) else control
 
 

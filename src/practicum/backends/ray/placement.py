@@ -19,6 +19,16 @@ RETRIES = 3
 """Times that a process without state of its own is started again, and a request repeated."""
 
 
+class SharedRay:
+    """The connection of this process to Ray, which several runs may share.
+
+    It ends with its last user, unless Ray was connected before the first one.
+    """
+
+    users = 0
+    was_started = False
+
+
 class RayCluster:
     """A connection to Ray; the processes that it started end with it."""
 
@@ -26,7 +36,8 @@ class RayCluster:
         self._processes: list[Any] = []
         if not ray.is_initialized():
             connect()
-            at_end.callback(ray.shutdown)
+            SharedRay.was_started = True
+        SharedRay.users += 1
         at_end.callback(self.end)
         self._gpus = int(ray.cluster_resources().get("GPU", 0))
         self._wanted = 0
@@ -55,9 +66,13 @@ class RayCluster:
         return config.device != "cpu" and self._gpus > 0
 
     def end(self) -> None:
-        """End all processes."""
+        """End all processes, and the connection if no other run of this process uses it."""
         end_processes(self._processes)
         self._processes.clear()
+        SharedRay.users -= 1
+        if SharedRay.was_started and SharedRay.users == 0:
+            SharedRay.was_started = False
+            ray.shutdown()
 
 
 class Starter:

@@ -14,6 +14,7 @@ from practicum.recipe import (
     SECTIONS,
     WORDS,
     Recipe,
+    TeacherSwitch,
     build_control,
     describe_control,
     explain_no_control,
@@ -119,7 +120,7 @@ def parse_pipeline(
     content: Mapping[str, Any], source: str, overrides: Sequence[str] = ()
 ) -> Pipeline:
     """Validate a pipeline; raises RecipeError with a line per problem, naming stage and field."""
-    overrides, is_teacher_off = remove_switch(overrides)
+    overrides, switch = remove_switch(overrides)
     entries = content["stages"]
     is_list = isinstance(entries, list) and all(isinstance(entry, Mapping) for entry in entries)
     if not is_list or not entries:
@@ -160,19 +161,24 @@ def parse_pipeline(
         log.info(f"{source}: {note}")
     parsed = parse_recipe(_replace_models(recipe, _insert_placeholder), source)
     pipeline = Pipeline(parsed, stages, shares_task="task" in content)
-    if is_teacher_off:
-        return _turn_teacher_off(pipeline, source, has_name=is_named(overrides))
+    if switch is not None:
+        return _turn_teacher_off(pipeline, source, switch, has_name=is_named(overrides))
     return pipeline
 
 
-def _turn_teacher_off(pipeline: Pipeline, source: str, *, has_name: bool) -> Pipeline:
+def _turn_teacher_off(
+    pipeline: Pipeline, source: str, switch: TeacherSwitch, *, has_name: bool
+) -> Pipeline:
     """Replace each stage that has a control by it; raises RecipeError if none has one."""
-    controls = {name: build_control(recipe) for name, recipe in pipeline.build_recipes().items()}
+    controls = {
+        name: build_control(recipe, switch.unlikely)
+        for name, recipe in pipeline.build_recipes().items()
+    }
     changed = {
         name: resolve_recipe(control) for name, control in controls.items() if control is not None
     }
     if not changed:
-        raise explain_no_control(source)
+        raise explain_no_control(source, switch.unlikely)
     content = pipeline.resolve()
     stages = []
     for stage in content["stages"]:
@@ -180,7 +186,7 @@ def _turn_teacher_off(pipeline: Pipeline, source: str, *, has_name: bool) -> Pip
         if control is not None:
             stage = {**stage, **{key: control[key] for key in ("about", *SECTIONS)}}
         stages.append(stage)
-    words = describe_control(content)
+    words = describe_control(content, is_free=switch.unlikely is not None)
     if has_name:
         words = drop_keys(words, "name")
     return parse_pipeline({**content, **words, "stages": stages}, source)
