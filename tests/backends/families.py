@@ -269,7 +269,9 @@ def outcome(family: Family, folder: Path) -> dict[str, str]:
             score(load(config).language_model)
         return found
     found["pack"] = "yes" if student.language_model.max_packed_tokens else "no"
-    began, adapted = copy.deepcopy(student), copy.deepcopy(student)
+    # A resumed run reads the file again. A copy in memory would lie at other addresses, which decide the last digit on some
+    # processors: weights in a file are aligned to 8 bytes, copies to 64.
+    began, adapted = load_student(config, 0), copy.deepcopy(student)
     trials = {
         "sample": lambda: sample(student.language_model),
         "score": lambda: score(student.language_model),
