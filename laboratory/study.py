@@ -125,6 +125,11 @@ class ReproductionArm(FrozenConfig):
 
     about: str
     set: dict[str, Any] = Field(default_factory=dict)
+    control: str | None = Field(
+        default=None,
+        pattern=r"^teacher=(off|free(\(.*\))?)$",
+        description="`teacher=free(0.1, -1)` or `teacher=off`: the control of this recipe",
+    )
     without: tuple[str, ...] = Field(
         default=(), description="stages of a pipeline that the arm leaves out"
     )

@@ -16,6 +16,7 @@ from practicum.core.notes import hide_notes
 from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.studies.compare.arms import split_words
 from practicum.training.loop import generate_rollouts, score_rollouts
 from practicum.types import FrozenConfig
 
@@ -91,8 +92,8 @@ def _measure_seed(
     means: dict[str, Tensor] = {}
     readings = {}
     for arm in job.study.spec.arms:
-        path = write_arm(job, arm, None, find_model)
-        recipe = load_recipe(path, [f"seed={seed}", "train.threads=1"])
+        path, *control = split_words(write_arm(job, arm, None, find_model))
+        recipe = load_recipe(path, [*control, f"seed={seed}", "train.threads=1"])
         moments = sum_gradients(recipe, batches, job.folder)
         setting = recipe.model_dump_json(include={"student", "teacher", "task", "rollout"})
         reference = means.setdefault(setting, moments.mean)

@@ -23,6 +23,7 @@ from practicum.runs.pipeline import parse_pipeline
 from practicum.runs.pipeline.runner import run as run_pipeline
 from practicum.statistics import group_pairs, pass_at_k, unique_share
 from practicum.studies.compare import ComparisonSettings, FailedRun, FinishedRuns, Outcome, run_arms
+from practicum.studies.compare.arms import split_words
 from practicum.studies.doctor import doctor
 from practicum.types import FrozenConfig
 
@@ -63,21 +64,21 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
     }
     swept = {name: several for name, several in rates.items() if len(several) > 1}
     if swept and job.scale.sweep:
-        files = {
+        sources = {
             f"{arm}-lr{rate:g}": write_arm(job, arm, rate, find_model)
             for arm in swept
             for rate in swept[arm]
         }
         sweep = folder / "sweep"
-        finished = _run_arms(files, sweep, job, seeds=1, first=TUNING_SEED)
+        finished = _run_arms(sources, sweep, job, seeds=1, first=TUNING_SEED)
         scores = {outcome.arm: _read_outcome(sweep, outcome, more) for outcome in finished.outcomes}
         alarms = {outcome.arm: read_alarms(sweep / outcome.folder) for outcome in finished.outcomes}
         tried = rank_rates(scores, alarms, swept, study.spec)
         failures += finished.failures
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
-    files = {arm: write_arm(job, arm, chosen[arm], find_model) for arm in study.spec.arms}
+    sources = {arm: write_arm(job, arm, chosen[arm], find_model) for arm in study.spec.arms}
     runs = folder / "runs"
-    finished = _run_arms(files, runs, job, seeds=job.scale.seeds, first=0)
+    finished = _run_arms(sources, runs, job, seeds=job.scale.seeds, first=0)
     failures += finished.failures
     readings = _group_by_arm(finished, lambda outcome: _read_outcome(runs, outcome, more))
     return Results(
@@ -90,12 +91,12 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
         alarms=_group_by_arm(finished, lambda outcome: read_alarms(runs / outcome.folder)),
         tried=tried,
         chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
-        doctor=_examine_arms(files, job),
+        doctor=_examine_arms(sources, job),
         failed=[f"{failure.arm}, seed {failure.seed}: {failure.reason}" for failure in failures],
     )
 
 
-def _examine_arms(files: Mapping[str, Path], job: ReproductionJob) -> dict[str, dict[str, Any]]:
+def _examine_arms(sources: Mapping[str, str], job: ReproductionJob) -> dict[str, dict[str, Any]]:
     """Return the doctor's verdict on each arm that a test asks about; an arm is examined once."""
     verdicts = {}
     warned = [test.warned for test in job.study.spec.tests if isinstance(test, Warned)]
@@ -104,7 +105,8 @@ def _examine_arms(files: Mapping[str, Path], job: ReproductionJob) -> dict[str, 
         if not path.is_file():
             job.console.event(f"{arm}: the doctor looks at it")
             with hide_notes():
-                verdict = doctor(load_recipe(files[arm])).verdict
+                file, *control = split_words(sources[arm])
+                verdict = doctor(load_recipe(file, control)).verdict
             path.parent.mkdir(exist_ok=True)
             write_json(path, {"verdict": verdict.word, "because": list(verdict.because)})
         verdicts[arm] = read_json(path)
@@ -178,8 +180,11 @@ def _replace_scratch_models(section: Any, task: Task, folder: Path) -> Any:
     return {**section, "model": str(path)}
 
 
-def write_arm(job: ReproductionJob, arm: str, rate: float | None, find_model: FindModel) -> Path:
-    """Write an arm's recipe with its learning rate and model folders; return the path."""
+def write_arm(job: ReproductionJob, arm: str, rate: float | None, find_model: FindModel) -> str:
+    """Write an arm's recipe with its learning rate and model folders.
+
+    Returns the path and the arm's control, as `practicum compare` reads an arm.
+    """
     recipe_data = resolve_stage_models(job.study.build_recipe(arm, job.scale), find_model)
     recipe = parse_recipe(recipe_data, f"{job.study.name}, arm {arm}")
     recipe_data = prepare_scratch_models(recipe_data, recipe, job.folder)
@@ -188,11 +193,12 @@ def write_arm(job: ReproductionJob, arm: str, rate: float | None, find_model: Fi
     path = job.folder / "recipes" / (f"{arm}.json" if rate is None else f"{arm}-lr{rate:g}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, recipe_data)
-    return path
+    control = job.study.spec.arms[arm].control
+    return str(path) if control is None else f"{path},{control}"
 
 
 def _run_arms(
-    files: Mapping[str, Path], out: Path, job: ReproductionJob, *, seeds: int, first: int
+    sources: Mapping[str, str], out: Path, job: ReproductionJob, *, seeds: int, first: int
 ) -> FinishedRuns:
     settings = ComparisonSettings(
         seeds=seeds,
@@ -202,7 +208,7 @@ def _run_arms(
         resume=any(out.glob("*/seed-*.json")),
         may_differ=frozenset(job.study.spec.may_differ),
     )
-    return run_arms([f"{name}={path}" for name, path in files.items()], settings, job.console)
+    return run_arms([f"{name}={source}" for name, source in sources.items()], settings, job.console)
 
 
 def rank_rates(

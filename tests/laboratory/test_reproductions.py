@@ -67,6 +67,11 @@ SMALL = {
             "set": {"objective": {"divergence": "forward_kl"}},
             "learning_rates": [0.001],
         },
+        "free": {
+            "about": "no teacher",
+            "control": "teacher=free(0.5, -1)",
+            "learning_rates": [0.001],
+        },
     },
     "full": {"seeds": 1},
     "claims": [
@@ -100,6 +105,8 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     assert {"pass@1", "pass@2", "distinct", "length", "spent/flops"} <= results.readings[
         "forward"
     ].keys()
+    free = next((found.folder / "runs").glob("free/*/recipe.json"))
+    assert "unlikely" in free.read_text() and results.readings["free"]["accuracy"]
     assert "<svg" in (found.folder / "plot.svg").read_text()
     with pytest.raises(RecipeError, match="already holds this reproduction; write --resume"):
         reproduce(file, full=True, out=tmp_path / "out")
