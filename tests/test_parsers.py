@@ -25,6 +25,9 @@ from practicum.rollouts.tape import RolloutArchive, RolloutRow, load_recorded_ro
 from practicum.tasks import TaskContext
 from practicum.tasks.jsonl import Config, build
 from practicum.teachers import _dialects
+from practicum.teachers._answers import AnswerStore
+from practicum.teachers._chat import ChatServer, TokenPrices
+from practicum.teachers._chat_protocols import PROTOCOLS
 from practicum.teachers._probe import Probe, build_canary, list_models, probe
 from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.teachers._scores import ScoreStore
@@ -163,7 +166,23 @@ WRITTEN = {
     },
     "echo": {"choices": [{"text": "ab", "finish_reason": "stop"}]},
 }
-CHAT = {"choices": [{"message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}]}
+SAID = {
+    "openai": {
+        "choices": [
+            {
+                "message": {"role": "assistant", "content": "ab", "refusal": None},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+    },
+    "anthropic": {
+        "content": [{"type": "text", "text": "ab"}],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 3, "output_tokens": 2},
+    },
+}
+PRICES = TokenPrices(input=1.0, output=2.0)
 
 
 def speaker(answer: Any) -> ServerGenerator:
@@ -224,16 +243,13 @@ def test_what_a_server_writes_is_read_or_refused(name: str, answers: st.DataObje
     reads(lambda: written(answer))
 
 
-@given(st.one_of(changed(CHAT), JSON))
-def test_what_a_chat_says_is_read_or_refused(answer: Any) -> None:
-    question = _dialects.build_chat_request(
-        "m", [{"role": "user", "content": "a"}], 0, SamplingParams(4)
-    )
-    reads(
-        lambda: speaker(answer).request_samples(
-            [question], _dialects.parse_chat_completion, SamplingParams(4, stop_ids=frozenset({2}))
-        )
-    )
+@pytest.mark.parametrize("name", PROTOCOLS)
+@given(answers=st.data())
+def test_what_a_chat_says_is_read_or_refused(name: Any, answers: st.DataObject) -> None:
+    answer = answers.draw(st.one_of(changed(SAID[name]), JSON))
+    params = SamplingParams(4, stop_ids=frozenset({2}))
+    server = ChatServer(speaker(answer), PROTOCOLS[name], AnswerStore(None), prices=PRICES)
+    reads(lambda: server.reply([[Message("user", "a")]], [0], params))
 
 
 @given(
