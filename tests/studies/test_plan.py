@@ -264,6 +264,10 @@ def test_the_command_for_clusters(models: Path, tmp_path: Path) -> None:
     text = output.read_text()
     assert "8 h100 in nodes of 8" in text and "64 h200 in nodes of 4" in text
     assert "prompts x 8" in text and "a step between two sites at 1 Gbit/s" in text
+    # Student and teacher of this one are made from scratch, in a folder that is gone after the dry run.
+    toy = ("plan", "smoke/toy", "--cluster", "8xh100", "rollout.n=1")
+    assert forked(command(*toy), output=output) == 0
+    assert "to run it: backend='{type: ray, trainers:" in output.read_text()
     assert forked(command("plan", recipe, "--cluster", "8xtpu"), output=output) == 8
     line = output.read_text()
     assert line.startswith("error: --cluster '8xtpu'") and "64xh100/4" in line and "b200" in line

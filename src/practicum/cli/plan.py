@@ -46,7 +46,7 @@ def build_plan(
             limit=limit,
             answer_tokens=answer_tokens,
             calibrate=calibrate,
-            suggest=not parsed,
+            for_cluster=bool(parsed),
         )
         described = describe_plan(cost_plan)
         if parsed:

@@ -78,6 +78,7 @@ def build_workload(run: DryRun) -> Workload:
     scorers = tuple(_build_scoring(run, name) for name in record.scorers)
     heads = sum(s.dims.count_head_flops(s.tokens) for s in scorers if s.sends_hidden)
     learning = record.trainable_dims
+    recomputed = run.recomputed or record.body(True)
     return Workload(
         student=record.dims,
         learning=learning,
@@ -92,7 +93,7 @@ def build_workload(run: DryRun) -> Workload:
         update_flops=heads
         + learning.count_update_flops(record.dims, read, supervised, recompute=True),
         # Gathered weights are counted apart: what is fixed here are casts of whole layers.
-        graph=Line(0, record.body(True).update.each),
+        graph=Line(0, recomputed.update.each),
         logit_bytes=count_tiles(recipe.objective)
         * LOGIT_TOKENS
         * record.dims.vocabulary

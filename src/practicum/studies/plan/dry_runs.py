@@ -27,9 +27,13 @@ class DryRun:
     graph: GraphPlan
     body: Footprint
     answer_tokens: int
+    recomputed: Footprint | None = None
+    """The memory of a pass with recomputed layers, as on a cluster; None if nobody asked."""
 
 
-def simulate_step(recipe: Recipe, answer_tokens: int | None) -> DryRun:
+def simulate_step(
+    recipe: Recipe, answer_tokens: int | None, *, for_cluster: bool = False
+) -> DryRun:
     """Run the first step of a recipe without weights.
 
     Every completion has `answer_tokens` tokens, at most `rollout.max_new_tokens`, which is also the
@@ -41,9 +45,10 @@ def simulate_step(recipe: Recipe, answer_tokens: int | None) -> DryRun:
         components, paper = assemble_on_paper(recipe, Path(folder), tokens)
         with closing(components):
             result = train_step(1, components.parts, components.settings)
-    record = paper.record
-    graph = record.cut(record.datums)
+        record = paper.record
+        graph = record.cut(record.datums)
+        # Measured while the folder of a from-scratch student is there.
+        body = record.body(graph.recompute)
+        recomputed = record.body(True) if for_cluster else None
     prompts = list(dict.fromkeys(rollout.prompt_tokens for rollout in result.rollouts))
-    return DryRun(
-        recipe, record, result.metrics, prompts, graph, record.body(graph.recompute), tokens
-    )
+    return DryRun(recipe, record, result.metrics, prompts, graph, body, tokens, recomputed)

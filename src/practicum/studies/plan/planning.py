@@ -91,28 +91,29 @@ def plan(
     answer_tokens: int | None = None,
     calibrate: bool = False,
     process: int | None = None,
-    suggest: bool = True,
+    for_cluster: bool = False,
 ) -> CostPlan:
     """Plan a recipe; with `calibrate`, run two steps of it to estimate seconds.
 
     `limit` is the memory in bytes (None: this machine's). `process` is the memory of Python and its
-    libraries in bytes (None: this process's). With `suggest`, look for a change that makes it fit.
+    libraries in bytes (None: this process's). With `for_cluster`, look for no change that
+    makes it fit here, and measure what `describe_clusters` needs.
     """
     process = measure_process() if process is None else process
     # The dry run refuses what cannot be planned, so it comes before the steps of a calibration.
     with show_wait("one step without weights"):
-        run = simulate_step(recipe, answer_tokens)
+        run = simulate_step(recipe, answer_tokens, for_cluster=for_cluster)
     calibration = time_step(recipe) if calibrate else None
     if calibration is not None and answer_tokens is None:
         # Answers as long as they really were, not as long as they may be.
         answer_tokens = max(round(calibration.answer_tokens), 1)
         with hide_notes():
-            run = simulate_step(recipe, answer_tokens)
+            run = simulate_step(recipe, answer_tokens, for_cluster=for_cluster)
     memory = estimate_memory(run, process)
     limit = read_memory_limit(choose_device(recipe)) if limit is None else limit
     largest = _find_largest_micro_batch(run, memory, limit)
     change = None
-    if suggest and process <= limit < memory.peak:
+    if not for_cluster and process <= limit < memory.peak:
         with show_wait("looking for a change that fits into memory"):
             change = _find_change(recipe, limit, process, answer_tokens, largest)
     return CostPlan(run, memory, limit, largest, change, calibration)
