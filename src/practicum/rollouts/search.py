@@ -315,10 +315,16 @@ def measure_search(rollouts: Sequence[Rollout]) -> Metrics:
     }
     if values:
         metrics["search_value"] = sum(values) / len(values)
-    notes = [rollout.notes[NOTE] for rollout in searched if NOTE in rollout.notes]
-    if notes:
-        metrics["search_agreed"] = notes.count("yes") / len(notes)
-    return metrics
+    return metrics | _measure_agreement(searched)
+
+
+def _measure_agreement(rollouts: Sequence[Rollout]) -> Metrics:
+    """Return the share of answers that another model reached too, and the mean reward of these."""
+    checked = [rollout for rollout in rollouts if NOTE in rollout.notes]
+    agreed = [rollout for rollout in checked if rollout.notes[NOTE] == "yes"]
+    rewards = [rollout.reward for rollout in agreed if rollout.reward is not None]
+    metrics = {"search_agreed": len(agreed) / len(checked)} if checked else {}
+    return metrics | ({"search_agreed_reward": sum(rewards) / len(rewards)} if rewards else {})
 
 
 def _holds(rollout: Rollout) -> bool:
