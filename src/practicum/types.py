@@ -99,6 +99,17 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """The answer of a scorer about one rollout: one number, or None if it cannot decide.
+
+    `tokens` holds one number a token if the scorer tells tokens apart, such as their advantages.
+    """
+
+    value: float | None
+    tokens: Float[Tensor, " T"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One completion of one prompt, token for token as sampled; its text is never tokenized again.
 
@@ -112,7 +123,8 @@ class Rollout:
     `authors` holds the author of each token as an index into `AUTHORS`; None means that `source`
     wrote all of them. `turns` are the turns of a conversation with an environment, in order; they
     are empty for a single answer. `notes` are named texts about the rollout, such as an
-    environment's feedback; a privileged teacher may show them.
+    environment's feedback; a privileged teacher may show them. `reward` is the verifier's, and
+    `judgements` are the scorers', by the names that the recipe gives them.
     """
 
     prompt: Prompt
@@ -131,6 +143,7 @@ class Rollout:
     authors: UInt8[Tensor, " T"] | None = None
     turns: tuple[Turn, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
+    judgements: Mapping[str, Judgement] = field(default_factory=dict)
 
     @classmethod
     def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":
