@@ -113,6 +113,17 @@ class SearchStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """The answer of a scorer about one rollout: one number, or None if it cannot decide.
+
+    `tokens` holds one number a token if the scorer tells tokens apart, such as their advantages.
+    """
+
+    value: float | None
+    tokens: Float[Tensor, " T"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One completion of one prompt, token for token as sampled; its text is never tokenized again.
 
@@ -126,8 +137,9 @@ class Rollout:
     `authors` holds the author of each token as an index into `AUTHORS`; None means that `source`
     wrote all of them. `turns` are the turns of a conversation with an environment, in order; they
     are empty for a single answer. `notes` are named texts about the rollout, such as an
-    environment's feedback; a privileged teacher may show them. `steps` are those that a tree search
-    kept, from the first token on; the tokens after them belong to a step that did not hold.
+    environment's feedback; a privileged teacher may show them. `reward` is the verifier's, and
+    `judgements` are the scorers', by the names that the recipe gives them. `steps` are those that a
+    tree search kept, from the first token on; tokens after them are of a step that did not hold.
     """
 
     prompt: Prompt
@@ -147,6 +159,7 @@ class Rollout:
     turns: tuple[Turn, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[SearchStep, ...] = ()
+    judgements: Mapping[str, Judgement] = field(default_factory=dict)
 
     @classmethod
     def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":

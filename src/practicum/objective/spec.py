@@ -36,6 +36,9 @@ from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signals import Full, Sampled, Score, TopK, Unlikely
 from practicum.types import FrozenConfig
 
+VERIFIER = "verifier"
+"""The scorer that every task is: its reward needs no entry among the recipe's scorers."""
+
 OTHER_ANSWERS = {
     "correct": "incorrect",
     "incorrect": "correct",
@@ -63,7 +66,12 @@ class Term(BaseModel):
     advantage_logprob: Literal["learner", "sampler"] = "learner"
     reward: Reward = Field(
         default=NoReward(),
-        description="how the verifier's reward joins a sampled token's advantage",
+        description="how the reward joins a sampled token's advantage",
+    )
+    scorer: str = Field(
+        default=VERIFIER,
+        description="whose reward the term learns from, compares or filters by: `verifier`, or a "
+        "name in [scorers](scorers.md)",
     )
     clip: Clip = Field(default=NoClip(), description="what is held within bounds")
     weights: WeightChoice = Choice(name="all")
@@ -369,6 +377,11 @@ class Objective(FrozenConfig):
     def reference_signal(self) -> Full | Sampled | TopK | None:
         """Return the richest signal that any term asks of the reference; None if no term does."""
         return _pick_richest([term for term in self.losses if term.needs_reference])
+
+    @property
+    def scorers(self) -> list[str]:
+        """Return the scorers, besides the verifier, that terms name."""
+        return sorted({term.scorer for term in self.losses} - {VERIFIER})
 
     @property
     def needs_sequences(self) -> bool:

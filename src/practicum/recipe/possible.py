@@ -1,11 +1,16 @@
 """Combinations in a recipe that cannot work; each problem says what to write instead."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from practicum.objective import ClipEntries, Objective, Term
+from practicum.objective import VERIFIER, ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
-from practicum.rollouts import needs_reference_samples, needs_replay, needs_teacher_samples
+from practicum.rollouts import (
+    Search,
+    needs_reference_samples,
+    needs_replay,
+    needs_teacher_samples,
+)
 
 STALENESS = "rollout.max_staleness"
 
@@ -84,6 +89,34 @@ def find_staleness_problems(
         for path in adaptive_paths
         if ".signal" in path
     ]
+    return problems
+
+
+def find_scorer_problems(
+    objective: Objective, scorers: Sequence[str], rollout: RolloutConfig
+) -> list[str]:
+    """Return a problem for each loss term, and for a search, whose scorer is not in the recipe."""
+    problems = [
+        f"objective.losses[{number}].scorer: no scorer is named {term.scorer!r}; write "
+        f"{' or '.join([VERIFIER, *scorers])}, or add it to scorers: {{{term.scorer}: {{type: ...}}}}"
+        for number, term in enumerate(objective.losses)
+        if term.scorer not in (VERIFIER, *scorers)
+    ]
+    guide = rollout.source.scorer if isinstance(rollout.source, Search) else None
+    if guide is not None and guide not in scorers:
+        problems.append(
+            f"rollout.source: search(scorer={guide}): no scorer is named {guide!r}; add it to "
+            f"scorers: {{{guide}: {{type: process}}}}, or leave it out"
+        )
+    if guide is not None and rollout.max_staleness:
+        problems.append(
+            f"{STALENESS} is {rollout.max_staleness}, and scorer {guide!r}, which may learn from "
+            "each step, guides the search; write max_staleness: 0, or leave scorer out"
+        )
+    if VERIFIER in scorers:
+        problems.append(
+            f"scorers.{VERIFIER}: that is the name of the task's own reward; choose another name"
+        )
     return problems
 
 
