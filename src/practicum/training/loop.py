@@ -22,6 +22,7 @@ from practicum.rollouts import (
     add_rewards,
     as_environment,
     collect_rollouts,
+    measure_search,
     select_prompts,
 )
 from practicum.text import Renderer
@@ -149,6 +150,7 @@ def generate_rollouts(
         parts.archive,
         as_environment(parts.task),
         parts.reference,
+        parts.task,
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
@@ -376,6 +378,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
+    metrics |= measure_search(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 
