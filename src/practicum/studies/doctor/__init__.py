@@ -2,6 +2,17 @@
 
 from practicum.studies.doctor.checks import CHECKS
 from practicum.studies.doctor.diagnosis import Diagnosis, doctor
+from practicum.studies.doctor.methods import SHOWN_METHODS, AllowedMethods, find_allowed_methods
 from practicum.studies.doctor.verdict import GO, RULES, CheckResult
 
-__all__ = ["CHECKS", "GO", "RULES", "CheckResult", "Diagnosis", "doctor"]
+__all__ = [
+    "CHECKS",
+    "GO",
+    "RULES",
+    "SHOWN_METHODS",
+    "AllowedMethods",
+    "CheckResult",
+    "Diagnosis",
+    "doctor",
+    "find_allowed_methods",
+]

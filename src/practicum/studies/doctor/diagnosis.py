@@ -21,6 +21,7 @@ from practicum.studies.doctor.checks import CHECKS
 from practicum.studies.doctor.diagnosis_page import render_page
 from practicum.studies.doctor.evidence import Evidence, collect_evidence
 from practicum.studies.doctor.findings import skip_check, validate_fix
+from practicum.studies.doctor.methods import AllowedMethods, diagnose_methods
 from practicum.studies.doctor.setup import refuse_vocabulary
 from practicum.studies.doctor.verdict import CheckResult, Verdict, decide
 
@@ -38,6 +39,8 @@ class Diagnosis:
     verdict: Verdict
     results: list[CheckResult]
     remarks: list[str]
+    methods: AllowedMethods | None = None
+    """The published methods that teacher and task allow; None if nothing could be sampled."""
 
     @property
     def changes(self) -> list[str]:
@@ -75,6 +78,7 @@ class Diagnosis:
             "verdict": asdict(self.verdict),
             "changes": self.changes,
             "remarks": self.remarks,
+            "methods": self.methods and self.methods.to_json(),
             "checks": [_convert_result(result) for result in self.results],
         }
 
@@ -138,7 +142,10 @@ def run_checks(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
             wait.advance()
     count, samples = len(evidence.prompts), evidence.samples
     verdict = decide(results, compute_capacity_ratio(evidence))
-    return Diagnosis(recipe.name, recipe.seed, count, samples, verdict, results, list(remarks))
+    methods = diagnose_methods(evidence)
+    return Diagnosis(
+        recipe.name, recipe.seed, count, samples, verdict, results, list(remarks), methods
+    )
 
 
 def _build_refusal(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagnosis:
