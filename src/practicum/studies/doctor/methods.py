@@ -108,9 +108,9 @@ class AllowedMethods:
 
 
 def _join(names: Sequence[str], most: int | None) -> str:
-    shown = ", ".join(names[:most]) or "none"
+    listed = ", ".join(names[:most]) or "none"
     hidden = 0 if most is None else max(len(names) - most, 0)
-    return f"{shown} and {hidden} more" if hidden else shown
+    return f"{listed} and {hidden} more" if hidden else listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ class _Needs:
 @cache
 def _read_needs() -> tuple[_Needs, ...]:
     names = [name for name in list_recipe_names() if name.startswith(PREFIX)]
-    found = [_Needs(name.removeprefix(PREFIX), load_recipe(name)) for name in names]
+    published = [_Needs(name.removeprefix(PREFIX), load_recipe(name)) for name in names]
     # Those that a text or a score is enough for come first, as the shortest lists show no more.
-    return tuple(sorted(found, key=lambda needs: needs.recipe.objective.signal is not None))
+    return tuple(sorted(published, key=lambda needs: needs.recipe.objective.signal is not None))
 
 
 def _has_answer(prompt: Prompt) -> bool:
@@ -224,9 +224,9 @@ def _estimate_money(evidence: Evidence) -> Money | None:
     # The student's tokens stand for the server's, which only its bill tells, and without a verifier
     # its answers for the teacher's.
     answers = evidence.answers or evidence.rollouts
-    read = sum(len(answer.prompt_tokens) for answer in answers) / len(answers)
-    written = sum(len(answer.tokens) for answer in answers) / len(answers)
-    price = charged.estimate_money(read, written)
+    input_tokens = sum(len(answer.prompt_tokens) for answer in answers) / len(answers)
+    output_tokens = sum(len(answer.tokens) for answer in answers) / len(answers)
+    price = charged.estimate_money(input_tokens, output_tokens)
     if price is None:
         return None
     recipe = evidence.recipe
