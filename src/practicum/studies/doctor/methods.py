@@ -115,7 +115,7 @@ def _join(names: Sequence[str], most: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What a published method asks, by its recipe."""
+    """The demands of a published method, by its recipe."""
 
     name: str
     recipe: Recipe
