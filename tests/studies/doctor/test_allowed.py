@@ -13,7 +13,7 @@ from practicum.objective import Capabilities
 from practicum.recipe import list_recipe_names
 from practicum.rollouts import SOURCES, count_teacher_answers
 from practicum.studies.doctor import AllowedMethods, find_allowed_methods
-from practicum.studies.doctor.methods import NO_ANSWERS, NO_TURNS, NO_VERIFIER, NO_WRITER, Money
+from practicum.studies.doctor.allowed import NO_ANSWERS, NO_TURNS, NO_VERIFIER, NO_WRITER, Money
 from practicum.types import Message, Prompt
 
 TEXT = Capabilities(frozenset(), frozenset(), largest_k=0)
