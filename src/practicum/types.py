@@ -99,6 +99,17 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """The answer of a scorer about one rollout: one number, or None if it cannot decide.
+
+    `tokens` holds one number a token if the scorer tells tokens apart, such as their advantages.
+    """
+
+    value: float | None
+    tokens: Float[Tensor, " T"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SearchStep:
     """One step of an answer that a tree search found: its node, its tokens and its value.
 
@@ -110,17 +121,6 @@ class SearchStep:
     tokens: int
     visits: int
     value: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The answer of a scorer about one rollout: one number, or None if it cannot decide.
-
-    `tokens` holds one number a token if the scorer tells tokens apart, such as their advantages.
-    """
-
-    value: float | None
-    tokens: Float[Tensor, " T"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,10 @@ class Rollout:
     `authors` holds the author of each token as an index into `AUTHORS`; None means that `source`
     wrote all of them. `turns` are the turns of a conversation with an environment, in order; they
     are empty for a single answer. `notes` are named texts about the rollout, such as an
-    environment's feedback; a privileged teacher may show them. `reward` is the verifier's, and
-    `judgements` are the scorers', by the names that the recipe gives them. `steps` are those that a
-    tree search kept, from the first token on; tokens after them are of a step that did not hold.
+    environment's feedback; a privileged teacher may show them. `steps` are those that a tree search
+    kept, from the first token on; the tokens after them belong to a step that did not hold.
+    `reward` is the verifier's, and `judgements` are the scorers', by the names that the recipe gives
+    them.
     """
 
     prompt: Prompt
@@ -158,8 +159,8 @@ class Rollout:
     authors: UInt8[Tensor, " T"] | None = None
     turns: tuple[Turn, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
-    steps: tuple[SearchStep, ...] = ()
     judgements: Mapping[str, Judgement] = field(default_factory=dict)
+    steps: tuple[SearchStep, ...] = ()
 
     @classmethod
     def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":

@@ -127,6 +127,7 @@ class MeteredScalar(StepFollower):
         """Take a step of the model and count its FLOPs; the tokens of updates are the student's."""
         read = count_read_tokens(_measure_texts(texts))
         scalar = self._scalar
+        # Without a head: one product of the width is nothing beside the body.
         flops = scalar.trainable_dims.count_update_flops(scalar.dims, read, 0)
         self._meter.ledger.add("update", self._meter.name, Usage(flops=flops))
         return scalar.model.fit(texts, slopes, params)

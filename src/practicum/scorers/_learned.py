@@ -57,6 +57,8 @@ class LearnedScorer(Scorer):
         """Take the scorer's updates; return the loss before the first and the gradient norm."""
         metrics: Metrics = {}
         for _ in range(self._updates):
+            # Two passes: the slopes of a loss over the whole batch are known before the first
+            # micro-batch, so its cuts change nothing, and no graph is kept across them.
             numbers = torch.cat(self._model.predict(texts)).requires_grad_()
             loss = compute_loss(numbers)
             (slopes,) = torch.autograd.grad(loss, numbers)

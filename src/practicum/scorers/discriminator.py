@@ -42,6 +42,7 @@ class Discriminator(LearnedScorer):
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
         """Return the logit of each answer; None during the warm-up."""
+        # No value rather than 0: an answer without one teaches nothing, whatever the advantage.
         if self.steps < self._warmup_steps:
             return [Judgement(None) for _ in rollouts]
         return [Judgement(value) for value in self.predict_ends(rollouts).tolist()]
@@ -64,6 +65,7 @@ class Discriminator(LearnedScorer):
             return -torch.nn.functional.logsigmoid(real - sampled).mean()
 
         metrics = self.descend(list(map(end_text, rollouts)), compute_loss)
+        # The margins before the first update: those of judgements that nothing was fitted to yet.
         ordered = (margins[0] > 0).double() + 0.5 * (margins[0] == 0).double()
         return {
             "pairs": float(len(pairs)),

@@ -78,6 +78,7 @@ class ValueScorer(LearnedScorer):
         values = [
             numbers[mask] for numbers, mask in zip(self._model.predict(texts), masks, strict=True)
         ]
+        # Fixed before the updates, so that a value does not chase returns that move with it.
         returns = torch.cat(
             [
                 self._compute_advantages(row, reward) + row
@@ -94,6 +95,7 @@ class ValueScorer(LearnedScorer):
         return {"fitted": float(len(chosen)), "explained": explained.item(), **metrics}
 
     def _compute_advantages(self, values: Tensor, reward: float) -> Tensor:
+        # The verifier sees whole answers, so the last token alone earns something.
         rewards = torch.zeros_like(values)
         rewards[-1] = reward
         return generalized_advantages(

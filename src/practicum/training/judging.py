@@ -31,6 +31,7 @@ def add_judgements(
 def judge_with(name: str, scorer: Scorer, rollouts: Sequence[Rollout]) -> list[Judgement]:
     """Return a scorer's judgements; raises TeacherError if they cannot belong to the rollouts."""
     judgements = scorer.score(rollouts)
+    # Scorers may be foreign code: what does not fit is an error here, not a wrong gradient later.
     if len(judgements) != len(rollouts):
         raise TeacherError(
             f"scorer {name!r} judged {len(judgements)} of {len(rollouts)} rollouts; every rollout "

@@ -90,6 +90,7 @@ class LocalScalarModel(StepFollower):
         """Restore weights and moments; CheckpointError if they belong to another model."""
         if not tensors:
             return
+        # Moments are named after their weight, and no parameter of torch has a slash in its name.
         weights = {name: tensor for name, tensor in tensors.items() if "/" not in name}
         shapes = {name: weight.shape for name, weight in self._parameters.items()}
         if shapes != {name: tensor.shape for name, tensor in weights.items()}:
