@@ -115,18 +115,21 @@ ROWS: list[tuple[str, Source, float, int]] = [
     ("a", "teacher", 1.0, 4),
     ("a", "dataset", 1.0, 2),
     ("a", "reference", 0.0, 3),
+    ("a", "reference", 0.5, 2),
     ("b", "student", 0.0, 3),
     ("b", "student", 0.0, 1),
     ("b", "teacher", 0.0, 3),
     ("b", "dataset", 0.0, 2),
     ("b", "reference", 0.5, 1),
+    ("b", "reference", 0.5, 2),
+    ("b", "reference", 0.0, 3),
     ("c", "student", 1.0, 2),
     ("c", "student", 0.5, 3),
     ("d", "student", 0.0, 2),
     ("d", "student", 0.0, 3),
     ("d", "teacher", 1.0, 2),
 ]
-TEXTS = ["x", "x", "y", "x", "y", "x", "z", "z", "z", "x", "y", "y", "x", "z", "y"]
+TEXTS = ["x", "x", "y", "x", "y", "z", "x", "z", "z", "z", "x", "y", "z", "y", "y", "x", "z", "y"]
 
 
 def library_and_formula(

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from practicum.functional.advantages import ADVANTAGES
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import SAMPLE_WEIGHTS, TOKEN_STATISTICS
@@ -263,6 +264,12 @@ class Term(BaseModel):
     def has_rewarded_advantage(self) -> bool:
         """Return True if the verifier's reward is an advantage, a part of one, or chooses pairs."""
         return self.signal.by_reward or not isinstance(self.reward, NoReward)
+
+    @property
+    def compares_with_reference(self) -> bool:
+        """Return True if the rewards of the reference's answers have a part in the advantage."""
+        score = self.signal if self.signal.outcome is not None else self.reward.by_itself
+        return score is not None and ADVANTAGES[str(score.outcome)].anchored
 
     @property
     def learns_from_reward(self) -> bool:
