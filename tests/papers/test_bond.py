@@ -235,8 +235,8 @@ def test_best_of_n_by_hand() -> None:
 
 def test_a_group_without_the_anchors_answers_learns_nothing_and_those_answers_never() -> None:
     here, choice = world(), {"signal": "score(best_of_n)"}
-    assert not coefficients(choice, batch(here, here.student, [3, 1], [])).any()
-    found = coefficients(choice, batch(here, here.student, [3, 1], [2, 4]))
+    assert not coefficients(choice, batch(here, here.student, [3, 0], [])).any()
+    found = coefficients(choice, batch(here, here.student, [3, 0], [2, 4]))
     assert found[:4].all() and not found[4:].any()
 
 

@@ -23,6 +23,7 @@ from practicum.objective.choices import (
     DivergenceChoice,
     Estimator,
     LogLinear,
+    Modulate,
     NoClip,
     NoReward,
     Reward,
@@ -150,6 +151,10 @@ class Term(BaseModel):
             return "among=source compares the answers of one writer; write source: student"
         if isinstance(self.signal, Unlikely) and not isinstance(self.reward, NoReward):
             return "signal 'unlikely' has an advantage of its own; leave out reward"
+        if self.signal.step and isinstance(self.reward, Modulate):
+            return "reward 'modulate' takes log T - log S for its size; write signal: sampled"
+        if self.signal.step and isinstance(self.clip, ClipAdvantage):
+            return "clip 'advantage' is of log T - log S; leave it out with signal 'logits'"
         if self.signal.pairs and not isinstance(self.reward, NoReward):
             return "signal 'pair' has no advantage; leave out reward, or write choose=reward"
         if self.signal.outcome is not None and not isinstance(self.reward, NoReward):
@@ -315,6 +320,7 @@ class Term(BaseModel):
         )
         return (
             sequence
+            or self.signal.step > 0
             or self.signal.pairs
             or CORRECTIONS[self.correction.name].cumulative
             or not WEIGHTS[self.weights.name].pointwise
@@ -376,6 +382,11 @@ class Objective(FrozenConfig):
     def reference_signal(self) -> Full | Sampled | TopK | None:
         """Return the richest signal that any term asks of the reference; None if no term does."""
         return _pick_richest([term for term in self.losses if term.needs_reference])
+
+    @property
+    def needs_logits(self) -> bool:
+        """Return True if any term reads a model's raw logits."""
+        return any(term.signal.step for term in self.losses)
 
     @property
     def needs_sequences(self) -> bool:

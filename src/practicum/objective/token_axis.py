@@ -137,7 +137,11 @@ def _compute_teacher_returns(
 ) -> Tensor:
     """Return the teacher's return of each token: advantages times ratios, minus a baseline."""
     gradient = term.gradient if isinstance(term.gradient, ScoreFunction) else ScoreFunction()
-    returns = torch.where(values.is_scored, ratio * _compute_advantage(term, values, batch), 0.0)
+    if term.signal.step:
+        returns = _compute_step_returns(term, values, batch, ratio)
+    else:
+        advantages = ratio * _compute_advantage(term, values, batch)
+        returns = torch.where(values.is_scored, advantages, 0.0)
     if gradient.gamma > 0:
         returns = _apply_by_row(batch, returns, lambda row: _compute_returns_to_go(row, gradient))
     if gradient.baseline == "kl":
@@ -148,6 +152,23 @@ def _compute_teacher_returns(
         # later tokens it would remove their mean, which is what a return says beyond this token.
         return returns - ratio * _compute_leave_one_out_mean(returns, values, batch)
     return returns
+
+
+def _compute_step_returns(
+    term: Term, values: TermValues, batch: TokenBatch, ratio: Tensor
+) -> Tensor:
+    """Return the returns of raw logits, row by row; 0 at tokens without a signal."""
+    if values.teacher_logits is None or values.teacher_values is None:
+        return torch.zeros_like(values.logprobs)
+    logits, state_values = (
+        torch.where(values.is_scored, ratio * numbers, 0.0)
+        for numbers in (values.teacher_logits, values.teacher_values)
+    )
+    pairs = torch.stack([logits, state_values], dim=-1)
+    returns = _apply_by_row(
+        batch, pairs, lambda row: F.step_returns(*row.unbind(-1), term.signal.step)
+    )
+    return torch.where(values.is_scored, returns, 0.0)
 
 
 def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor:
