@@ -208,6 +208,7 @@ class TrainSection(TypedDict, total=False):
     epochs: int
     checkpoint_every: int | None
     keep_checkpoints: int
+    save_in_background: bool
     threads: int | None
     budget: Mapping[str, Any] | None
 
