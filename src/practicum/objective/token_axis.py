@@ -166,7 +166,7 @@ def _compute_step_returns(
     )
     pairs = torch.stack([logits, state_values], dim=-1)
     returns = _apply_by_row(
-        batch, pairs, lambda row: F.step_returns(*row.unbind(-1), term.signal.step)
+        batch, pairs, lambda row: F.step_returns(row[:, 0], row[:, 1], term.signal.step)
     )
     return torch.where(values.is_scored, returns, 0.0)
 
