@@ -260,10 +260,10 @@ class Fused:
             is_scored = not term.needs_signal or teacher_logprobs is not None
             unknown = self._unknown if term.needs_signal else None
             loss_value = compute_token_value(term, logprobs) if divergence is None else divergence
-            asked = TeacherDistribution(
+            distribution = TeacherDistribution(
                 None if pair is None else pair.teacher, outside=self._outside, level=self._level
             )
-            logits, state_values = compute_values(term, asked, teacher_logprobs)
+            logits, state_values = compute_values(term, distribution, teacher_logprobs)
             term_values = TermValues(
                 loss_value=loss_value,
                 is_scored=mark_scored(logprobs, unknown, is_scored=is_scored),

@@ -63,8 +63,8 @@ def compute_term_values(
             loss_value = _compute_loss_value(term, folded, signals, batch, logprobs, divergence)
             teacher_logprobs = _gather_target_logprobs(term, folded, signals, batch.tokens)
         unknown = signals.find_unknown(term)
-        asked = teacher if term.against == "teacher" else reference or TeacherDistribution()
-        logits, state_values = compute_values(term, asked, teacher_logprobs)
+        distribution = teacher if term.against == "teacher" else reference or TeacherDistribution()
+        logits, state_values = compute_values(term, distribution, teacher_logprobs)
         term_values = TermValues(
             loss_value=loss_value,
             is_scored=mark_scored(logprobs, unknown, is_scored=is_scored),
@@ -232,8 +232,8 @@ def compute_values(
     if term.signal.value == "soft":
         return logits, teacher.level
     # The bucket of other tokens is not one token.
-    own = teacher.full if teacher.outside is None else teacher.full[:, :-1]
-    return logits, teacher.level + own.amax(dim=-1)
+    tokens = teacher.full if teacher.outside is None else teacher.full[:, :-1]
+    return logits, teacher.level + tokens.amax(dim=-1)
 
 
 @torch.no_grad()
