@@ -103,8 +103,8 @@ def best_of_n(rewards: Sequence[float], anchor: Sequence[float]) -> list[float]:
     count = len(anchor)
     log_ratios = []
     for reward in rewards:
-        no_better = max(sum(drawn <= reward for drawn in anchor), 0.5) / count
-        worse = sum(drawn < reward for drawn in anchor) / count
+        no_better = max(sum(anchored <= reward for anchored in anchor), 0.5) / count
+        worse = sum(anchored < reward for anchored in anchor) / count
         ties = sum((worse / no_better) ** power for power in range(count))
         log_ratios.append((count - 1) * math.log(no_better) + math.log(ties))
     return leave_one_out(log_ratios)
