@@ -56,7 +56,7 @@ def main() -> None:
             print(f"{number} of {len(runs)}: {json.dumps(line)}", flush=True)
 
 
-LIMITS = ("threads", "budget")
+LIMITS = ("threads", "budget", "save_in_background")
 """Settings of a run that bound time and change nothing else but rounding; no recipe of a paper has a budget."""
 
 ABOUT_IT = ("prices", "monitors", "tracking")

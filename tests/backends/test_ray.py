@@ -77,7 +77,8 @@ def test_two_trainers_of_which_one_dies_give_the_run_of_one_process(
     """One test, and one Ray, for all of this: its processes take a while to start."""
     monkeypatch.setenv("PRACTICUM_FAULT", "rank-1.differentiated:3")
     console = RecordingConsole()
-    folder = toy_run(models, tmp_path, on_ray(restarts=1), console=console).folder
+    changes = on_ray(restarts=1) | {"train.save_in_background": True}
+    folder = toy_run(models, tmp_path, changes, console=console).folder
     assert_close_runs(single, folder)
     (line,) = [line for line in console.events if "was lost" in line]
     assert "trainer 1 was lost in forward_backward; nothing of this step is kept" in line

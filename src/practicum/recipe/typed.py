@@ -120,7 +120,10 @@ class TaskSection(TypedDict, total=False):
     """The section `task`."""
 
     type: (
-        Literal["datasets", "jsonl", "memos", "reasoning_gym", "reverse", "skills", "walker"] | str
+        Literal[
+            "datasets", "jsonl", "memos", "programs", "reasoning_gym", "reverse", "skills", "walker"
+        ]
+        | str
     )
     path: str | Sequence[str]
     heldout: int | float | str | Sequence[str]
@@ -138,11 +141,13 @@ class TaskSection(TypedDict, total=False):
     train_size: int
     heldout_size: int
     seed: int | None
+    digits: str
+    operators: str
+    shortest: int
+    longest: int
     generator: str
     config: Mapping[str, Any]
     alphabet: str
-    shortest: int
-    longest: int
     skills: Sequence[str]
     turns: int
     spread: int
@@ -208,6 +213,7 @@ class TrainSection(TypedDict, total=False):
     epochs: int
     checkpoint_every: int | None
     keep_checkpoints: int
+    save_in_background: bool
     threads: int | None
     budget: Mapping[str, Any] | None
 

@@ -1,10 +1,12 @@
 """From prompts to rollouts: sampled by the writer that the source names, decoded, and rewarded."""
 
 from practicum.rollouts.batch import RolloutBatch, select_prompts
+from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
     Prefix,
+    Search,
     Source,
     SourceChoice,
     StudentSource,
@@ -39,6 +41,7 @@ __all__ = [
     "RolloutBatch",
     "RolloutRow",
     "RolloutWriters",
+    "Search",
     "Source",
     "SourceChoice",
     "StudentSource",
@@ -50,6 +53,7 @@ __all__ = [
     "list_other_writers",
     "list_source_problems",
     "load_recorded_rollouts",
+    "measure_search",
     "needs_reference_samples",
     "needs_replay",
     "needs_teacher_samples",

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from practicum import run_dir as folders
 from practicum.errors import RecipeError
+from practicum.models.tensors import copy_to_host
 from practicum.recipe import Recipe
 from practicum.rollouts import needs_replay
 from practicum.run_dir import Checkpoint, RunDir
@@ -54,32 +55,45 @@ def restore(
     log.info(f"resumed after step {step}")
 
 
-def save(
+def prepare_save(
     run_dir: RunDir,
     recipe: Recipe,
     components: RunComponents,
     runner: StepRunner,
     step: int,
-    tag: str | None,
-) -> None:
-    """Write the checkpoint of a step with the steps in flight; `tag` protects it from pruning."""
+    tag: str | None = None,
+    *,
+    is_copied: bool = False,
+) -> Callable[[], None]:
+    """Return what writes the checkpoint of a step with the steps in flight.
+
+    `tag` protects it from pruning. With `is_copied` it is written from a copy of the state in this
+    machine's memory, while the training goes on.
+    """
     tensors = collect_teacher_states(components, runner.get_teacher_state)
     state = {"step": step, "schedules": components.schedule_state.save_state()}
     if in_flight := runner.save_state():
         state["begun"] = in_flight
-    writer = folders.CheckpointWriter(
-        partial(components.backend.save, components.student), components.student.state_bytes
-    )
-    folders.save_checkpoint(
-        run_dir,
-        step,
-        tensors,
-        state,
-        writer=writer,
-        keep=recipe.train.keep_checkpoints,
-        tag=tag,
-        packages=components.packages,
-    )
+    backend, student = components.backend, components.student
+    if is_copied:
+        tensors = {role: copy_to_host(named) for role, named in tensors.items()}
+        write = backend.copy_state(student)
+    else:
+        write = partial(backend.save, student)
+
+    def save() -> None:
+        folders.save_checkpoint(
+            run_dir,
+            step,
+            tensors,
+            state,
+            writer=folders.CheckpointWriter(write, student.state_bytes),
+            keep=recipe.train.keep_checkpoints,
+            tag=tag,
+            packages=components.packages,
+        )
+
+    return save
 
 
 def check_space(run_dir: RunDir, components: RunComponents) -> None:

@@ -48,6 +48,7 @@ class Training:
             # A failure within a step comes before its update, so the weights are those after the
             # last measured step, which can be saved. A step whose update ran but whose evaluation
             # failed is repeated from the newest checkpoint.
+            self.saving.finish()
             can_save = self.saving.saved < measured_step == trained_step
             if can_save and self.runner.has_all_rollouts():
                 # A student at a service that failed cannot be saved there.

@@ -21,6 +21,7 @@ from practicum.rollouts import (
     add_rewards,
     as_environment,
     collect_rollouts,
+    measure_search,
     select_prompts,
 )
 from practicum.text import Renderer
@@ -145,6 +146,7 @@ def generate_rollouts(
         parts.archive,
         as_environment(parts.task),
         parts.reference,
+        parts.task,
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
@@ -368,6 +370,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
+    metrics |= measure_search(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 

@@ -1,7 +1,9 @@
 """Load, sample from, train and save models in this process."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +23,7 @@ from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.models.sources import needs_conversion
-from practicum.models.tensors import read_parts, write_tensors
+from practicum.models.tensors import copy_to_host, read_parts, write_stems
 from practicum.ports import BackendContext, Model, SamplingClient, Student, WeightUpdateRule
 
 log = logging.getLogger(__name__)
@@ -99,8 +101,14 @@ class LocalBackend:
 
     def save(self, student: Student, folder: Path) -> None:
         """Write the trainable weights and AdamW's moments."""
-        for stem, tensors in _require_local(student).local_trainer.save_state().items():
-            write_tensors(folder / f"{stem}.safetensors", tensors)
+        write_stems(_require_local(student).local_trainer.save_state(), folder)
+
+    def copy_state(self, student: Student) -> Callable[[Path], None]:
+        """Copy weights and moments to the host; return what writes the copy."""
+        state = _require_local(student).local_trainer.save_state()
+        return partial(
+            write_stems, {stem: copy_to_host(tensors) for stem, tensors in state.items()}
+        )
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore what `save` wrote, without the moments if `moments` is False."""

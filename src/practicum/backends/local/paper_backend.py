@@ -125,6 +125,10 @@ class LocalPaper:
     def save(self, student: Student, folder: Path) -> None:
         """Save nothing: there are no weights."""
 
+    def copy_state(self, student: Student) -> Callable[[Path], None]:
+        """Copy nothing: there are no weights."""
+        return lambda folder: None
+
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore nothing: there are no weights."""
 
