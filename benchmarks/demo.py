@@ -95,7 +95,8 @@ def _run(folder: Path, seed: int) -> dict:
     run_folder = folder / f"seed-{seed}"
     summary = json.loads((run_folder / "summary.json").read_text())
     print(
-        f"seed {seed}: {seconds:.0f} s, {processor:.0f} s of the processor, {summary['before']['accuracy']} -> {summary['after']['accuracy']}",
+        f"seed {seed}: {seconds:.0f} s, {processor:.0f} s of the processor, "
+        f"{summary['before']['accuracy']} -> {summary['after']['accuracy']}",
         file=sys.stderr,
     )
     return {
