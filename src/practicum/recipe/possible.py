@@ -22,7 +22,13 @@ def find_capability_problems(
         where = f"objective.losses[{number}].signal"
         if not term.needs_signal or term.against != against:
             continue
-        if not capabilities.signals:
+        if not capabilities.signals and capabilities.writes:
+            problems.append(
+                f"{where}: {term.signal.type!r} asks for scores of tokens, and {against} "
+                f"{teacher!r} only writes; write signal: text, divergence: ce and rollout.source: "
+                f"{against}, or another recipe that its text is enough for, such as papers/seqkd"
+            )
+        elif not capabilities.signals:
             problems.append(
                 f"{where}: {term.signal.type!r} asks a teacher and there is none; write "
                 "teacher: ..., or a signal that asks nobody: score for the verifier's reward, "

@@ -237,6 +237,20 @@ def list_other_writers(source: Source) -> tuple[OtherWriter, ...]:
     return ()
 
 
+def count_teacher_answers(source: Source, n: int) -> float:
+    """Return how many answers to a prompt the teacher writes, or begins, beside or instead of `n`."""
+    match source:
+        case TeacherSource():
+            return n
+        case Mix(other="teacher"):
+            return n * (1 - source.student)
+        case Join() if "teacher" in source.others:
+            return source.n
+        case Prefix(origin="teacher"):
+            return n
+    return 0
+
+
 def needs_teacher_samples(source: Source) -> bool:
     """Return True if the teacher writes tokens."""
     return "teacher" in list_other_writers(source)
