@@ -69,6 +69,7 @@ from practicum.functional.sequence import (
     AGGREGATES,
     gather_logprobs,
     reward_to_go,
+    step_returns,
     token_coefficients,
 )
 from practicum.functional.weights import WEIGHTS, TokenStatistics, Weight
@@ -131,6 +132,7 @@ __all__ = [
     "restrict_candidates",
     "reward_to_go",
     "score_function_returns",
+    "step_returns",
     "temper",
     "token_coefficients",
     "top1_conflict",
