@@ -91,7 +91,8 @@ class TeacherDistribution:
 
     It is the full distribution, the candidates, the sampled token alone, or nothing. With `outside`
     the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
-    tokens the numbers about the sampled token mean nothing.
+    tokens the numbers about the sampled token mean nothing. `level` added to the full distribution
+    gives the raw logits, if they are known and asked for.
     """
 
     full: Float[Tensor, "T V"] | None = None
@@ -100,6 +101,7 @@ class TeacherDistribution:
     logprobs: Float[Tensor, " T"] | None = None
     outside: Int[Tensor, " M"] | None = None
     unknown: Bool[Tensor, " T"] | None = None
+    level: Float[Tensor, " T"] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -116,8 +118,9 @@ class TeacherDistribution:
 class TermValues:
     """The logit side of one term: a differentiable `value` a token, and detached statistics.
 
-    `answered` is True at tokens for which the term has its signal. `reverse_kl` to the teacher is
-    measured for every divergence: it is the common measure of all objectives.
+    `is_scored` is True at tokens for which the term has its signal. `reverse_kl` to the teacher is
+    measured for every divergence: it is the common measure of all objectives. `teacher_logits` of
+    the sampled tokens and `teacher_values` of the states are there for terms with returns of them.
     """
 
     loss_value: Float[Tensor, " T"]
@@ -129,6 +132,8 @@ class TermValues:
     teacher_entropy: Float[Tensor, " T"] | None
     reverse_kl: Float[Tensor, " T"] | None
     teacher_rank: Int[Tensor, " T"] | None = None
+    teacher_logits: Float[Tensor, " T"] | None = None
+    teacher_values: Float[Tensor, " T"] | None = None
 
     def __getitem__(self, index: Int[Tensor, " t"]) -> "TermValues":
         """Return the values at some of the tokens."""

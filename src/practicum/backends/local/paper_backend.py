@@ -179,7 +179,7 @@ class PaperClient(SelfTeacher):
     @property
     def capabilities(self) -> Capabilities:
         """Every signal, as a local model gives it."""
-        return Capabilities(signals=frozenset({"sampled", "topk", "full"}))
+        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), raw_logits=True)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Return completions of the assumed length."""
