@@ -25,7 +25,8 @@ class Capabilities:
     the student's support must contain the candidates, because the student runs elsewhere.
     `follows_student` is True if a teacher may change as the student learns, or shares its modules:
     it is then asked at its own step and never ahead. That is also the default for a teacher that
-    does not declare it.
+    does not declare it. `by_span` is True if a sampled log-probability may be that of several
+    tokens together; see `practicum.types.TeacherSignal`.
     """
 
     signals: frozenset[SignalName]
@@ -34,6 +35,7 @@ class Capabilities:
     writes: bool = True
     needs_candidates: bool = False
     follows_student: bool = True
+    by_span: bool = False
 
 
 class SignalCall(Call):

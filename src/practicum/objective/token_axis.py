@@ -18,6 +18,7 @@ from practicum.functional.samples import (
     TOKEN_STATISTICS,
     SampleStatistics,
 )
+from practicum.functional.sequence import keep_span_starts, sum_spans
 from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
@@ -89,10 +90,16 @@ def merge_parts(
 
 
 def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
+    """Return the advantage of each token, or that of its whole span at each token of the span."""
     if values.teacher_logprobs is None:
         return torch.zeros_like(values.logprobs)
     learner = values.logprobs if term.advantage_logprob == "learner" else batch.sampling_logprobs
-    advantage = term.compute_advantage(learner, values.teacher_logprobs)
+    teacher = values.teacher_logprobs
+    if batch.spans is not None:
+        # The span is one action: its gradient is the whole advantage times that of the sum of its
+        # tokens' log-probabilities, so no token gets a share.
+        learner, teacher = sum_spans(learner, batch.spans), sum_spans(teacher, batch.spans)
+    advantage = term.compute_advantage(learner, teacher)
     clip = term.clip
     return F.clip(advantage, clip.low, clip.high) if isinstance(clip, ClipAdvantage) else advantage
 
@@ -139,7 +146,7 @@ def _compute_teacher_returns(
     gradient = term.gradient if isinstance(term.gradient, ScoreFunction) else ScoreFunction()
     returns = torch.where(values.is_scored, ratio * _compute_advantage(term, values, batch), 0.0)
     if gradient.gamma > 0:
-        returns = _apply_by_row(batch, returns, lambda row: _compute_returns_to_go(row, gradient))
+        returns = _sum_returns(returns, gradient, batch)
     if gradient.baseline == "kl":
         assert values.divergence is not None, "the capability check asks for candidates"
         return returns + torch.where(values.is_scored, ratio * values.divergence, 0.0)
@@ -148,6 +155,16 @@ def _compute_teacher_returns(
         # later tokens it would remove their mean, which is what a return says beyond this token.
         return returns - ratio * _compute_leave_one_out_mean(returns, values, batch)
     return returns
+
+
+def _sum_returns(advantages: Tensor, gradient: ScoreFunction, batch: TokenBatch) -> Tensor:
+    """Return the return of each token; a span counts once in it, and its tokens share one."""
+    if batch.spans is not None:
+        advantages = keep_span_starts(advantages, batch.spans)
+    returns = _apply_by_row(batch, advantages, lambda row: _compute_returns_to_go(row, gradient))
+    if batch.spans is None:
+        return returns
+    return sum_spans(keep_span_starts(returns, batch.spans), batch.spans)
 
 
 def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor:
