@@ -42,8 +42,8 @@ SELF = {"type": "self", "weights": "ema", "rate": 0.5}
 FROZEN = {"type": "self", "weights": "frozen"}
 
 # One set of settings or more for each file; a teacher without an entry here fails the first test. MODEL, OTHER, TAPE and FOLDER
-# stand for a model folder, one with another tokenizer, a tape and a folder to write to, the names of DIALECTS for a server that has the same model, SERVICE for one
-# that speaks the Tinker API.
+# stand for a model folder, one with another tokenizer, a tape and a folder to write to, the names of DIALECTS for a server that
+# has the same model, SERVICE for one that speaks the Tinker API.
 DIALECTS = {"VLLM": "vllm", "SGLANG": "sglang", "ECHO": "echo", "CHAT": "chat"}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "cached": [
