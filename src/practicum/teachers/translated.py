@@ -58,6 +58,11 @@ class Config(FrozenConfig):
         default=None,
         description="the teacher's token for the student's stop; none: the one its template writes",
     )
+    credit: Literal["word", "span"] = Field(
+        default="word",
+        description="what one log-ratio is about: a word, for an exact gradient, or the smallest "
+        "stretch that both tokenizers know",
+    )
 
     @model_validator(mode="after")
     def _check_inner(self) -> "Config":
@@ -116,14 +121,24 @@ class TranslatedTeacher(FollowerTeacher):
         if self._translator is None:
             return self._inner.score(rollouts, signal)
         texts = [translate_rollout(rollout, self._translator) for rollout in rollouts]
-        asked = {n: replace_tokens(rollouts[n], text) for n, text in enumerate(texts) if text.spans}
-        answers = dict(zip(asked, self._inner.score(list(asked.values()), signal), strict=True))
+        rewritten = {
+            n: replace_tokens(rollouts[n], text) for n, text in enumerate(texts) if text.spans
+        }
+        scored = self._inner.score(list(rewritten.values()), signal)
+        answers = dict(zip(rewritten, scored, strict=True))
         return [
-            spread_spans(answers[n], text, len(rollouts[n].tokens))
+            self._spread(answers[n], text, len(rollouts[n].tokens))
             if n in answers
             else TeacherSignal()
             for n, text in enumerate(texts)
         ]
+
+    def _spread(self, answer: TeacherSignal, text: TranslatedText, count: int) -> TeacherSignal:
+        """Return the signal about `count` tokens of the student; see `spread_spans`."""
+        signal = spread_spans(answer, text, count)
+        # A renamed token is decided by itself, as in one vocabulary.
+        is_renamed = self._translator is not None and self._translator.renames
+        return replace(signal, span_starts=None) if is_renamed else signal
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
@@ -185,9 +200,9 @@ def translate_rollout(rollout: Rollout, translator: Translator) -> TranslatedTex
         text = translator.translate(tokens)
     start = 0
     for turn in rollout.turns:
-        own = tokens[start : start + turn.tokens]
+        turn_tokens = tokens[start : start + turn.tokens]
         later = (
-            translator.translate(own)
+            translator.translate(turn_tokens)
             if turn.role == "assistant"
             else translator.translate_reply(Message(turn.role, turn.text))
         )
@@ -227,7 +242,7 @@ def spread_spans(answer: TeacherSignal, text: TranslatedText, count: int) -> Tea
     read = read_tokens(answer, slice(None)).logprobs
     if read is None:
         return TeacherSignal()
-    logprobs = torch.zeros(count)
+    logprobs = torch.zeros(count, dtype=read.dtype)
     starts, unknown = torch.ones(count, dtype=torch.bool), torch.ones(count, dtype=torch.bool)
     for span in text.spans:
         size = span.student.stop - span.student.start
@@ -254,7 +269,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         return PaperTeacher(inner)
     if not _differs(context, renderers[0]):
         return TranslatedTeacher(inner, None)
-    translator = Translator(context.renderer, renderers[0], config.stop)
+    translator = Translator(context.renderer, renderers[0], config.stop, config.credit)
     log.info(translator.describe())
     return TranslatedTeacher(inner, translator)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CROSSING = re.compile(rb"[^ ] ")
 _READABLE = frozenset({"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"})
 
 
@@ -39,10 +40,9 @@ class Span:
 
     def shift(self, student: int, teacher: int) -> "Span":
         """Return the span that many tokens later on each side."""
-        own, other = self.student, self.teacher
         return Span(
-            slice(own.start + student, own.stop + student),
-            slice(other.start + teacher, other.stop + teacher),
+            slice(self.student.start + student, self.student.stop + student),
+            slice(self.teacher.start + teacher, self.teacher.stop + teacher),
         )
 
 
@@ -57,6 +57,27 @@ def align_tokens(student: Sequence[bytes], teacher: Sequence[bytes]) -> list[Spa
         spans.append(Span(slice(start[0], stop[0]), slice(start[1], stop[1])))
         start = stop
     return spans
+
+
+def join_words(spans: Sequence[Span], student: Sequence[bytes]) -> list[Span]:
+    """Return spans that end where a space begins a new word, or with the text.
+
+    For a vocabulary without a token across such a place, the tokens before it are the same whatever
+    comes after it.
+    """
+    joined: list[Span] = []
+    before = b" "
+    for span in spans:
+        text = b"".join(student[span.student])
+        if joined and (before.endswith(b" ") or not text.startswith(b" ")):
+            opened = joined.pop()
+            span = Span(
+                slice(opened.student.start, span.student.stop),
+                slice(opened.teacher.start, span.teacher.stop),
+            )
+        joined.append(span)
+        before = text
+    return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +119,11 @@ class TokenBytes:
             spelled[0] = spelled[0][1:]
         return spelled
 
+    @property
+    def crosses_words(self) -> bool:
+        """True if a token holds a space after something else, so that a word may go on after it."""
+        return any(_CROSSING.search(piece) for piece in self.pieces.values())
+
     def find_byte_tokens(self) -> dict[int, int]:
         """Return the token of each byte that is no character by itself and has a token."""
         return {
@@ -111,7 +137,8 @@ def _list_decoders(tokenizer: "PreTrainedTokenizerBase") -> list[dict[str, Any]]
     """Return the steps by which a tokenizer joins its tokens to a text."""
     if not tokenizer.is_fast:
         raise _build_refusal(tokenizer, "it has no tokenizer.json")
-    described = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
+    backend: Any = tokenizer.backend_tokenizer
+    described = json.loads(backend.to_str())["decoder"]
     steps = _flatten(described)
     unknown = sorted({step["type"] for step in steps} - _READABLE)
     if unknown:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from practicum.errors import VocabularyError
 from practicum.prompts import Message
-from practicum.text.alignment import Span, TokenBytes, align_tokens
+from practicum.text.alignment import Span, TokenBytes, align_tokens, join_words
 from practicum.text.renderer import Renderer
 
 ONE_TO_ONE = Span(slice(0, 1), slice(0, 1))
@@ -41,12 +42,14 @@ class Translator:
     """Translates between the tokens of a student and those of a teacher.
 
     `stop` is the teacher's token for the student's stop tokens. None stands for the one that the
-    teacher's template writes after an answer.
+    teacher's template writes after an answer. With `credit` word, spans are joined up to places
+    that are boundaries of the teacher whatever comes after them.
     """
 
     student: Renderer
     teacher: Renderer
     stop: str | None = None
+    credit: Literal["word", "span"] = "word"
 
     @cached_property
     def stop_id(self) -> int:
@@ -63,11 +66,11 @@ class Translator:
 
     def describe(self) -> str:
         """Return one line about what is translated; VocabularyError if it cannot be."""
-        own, other = self._student_bytes, self._teacher_bytes
-        shared = len({*own.pieces.values()} & {*other.pieces.values()})
+        pieces = self._student_bytes.pieces
+        shared = len({*pieces.values()} & {*self._teacher_bytes.pieces.values()})
         stops = [self.student.decode_token(stop) for stop in sorted(self.student.stop_ids)]
         return (
-            f"the teacher reads the student's text in its own tokens: {shared} of {len(own.pieces)} "
+            f"the teacher reads the student's text in its own tokens: {shared} of {len(pieces)} "
             f"tokens are tokens of both, and the student's stop ({', '.join(stops)}) stands for the "
             f"teacher's {self.teacher.decode_token(self.stop_id)}"
         )
@@ -99,13 +102,19 @@ class Translator:
         """Return an environment's turn as the teacher's template writes it, without any span."""
         return TranslatedText(self.teacher.render_reply(message))
 
+    @property
+    def renames(self) -> bool:
+        """True if each token is translated by itself: both have the same tokens."""
+        return self._renamed is not None
+
     @cached_property
     def _renamed(self) -> dict[int, int] | None:
         """The teacher's id of each of the student's tokens if both have the same tokens."""
-        own, other = self.student.tokenizer.get_vocab(), self.teacher.tokenizer.get_vocab()
-        if own.keys() != other.keys():
+        student_ids = self.student.tokenizer.get_vocab()
+        teacher_ids = self.teacher.tokenizer.get_vocab()
+        if student_ids.keys() != teacher_ids.keys():
             return None
-        return {number: other[token] for token, number in own.items()}
+        return {number: teacher_ids[token] for token, number in student_ids.items()}
 
     @cached_property
     def _student_bytes(self) -> TokenBytes:
@@ -114,6 +123,10 @@ class Translator:
     @cached_property
     def _teacher_bytes(self) -> TokenBytes:
         return TokenBytes.read(self.teacher.tokenizer)
+
+    @cached_property
+    def _crosses_words(self) -> bool:
+        return self._teacher_bytes.crosses_words
 
     @cached_property
     def _byte_tokens(self) -> dict[int, int]:
@@ -126,7 +139,14 @@ class Translator:
         if encoded is None:
             return TranslatedText(whole=False)
         ids, pieces = encoded
-        return TranslatedText(tuple(ids), tuple(align_tokens(spelled, pieces)))
+        spans = align_tokens(spelled, pieces)
+        if spans and self.credit == "word":
+            spans = (
+                [Span(slice(0, spans[-1].student.stop), slice(0, spans[-1].teacher.stop))]
+                if self._crosses_words
+                else join_words(spans, spelled)
+            )
+        return TranslatedText(tuple(ids), tuple(spans))
 
     def _encode(self, text: bytes) -> tuple[list[int], list[bytes]] | None:
         """Return the teacher's tokens of a text and their bytes; None if it cannot write the text."""

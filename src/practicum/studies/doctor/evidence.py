@@ -126,10 +126,10 @@ class Evidence:
             for _, config in walk(self.recipe.teacher)
             if isinstance(config, TranslatedConfig)
         ]
-        others = [scorer.renderer for scorer in self.scorers if _contradicts(self, scorer)]
+        renderers = [scorer.renderer for scorer in self.scorers if _contradicts(self, scorer)]
         return [
-            Translator(self.renderer, renderer, stop)
-            for renderer, stop in zip(others, stops, strict=False)
+            Translator(self.renderer, renderer, stop, credit="span")
+            for renderer, stop in zip(renderers, stops, strict=False)
         ]
 
     @property

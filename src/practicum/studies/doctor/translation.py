@@ -86,13 +86,13 @@ def judge_translation(
 
 def _read(evidence: Evidence, translator: Translator) -> list[ReadAnswer]:
     """Return the student's answers as the teacher reads them."""
-    own = TokenBytes.read(translator.student.tokenizer)
+    student_bytes = TokenBytes.read(translator.student.tokenizer)
     answers = []
     for rollout in evidence.rollouts:
         tokens = rollout.tokens.tolist()
         if tokens and not rollout.turns:
             spans = translator.translate(tokens).spans
-            answers.append(ReadAnswer(rollout, spans, own.spell(tokens, at_start=True)))
+            answers.append(ReadAnswer(rollout, spans, student_bytes.spell(tokens, at_start=True)))
     return answers
 
 
@@ -150,5 +150,5 @@ def _spell_again(renderer: Renderer, rollout: Rollout) -> tuple[int, ...]:
     """Return the tokens of a rollout's text, with a stop token if the rollout has one."""
     tokens = rollout.tokens.tolist()
     stop = tokens[-1:] if tokens[-1] in renderer.stop_ids else []
-    written = renderer.encode_answer_text(renderer.decode(tokens))
-    return (*written, *stop) if written or stop else tuple(tokens)
+    text_tokens = renderer.encode_answer_text(renderer.decode(tokens))
+    return (*text_tokens, *stop) if text_tokens or stop else tuple(tokens)
