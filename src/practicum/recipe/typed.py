@@ -115,6 +115,7 @@ class TeacherSection(TypedDict, total=False):
     rate: float
     period: int
     model_path: str | None
+    credit: Literal["word", "span"]
 
 
 class TaskSection(TypedDict, total=False):
