@@ -99,6 +99,31 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """The answer of a scorer about one rollout: one number, or None if it cannot decide.
+
+    `tokens` holds one number a token if the scorer tells tokens apart, such as their advantages.
+    """
+
+    value: float | None
+    tokens: Float[Tensor, " T"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    """One step of an answer that a tree search found: its node, its tokens and its value.
+
+    `node` names the node that the step ends at, `0.2.1` the second child of the third child of the
+    root. `value` is the mean reward of the `visits` answers through the node, or None without any.
+    """
+
+    node: str
+    tokens: int
+    visits: int
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One completion of one prompt, token for token as sampled; its text is never tokenized again.
 
@@ -112,7 +137,10 @@ class Rollout:
     `authors` holds the author of each token as an index into `AUTHORS`; None means that `source`
     wrote all of them. `turns` are the turns of a conversation with an environment, in order; they
     are empty for a single answer. `notes` are named texts about the rollout, such as an
-    environment's feedback; a privileged teacher may show them.
+    environment's feedback; a privileged teacher may show them. `steps` are those that a tree search
+    kept, from the first token on; the tokens after them belong to a step that did not hold.
+    `reward` is the verifier's, and `judgements` are the scorers', by the names that the recipe gives
+    them.
     """
 
     prompt: Prompt
@@ -131,6 +159,8 @@ class Rollout:
     authors: UInt8[Tensor, " T"] | None = None
     turns: tuple[Turn, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
+    judgements: Mapping[str, Judgement] = field(default_factory=dict)
+    steps: tuple[SearchStep, ...] = ()
 
     @classmethod
     def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":

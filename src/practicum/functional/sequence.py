@@ -53,6 +53,39 @@ def _number_spans(spans: Int[Tensor, " T"]) -> tuple[Int[Tensor, " T"], int]:
     return places, len(unique)
 
 
+def generalized_advantages(
+    rewards: Float[Tensor, " T"], values: Float[Tensor, " T"], gamma: float, gae_lambda: float
+) -> Float[Tensor, " T"]:
+    """Return `sum_{l >= 0} (gamma lambda)**l d_{t+l}` with `d_t = r_t + gamma v_{t+1} - v_t` (GAE,
+    arXiv 1506.02438); the value after the last step is 0.
+
+    With lambda 1 it is the discounted reward-to-go minus the value, with lambda 0 it is d_t.
+    """
+    later = torch.nn.functional.pad(values[1:], (0, 1))
+    return reward_to_go(rewards + gamma * later - values, gamma * gae_lambda)
+
+
+def step_returns(
+    logits: Float[Tensor, " T"], values: Float[Tensor, " T"], k: int
+) -> Float[Tensor, " T"]:
+    """Return `sum_j q_{t + jk} - V_{t + (j + 1)k}` with V = 0 after the last token (KETCHUP, arXiv
+    2504.19024).
+
+    `logits` q are those of the tokens and `values` V those of the states before them. With k 1 every
+    token's difference counts, with k of the whole length the first logit alone.
+    """
+    if k < 1:
+        raise ValueError(f"step_returns needs k of 1 or more, got {k}")
+    logits, values = precise(logits.detach()), precise(values.detach())
+    total = logits - torch.nn.functional.pad(values[k:], (0, min(k, len(values))))
+    step = k
+    # Doubling, as in `reward_to_go`.
+    while step < len(total):
+        total = total + torch.nn.functional.pad(total[step:], (0, step))
+        step *= 2
+    return total
+
+
 def token_coefficients(
     lengths: Sequence[int], aggregate: str, norm: float | None = None
 ) -> list[float]:

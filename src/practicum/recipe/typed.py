@@ -122,7 +122,10 @@ class TaskSection(TypedDict, total=False):
     """The section `task`."""
 
     type: (
-        Literal["datasets", "jsonl", "memos", "reasoning_gym", "reverse", "skills", "walker"] | str
+        Literal[
+            "datasets", "jsonl", "memos", "programs", "reasoning_gym", "reverse", "skills", "walker"
+        ]
+        | str
     )
     path: str | Sequence[str]
     heldout: int | float | str | Sequence[str]
@@ -140,11 +143,13 @@ class TaskSection(TypedDict, total=False):
     train_size: int
     heldout_size: int
     seed: int | None
+    digits: str
+    operators: str
+    shortest: int
+    longest: int
     generator: str
     config: Mapping[str, Any]
     alphabet: str
-    shortest: int
-    longest: int
     skills: Sequence[str]
     turns: int
     spread: int
@@ -182,6 +187,7 @@ class ObjectiveSection(TypedDict, total=False):
     correction: str | Mapping[str, Any]
     advantage_logprob: Literal["learner", "sampler"]
     reward: str | Mapping[str, Any]
+    scorer: str
     clip: str | Mapping[str, Any]
     weights: str | Mapping[str, Any]
     samples: str | Mapping[str, Any]
@@ -210,6 +216,7 @@ class TrainSection(TypedDict, total=False):
     epochs: int
     checkpoint_every: int | None
     keep_checkpoints: int
+    save_in_background: bool
     threads: int | None
     budget: Mapping[str, Any] | None
 

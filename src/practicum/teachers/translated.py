@@ -93,6 +93,7 @@ def _narrow(inner: Capabilities) -> Capabilities:
         supports=frozenset(),
         largest_k=0,
         needs_candidates=False,
+        raw_logits=False,
         by_span=True,
     )
 
@@ -147,6 +148,7 @@ class TranslatedTeacher(FollowerTeacher):
         translator = self._translator
         if translator is None:
             return self._inner.sample(requests, params)
+        # The student's stops are other tokens of the teacher's, or none.
         stops = translator.teacher.stop_ids | {translator.stop_id}
         samples = self._inner.sample(requests, replace(params, stop_ids=stops))
         return samples and [
@@ -242,6 +244,7 @@ def spread_spans(answer: TeacherSignal, text: TranslatedText, count: int) -> Tea
     read = read_tokens(answer, slice(None)).logprobs
     if read is None:
         return TeacherSignal()
+    # Tokens of no span keep 0, which nobody reads, because NaN would count as a broken answer.
     logprobs = torch.zeros(count, dtype=read.dtype)
     starts, unknown = torch.ones(count, dtype=torch.bool), torch.ones(count, dtype=torch.bool)
     for span in text.spans:
@@ -281,6 +284,7 @@ def _hear(renderers: list[Renderer], student: Renderer, teacher: Renderer) -> No
 
 def _differs(context: TeacherContext, renderer: Renderer) -> bool:
     """Return True if the teacher's tokens are not the student's."""
+    # The run's own comparison: `practicum answers` wants the teacher's tokens as they are.
     try:
         return context.compare(context.renderer, renderer) is not None
     except VocabularyError:

@@ -50,9 +50,11 @@ def align_tokens(student: Sequence[bytes], teacher: Sequence[bytes]) -> list[Spa
     """Return the spans of two tokenizations of the same bytes; none if there are no bytes."""
     ends = [list(accumulate(map(len, tokens))) for tokens in (student, teacher)]
     assert ends[0][-1:] == ends[1][-1:] or not any((*student, *teacher)), "the bytes are the same"
+    # Ends and not pairs of tokens: a text has few of them, and a set finds the common ones at once.
     shared = sorted(set(ends[0]).intersection(ends[1]) - {0})
     spans, start = [], (0, 0)
     for end in shared:
+        # To the right of equal ends, so that tokens without bytes stay with the span before them.
         stop = bisect_right(ends[0], end), bisect_right(ends[1], end)
         spans.append(Span(slice(start[0], stop[0]), slice(start[1], stop[1])))
         start = stop
@@ -69,6 +71,7 @@ def join_words(spans: Sequence[Span], student: Sequence[bytes]) -> list[Span]:
     before = b" "
     for span in spans:
         text = b"".join(student[span.student])
+        # Between two spaces a tokenizer may still decide by what comes after the last of them.
         if joined and (before.endswith(b" ") or not text.startswith(b" ")):
             opened = joined.pop()
             span = Span(
@@ -101,6 +104,7 @@ class TokenBytes:
         added = tokenizer.added_tokens_decoder
         pieces = {}
         for token, number in tokenizer.get_vocab().items():
+            # Added tokens are written as they are, without the letters that stand for bytes.
             if number not in added:
                 pieces[number] = _read_piece(token, steps)
             elif not added[number].special:
@@ -165,6 +169,7 @@ def _read_piece(token: str, steps: Sequence[dict[str, Any]]) -> bytes:
     """Return the bytes of a token that is in the vocabulary and was not added to it."""
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
+        # A letter of no byte is in no token that the tokenizer makes, so the token is its own text.
         alphabet = read_byte_alphabet()
         if all(letter in alphabet for letter in token):
             return bytes(alphabet[letter] for letter in token)

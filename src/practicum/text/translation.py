@@ -90,6 +90,7 @@ class Translator:
         pieces = self._student_bytes.pieces
         for place, token in enumerate(tokens):
             is_stop = token in self.student.stop_ids
+            # A stop token may be an ordinary one that the recipe names.
             if token in pieces and not is_stop:
                 continue
             text = text.extend(self._translate_text(tokens[start:place], start == 0), start)
@@ -160,6 +161,7 @@ class Translator:
                     # Its tokenizer begins each text with a space, which is no part of it.
                     read[0] = read[0][1:]
             else:
+                # No text holds these bytes, but a model may write and read their tokens.
                 numbers = [self._byte_tokens[byte] for byte in part if byte in self._byte_tokens]
                 read = self._teacher_bytes.spell(numbers)
             if b"".join(read) != part:

@@ -52,6 +52,14 @@ class RankGroup:
         """Return the answers of all ranks, in their order; they are small."""
         return [ray.get(reference) for reference in self._request(verb, arguments, {})]
 
+    def ask_beside(self, verb: str, *arguments: Any) -> None:
+        """Let all ranks do something beside their work; the group outlives a failure of it."""
+        processes = self._require_processes(verb)
+        references = {
+            title: getattr(process, verb).remote(*arguments) for title, process in processes.items()
+        }
+        wait_for(references, verb, self._patience)
+
     def publish(self, follower: str = "") -> WeightsReference:
         """Let every rank put its part of the weights into the object store."""
         pairs = self._request("publish", (follower,), {"num_returns": 2})
@@ -61,25 +69,28 @@ class RankGroup:
     def _request(
         self, verb: str, arguments: Sequence[Any], options: Mapping[str, Any]
     ) -> list[Any]:
-        if not self._processes:
-            raise WorkerLost(f"{verb}: the trainers of this run have ended")
+        processes = self._require_processes(verb)
         references = {
             title: getattr(process, verb).options(**options).remote(*arguments)
-            for title, process in self._processes.items()
+            for title, process in processes.items()
         }
         answers = {
             title: reference[0] if options else reference for title, reference in references.items()
         }
         try:
-            wait_for(
-                answers, verb, self._patience, lambda title: ask_progress(self._processes[title])
-            )
+            wait_for(answers, verb, self._patience, lambda title: ask_progress(processes[title]))
         except (PracticumError, OSError):
             # The others may wait in a collective for the one that failed.
-            end_processes(list(self._processes.values()))
-            self._processes.clear()
+            self._processes = {}
+            end_processes(list(processes.values()))
             raise
         return list(references.values())
+
+    def _require_processes(self, verb: str) -> dict[str, Any]:
+        """Return the processes by their titles. Raises WorkerLost if they have ended."""
+        if not self._processes:
+            raise WorkerLost(f"{verb}: the trainers of this run have ended")
+        return self._processes
 
 
 class RayTrainer:
@@ -262,7 +273,9 @@ class ModelClient:
     @property
     def capabilities(self) -> Capabilities:
         """Every signal: the full distribution is known."""
-        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
+        return Capabilities(
+            signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
+        )
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion a request, in order."""

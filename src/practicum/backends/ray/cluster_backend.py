@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class RayBackend:
     def __init__(self, config: Config, context: BackendContext) -> None:
         self._config = config
         self._context = context
-        self._cluster = RayCluster(context.at_end)
+        self._cluster = RayCluster(context.at_end, config.list_smaller)
         self._patience = AnswerLimits(config.patience, config.restarts)
         faults = os.environ.get(VARIABLE, "")
         self._settings = ProcessSettings(list_versions(), torch.get_num_threads(), config, faults)
@@ -58,7 +59,7 @@ class RayBackend:
         model = ModelSettings(config, folder, "student", self._context.seed)
         count, nodes = self._config.trainers, self._config.nodes
         ranks = self._cluster.reserve(
-            TrainerRank, count, config, max_restarts=0, concurrency_groups={"watch": 1}
+            TrainerRank, count, config, max_restarts=0, concurrency_groups={"watch": 1, "write": 1}
         )
         # All GPUs are reserved before a process starts, so nothing waits for one that never comes.
         starter = self._reserve_pool(self._config.samplers, model)
@@ -113,6 +114,12 @@ class RayBackend:
     def save(self, student: Student, folder: Path) -> None:
         """Let every rank write its part of weights and moments."""
         _require_ray(student).trainer.group.ask("save", folder.absolute())
+
+    def copy_state(self, student: Student) -> Callable[[Path], None]:
+        """Let every rank copy its part to its host; return what lets them write it."""
+        group = _require_ray(student).trainer.group
+        group.ask("copy_state")
+        return lambda folder: group.ask_beside("write_copy", folder.absolute())
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Let every rank read its rows, of a checkpoint of any number of ranks."""

@@ -42,6 +42,7 @@ def judge_translation(
     evidence: Evidence, translators: Sequence[Translator], details: dict[str, float | None]
 ) -> CheckOutcome:
     """Judge P1 for a teacher that reads the student's text in tokens of its own."""
+    # Of several teachers each reads every answer, whatever a route would send it.
     answers = [answer for translator in translators for answer in _read(evidence, translator)]
     spans = [(answer, span) for answer in answers for span in answer.spans]
     tokens = sum(len(answer.pieces) for answer in answers)
@@ -133,6 +134,7 @@ def _price_spelling(evidence: Evidence) -> dict[str, float | None]:
     ]
     if not pairs:
         return {}
+    # The others are the same tokens, and lose nothing.
     requests = [ScoreRequest(row.rollout.prompt_tokens, tokens) for row, tokens in changed]
     signals = evidence.components.parts.sampler.score(requests, Sampled()) if requests else []
     gains = [
