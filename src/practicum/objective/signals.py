@@ -26,7 +26,8 @@ class Capabilities:
     `raw_logits` is True if the heads that come with the signal `full` give logits as the model computes
     them, before a softmax. `follows_student` is True if a teacher may change as the student learns, or shares its modules:
     it is then asked at its own step and never ahead. That is also the default for a teacher that
-    does not declare it.
+    does not declare it. `by_span` is True if a sampled log-probability may be that of several
+    tokens together; see `practicum.types.TeacherSignal`.
     """
 
     signals: frozenset[SignalName]
@@ -35,6 +36,7 @@ class Capabilities:
     writes: bool = True
     needs_candidates: bool = False
     follows_student: bool = True
+    by_span: bool = False
     raw_logits: bool = False
 
 
