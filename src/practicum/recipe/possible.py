@@ -7,6 +7,7 @@ from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import (
     Search,
+    Source,
     needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
@@ -42,6 +43,18 @@ def find_capability_problems(
         elif problem := term.signal.explain_refusal(capabilities):
             problems.append(f"{where}: {against} {teacher!r} {problem}")
     return problems
+
+
+def find_anchor_problems(objective: Objective, source: Source) -> list[str]:
+    """Return a problem for each term that compares with answers which the reference never writes."""
+    if needs_reference_samples(source):
+        return []
+    return [
+        f"objective.losses[{number}]: its advantage compares with the reference's answers, and the "
+        "reference writes none; write rollout.source: join(reference, 4)"
+        for number, term in enumerate(objective.losses)
+        if term.compares_with_reference
+    ]
 
 
 def find_truncation_problem(objective: Objective, rollout: RolloutConfig) -> list[str]:

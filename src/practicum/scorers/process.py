@@ -1,6 +1,6 @@
 """A process preference model: which step of an answer is the better one (rStar-Math, 2501.04519).
 
-It learns from the trees of a [search](rollouts.md#search): of the steps that follow the same
+It learns from the trees of a search: of the steps that follow the same
 beginning, the one with the highest Q is to score above the one with the lowest, by
 `-log sigmoid(s(high) - s(low))`. Q itself is too noisy to be fitted. A judgement has one score a
 step, from 0 to 1: the sigmoid of the state after it.
