@@ -56,6 +56,12 @@ class Scorer(Recorder):
         return [TeacherSignal(logprobs=-torch.arange(1.0, len(one.tokens) + 1)) for one in rollouts]
 
 
+def with_tokens(one: Rollout, tokens: torch.Tensor, mask: torch.Tensor, **fields: Any) -> Rollout:
+    zeros = torch.zeros(len(tokens))
+    numbers = {"sampling_logprobs": zeros, "policy_logprobs": zeros}
+    return replace(one, tokens=tokens, loss_mask=mask, **numbers, **fields)
+
+
 def written(renderer: Renderer, text: str, *, stops: bool = True, **fields: Any) -> Rollout:
     tokens = torch.tensor(renderer.encode_answer_text(text) + [2] * stops, dtype=torch.long)
     return replace(
@@ -146,10 +152,10 @@ def test_a_token_that_means_nothing_to_the_teacher_is_silent() -> None:
     own = written(CHARACTERS, LETTERS)
     tokens = torch.cat([own.tokens[:1], torch.tensor([3]), own.tokens[1:]])
     ones = torch.ones(len(tokens), dtype=torch.bool)
-    (answer,) = teacher.score([replace(own, tokens=tokens, loss_mask=ones)], Sampled())
+    (answer,) = teacher.score([with_tokens(own, tokens, ones)], Sampled())
     assert answer.unknown is not None
     assert answer.unknown.tolist() == [False, True, False, False, False, False]
-    unwritable = replace(own, tokens=torch.tensor([3]), loss_mask=ones[:1])
+    unwritable = with_tokens(own, torch.tensor([3]), ones[:1])
     assert teacher.score([unwritable, own], Sampled())[0].is_empty
     assert not teacher.score([unwritable, own], Sampled())[1].is_empty
 
@@ -177,10 +183,10 @@ def test_a_conversation_is_read_turn_by_turn_in_the_teachers_template() -> None:
     turns = [[*student.encode(text), 2] for text in said]
     tokens = torch.tensor([*turns[0], *observed, *turns[1]])
     mask = torch.tensor([True] * 5 + [False] * len(observed) + [True] * 5)
-    one = replace(
+    one = with_tokens(
         written(student, ""),
-        tokens=tokens,
-        loss_mask=mask,
+        tokens,
+        mask,
         turns=(
             Turn("assistant", 5, said[0]),
             Turn("user", len(observed), LETTERS[0]),
