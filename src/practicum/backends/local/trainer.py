@@ -43,7 +43,13 @@ from practicum.objective import (
     build_token_batch,
     can_fuse,
 )
-from practicum.objective.measures import UpdateStatistics, compare, measure, measure_pairs
+from practicum.objective.measures import (
+    UpdateStatistics,
+    compare,
+    measure,
+    measure_batch,
+    measure_dropped,
+)
 from practicum.objective.passes import (
     Part,
     Pass,
@@ -371,6 +377,7 @@ class LocalTrainer:
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
             coefficients = compute_all_coefficients(objective, chunk.values, part.tokens[piece])
             _record_values(records, chunk, part, piece, objective)
+            measure_dropped(records, objective, chunk.values, part.tokens[piece])
             gradient[piece] = chunk.backward(coefficients)
             records.record_coefficients(
                 part.index[piece], part.signal.name, chunk.values, coefficients
@@ -447,7 +454,7 @@ class LocalTrainer:
         if not all_indices:
             return [torch.zeros(0) for _ in objective.losses]
         coefficients = compute_full_coefficients(objective, all_values, all_indices, batch)
-        measure_pairs(records, objective, all_values, all_indices, batch)
+        measure_batch(records, objective, all_values, all_indices, batch)
         for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
             factors = [column[index] for column in coefficients]
             records.record_coefficients(index, teacher, values, factors)
