@@ -57,6 +57,7 @@ def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
         needs_candidates=any(member.needs_candidates for member in scoring),
         follows_student=follows,
         raw_logits=all(member.raw_logits for member in scoring),
+        splits_answers=any(member.splits_answers for member in scoring),
     )
 
 
