@@ -99,6 +99,17 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """The answer of a scorer about one rollout: one number, or None if it cannot decide.
+
+    `tokens` holds one number a token if the scorer tells tokens apart, such as their advantages.
+    """
+
+    value: float | None
+    tokens: Float[Tensor, " T"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SearchStep:
     """One step of an answer that a tree search found: its node, its tokens and its value.
 
@@ -128,6 +139,8 @@ class Rollout:
     are empty for a single answer. `notes` are named texts about the rollout, such as an
     environment's feedback; a privileged teacher may show them. `steps` are those that a tree search
     kept, from the first token on; the tokens after them belong to a step that did not hold.
+    `reward` is the verifier's, and `judgements` are the scorers', by the names that the recipe gives
+    them.
     """
 
     prompt: Prompt
@@ -146,6 +159,7 @@ class Rollout:
     authors: UInt8[Tensor, " T"] | None = None
     turns: tuple[Turn, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
+    judgements: Mapping[str, Judgement] = field(default_factory=dict)
     steps: tuple[SearchStep, ...] = ()
 
     @classmethod

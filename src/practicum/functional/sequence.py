@@ -34,6 +34,18 @@ def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T
     return total
 
 
+def generalized_advantages(
+    rewards: Float[Tensor, " T"], values: Float[Tensor, " T"], gamma: float, gae_lambda: float
+) -> Float[Tensor, " T"]:
+    """Return `sum_{l >= 0} (gamma lambda)**l d_{t+l}` with `d_t = r_t + gamma v_{t+1} - v_t` (GAE,
+    arXiv 1506.02438); the value after the last step is 0.
+
+    With lambda 1 it is the discounted reward-to-go minus the value, with lambda 0 it is d_t.
+    """
+    later = torch.nn.functional.pad(values[1:], (0, 1))
+    return reward_to_go(rewards + gamma * later - values, gamma * gae_lambda)
+
+
 def step_returns(
     logits: Float[Tensor, " T"], values: Float[Tensor, " T"], k: int
 ) -> Float[Tensor, " T"]:

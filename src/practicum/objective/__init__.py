@@ -5,7 +5,7 @@ from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signal_reader import compare_signals, read_tokens
 from practicum.objective.signals import Capabilities, Full, Sampled, SignalName, TopK
-from practicum.objective.spec import Objective, Term
+from practicum.objective.spec import VERIFIER, Objective, Term
 from practicum.objective.token_axis import compute_coefficients
 from practicum.objective.tokens import (
     TeacherDistribution,
@@ -17,6 +17,7 @@ from practicum.objective.vocabulary_axis import compute_term_values
 
 __all__ = [
     "AXES",
+    "VERIFIER",
     "Capabilities",
     "ClipEntries",
     "Full",

@@ -27,6 +27,9 @@ from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import AUTHORS
 
+UNCHANGED = "none"
+"""The advantage that is the reward itself."""
+
 
 @torch.no_grad()
 def compute_coefficients(term: Term, values: TermValues, batch: TokenBatch) -> Float[Tensor, " T"]:
@@ -133,17 +136,17 @@ def _compute_returns(
     if isinstance(reward, Modulate):
         assert values.teacher_logprobs is not None
         gap = values.teacher_logprobs - values.logprobs
-        advantages = _compute_reward_advantages(reward.advantage, batch)
+        advantages = _compute_reward_advantages(term, reward.advantage, batch)
         return ratio * modulate(advantages, gap, reward.strength, reward.bound)
     returns = _compute_teacher_returns(term, values, batch, ratio)
     if isinstance(reward, OwnReward):
         assert values.teacher_logprobs is not None
         gap = (values.teacher_logprobs - values.logprobs).detach()
         rule = REWARDS[reward.name]
-        advantages = ratio * _compute_reward_advantages(rule.advantage, batch)
+        advantages = ratio * _compute_reward_advantages(term, rule.advantage, batch)
         return rule.function(returns.detach(), advantages, gap, **reward.arguments).detach()
     if isinstance(reward, AddAdvantage):
-        advantages = _compute_reward_advantages(reward.advantage, batch)
+        advantages = _compute_reward_advantages(term, reward.advantage, batch)
         return F.add_reward(returns, ratio * advantages, reward.coefficient)
     return returns
 
@@ -199,30 +202,40 @@ def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor
     return returns / num_left.clamp_min(1.0) if gradient.length == "mean" else returns
 
 
-def _compute_reward_advantages(advantage: str, batch: TokenBatch) -> Tensor:
-    """Return the advantage of each token's completion in its prompt's group; 0 without a reward."""
-    return batch.spread(("advantage", advantage), lambda: _compare_rewards(advantage, batch))
+def _compute_reward_advantages(term: Term, advantage: str, batch: TokenBatch) -> Tensor:
+    """Return the advantage of each token's completion in its prompt's group; 0 without a reward.
+
+    A scorer's numbers of single tokens are taken as they are if the completion's would be, too.
+    """
+    by_token = batch.read_judgements(term.scorer) if advantage == UNCHANGED else None
+    if by_token is not None:
+        return by_token
+    return batch.spread(
+        ("advantage", advantage, term.scorer), lambda: _compare_rewards(term, advantage, batch)
+    )
 
 
 def _compute_own_advantages(term: Term, advantage: str, batch: TokenBatch) -> Tensor:
     """Return the same among the completions that a signal compares; 0 for all others."""
     if not (isinstance(term.signal, Score) and term.signal.among == "source"):
-        return _compute_reward_advantages(advantage, batch)
+        return _compute_reward_advantages(term, advantage, batch)
     return batch.spread(
-        ("advantage", advantage, term.source),
-        lambda: _compare_rewards(advantage, batch, term.source),
+        ("advantage", advantage, term.scorer, term.source),
+        lambda: _compare_rewards(term, advantage, batch, term.source),
     )
 
 
-def _compare_rewards(advantage: str, batch: TokenBatch, source: str = "all") -> list[float]:
+def _compare_rewards(
+    term: Term, advantage: str, batch: TokenBatch, source: str = "all"
+) -> list[float]:
     """Return the advantage of each row among those of a source; 0 for rows of other sources.
 
     An anchored advantage compares with the reference's rows, and is 0 where there are none.
     """
-    entry = ADVANTAGES[advantage]
+    entry, by_scorer = ADVANTAGES[advantage], _read_rewards(term, batch)
     by_row = [0.0] * len(batch.groups)
     for rows in batch.group_rows():
-        rewards = {row: reward for row in rows if (reward := batch.rewards[row]) is not None}
+        rewards = {row: reward for row in rows if (reward := by_scorer[row]) is not None}
         anchor = [rewards[row] for row in rewards if batch.sources[row] == "reference"]
         compared = {
             row: reward
@@ -237,6 +250,11 @@ def _compare_rewards(advantage: str, batch: TokenBatch, source: str = "all") -> 
         for row, row_advantage in zip(compared, advantages, strict=True):
             by_row[row] = row_advantage
     return [by_row[row] for row in batch.first]
+
+
+def _read_rewards(term: Term, batch: TokenBatch) -> Sequence[float | None]:
+    """Return the reward of each row by the scorer of the term."""
+    return batch.rewards.get(term.scorer, [None] * len(batch.groups))
 
 
 def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
@@ -326,7 +344,7 @@ def _select_rows(term: Term, batch: TokenBatch) -> list[bool]:
     A group is solved by the student's own completions; those of others count only if the student
     wrote none.
     """
-    right = [None if reward is None else reward >= 1.0 for reward in batch.rewards]
+    right = [None if reward is None else reward >= 1.0 for reward in _read_rewards(term, batch)]
     solved_first: dict[int, bool] = {}
     for rows in batch.group_rows():
         is_solved = any(right[row] for row in _select_student_rows(rows, batch))
@@ -359,7 +377,8 @@ def _compute_completion_weights(term: Term, values: TermValues, batch: TokenBatc
     """Return the weight of each token's completion, 0 if it is not selected."""
     if term.samples_by.isdisjoint(TOKEN_STATISTICS):
         arguments = term.samples.arguments.items()
-        key = ("completion weight", term.samples.name, *arguments, term.filter, term.source)
+        key = ("completion weight", term.samples.name, *arguments, term.filter)
+        key += (term.source, term.scorer)
         return batch.spread(key, lambda: _weigh_rows(term, batch, _select_rows(term, batch)))
     is_trained = values.is_scored & _mask_source_tokens(term, batch)
     trained_rows = set(batch.rows[is_trained].tolist())
@@ -386,13 +405,13 @@ def _weigh_rows(
 ) -> list[float]:
     """Return the weight of each row's completion, 0 for rows that the term does not train on."""
     entry = SAMPLE_WEIGHTS[term.samples.name]
-    by_row = [1.0] * len(batch.groups)
+    by_row, by_scorer = [1.0] * len(batch.groups), _read_rewards(term, batch)
     of_source = [term.source in ("all", source) for source in batch.sources]
     # A weight that needs no statistic is 1 for every completion.
     for rows in batch.group_rows() if entry.needs else ():
         statistics = SampleStatistics(
             kept=[trains[row] and of_source[row] for row in rows],
-            rewards=[batch.rewards[row] for row in rows],
+            rewards=[by_scorer[row] for row in rows],
             texts=[batch.texts[row] for row in rows],
             student_nll=[student_nll[row] for row in rows if student_nll],
             teacher_nll=[teacher_nll[row] for row in rows if teacher_nll],

@@ -1,8 +1,11 @@
 """Clients that count the tokens and FLOPs of their calls; see `practicum.costs`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor
 
 from practicum.costs import Meter, MeteredHead, ModelDims, TrainableDims, Usage, count_read_tokens
 from practicum.objective import Objective, Signal
@@ -13,8 +16,10 @@ from practicum.ports import (
     LockstepClient,
     MixedRequest,
     SamplingClient,
+    StepFollower,
     TrainingClient,
 )
+from practicum.ports.scoring import LoadedScalar
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -98,6 +103,47 @@ class MeteredLockstep(MeteredSampler):
         if isinstance(teacher, MeteredSampler):
             teacher.count([request.teacher_prompt_tokens for request in requests], samples)
         return samples
+
+
+class MeteredScalar(StepFollower):
+    """A `practicum.ports.scoring.ScalarModel` that counts the tokens and FLOPs of its calls."""
+
+    def __init__(self, scalar: LoadedScalar, meter: Meter) -> None:
+        self._scalar = scalar
+        self._meter = meter
+
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " T"]]:
+        """Predict with the model and count its tokens."""
+        if texts:
+            self._meter.count_scored(_measure_texts(texts), heads=False)
+        return self._scalar.model.predict(texts)
+
+    def fit(
+        self,
+        texts: Sequence[ScoreRequest],
+        slopes: Sequence[Float[Tensor, " T"]],
+        params: AdamParams,
+    ) -> Metrics:
+        """Take a step of the model and count its FLOPs; the tokens of updates are the student's."""
+        read = count_read_tokens(_measure_texts(texts))
+        scalar = self._scalar
+        # Without a head: one product of the width is nothing beside the body.
+        flops = scalar.trainable_dims.count_update_flops(scalar.dims, read, 0)
+        self._meter.ledger.add("update", self._meter.name, Usage(flops=flops))
+        return scalar.model.fit(texts, slopes, params)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """Return the model's state."""
+        return self._scalar.model.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the model's state."""
+        self._scalar.model.load_state(tensors)
+
+
+def _measure_texts(texts: Sequence[ScoreRequest]) -> list[tuple[tuple[int, ...], int]]:
+    """Return each text's prompt and the number of tokens after it."""
+    return [(text.prompt_tokens, len(text.tokens)) for text in texts]
 
 
 def count_heads(datums: Sequence[Datum], reads: Counter[str]) -> list[Datum]:

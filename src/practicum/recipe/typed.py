@@ -185,6 +185,7 @@ class ObjectiveSection(TypedDict, total=False):
     correction: str | Mapping[str, Any]
     advantage_logprob: Literal["learner", "sampler"]
     reward: str | Mapping[str, Any]
+    scorer: str
     clip: str | Mapping[str, Any]
     weights: str | Mapping[str, Any]
     samples: str | Mapping[str, Any]

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from practicum.backends.local import Config
 from practicum.backends.local.device_limits import build_limits, find_limits
@@ -34,10 +36,12 @@ from practicum.ports import (
     MixedRequest,
     Model,
     SelfTeacher,
+    StepFollower,
     Student,
     WeightUpdateRule,
 )
-from practicum.ports.paper import PaperModel, PaperRecord
+from practicum.ports.paper import PaperModel, PaperRecord, PaperScalarDims
+from practicum.ports.scoring import LoadedScalar
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -107,6 +111,18 @@ class LocalPaper:
         return Model(
             self._open_client(name), loaded.renderer, loaded.context_length, loaded.source, shape
         )
+
+    def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
+        """Load a model with one number a token without weights, and record its sizes."""
+        loaded = self._load(config, name)
+        model = loaded.language_model
+        dims, learning = measure_dims(model), measure_trainable(model)
+        footprint = measure_footprint(config, loaded.source, learning.layers)
+        # Numbered: several may be copies of one model.
+        role = f"scalar {len(self.record.scalars)}"
+        self.record.scalars[role] = PaperScalarDims(config.dtype, dims, learning, footprint)
+        scalar = PaperScalar(self.record.score_requests.setdefault(role, []))
+        return LoadedScalar(scalar, loaded.renderer, loaded.source, dims, learning)
 
     def build_sampler(self, student: Student) -> "PaperClient":
         """Return the weightless student."""
@@ -197,6 +213,27 @@ class PaperClient(SelfTeacher):
     ) -> DecodeBatch:
         """Refuse to decode token by token: `sample_mixed` counts both sides of a mixture."""
         raise AssertionError("paper is not read token by token")
+
+
+class PaperScalar(StepFollower):
+    """Records texts and says 0 of every token; see `practicum.ports.scoring.ScalarModel`."""
+
+    def __init__(self, requests: list[ScoreRequest]) -> None:
+        self._requests = requests
+
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " T"]]:
+        """Return zeros."""
+        self._requests.extend(texts)
+        return [torch.zeros(len(text.tokens)) for text in texts]
+
+    def fit(
+        self,
+        texts: Sequence[ScoreRequest],
+        slopes: Sequence[Float[Tensor, " T"]],
+        params: AdamParams,
+    ) -> Metrics:
+        """Change nothing."""
+        return {}
 
 
 class PaperTrainer:
