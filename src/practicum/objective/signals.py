@@ -23,11 +23,11 @@ class Capabilities:
     These are the signals, the supports of a top-k signal and the largest k (None: any). `writes`
     is True if it can also generate completions. `needs_candidates` is True if a top-k request on
     the student's support must contain the candidates, because the student runs elsewhere.
-    `raw_logits` is True if the heads that come with the signal `full` give logits as the model computes
-    them, before a softmax. `splits_answers` is True if the
-    answers of several members become several losses. `follows_student` is True if a teacher may change as the student learns, or shares its modules:
-    it is then asked at its own step and never ahead. That is also the default for a teacher that
-    does not declare it.
+    `raw_logits` is True if the heads that come with the signal `full` give logits as the model
+    computes them, before a softmax. `splits_answers` is True if the answers of several members become
+    several losses. `follows_student` is True if a teacher may change as the student learns, or shares
+    its modules: it is then asked at its own step and never ahead. That is also the default for a
+    teacher that does not declare it.
     """
 
     signals: frozenset[SignalName]
