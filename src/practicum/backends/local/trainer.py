@@ -272,8 +272,7 @@ class LocalTrainer:
         batch = build_token_batch(split_datums, objective, seed, self._special_ids).to(device)
         records = UpdateStatistics(len(batch.tokens), device)
         share = self._find_share(datums, micro_batch_tokens)
-        micro_batches = self._build_micro_batches(split_datums, batch, share)
-        passes = self._ranks.deal(micro_batches)
+        passes = self._ranks.deal(self._build_micro_batches(split_datums, batch, share))
         with self._ranks.open_update(self.language_model) as head:
             # The closed form needs no autograd through the head, so a prepacked copy can serve it.
             if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
