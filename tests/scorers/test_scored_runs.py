@@ -50,6 +50,7 @@ def test_a_resumed_run_has_the_same_bytes(models: Path, tmp_path: Path, lag: int
     assert curve(whole, "scorer-judge/undecided") == [1.0, 0.0, 0.0, 0.0]
     # Asked at its own step: an answer of a lag's age is judged by the newest scorer.
     judged = [row for row in rows(whole / "rollouts.jsonl") if row["step"] == 4]
+    assert "Scorers above the verifier" in (whole / "report.html").read_text(encoding="utf-8")
     assert all(row["judgements"].keys() == {"judge", "orm", "critic"} for row in judged)
 
 

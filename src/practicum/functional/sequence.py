@@ -34,6 +34,25 @@ def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T
     return total
 
 
+def sum_spans(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """Return at each value the sum over its span; a span is a run of equal numbers in `spans`."""
+    places, count = _number_spans(spans)
+    return values.new_zeros(count).index_add_(0, places, values)[places]
+
+
+def keep_span_starts(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """Return the values with 0 at all but the first of each span."""
+    is_start = torch.ones_like(spans, dtype=torch.bool)
+    is_start[1:] = spans[1:] != spans[:-1]
+    return torch.where(is_start, values, 0.0)
+
+
+def _number_spans(spans: Int[Tensor, " T"]) -> tuple[Int[Tensor, " T"], int]:
+    """Return the number of each value's span, from 0 on, and how many spans there are."""
+    unique, places = torch.unique_consecutive(spans, return_inverse=True)
+    return places, len(unique)
+
+
 def generalized_advantages(
     rewards: Float[Tensor, " T"], values: Float[Tensor, " T"], gamma: float, gae_lambda: float
 ) -> Float[Tensor, " T"]:

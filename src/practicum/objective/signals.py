@@ -27,7 +27,8 @@ class Capabilities:
     computes them, before a softmax. `splits_answers` is True if the answers of several members become
     several losses. `follows_student` is True if a teacher may change as the student learns, or shares
     its modules: it is then asked at its own step and never ahead. That is also the default for a
-    teacher that does not declare it.
+    teacher that does not declare it. `by_span` is True if a sampled log-probability may be that of
+    several tokens together; see `practicum.types.TeacherSignal`.
     """
 
     signals: frozenset[SignalName]
@@ -36,6 +37,7 @@ class Capabilities:
     writes: bool = True
     needs_candidates: bool = False
     follows_student: bool = True
+    by_span: bool = False
     raw_logits: bool = False
     splits_answers: bool = False
 

@@ -18,6 +18,7 @@ from practicum.functional.samples import (
     TOKEN_STATISTICS,
     SampleStatistics,
 )
+from practicum.functional.sequence import keep_span_starts, sum_spans
 from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
@@ -108,12 +109,30 @@ def merge_parts(
 
 
 def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
+    """Return the advantage of each token, or that of its whole span at each token of the span."""
     if values.teacher_logprobs is None:
         return torch.zeros_like(values.logprobs)
     learner = values.logprobs if term.advantage_logprob == "learner" else batch.sampling_logprobs
-    advantage = term.compute_advantage(learner, values.teacher_logprobs)
+    teacher = values.teacher_logprobs
+    if batch.spans is not None:
+        # The span is one action: its gradient is the whole advantage times that of the sum of its
+        # tokens' log-probabilities, so no token gets a share.
+        learner, teacher = _sum_both(learner, teacher, batch.spans)
+    advantage = term.compute_advantage(learner, teacher)
     clip = term.clip
     return F.clip(advantage, clip.low, clip.high) if isinstance(clip, ClipAdvantage) else advantage
+
+
+def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both log-probabilities of each span, those of several tokens relative to the larger.
+
+    Advantages of f-divergences are functions of their difference. They floor the teacher at a value
+    for one token, below which any long text lies.
+    """
+    sizes = sum_spans(torch.ones_like(student), spans)
+    student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
+    largest = torch.where(sizes > 1, torch.maximum(student, teacher), 0.0)
+    return student - largest, teacher - largest
 
 
 def _compute_returns(
@@ -157,12 +176,14 @@ def _compute_teacher_returns(
     """Return the teacher's return of each token: advantages times ratios, minus a baseline."""
     gradient = term.gradient if isinstance(term.gradient, ScoreFunction) else ScoreFunction()
     if term.signal.step:
-        returns = _compute_step_returns(term, values, batch, ratio)
+        advantages = returns = _compute_step_returns(term, values, batch, ratio)
     else:
         advantages = ratio * _compute_advantage(term, values, batch)
-        returns = torch.where(values.is_scored, advantages, 0.0)
+        advantages = returns = torch.where(values.is_scored, advantages, 0.0)
     if gradient.gamma > 0:
-        returns = _apply_by_row(batch, returns, lambda row: _compute_returns_to_go(row, gradient))
+        returns = _sum_returns(returns, gradient, batch)
+    if batch.spans is not None:
+        returns = returns + _carry_to_next(advantages, batch.spans, batch)
     if gradient.baseline == "kl":
         assert values.divergence is not None, "the capability check asks for candidates"
         return returns + torch.where(values.is_scored, ratio * values.divergence, 0.0)
@@ -171,6 +192,31 @@ def _compute_teacher_returns(
         # later tokens it would remove their mean, which is what a return says beyond this token.
         return returns - ratio * _compute_leave_one_out_mean(returns, values, batch)
     return returns
+
+
+def _sum_returns(advantages: Tensor, gradient: ScoreFunction, batch: TokenBatch) -> Tensor:
+    """Return the return of each token; a span counts once in it, and its tokens share one."""
+    if batch.spans is not None:
+        advantages = keep_span_starts(advantages, batch.spans)
+    returns = _apply_by_row(batch, advantages, lambda row: _compute_returns_to_go(row, gradient))
+    if batch.spans is None:
+        return returns
+    return sum_spans(keep_span_starts(returns, batch.spans), batch.spans)
+
+
+def _carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tensor:
+    """Return at the first token of each span the advantage of the span right before it, else 0.
+
+    Where a span ends is decided by what comes after it: an early stop makes a word of what would
+    have been its beginning, and it is the stop that must answer for it.
+    """
+    carried = torch.zeros_like(advantages)
+    follows = (batch.rows[1:] == batch.rows[:-1]) & (
+        batch.positions[1:] == batch.positions[:-1] + 1
+    )
+    is_next = follows & (spans[1:] != spans[:-1])
+    carried[1:] = torch.where(is_next, advantages[:-1], 0.0)
+    return carried
 
 
 def _compute_step_returns(

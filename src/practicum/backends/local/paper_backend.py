@@ -26,7 +26,7 @@ from practicum.models.config import (
     ScratchConfig,
     StudentConfig,
 )
-from practicum.objective import Objective, Signal
+from practicum.objective import Objective, Signal, needs_first_pass
 from practicum.objective.passes import find_longest_length
 from practicum.ports import (
     AdamParams,
@@ -118,10 +118,8 @@ class LocalPaper:
         model = loaded.language_model
         dims, learning = measure_dims(model), measure_trainable(model)
         footprint = measure_footprint(config, loaded.source, learning.layers)
-        # Numbered: several may be copies of one model.
-        role = f"scalar {len(self.record.scalars)}"
-        self.record.scalars[role] = PaperScalarDims(config.dtype, dims, learning, footprint)
-        scalar = PaperScalar(self.record.score_requests.setdefault(role, []))
+        self.record.scalars[name] = PaperScalarDims(config.dtype, dims, learning, footprint)
+        scalar = PaperScalar(self.record.score_requests.setdefault(name, []))
         return LoadedScalar(scalar, loaded.renderer, loaded.source, dims, learning)
 
     def build_sampler(self, student: Student) -> "PaperClient":
@@ -248,9 +246,10 @@ class PaperTrainer:
     ) -> ForwardResult:
         """Record the data, and apply the teachers' heads as often as a trainer does."""
         self._record.datums.extend(data)
+        passes = 1 + needs_first_pass(objective, data)
         for datum in data:
             for head in (*datum.signal.heads, *datum.reference.heads):
-                for _ in range(1 + objective.needs_sequences):
+                for _ in range(passes):
                     head.logprobs(torch.zeros(int(datum.rollout.loss_mask.sum()), 1))
         supervised = [int(datum.rollout.loss_mask.sum()) for datum in data]
         metrics = {"tokens": float(sum(supervised))}
