@@ -456,8 +456,7 @@ class LocalTrainer:
         coefficients = compute_full_coefficients(objective, all_values, all_indices, batch)
         measure_batch(records, objective, all_values, all_indices, batch)
         for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
-            factors = [column[index] for column in coefficients]
-            records.record_coefficients(index, teacher, values, factors)
+            records.record_coefficients(index, teacher, values, [c[index] for c in coefficients])
         return coefficients
 
     def _open_chunk(
