@@ -16,7 +16,7 @@ from practicum.objective import (
 )
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
-from practicum.types import Datum, Prompt, Rollout, Source, TeacherSignal
+from practicum.types import Datum, Judgement, Prompt, Rollout, Source, TeacherSignal
 
 V = 300
 """More than the candidates of every paper, so that top-k is a choice."""
@@ -29,7 +29,8 @@ SPECIAL = range(100)
 class Token:
     """One token of a rollout: distributions as log-probabilities [V], of which `S` carries the gradient.
 
-    `uniforms` are the random numbers with which `mc` signals draw more tokens in its place.
+    `uniforms` are the random numbers with which `mc` signals draw more tokens in its place, and `level` is what
+    the teacher's raw logits have above its log-probabilities.
     """
 
     S: Tensor
@@ -39,6 +40,7 @@ class Token:
     position: int
     sampler: float
     uniforms: Tensor
+    level: float
 
     @property
     def special(self) -> bool:
@@ -63,13 +65,17 @@ class Token:
 
 @dataclass
 class Sequence:
-    """One rollout: its tokens, its verifier's reward, who wrote it, and the prompt it answers."""
+    """One rollout: its tokens, its verifier's reward, who wrote it, and the prompt it answers.
+
+    `score` is the judgement of every scorer that the recipe has.
+    """
 
     tokens: list[Token]
     reward: float
     group: str
     source: Source
     text: str
+    score: float
 
 
 @dataclass
@@ -115,18 +121,24 @@ ROWS: list[tuple[str, Source, float, int]] = [
     ("a", "teacher", 1.0, 4),
     ("a", "dataset", 1.0, 2),
     ("a", "reference", 0.0, 3),
+    ("a", "reference", 0.5, 2),
     ("b", "student", 0.0, 3),
     ("b", "student", 0.0, 1),
     ("b", "teacher", 0.0, 3),
     ("b", "dataset", 0.0, 2),
     ("b", "reference", 0.5, 1),
+    ("b", "reference", 0.5, 2),
+    ("b", "reference", 0.0, 3),
     ("c", "student", 1.0, 2),
     ("c", "student", 0.5, 3),
     ("d", "student", 0.0, 2),
     ("d", "student", 0.0, 3),
     ("d", "teacher", 1.0, 2),
 ]
-TEXTS = ["x", "x", "y", "x", "y", "x", "z", "z", "z", "x", "y", "y", "x", "z", "y"]
+SCORES = [(row * 7 % 15 - 6) / 4 for row in range(len(ROWS))]
+"""What scorers say of the answers: quarters in another order than the rewards, some below 0."""
+
+TEXTS = ["x", "x", "y", "x", "y", "z", "x", "z", "z", "z", "x", "y", "z", "y", "y", "x", "z", "y"]
 
 
 def library_and_formula(
@@ -158,20 +170,28 @@ def library_and_formula(
     objective = recipe.replace_numbers(
         ScheduleState(recipe.schedules, recipe.train.steps).compute_numbers(step)
     ).objective
-    ours, uniforms = _library(objective, student, teacher, reference, ids, sampler, starts)
+    level = 5.0 + 2.0 * torch.randn(count, generator=generator, dtype=torch.float64)
+    judges = tuple(recipe.scorers)
+    ours, uniforms = _library(
+        objective, judges, student, teacher, reference, ids, sampler, starts, level
+    )
     steps = (step, recipe.train.steps)
-    theirs = _formula(formula, student, teacher, reference, ids, sampler, uniforms, starts, steps)
+    theirs = _formula(
+        formula, student, teacher, reference, ids, sampler, uniforms, starts, steps, level
+    )
     return ours, theirs
 
 
 def _library(
     objective: Objective,
+    judges: tuple[str, ...],
     logits: Tensor,
     teacher: Tensor,
     reference: Tensor,
     ids: Tensor,
     sampler: Tensor,
     starts: list[int],
+    level: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The gradient, and the random numbers [T, K] of drawn tokens."""
     data = []
@@ -190,13 +210,14 @@ def _library(
             sample=row,
             reward=reward,
             source=source,
+            judgements={name: Judgement(SCORES[row]) for name in judges},
         )
         data.append(Datum(rollout, TeacherSignal()))
     leaf = logits.clone().requires_grad_()
     batch = build_token_batch(data, objective, special=SPECIAL)
     values = compute_term_values(
         torch.log_softmax(leaf, -1),
-        TeacherDistribution(full=teacher),
+        TeacherDistribution(full=teacher, level=level),
         batch,
         objective,
         TeacherDistribution(full=reference),
@@ -221,6 +242,7 @@ def _formula(
     uniforms: Tensor,
     starts: list[int],
     steps: tuple[int, int],
+    level: Tensor,
 ) -> Tensor:
     leaf = logits.clone().requires_grad_()
     student = torch.log_softmax(leaf, -1)
@@ -235,10 +257,11 @@ def _formula(
                 place - starts[row],
                 float(sampler[place]),
                 uniforms[place],
+                float(level[place]),
             )
             for place in range(starts[row], starts[row + 1])
         ]
-        sequences.append(Sequence(tokens, reward, group, source, TEXTS[row]))
+        sequences.append(Sequence(tokens, reward, group, source, TEXTS[row], SCORES[row]))
     return torch.autograd.grad(formula(Case(sequences, *steps)), leaf)[0]
 
 
