@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from practicum.backends._sharded.building import build_sharded_trainer
+from practicum.backends._sharded.building import build_sharded_trainer, load_in_shards
 from practicum.backends._sharded.fsdp_ranks import FsdpRanks
 from practicum.backends._sharded.parts import collect_part, load_parts, save_parts
 from practicum.backends._sharded.sharding import copy_rows
@@ -26,7 +26,7 @@ from practicum.backends.local import MemoryConfig
 from practicum.backends.local.backend import note_noise
 from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, load, load_student
+from practicum.backends.local.loading import LoadedModel, choose_device, load, load_student
 from practicum.backends.local.native import name_decoding
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
@@ -152,30 +152,33 @@ class TrainerRank:
         return f"{place} of {self._verb}" if place else self._verb
 
     def load(self, address: str, patience: float) -> dict[str, Any]:
-        """Load the student, meet the other ranks, and keep a shard of it."""
+        """Meet the other ranks, and load this rank's shard of the student."""
         self._verb = "load"
         self._settings.apply(f"trainer {self._rank}")
-        notes: list[str] = []
-        with show_notes(notes.append):
-            loaded = _load(self._model, self._settings.limits.decoding)
-            config, model = self._model.config, loaded.language_model
-            assert isinstance(config, StudentConfig), "trainers train a student"
-            note_noise(config, loaded)
-        facts = _describe(loaded) | {"trainable_dims": measure_trainable(model)}
-        backend = "cpu:gloo,cuda:nccl" if model.device.type == "cuda" else "gloo"
+        config, device = self._model.config, choose_device(self._model.config)
+        assert isinstance(config, StudentConfig), "trainers train a student"
+        ReaderDevice.device = device
         dist.init_process_group(
-            backend,
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             init_method=address,
             rank=self._rank,
             world_size=self._count,
             timeout=timedelta(seconds=patience),
         )
+        notes: list[str] = []
+        with show_notes(notes.append):
+            loaded, sharded = load_in_shards(
+                config, self._model.folder, self._model.seed, self._nodes
+            )
+            with sharded.open():
+                note_noise(config, loaded)
+        model = sharded.language_model
+        facts = _describe(loaded) | {"trainable_dims": measure_trainable(model)}
         self._trainer, self._ranks = build_sharded_trainer(
-            model,
-            build_limits(model.device, self._settings.limits),
+            sharded,
+            build_limits(device, self._settings.limits),
             loaded.renderer.special_ids,
             dropout=config.dropout,
-            nodes=self._nodes,
         )
         return facts | {"state_bytes": self._trainer.state_bytes, "notes": notes}
 
