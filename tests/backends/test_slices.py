@@ -16,7 +16,7 @@ from practicum.backends._sharded.building import build_sharded_trainer, load_in_
 from practicum.backends._sharded.sharding import gather_tensor, get_local
 from practicum.backends.local.device_limits import TrainerLimits
 from practicum.backends.local.graph import measure_activation_bytes
-from practicum.backends.local.loading import load, load_student
+from practicum.backends.local.loading import load_by_role, load_student
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
 from practicum.models.config import Lora, ModelConfig, StudentConfig
@@ -83,10 +83,7 @@ def test_every_weight_and_limit_is_that_of_the_whole_model(tmp_path: Path) -> No
 
     answers = run_ranks(tmp_path / "ranks", 2, work)
     for place, config in enumerate(configs):
-        if isinstance(config, StudentConfig):
-            whole = load_student(config, 3)
-        else:
-            whole = load(config)
+        whole = load_by_role(config, 3)
         model = whole.language_model
         for answer in (ranks[place] for ranks in answers):
             expected = read_all(model.model)

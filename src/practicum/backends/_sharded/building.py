@@ -14,7 +14,7 @@ from practicum.backends.local.adapter_folders import copy_adapter
 from practicum.backends.local.device_limits import TrainerLimits
 from practicum.backends.local.graph import measure_activation_bytes
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, load, load_student, open_files
+from practicum.backends.local.loading import LoadedModel, load_by_role, open_files
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import is_adapter_folder
@@ -38,10 +38,7 @@ def load_in_shards(
             f"{files.source}: its files do not hold the weights as its modules do, so each rank "
             "loads the whole model before it keeps a shard"
         )
-        if isinstance(config, StudentConfig):
-            loaded = load_student(config, seed, scratch_folder)
-        else:
-            loaded = load(config, scratch_folder)
+        loaded = load_by_role(config, seed, scratch_folder)
         return loaded, put_in_shards(loaded.language_model, nodes)
     model = sharded.language_model.model
     files.check_rows(model)

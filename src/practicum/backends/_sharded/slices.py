@@ -142,12 +142,10 @@ def _list_weights(source: str) -> dict[str, _StoredWeight]:
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
-    index = folder / INDEX
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    paths = [folder / name for name in names]
+    names = {"model.safetensors"}
+    if (folder / INDEX).is_file():
+        names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+    paths = [folder / name for name in sorted(names)]
     if not all(path.is_file() for path in paths):
         return {}
     return {stored.key: stored for path in paths for stored in _list_file(path)}
@@ -210,9 +208,7 @@ def _allocate(
 
 
 @torch.no_grad()
-def _fill(
-    model: PreTrainedModel, stored: Mapping[str, _StoredWeight], dtype: torch.dtype
-) -> None:
+def _fill(model: PreTrainedModel, stored: Mapping[str, _StoredWeight], dtype: torch.dtype) -> None:
     """Read this rank's rows of all weights, and compute the buffers that no file holds."""
     for name, parameter in model.named_parameters():
         rows = None

@@ -192,6 +192,15 @@ def load_student(
     return loaded
 
 
+def load_by_role(
+    config: ModelConfig, seed: int, scratch_folder: Path | None = None, decoding: str = "auto"
+) -> LoadedModel:
+    """Load a student as `load_student` does, and any other model as `load` does."""
+    if isinstance(config, StudentConfig):
+        return load_student(config, seed, scratch_folder, decoding)
+    return load(config, scratch_folder, decoding)
+
+
 def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, source: str) -> None:
     """Make the weights trainable that the recipe names, in float32.
 

@@ -26,7 +26,7 @@ from practicum.backends.local import MemoryConfig
 from practicum.backends.local.backend import note_noise
 from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, choose_device, load, load_student
+from practicum.backends.local.loading import LoadedModel, choose_device, load_by_role
 from practicum.backends.local.native import name_decoding
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
@@ -99,10 +99,7 @@ class ModelSettings:
 
 def _load(settings: ModelSettings, decoding: str) -> LoadedModel:
     """Load a model, with the device of its weights as that of everything that is read."""
-    if isinstance(settings.config, StudentConfig):
-        loaded = load_student(settings.config, settings.seed, settings.folder, decoding)
-    else:
-        loaded = load(settings.config, settings.folder, decoding)
+    loaded = load_by_role(settings.config, settings.seed, settings.folder, decoding)
     ReaderDevice.device = loaded.language_model.device
     return loaded
 
