@@ -6,8 +6,9 @@ Nothing is loaded in a constructor: Ray reports an error there as the death of t
 import os
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,9 @@ from torch import Tensor
 from practicum.backends._sharded.building import build_sharded_trainer, load_in_shards
 from practicum.backends._sharded.fsdp_ranks import FsdpRanks
 from practicum.backends._sharded.parts import collect_part, load_parts, save_parts
+from practicum.backends._sharded.scoring import ShardedScorer
 from practicum.backends._sharded.sharding import copy_rows
+from practicum.backends._sharded.slices import ShardedModel
 from practicum.backends.local import MemoryConfig
 from practicum.backends.local.backend import note_noise
 from practicum.backends.local.device_limits import build_limits
@@ -33,10 +36,12 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.backends.ray.references import (
+    PackedAnswers,
     PackedHead,
     PackedTensor,
     ReaderDevice,
     WeightsReference,
+    pack_signals,
 )
 from practicum.core.faults import VARIABLE, inject_fault
 from practicum.core.notes import show_notes
@@ -53,7 +58,6 @@ from practicum.types import (
     SampleRequest,
     SamplingParams,
     ScoreRequest,
-    TeacherSignal,
 )
 
 PACKAGES = ("practicum", "torch", "transformers", "ray")
@@ -104,6 +108,14 @@ def _load(settings: ModelSettings, decoding: str) -> LoadedModel:
     return loaded
 
 
+@contextmanager
+def _collect_notes() -> Iterator[list[str]]:
+    """Collect what the block logs for the user."""
+    notes: list[str] = []
+    with show_notes(notes.append):
+        yield notes
+
+
 def _describe(loaded: LoadedModel) -> dict[str, Any]:
     """Return the facts about a model that the driver needs."""
     model = loaded.language_model
@@ -117,20 +129,24 @@ def _describe(loaded: LoadedModel) -> dict[str, Any]:
 
 
 class TrainerRank:
-    """A process with a shard of the student; every verb is called in all ranks in one order."""
+    """A process with shards of the student, of teachers, or of both.
+
+    Every verb is called in all ranks in one order.
+    """
 
     def __init__(
-        self, rank: int, count: int, nodes: int, settings: ProcessSettings, model: ModelSettings
+        self, title: str, rank: int, count: int, nodes: int, settings: ProcessSettings
     ) -> None:
+        self._title = title
         self._rank = rank
         self._count = count
         self._nodes = nodes
         self._settings = settings
-        self._model = model
         self._verb = ""
         self._trainer: LocalTrainer | None = None
         self._ranks: FsdpRanks | None = None
         self._followers: dict[str, dict[str, Tensor]] = {}
+        self._scorers: dict[str, ShardedScorer] = {}
 
     def find_address(self) -> str:
         """Return an address of this machine at which the ranks can meet."""
@@ -148,36 +164,68 @@ class TrainerRank:
         place = "" if self._ranks is None else self._ranks.place
         return f"{place} of {self._verb}" if place else self._verb
 
-    def load(self, address: str, patience: float) -> dict[str, Any]:
-        """Meet the other ranks, and load this rank's shard of the student."""
-        self._verb = "load"
-        self._settings.apply(f"trainer {self._rank}")
-        config, device = self._model.config, choose_device(self._model.config)
-        assert isinstance(config, StudentConfig), "trainers train a student"
-        ReaderDevice.device = device
+    def meet(self, address: str, patience: float) -> None:
+        """Meet the other ranks."""
+        self._verb = "meet"
+        self._settings.apply(f"{self._title} {self._rank}")
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             init_method=address,
             rank=self._rank,
             world_size=self._count,
             timeout=timedelta(seconds=patience),
         )
-        notes: list[str] = []
-        with show_notes(notes.append):
-            loaded, sharded = load_in_shards(
-                config, self._model.folder, self._model.seed, self._nodes
-            )
+
+    def load(self, model: ModelSettings) -> dict[str, Any]:
+        """Load this rank's shard of the student."""
+        self._verb = "load"
+        config = model.config
+        assert isinstance(config, StudentConfig), "trainers train a student"
+        with _collect_notes() as notes:
+            loaded, sharded = self._load_shard(model)
             with sharded.open():
                 note_noise(config, loaded)
-        model = sharded.language_model
-        facts = _describe(loaded) | {"trainable_dims": measure_trainable(model)}
+        language_model = sharded.language_model
         self._trainer, self._ranks = build_sharded_trainer(
             sharded,
-            build_limits(device, self._settings.limits),
+            build_limits(language_model.device, self._settings.limits),
             loaded.renderer.special_ids,
             dropout=config.dropout,
         )
-        return facts | {"state_bytes": self._trainer.state_bytes, "notes": notes}
+        return _describe(loaded) | {
+            "trainable_dims": measure_trainable(language_model),
+            "state_bytes": self._trainer.state_bytes,
+            "notes": notes,
+        }
+
+    def load_scorer(self, model: ModelSettings) -> dict[str, Any]:
+        """Load this rank's shard of a teacher."""
+        self._verb = f"load_scorer of {model.name}"
+        with _collect_notes() as notes:
+            loaded, sharded = self._load_shard(model)
+        limits = build_limits(sharded.language_model.device, self._settings.limits)
+        self._scorers[model.name] = ShardedScorer(sharded, limits.chunk_tokens)
+        reason = f"{loaded.source}: a teacher in shards only scores; it is too slow to sample from"
+        return _describe(loaded) | {"no_sampling_reason": reason, "notes": notes}
+
+    def _load_shard(self, model: ModelSettings) -> tuple[LoadedModel, ShardedModel]:
+        ReaderDevice.device = choose_device(model.config)
+        return load_in_shards(model.config, model.folder, model.seed, self._nodes)
+
+    def score(
+        self, name: str, requests: Sequence[ScoreRequest], signal: Signal
+    ) -> tuple[PackedAnswers, PackedTensor | None]:
+        """Score this rank's texts with a teacher."""
+        self._verb = f"score of {name}"
+        answers = pack_signals(self._scorers[name].score(requests, signal))
+        inject_fault(f"{name}-{self._rank}.score")
+        return answers
+
+    def pack_head(self, name: str) -> tuple[int, PackedHead | None]:
+        """Return the size of a teacher's vocabulary, and its head in the first rank alone."""
+        self._verb = f"pack_head of {name}"
+        head = self._scorers[name].gather_head()
+        return head.vocab_size, PackedHead.from_head(head) if self._rank == 0 else None
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
@@ -286,27 +334,11 @@ class ModelProcess:
 
     def score(
         self, requests: Sequence[ScoreRequest], signal: Signal, weights: WeightsReference | None
-    ) -> tuple[tuple[int, list[tuple[TeacherSignal, bool]]], PackedTensor | None]:
-        """Score the requests; return signals without states, and the states of all of them.
-
-        True beside a signal says that its states are finite. The size of all states in bytes comes
-        first.
-        """
-        signals = self._open(weights).score(requests, signal)
-        states = [answer.states for answer in signals]
-        answers = [
-            (
-                replace(answer, hidden=None, head=None),
-                True if state is None else bool(torch.isfinite(state).all()),
-            )
-            for answer, state in zip(signals, states, strict=True)
-        ]
+    ) -> tuple[PackedAnswers, PackedTensor | None]:
+        """Score the requests; return signals without states, and the states of all of them."""
+        answers = pack_signals(self._open(weights).score(requests, signal))
         inject_fault(f"{self._model.name}.score")
-        present = [state for state in states if state is not None]
-        if not present:
-            return (0, answers), None
-        packed = PackedTensor.from_tensor(torch.cat(present))
-        return (packed.array.nbytes, answers), packed
+        return answers
 
     def pack_head(self, weights: WeightsReference | None) -> tuple[PackedHead, int]:
         """Return the head that reads the states of `score`, and the size of its vocabulary."""
@@ -333,8 +365,7 @@ class ModelProcess:
 
     def _load(self) -> None:
         self._settings.apply(self._model.name)
-        notes: list[str] = []
-        with show_notes(notes.append):
+        with _collect_notes() as notes:
             loaded = _load(self._model, self._settings.limits.decoding)
         model, config = loaded.language_model, self._model.config
         limits = build_limits(model.device, self._settings.limits)
