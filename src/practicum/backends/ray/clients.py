@@ -128,7 +128,8 @@ class RayTrainer:
         """Take a step in all ranks."""
         metrics = self.group.ask("optim_step", params)[0]
         self.forget_published()
-        return metrics
+        canary = self._samplers.canary
+        return metrics if canary is None else {**metrics, "canary": canary}
 
     def forget_published(self) -> None:
         """Let the weights be published again before they are used: they have changed."""
@@ -173,6 +174,8 @@ class ModelPool:
         self._meter = meter
         self._heads: dict[int | None, RayHead] = {}
         self._fetched: dict[int, int] = {}
+        self.canary: float | None = None
+        """The largest difference of the engines' weights at the newest request; None: no engine."""
 
     def load(self) -> dict[str, Any]:
         """Load the model in all processes; return the facts about it."""
@@ -193,7 +196,10 @@ class ModelPool:
             for process, part in zip(self._processes, parts, strict=False)
         ]
         self._wait(references, "sample")
-        samples = [sample for reference in references for sample in ray.get(reference)]
+        answers = ray.get(references)
+        samples = [sample for part, _ in answers for sample in part]
+        differences = [difference for _, difference in answers if difference is not None]
+        self.canary = max(differences, default=self.canary)
         self._count_bytes("sample", sum(map(_count_sample_bytes, samples)))
         self._count_weights("sample", weights, len(parts))
         return samples

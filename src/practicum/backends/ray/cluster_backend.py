@@ -57,18 +57,21 @@ class RayBackend:
     def load_student(self, config: StudentConfig) -> RayStudent:
         """Start the trainers and the samplers; all of them load the student."""
         folder = prepare_folder(config, "student", self._context)
-        model = ModelSettings(config, folder, "student", self._context.seed)
+        engine = self._context.engine
+        if engine and (problems := engine.config.list_pool_problems(self._config.samplers)):
+            raise RecipeError("; ".join(problems))
+        model = ModelSettings(config, folder, "student", self._context.seed, engine)
         # All GPUs are reserved before a process starts, so nothing waits for one that never comes.
         starter = self._reserve_pool(self._config.samplers, model)
         group = self._open_trainers(config)
         samplers = self._start_pool("sampler", self._config.samplers, model, starter)
         group.meet()
         facts = group.ask("load", model)[0]
-        decoding = samplers.load()["decoding"]
-        for note in facts.pop("notes"):
+        sampling = samplers.load()
+        for note in dict.fromkeys([*facts.pop("notes"), *sampling["notes"]]):
             log.info(note)
         trainer = RayTrainer(group, samplers)
-        facts |= {"decoding": decoding}
+        facts |= {"decoding": sampling["decoding"]}
         return RayStudent(trainer=trainer, samplers=samplers, **facts)
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from practicum.backends._engines._trainer import WeightKeeper
 from practicum.backends._sharded.building import build_sharded_trainer, load_in_shards
 from practicum.backends._sharded.fsdp_ranks import FsdpRanks
 from practicum.backends._sharded.parts import collect_part, load_parts, save_parts
@@ -28,6 +29,7 @@ from practicum.backends._sharded.slices import ShardedModel
 from practicum.backends.local import MemoryConfig
 from practicum.backends.local.backend import note_noise
 from practicum.backends.local.device_limits import build_limits
+from practicum.backends.local.engine import open_keeper
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, choose_device, load_by_role
 from practicum.backends.local.native import name_decoding
@@ -49,6 +51,7 @@ from practicum.errors import ResourceError
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, SamplingClient, WeightUpdateRule
+from practicum.ports.engines import EngineChoice
 from practicum.ports.metering import count_heads
 from practicum.types import (
     Datum,
@@ -99,6 +102,8 @@ class ModelSettings:
     folder: Path | None
     name: str
     seed: int = 0
+    engine: EngineChoice | None = None
+    """The engine by which a sampler samples; None: by itself."""
 
 
 def _load(settings: ModelSettings, decoding: str) -> LoadedModel:
@@ -311,6 +316,7 @@ class ModelProcess:
         self._facts: dict[str, Any] = {}
         self._head: PackedHead | None = None
         self._version: int | None = None
+        self._keeper: WeightKeeper | None = None
 
     def describe(self) -> dict[str, Any]:
         """Load the model and return the facts about it."""
@@ -326,11 +332,21 @@ class ModelProcess:
         requests: Sequence[SampleRequest],
         params: SamplingParams,
         weights: WeightsReference | None,
-    ) -> list[Sample]:
-        """Sample one completion a request."""
-        samples = self._open(weights).sample(requests, params)
+    ) -> tuple[list[Sample], float | None]:
+        """Sample one completion a request, and return how well the engine's weights agree.
+
+        This is the canary's largest difference in nats, None without an engine.
+        """
+        client = self._open(weights)
+        if self._keeper is None:
+            samples, difference = client.sample(requests, params), None
+        else:
+            # Without weights of their own number, they are those that were loaded.
+            version = self._version or 0
+            samples = self._keeper.sample(client, version, requests, params)
+            difference = self._keeper.difference
         inject_fault(f"{self._model.name}.sample")
-        return samples
+        return samples, difference
 
     def score(
         self, requests: Sequence[ScoreRequest], signal: Signal, weights: WeightsReference | None
@@ -373,9 +389,21 @@ class ModelProcess:
         self._facts = _describe(loaded) | {"no_sampling_reason": reason, "notes": notes}
         if isinstance(config, StudentConfig):
             self._language_model = model
-            self._client = LocalSampler(model, {}, limits.sampling_batch, limits.chunk_tokens)
+            sampler = LocalSampler(model, {}, limits.sampling_batch, limits.chunk_tokens)
+            self._client = sampler
+            self._open_engine(loaded, sampler)
             return
         # Packed while the weights are in memory: their residency may take them out.
         self._head = PackedHead.from_head(model.head())
         del model
         self._client = build_scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens)
+
+    def _open_engine(self, loaded: LoadedModel, sampler: LocalSampler) -> None:
+        """Start the engine of the recipe, which gets its weights from this process's student."""
+        if self._model.engine is None:
+            return
+        with _collect_notes() as notes:
+            self._keeper = open_keeper(loaded, self._model.engine, sampler)
+        self._facts["notes"] += notes
+        if self._keeper is not None:
+            self._facts["decoding"] = self._keeper.engine.name
