@@ -133,7 +133,7 @@ def test_a_run_over_ray_samples_by_the_engine(models: Path, tmp_path: Path) -> N
         changes = {"backend": {"type": "ray"}, "rollout.engine": engine}
         run = toy_run(models, tmp_path / "engine", changes).folder
         shared = changes | {"backend": {"type": "ray", "samplers": 2}}
-        with pytest.raises(RecipeError, match="write backend.samplers: 1"):
+        with pytest.raises(RecipeError, match=r"write backend\.samplers: 1"):
             toy_run(models, tmp_path / "shared", shared)
     assert [row["tokens"] for row in rows(run / "rollouts.jsonl")] == [
         row["tokens"] for row in rows(plain / "rollouts.jsonl")

@@ -272,6 +272,25 @@ def test_what_is_saved_and_loaded_goes_on_the_same(build: Build, tmp_path: Path)
     assert same(snapshot(whole), snapshot(resumed))
 
 
+def test_a_copy_of_the_state_is_written_as_it_was_while_the_student_learns_on(
+    backend: str, build: Build, tmp_path: Path
+) -> None:
+    built = build()
+    step(built)
+    saved, copied = tmp_path / "saved", tmp_path / "copied"
+    saved.mkdir()
+    copied.mkdir()
+    built.backend.save(built.student, saved)
+    write = built.backend.copy_state(built.student)
+    step(built)
+    write(copied)
+    names = sorted(path.name for path in saved.iterdir())
+    assert names == sorted(path.name for path in copied.iterdir())
+    if load_plugin("backends", backend).Config.checkpoints_here:
+        for name in names:
+            assert (copied / name).read_bytes() == (saved / name).read_bytes(), name
+
+
 def test_a_checkpoint_takes_no_more_than_was_announced(
     backend: str, build: Build, tmp_path: Path
 ) -> None:

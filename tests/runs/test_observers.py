@@ -1,14 +1,16 @@
 """Observers one by one: what each does with a step, and how a run ends."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
+from threading import Event, Timer
 from typing import Any
 
 import pytest
 import torch
 
-from practicum.errors import AlarmError, Interrupted
+from practicum.errors import AlarmError, Interrupted, PracticumError, ResourceError
 from practicum.monitors import Alarm
 from practicum.recipe import TrainConfig
 from practicum.recipe.schedule import ScheduleState
@@ -58,6 +60,30 @@ def saving(spy: Spy, end: Ending, every: int | None = None) -> SaveCheckpoints:
     return SaveCheckpoints(spy, spy.save, every, end, saved=0)  # type: ignore[arg-type]
 
 
+class BehindSpy(Spy):
+    """Copies at once, and writes when the test lets it."""
+
+    def __init__(self, error: PracticumError | None = None) -> None:
+        super().__init__()
+        self.may_write = Event()
+        self.error = error
+
+    def copy(self, step: int) -> Callable[[], None]:
+        self.calls.append(f"copy {step}")
+
+        def write() -> None:
+            assert self.may_write.wait(10)
+            if self.error is not None:
+                raise self.error
+            self.calls.append(f"written {step}")
+
+        return write
+
+
+def saving_behind(spy: BehindSpy, steps: int) -> SaveCheckpoints:
+    return SaveCheckpoints(spy, spy.save, 1, ending(steps), saved=0, copy=spy.copy)  # type: ignore[arg-type]
+
+
 def observe(observers: Sequence[Observer], step: FinishedStep) -> None:
     for observer in observers:
         observer(step)
@@ -70,6 +96,35 @@ def test_a_checkpoint_is_saved_where_it_is_time_to_and_at_the_end_after_the_rows
         saver.on_step(finished(step))
     assert spy.calls == ["sync", (2, None), "sync", (4, None), "sync", (5, None)]
     assert saver.saved == 5
+
+
+def test_in_the_background_a_step_is_saved_once_it_is_written_and_the_next_one_waits() -> None:
+    spy = BehindSpy()
+    with closing(saving_behind(spy, 4)) as saver:
+        saver.on_step(finished(1))
+        assert spy.calls == ["sync", "copy 1"] and saver.saved == 0
+        Timer(0.1, spy.may_write.set).start()
+        saver.on_step(finished(2))
+        assert spy.calls[2:5] == ["written 1", "sync", "copy 2"] and saver.saved == 1
+        saver.on_step(finished(3, alarm("checkpoint")))
+        assert spy.calls[5:] == ["written 2", "sync", (3, alarm("checkpoint").describe())]
+        saver.on_step(finished(4))
+        assert spy.calls[8:] == ["sync", (4, None)] and saver.saved == 4
+
+
+def test_an_error_in_the_background_ends_the_run_at_the_next_step_unless_another_one_does(
+    notes: list[str],
+) -> None:
+    for is_followed in (True, False):
+        spy = BehindSpy(ResourceError("checkpoint of step 1 needs room"))
+        with closing(saving_behind(spy, 9)) as saver:
+            saver.on_step(finished(1))
+            spy.may_write.set()
+            if is_followed:
+                with pytest.raises(ResourceError, match=r"^checkpoint of step 1 needs room$"):
+                    saver.on_step(finished(2))
+        assert saver.saved == 0
+        assert notes == ([] if is_followed else ["warning: checkpoint of step 1 needs room"])
 
 
 @pytest.mark.parametrize("action", ["checkpoint", "finish", "pause"])

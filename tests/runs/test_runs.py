@@ -1,5 +1,6 @@
 """A run is a function of its recipe: stopped anywhere and resumed, it leaves the bytes of one that was not stopped."""
 
+import errno
 import json
 import re
 import shutil
@@ -23,6 +24,7 @@ from toy import (
 
 from practicum.errors import CheckpointError, RecipeError, ResourceError
 from practicum.report import write_report
+from practicum.run_dir import saving
 from practicum.runs import open_run, open_student, run
 from practicum.runs.assembly import assemble_run
 from practicum.runs.resuming import list_length_dependent
@@ -120,6 +122,46 @@ def test_killed_at_any_point_the_resumed_run_is_the_same(
         if ".tmp" in path.name or path.name.startswith("trash-")
     ]
     assert debris == []
+
+
+BEHIND = {
+    "train.save_in_background": True,
+    "train.checkpoint_every": 1,
+    "teacher": VARIANTS["a teacher copied now and then"]["teacher"],
+}
+
+
+@pytest.mark.parametrize(
+    "fault", ["save.after_tensors:3", pytest.param("save.before_rename:2", marks=pytest.mark.long)]
+)
+def test_checkpoints_written_in_the_background_are_those_of_a_run_that_waits(
+    models: Path, tmp_path: Path, fault: str
+) -> None:
+    changes = STEPS | BEHIND
+    waiting = toy_run(
+        models, tmp_path / "waiting", changes | {"train.save_in_background": False}
+    ).folder
+    out = tmp_path / "behind"
+    assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": fault}) == 137
+    kept = sorted(
+        path.name for path in (out / "toy" / "checkpoints").iterdir() if ".tmp" not in path.name
+    )
+    assert kept == [f"step-{step}" for step in range(1, int(fault[-1]))]
+    assert_same_run(waiting, toy_run(models, out, changes, resume=True).folder)
+
+
+def test_a_disk_that_fills_up_in_the_background_ends_the_run_in_one_line(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saving, "compute_sha256", fill)
+    with pytest.raises(
+        ResourceError, match=r"^checkpoint of step 1 needs .* MiB, .* MiB free in .*: No space"
+    ):
+        toy_run(models, tmp_path, STEPS | BEHIND)
+    assert len(rows(tmp_path / "toy" / "metrics.jsonl")) in (2, 3)
 
 
 @pytest.mark.long

@@ -503,7 +503,10 @@ def test_a_server_that_only_writes_gives_text(models: Path, stub: Stub, tmp_path
         "teacher": {"type": "openai_api", "url": stub.url},
         "objective": {"signal": "sampled"},
     }
-    with pytest.raises(CapabilityError, match="'sampled' asks a teacher and there is none"):
+    with pytest.raises(
+        CapabilityError,
+        match="'sampled' asks for scores of tokens, and teacher 'openai_api' only writes",
+    ):
         toy_run(models, tmp_path / "asks", changes)
     changes |= {
         "objective": {"signal": "text", "divergence": "ce"},

@@ -7,7 +7,7 @@ from stub_server import Stub, table
 from typer.testing import CliRunner
 
 from practicum.cli.app import app
-from practicum.cli.probe import probe_server
+from practicum.cli.probe import find_methods, probe_server
 from practicum.errors import RecipeError
 
 pytestmark = pytest.mark.long
@@ -30,12 +30,14 @@ def test_people_read_a_line_each(big: Stub) -> None:
     assert lines["context"] == "64 tokens, one of which the server must generate"
     assert lines["repeated"] == "differ by 0.0e+00 alone and 0.0e+00 in company"
     assert float(lines["canary"]) < 0
+    assert "cannot: each needs the teacher's signal 'full'" in result.stdout
 
 
 def test_machines_read_json(big: Stub) -> None:
     with big:
         result = CliRunner().invoke(app, ["probe", big.url, "--json"])
     found = json.loads(result.stdout)
+    assert "thinking-machines" in found["methods"]["with_teacher"]
     assert (found["dialect"], found["sampled"], found["largest_k"], found["context"]) == (
         "vllm",
         True,
@@ -46,7 +48,10 @@ def test_machines_read_json(big: Stub) -> None:
 
 def test_a_server_that_only_writes_is_said_to() -> None:
     with Stub(dialect="llamacpp") as stub:
-        assert probe_server(stub.url).signals.startswith("text (it writes answers and scores none")
+        found = probe_server(stub.url)
+    assert found.signals.startswith("text (it writes answers and scores none")
+    allowed = find_methods(found).with_teacher
+    assert "seqkd" in allowed and "thinking-machines" not in allowed
 
 
 def test_an_address_or_a_dialect_that_cannot_be_is_one_line() -> None:

@@ -367,12 +367,14 @@ def probe(
 ) -> None:
     """Find out what a server can give as a teacher. Asks for signals, candidates and time."""
     with handle_errors(debug):
-        from practicum.cli.probe import probe_server, to_json
+        from practicum.cli.probe import find_methods, probe_server, to_json
+        from practicum.studies.doctor import SHOWN_METHODS
 
         result = probe_server(
             url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http
         )
-        print(json.dumps(to_json(result)) if as_json else "\n".join(result.render_lines()))
+        lines = [*result.render_lines(), *find_methods(result).render_lines(SHOWN_METHODS)]
+        print(json.dumps(to_json(result)) if as_json else "\n".join(lines))
 
 
 @app.command(epilog="Example: practicum serve smollm2-135m-instruct")

@@ -7,7 +7,7 @@ from pathlib import Path
 from practicum.recipe import load_recipe
 from practicum.runs.console import Console, JsonConsole
 from practicum.runs.progress import show_progress
-from practicum.studies.doctor import CheckResult, Diagnosis, doctor
+from practicum.studies.doctor import SHOWN_METHODS, CheckResult, Diagnosis, doctor
 from practicum.studies.doctor.findings import describe_skipped, format_interval
 from practicum.text import make_printable
 
@@ -76,6 +76,8 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
         reason = line.partition(":")[0] if line in printed else line
         console.event(make_printable(f"because of {reason}"))
     console.event(make_printable(f"SFT, OPD or RL? {verdict.advice}"))
+    for line in diagnosis.methods.render_lines(SHOWN_METHODS) if diagnosis.methods else ():
+        console.event(make_printable(line))
     if diagnosis.changes and verdict.word == "GO-WITH-CHANGES":
         words = [source, *overrides, *diagnosis.changes]
         console.event(make_printable(f"with all changes: practicum run {shlex.join(words)}"))

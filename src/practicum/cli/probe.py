@@ -5,6 +5,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from practicum.errors import RecipeError
+from practicum.objective import Capabilities
+from practicum.studies.doctor import AllowedMethods, find_allowed_methods
 from practicum.teachers._probe import Probe, probe
 from practicum.teachers._served import open_server
 from practicum.teachers.openai_api import Config
@@ -25,6 +27,18 @@ def probe_server(url: str, **fields: Any) -> Probe:
     return probe(open_server(config), config.dialect, config.model, LARGEST_K, None)
 
 
+def find_methods(result: Probe) -> AllowedMethods:
+    """Return the published methods that the server allows as a teacher, with a verifier."""
+    if result.dialect is None:
+        return find_allowed_methods(Capabilities(frozenset(), frozenset(), largest_k=0))
+    if not result.largest_k:
+        return find_allowed_methods(Capabilities(frozenset({"sampled"}), frozenset(), largest_k=0))
+    signals = Capabilities(
+        frozenset({"sampled", "topk"}), frozenset({"teacher"}), largest_k=result.largest_k
+    )
+    return find_allowed_methods(signals)
+
+
 def to_json(result: Probe) -> dict[str, object]:
     """Return the probe's result as JSON data."""
     return {
@@ -40,4 +54,5 @@ def to_json(result: Probe) -> dict[str, object]:
         "token_ids": result.token_ids,
         "seconds": result.seconds,
         "canary": result.canary_sum,
+        "methods": find_methods(result).to_json(),
     }

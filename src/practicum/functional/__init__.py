@@ -68,7 +68,9 @@ from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics, Sampl
 from practicum.functional.sequence import (
     AGGREGATES,
     gather_logprobs,
+    generalized_advantages,
     reward_to_go,
+    step_returns,
     token_coefficients,
 )
 from practicum.functional.weights import WEIGHTS, TokenStatistics, Weight
@@ -107,6 +109,7 @@ __all__ = [
     "dro",
     "entropy",
     "gather_logprobs",
+    "generalized_advantages",
     "geometric",
     "greedy",
     "group_centre",
@@ -131,6 +134,7 @@ __all__ = [
     "restrict_candidates",
     "reward_to_go",
     "score_function_returns",
+    "step_returns",
     "temper",
     "token_coefficients",
     "top1_conflict",

@@ -27,6 +27,17 @@ def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
+def write_stems(stems: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
+    """Write the tensors of each stem into its file. Raises OSError if the disk is full."""
+    for stem, named in stems.items():
+        write_tensors(folder / f"{stem}.safetensors", named)
+
+
+def copy_to_host(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors into this machine's memory, one after the other."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of one file, on the CPU. Raises CheckpointError if it cannot be read."""
     try:

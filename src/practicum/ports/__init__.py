@@ -382,11 +382,12 @@ class Backend(Protocol):
         """Write weights and moments into an existing folder: `student.safetensors` and others."""
         ...
 
-    def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
-        """Restore the files of `save`, with the optimizer's moments or without.
+    def copy_state(self, student: Student) -> Callable[[Path], None]:
+        """Copy the state off its device, a tensor at a time; return what can write it meanwhile."""
+        ...
 
-        Raises CheckpointError if the tensors belong to another model.
-        """
+    def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
+        """Restore the files of `save`; CheckpointError if the tensors belong to another model."""
         ...
 
     def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:

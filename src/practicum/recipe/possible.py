@@ -1,11 +1,16 @@
 """Combinations in a recipe that cannot work; each problem says what to write instead."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from practicum.objective import ClipEntries, Objective, Term
+from practicum.objective import VERIFIER, ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
-from practicum.rollouts import needs_reference_samples, needs_replay, needs_teacher_samples
+from practicum.rollouts import (
+    Source,
+    needs_reference_samples,
+    needs_replay,
+    needs_teacher_samples,
+)
 
 STALENESS = "rollout.max_staleness"
 
@@ -22,7 +27,13 @@ def find_capability_problems(
         where = f"objective.losses[{number}].signal"
         if not term.needs_signal or term.against != against:
             continue
-        if not capabilities.signals:
+        if not capabilities.signals and capabilities.writes:
+            problems.append(
+                f"{where}: {term.signal.type!r} asks for scores of tokens, and {against} "
+                f"{teacher!r} only writes; write signal: text, divergence: ce and rollout.source: "
+                f"{against}, or another recipe that its text is enough for, such as papers/seqkd"
+            )
+        elif not capabilities.signals:
             problems.append(
                 f"{where}: {term.signal.type!r} asks a teacher and there is none; write "
                 "teacher: ..., or a signal that asks nobody: score for the verifier's reward, "
@@ -31,6 +42,18 @@ def find_capability_problems(
         elif problem := term.signal.explain_refusal(capabilities):
             problems.append(f"{where}: {against} {teacher!r} {problem}")
     return problems
+
+
+def find_anchor_problems(objective: Objective, source: Source) -> list[str]:
+    """Return a problem for each term that compares with answers which the reference never writes."""
+    if needs_reference_samples(source):
+        return []
+    return [
+        f"objective.losses[{number}]: its advantage compares with the reference's answers, and the "
+        "reference writes none; write rollout.source: join(reference, 4)"
+        for number, term in enumerate(objective.losses)
+        if term.compares_with_reference
+    ]
 
 
 def find_truncation_problem(objective: Objective, rollout: RolloutConfig) -> list[str]:
@@ -84,6 +107,21 @@ def find_staleness_problems(
         for path in adaptive_paths
         if ".signal" in path
     ]
+    return problems
+
+
+def find_scorer_problems(objective: Objective, scorers: Sequence[str]) -> list[str]:
+    """Return a problem for each loss term whose scorer the recipe does not have."""
+    problems = [
+        f"objective.losses[{number}].scorer: no scorer is named {term.scorer!r}; write "
+        f"{' or '.join([VERIFIER, *scorers])}, or add it to scorers: {{{term.scorer}: {{type: ...}}}}"
+        for number, term in enumerate(objective.losses)
+        if term.scorer not in (VERIFIER, *scorers)
+    ]
+    if VERIFIER in scorers:
+        problems.append(
+            f"scorers.{VERIFIER}: that is the name of the task's own reward; choose another name"
+        )
     return problems
 
 

@@ -148,6 +148,10 @@ class TrainConfig(FrozenConfig):
         default=None, ge=1, description="steps between checkpoints; the last step is always saved"
     )
     keep_checkpoints: int = Field(default=2, ge=1)
+    save_in_background: bool = Field(
+        default=False,
+        description="write checkpoints from a copy in the machine's memory while training goes on",
+    )
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; none: torch's default"
     )

@@ -69,6 +69,7 @@ class TeacherSection(TypedDict, total=False):
             "self",
             "text_only",
             "tinker",
+            "translated",
         ]
         | str
     )
@@ -93,7 +94,7 @@ class TeacherSection(TypedDict, total=False):
     device: Literal["auto", "cpu", "cuda"]
     template: str | None
     thinking: bool | None
-    stop: Sequence[str]
+    stop: Sequence[str] | str | None
     trust_remote_code: bool
     residency: Literal["resident", "swap", "disk"]
     tokenizer: str | None
@@ -117,13 +118,17 @@ class TeacherSection(TypedDict, total=False):
     period: int
     seed_bits: int
     model_path: str | None
+    credit: Literal["word", "span"]
 
 
 class TaskSection(TypedDict, total=False):
     """The section `task`."""
 
     type: (
-        Literal["datasets", "jsonl", "memos", "reasoning_gym", "reverse", "skills", "walker"] | str
+        Literal[
+            "datasets", "jsonl", "memos", "programs", "reasoning_gym", "reverse", "skills", "walker"
+        ]
+        | str
     )
     path: str | Sequence[str]
     heldout: int | float | str | Sequence[str]
@@ -141,11 +146,13 @@ class TaskSection(TypedDict, total=False):
     train_size: int
     heldout_size: int
     seed: int | None
+    digits: str
+    operators: str
+    shortest: int
+    longest: int
     generator: str
     config: Mapping[str, Any]
     alphabet: str
-    shortest: int
-    longest: int
     skills: Sequence[str]
     turns: int
     spread: int
@@ -183,6 +190,7 @@ class ObjectiveSection(TypedDict, total=False):
     correction: str | Mapping[str, Any]
     advantage_logprob: Literal["learner", "sampler"]
     reward: str | Mapping[str, Any]
+    scorer: str
     clip: str | Mapping[str, Any]
     weights: str | Mapping[str, Any]
     samples: str | Mapping[str, Any]
@@ -211,6 +219,7 @@ class TrainSection(TypedDict, total=False):
     epochs: int
     checkpoint_every: int | None
     keep_checkpoints: int
+    save_in_background: bool
     threads: int | None
     budget: Mapping[str, Any] | None
 

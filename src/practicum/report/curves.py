@@ -74,6 +74,15 @@ CHARTS = {
             ("distinct_2", "distinct 2-grams", "third"),
         ),
     ),
+    "search": ChartSpec(
+        "Search",
+        "share, and mean reward of the steps",
+        (
+            ("search_value", "Q of the steps", "student"),
+            ("search_solved", "prompts with a right answer", "third"),
+            ("search_shared", "tokens shared", "before"),
+        ),
+    ),
     "loss": ChartSpec("Loss", "of each term, before weights", (("loss", "loss", "student"),)),
 }
 """The charts that every reader looks for, in order."""

@@ -1,14 +1,17 @@
 """From prompts to rollouts: sampled by the writer that the source names, decoded, and rewarded."""
 
 from practicum.rollouts.batch import RolloutBatch, select_prompts
+from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
     Prefix,
+    Search,
     Source,
     SourceChoice,
     StudentSource,
     TeacherSource,
+    count_teacher_answers,
     list_conversation_problems,
     list_other_writers,
     list_source_problems,
@@ -39,6 +42,7 @@ __all__ = [
     "RolloutBatch",
     "RolloutRow",
     "RolloutWriters",
+    "Search",
     "Source",
     "SourceChoice",
     "StudentSource",
@@ -46,10 +50,12 @@ __all__ = [
     "add_rewards",
     "as_environment",
     "collect_rollouts",
+    "count_teacher_answers",
     "list_conversation_problems",
     "list_other_writers",
     "list_source_problems",
     "load_recorded_rollouts",
+    "measure_search",
     "needs_reference_samples",
     "needs_replay",
     "needs_teacher_samples",

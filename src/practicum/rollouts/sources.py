@@ -100,6 +100,26 @@ class Prefix(Call):
     origin: Literal["teacher", "dataset"] = "teacher"
 
 
+class Search(Call):
+    """The student's `n` answers grow a tree; each goes on from a promising step (2501.04519).
+
+    A step ends with its `step` (line, paragraph or word). The search goes on from any of the first
+    `depth` steps: `breadth` times from one, then from the child with the largest mean reward plus
+    `exploration * sqrt(ln N(parent) / N(child))` (UCT). With `agree`, that model completes each
+    answer again from one of its steps, and answers with which it does not agree have no loss
+    (rStar 2408.06195). With `keep`, only that many answers of a prompt have a loss: the best by
+    their reward, then by the mean value of their steps.
+    """
+
+    type: Literal["search"] = "search"
+    step: Literal["line", "paragraph", "word"] = "line"
+    breadth: int = Field(default=3, ge=1)
+    depth: int = Field(default=16, ge=0)
+    exploration: float = Field(default=1.4, ge=0)
+    keep: int | None = Field(default=None, ge=1)
+    agree: Literal["teacher", "reference"] | None = None
+
+
 class Cache(Call):
     """Completions of an earlier rollouts.jsonl, token for token (Lightning OPD 2604.13010)."""
 
@@ -120,7 +140,16 @@ class Cache(Call):
 
 
 SOURCES = index_by_type(
-    StudentSource, DatasetSource, TeacherSource, ReferenceSource, Mix, Join, TokenMix, Prefix, Cache
+    StudentSource,
+    DatasetSource,
+    TeacherSource,
+    ReferenceSource,
+    Mix,
+    Join,
+    TokenMix,
+    Prefix,
+    Search,
+    Cache,
 )
 """The sources by name."""
 
@@ -133,6 +162,7 @@ Source = (
     | Join
     | TokenMix
     | Prefix
+    | Search
     | Cache
 )
 SourceChoice = Annotated[Source, Field(discriminator="type"), build_validator("source", SOURCES)]
@@ -167,7 +197,8 @@ def list_source_problems(
 
 def list_conversation_problems(source: Source) -> list[str]:
     """List why a source cannot serve a task whose completions are conversations."""
-    if not isinstance(source, TokenMix | Prefix) and "dataset" not in list_other_writers(source):
+    is_one_answer = isinstance(source, TokenMix | Prefix | Search)
+    if not is_one_answer and "dataset" not in list_other_writers(source):
         return []
     return [
         f"rollout.source: {source.model_dump()} does not write turn by turn, and this task "
@@ -201,7 +232,23 @@ def list_other_writers(source: Source) -> tuple[OtherWriter, ...]:
             return source.others
         case Prefix():
             return (source.origin,)
+        case Search(agree=agree) if agree is not None:
+            return (agree,)
     return ()
+
+
+def count_teacher_answers(source: Source, n: int) -> float:
+    """Return how many answers to a prompt the teacher writes, or begins, beside or instead of `n`."""
+    match source:
+        case TeacherSource():
+            return n
+        case Mix(other="teacher"):
+            return n * (1 - source.student)
+        case Join() if "teacher" in source.others:
+            return source.n
+        case Prefix(origin="teacher"):
+            return n
+    return 0
 
 
 def needs_teacher_samples(source: Source) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,16 @@ from torch import Tensor
 
 from practicum.errors import CheckpointError, DataError
 from practicum.text import Renderer
-from practicum.types import AUTHORS, Author, Prompt, Rollout, Source, StopReason, Turn
+from practicum.types import (
+    AUTHORS,
+    Author,
+    Prompt,
+    Rollout,
+    SearchStep,
+    Source,
+    StopReason,
+    Turn,
+)
 
 DIGITS = 9
 """The significant digits that restore a float32 exactly."""
@@ -31,6 +40,16 @@ class TurnRow(BaseModel):
     role: str
     tokens: Annotated[int, Field(ge=0)]
     text: str
+
+
+class StepRow(BaseModel):
+    """One step of a searched answer; see `practicum.types.SearchStep`."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+    node: str
+    tokens: Annotated[int, Field(ge=1)]
+    visits: Annotated[int, Field(ge=0)]
+    value: float | None
 
 
 class AuthorRow(BaseModel):
@@ -64,6 +83,7 @@ class RolloutRow(BaseModel):
     authors: list[AuthorRow] = []
     turns: list[TurnRow] = []
     notes: dict[str, str] = {}
+    steps: list[StepRow] = []
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "RolloutRow":
@@ -77,6 +97,8 @@ class RolloutRow(BaseModel):
             count = sum(part.tokens for part in parts)
             if parts and count != len(self.tokens):
                 raise ValueError(f"{name} are of {count} tokens, and there are {len(self.tokens)}")
+        if sum(step.tokens for step in self.steps) > len(self.tokens):
+            raise ValueError(f"steps are of more tokens than there are, {len(self.tokens)}")
         return self
 
     @classmethod
@@ -101,10 +123,11 @@ class RolloutRow(BaseModel):
                 for turn in rollout.turns
             ],
             notes=dict(rollout.notes),
+            steps=[StepRow.model_validate(asdict(step)) for step in rollout.steps],
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as JSON data; authors, turns and notes only if there are any."""
+        """Return the row as JSON data; authors, turns, notes and steps only if there are any."""
         return self.model_dump(exclude_defaults=True)
 
     def to_rollout(self, prompt: Prompt) -> Rollout:
@@ -124,6 +147,7 @@ class RolloutRow(BaseModel):
             authors=_decode_authors(self.authors),
             turns=tuple(Turn(turn.role, turn.tokens, turn.text) for turn in self.turns),
             notes=self.notes,
+            steps=tuple(SearchStep(**step.model_dump()) for step in self.steps),
         )
         return rollout if self.turns else _restore_turns(rollout)
 

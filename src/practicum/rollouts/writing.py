@@ -11,7 +11,6 @@ from typing import Literal, TypeVar
 
 import torch
 
-from practicum.core.randomness import compute_seeds
 from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, DataError
 from practicum.ports import (
@@ -22,7 +21,6 @@ from practicum.ports import (
     SamplingClient,
     Task,
     Teacher,
-    TeacherRequest,
 )
 from practicum.rollouts.batch import (
     RolloutBatch,
@@ -32,11 +30,17 @@ from practicum.rollouts.batch import (
     list_keys,
     shuffle_indices,
 )
-from practicum.rollouts.conversation import ConversationRequest, run_conversations
+from practicum.rollouts.sampling import (
+    RolloutSampler,
+    compute_key_seed,
+    concatenate_samples,
+)
+from practicum.rollouts.search import AgreementCheck, StepSearch
 from practicum.rollouts.sources import (
     Join,
     Mix,
     Prefix,
+    Search,
     Source,
     TeacherSource,
     TokenMix,
@@ -45,13 +49,12 @@ from practicum.rollouts.sources import (
 )
 from practicum.rollouts.tape import RolloutArchive, mark_authors
 from practicum.text import Renderer
-from practicum.types import FAILURES, Prompt, Rollout, Sample, SampleRequest, SamplingParams
-from practicum.types import Source as Origin
+from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams
 
 SampleOrRollout = TypeVar("SampleOrRollout", Sample, Rollout)
 
 Writer = Literal[
-    "student", "dataset", "teacher", "reference", "replay", "token_mix", "prefix", "cache"
+    "student", "dataset", "teacher", "reference", "replay", "token_mix", "prefix", "search", "cache"
 ]
 
 
@@ -59,7 +62,7 @@ Writer = Literal[
 class RolloutWriters:
     """The writers of rollouts: student, teacher and reference, and the archive of earlier rollouts.
 
-    With an `environment`, every completion is a conversation with it.
+    With an `environment`, every completion is a conversation with it. A search asks the `task`.
     """
 
     student: SamplingClient
@@ -68,6 +71,7 @@ class RolloutWriters:
     archive: RolloutArchive = field(default_factory=RolloutArchive)
     environment: Environment | None = None
     reference: Teacher | None = None
+    task: Task | None = None
 
 
 def collect_rollouts(
@@ -80,7 +84,7 @@ def collect_rollouts(
     if writers.environment is not None and (problems := list_conversation_problems(source)):
         raise CapabilityError(problems)
     plan = _assign_writers(batch, source, writers.archive)
-    sampler = _RolloutSampler(batch, writers.renderer, params, writers.environment)
+    sampler = RolloutSampler(batch, writers.renderer, params, writers.environment)
     batch_writer = _BatchWriter(sampler, source, writers)
 
     def fill(rows: list[int]) -> list[Rollout]:
@@ -103,7 +107,7 @@ def sample_rollouts(
     environment: Environment | None = None,
 ) -> list[Rollout]:
     """Return the student's completions of a batch, or its conversations with an environment."""
-    sampler = _RolloutSampler(batch, renderer, params, environment)
+    sampler = RolloutSampler(batch, renderer, params, environment)
     return sampler.sample_student(list_all_keys(batch), client)
 
 
@@ -115,7 +119,7 @@ def sample_teacher_rollouts(
     environment: Environment | None = None,
 ) -> list[Rollout] | None:
     """Return the teacher's completions or conversations, or None if it cannot generate."""
-    sampler = _RolloutSampler(batch, renderer, params, environment)
+    sampler = RolloutSampler(batch, renderer, params, environment)
     return sampler.sample_teacher(list_all_keys(batch), teacher)
 
 
@@ -129,7 +133,10 @@ def add_rewards(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
     rewarded = []
     with show_wait("rewards", len(rollouts)) as wait:
         for rollout in rollouts:
-            rewarded.append(replace(rollout, reward=task.reward(rollout)))
+            # A search has asked the verifier already.
+            if rollout.reward is None:
+                rollout = replace(rollout, reward=task.reward(rollout))
+            rewarded.append(rollout)
             wait.advance()
     return rewarded
 
@@ -158,7 +165,7 @@ def _choose_writer(
 ) -> Writer:
     """Return the student with the source's probability, and while there is nothing to replay."""
     # Seeds are uniform below 2**63, so the seed itself is the coin.
-    if _compute_seed(batch, "mix", key) < source.student * 2**63 or (
+    if compute_key_seed(batch, "mix", key) < source.student * 2**63 or (
         source.other == "replay" and not archive.newest
     ):
         return "student"
@@ -166,124 +173,10 @@ def _choose_writer(
 
 
 @dataclass(frozen=True, slots=True)
-class _RolloutSampler:
-    """Sampling for the keys of one batch, from the student or from the teacher."""
-
-    batch: RolloutBatch
-    renderer: Renderer
-    params: SamplingParams
-    environment: Environment | None
-
-    def sample_student(self, keys: Sequence[RolloutKey], client: SamplingClient) -> list[Rollout]:
-        """Return the student's completions, or its conversations with the environment."""
-        prompts, seeds = self.render_prompts(keys), self.compute_seeds(keys)
-        if self.environment is None:
-            requests = [SampleRequest(*request) for request in zip(prompts, seeds, strict=True)]
-            samples = client.sample(requests, self.params)
-            return self.build_rollouts(keys, prompts, samples, "student")
-        clients = [PromptedClient(client, prompt) for prompt in prompts]
-        return self._converse(self.environment, keys, prompts, clients, seeds, "student")
-
-    def sample_teacher(
-        self,
-        keys: Sequence[RolloutKey],
-        teacher: Teacher,
-        role: Literal["teacher", "reference"] = "teacher",
-    ) -> list[Rollout] | None:
-        """Return a teacher's completions or conversations, or None if it cannot generate."""
-        prompts, requests = self.render_prompts(keys), self.build_teacher_requests(keys, role)
-        if self.environment is None:
-            samples = teacher.sample(requests, self.params)
-            if samples is None:
-                return None
-            return self.build_rollouts(keys, prompts, samples, role)
-        bound = [teacher.bind_prompt(key.prompt) for key in keys]
-        clients = [client for client in bound if client is not None]
-        if len(clients) < len(keys):
-            return None
-        if not all(client.accepts_tokens for client in clients):
-            raise CapabilityError(
-                "this teacher answers messages and cannot go on from tokens, so it can hold no "
-                "conversation with the task; write source: student and evaluation.teacher: false, "
-                "or take a teacher that completes tokens"
-            )
-        seeds = [request.seed for request in requests]
-        return self._converse(self.environment, keys, prompts, clients, seeds, role)
-
-    def _converse(
-        self,
-        environment: Environment,
-        keys: Sequence[RolloutKey],
-        prompts: Sequence[tuple[int, ...]],
-        clients: Sequence[PromptedClient],
-        seeds: Sequence[int],
-        source: Origin,
-    ) -> list[Rollout]:
-        """Return the rollouts of one conversation for each key."""
-        requests = [
-            ConversationRequest(key.prompt, client, seed)
-            for key, client, seed in zip(keys, clients, seeds, strict=True)
-        ]
-        conversations = run_conversations(requests, environment, self.renderer, self.params)
-        samples = [conversation.sample for conversation in conversations]
-        rollouts = self.build_rollouts(keys, prompts, samples, source)
-        return [
-            conversation.complete(rollout)
-            for conversation, rollout in zip(conversations, rollouts, strict=True)
-        ]
-
-    def render_prompts(self, keys: Sequence[RolloutKey]) -> list[tuple[int, ...]]:
-        """Return the prompt tokens of each key in the student's template."""
-        return self.renderer.render_all([key.prompt.messages for key in keys])
-
-    def compute_seeds(self, keys: Sequence[RolloutKey]) -> list[int]:
-        """Return the seed of each key's completion in the batch's stream."""
-        return _compute_seeds(self.batch, self.batch.stream, keys)
-
-    def build_teacher_requests(
-        self, keys: Sequence[RolloutKey], role: Literal["teacher", "reference"] = "teacher"
-    ) -> list[TeacherRequest]:
-        """Return a request for a teacher's completion of each key."""
-        seeds = _compute_seeds(self.batch, role, keys)
-        return [TeacherRequest(key.prompt, seed) for key, seed in zip(keys, seeds, strict=True)]
-
-    def build_rollouts(
-        self,
-        keys: Sequence[RolloutKey],
-        prompts: Sequence[tuple[int, ...]],
-        samples: Sequence[Sample],
-        source: Origin,
-    ) -> list[Rollout]:
-        """Return the samples of some keys as rollouts with a loss at every token.
-
-        A sample that failed, such as an answer that a teacher refused, has no loss.
-        """
-        texts = self.renderer.decode_all([sample.tokens.tolist() for sample in samples])
-        return [
-            Rollout(
-                prompt=key.prompt,
-                prompt_tokens=prompt_tokens,
-                tokens=sample.tokens,
-                loss_mask=torch.full(
-                    (len(sample.tokens),), sample.stop_reason not in FAILURES, dtype=torch.bool
-                ),
-                sampling_logprobs=sample.sampling_logprobs,
-                policy_logprobs=sample.policy_logprobs,
-                policy_version=self.batch.policy_version,
-                stop_reason=sample.stop_reason,
-                text=text,
-                sample=key.number,
-                source=source,
-            )
-            for key, prompt_tokens, sample, text in zip(keys, prompts, samples, texts, strict=True)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
 class _BatchWriter:
     """The writers of one batch: each `_write_*` method returns the rollouts of its keys."""
 
-    sampler: _RolloutSampler
+    sampler: RolloutSampler
     source: Source
     writers: RolloutWriters
 
@@ -306,6 +199,8 @@ class _BatchWriter:
                 return self._write_token_mix(keys)
             case "prefix":
                 return self._write_prefix(keys)
+            case "search":
+                return self._write_search(keys)
             case "cache":
                 return [self._recall(key) for key in keys]
 
@@ -338,7 +233,7 @@ class _BatchWriter:
             counts[prompt.id] += batch.n
         rollouts = []
         for key in keys:
-            replayed = newest[_compute_seed(batch, "replay", key) % len(newest)]
+            replayed = newest[compute_key_seed(batch, "replay", key) % len(newest)]
             rollouts.append(replace(replayed, sample=counts[replayed.prompt.id]))
             counts[replayed.prompt.id] += 1
         return rollouts
@@ -396,7 +291,7 @@ class _BatchWriter:
         continuations = self.writers.student.sample(requests, params)
         samples = list(prefixes)
         for row, continuation in zip(rows, continuations, strict=True):
-            samples[row] = _concatenate(prefixes[row], continuation)
+            samples[row] = concatenate_samples(prefixes[row], continuation)
         rollouts = self.sampler.build_rollouts(keys, prompts, samples, origin)
         for row, rollout in enumerate(rollouts):
             by_student = torch.arange(len(rollout.tokens)) >= len(prefixes[row].tokens)
@@ -405,6 +300,17 @@ class _BatchWriter:
             authors = mark_authors(rollouts[row].loss_mask, "student", origin)
             rollouts[row] = replace(rollouts[row], source="student", authors=authors)
         return rollouts
+
+    def _write_search(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the answers of a tree search, marked by the model that has to agree, if any."""
+        assert isinstance(self.source, Search) and self.writers.task is not None
+        search = StepSearch(self.source, self.sampler, self.writers.task, self.writers.student)
+        rollouts = search.collect(keys)
+        role = self.source.agree
+        model = self.writers.reference if role == "reference" else self.writers.teacher
+        if role is None or model is None:
+            return rollouts
+        return AgreementCheck(role, model, self.sampler, self.writers.task).mark(rollouts)
 
     def _sample_teacher_prefixes(self, keys: Sequence[RolloutKey], length: int) -> list[Sample]:
         """Return at most `length` tokens of the teacher's completions in its own context."""
@@ -457,26 +363,6 @@ def _clear_policy_logprobs(items: Sequence[SampleOrRollout]) -> list[SampleOrRol
         replace(item, policy_logprobs=torch.full_like(item.policy_logprobs, math.nan))
         for item in items
     ]
-
-
-def _concatenate(beginning: Sample, end: Sample) -> Sample:
-    return Sample(
-        torch.cat([beginning.tokens, end.tokens]),
-        torch.cat([beginning.sampling_logprobs, end.sampling_logprobs]),
-        torch.cat([beginning.policy_logprobs, end.policy_logprobs]),
-        end.stop_reason,
-    )
-
-
-def _compute_seeds(batch: RolloutBatch, stream: str, keys: Sequence[RolloutKey]) -> list[int]:
-    """Return the seed of each key in a stream."""
-    return compute_seeds(
-        [(batch.seed, stream, batch.step, key.prompt.id, key.number) for key in keys]
-    )
-
-
-def _compute_seed(batch: RolloutBatch, stream: str, key: RolloutKey) -> int:
-    return _compute_seeds(batch, stream, [key])[0]
 
 
 def _require_lockstep(client: SamplingClient, who: str) -> LockstepClient:

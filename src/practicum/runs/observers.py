@@ -8,11 +8,14 @@ kill.
 import logging
 import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 
 from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
-from practicum.errors import AlarmError, Interrupted
+from practicum.errors import AlarmError, Interrupted, PracticumError
 from practicum.monitors import Alarm, PhaseSpeedMonitor, find_worst_alarm
 from practicum.recipe.schedule import ScheduleState
 from practicum.report.tables import add_speed, format_sample
@@ -85,7 +88,9 @@ def hear_signals(stop: Stop, ending: Ending, step: FinishedStep) -> None:
 class SaveCheckpoints:
     """Save checkpoints at regular steps, when an alarm asks for one, and when the run ends.
 
-    `save(step, tag)` writes a checkpoint; `saved` is the newest saved step.
+    `save(step, tag)` writes a checkpoint; `saved` is the newest saved step. With `copy(step)`,
+    which copies the state and returns what writes it, regular checkpoints are written in another
+    thread, one at a time.
     """
 
     def __init__(
@@ -95,26 +100,62 @@ class SaveCheckpoints:
         every: int | None,
         ending: Ending,
         saved: int,
+        copy: Callable[[int], Callable[[], None]] | None = None,
     ) -> None:
         self.saved = saved
         self._records = records
         self._save = save
         self._every = every
         self._ending = ending
+        self._copy = copy
+        self._writer = ThreadPoolExecutor(1, "checkpoints")
+        self._pending: tuple[int, Future[None]] | None = None
 
     def on_step(self, step: FinishedStep) -> None:
-        """Save the state after the step if there is a reason to."""
+        """Save the state after the step if there is a reason to.
+
+        Raises the error of a checkpoint that could not be written since the last step.
+        """
+        if self._pending is not None and self._pending[1].done():
+            self._settle()
         tag = build_tag(step.alarms)
         is_regular = self._every is not None and step.number % self._every == 0
         is_last = self._ending.is_last(step.number) or self._ending.signal is not None
-        if is_last or is_regular or tag is not None:
+        # What ends the run or is kept for ever is on the disk before anything else happens.
+        if is_last or tag is not None or (is_regular and self._copy is None):
             self.save(step.number, tag)
+        elif is_regular and self._copy is not None:
+            self._settle()
+            self._records.sync()
+            # The thread logs as this run, whose console belongs to the context.
+            write = partial(copy_context().run, self._copy(step.number))
+            self._pending = step.number, self._writer.submit(write)
 
     def save(self, step: int, tag: str | None = None) -> None:
         """Flush the rows to the disk, then save the state after a step."""
+        self._settle()
         self._records.sync()
         self._save(step, tag)
         self.saved = step
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written; log its error, for another one is known."""
+        try:
+            self._settle()
+        except PracticumError as error:
+            log.warning(str(error))
+
+    def close(self) -> None:
+        """End the thread after its checkpoint."""
+        self.finish()
+        self._writer.shutdown()
+
+    def _settle(self) -> None:
+        """Wait for the checkpoint that is being written, and raise its error."""
+        if self._pending is not None:
+            (step, future), self._pending = self._pending, None
+            future.result()
+            self.saved = step
 
 
 def leave_run(ending: Ending, step: FinishedStep) -> None:

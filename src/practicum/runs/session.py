@@ -14,6 +14,7 @@ from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
 from practicum.errors import Interrupted
 from practicum.monitors import PhaseSpeedMonitor
+from practicum.ports.scoring import must_wait, name_role
 from practicum.recipe import Recipe
 from practicum.report import write_report
 from practicum.report.markup import format_duration
@@ -40,7 +41,7 @@ from practicum.runs.result import RunResult
 from practicum.runs.resuming import check_changes, write_recipe
 from practicum.runs.tracked import RunTracker
 from practicum.runs.training import Training, open_watch
-from practicum.training.asynchronous import open_step_runner
+from practicum.training.asynchronous import StepRunner, open_step_runner
 from practicum.training.loop import train
 
 log = logging.getLogger(__name__)
@@ -152,11 +153,8 @@ class Session:
             open_step_runner(
                 components.parts, components.settings, steps, lag, roles, in_flight
             ) as runner,
+            closing(self._open_saving(components, records, runner, ending, first - 1)) as saving,
         ):
-            save = partial(state.save, self.run_dir, self.recipe, components, runner)
-            saving = SaveCheckpoints(
-                records, save, self.recipe.train.checkpoint_every, ending, saved=first - 1
-            )
             # The order is a contract. Rows are on the disk before a checkpoint, so no checkpoint is
             # newer than its rows. An alarm that stops the run raises before the state is saved, so
             # the step that caused it is not kept; an alarm that pauses, and a signal, raise after
@@ -180,13 +178,36 @@ class Session:
         for call in components.after_training:
             call()
 
+    def _open_saving(
+        self,
+        components: RunComponents,
+        records: RunJournals,
+        runner: StepRunner,
+        ending: Ending,
+        saved: int,
+    ) -> SaveCheckpoints:
+        """Return the observer that saves checkpoints, after those up to `saved`."""
+        prepare = partial(state.prepare_save, self.run_dir, self.recipe, components, runner)
+        train = self.recipe.train
+        return SaveCheckpoints(
+            records,
+            lambda step, tag: prepare(step, tag)(),
+            train.checkpoint_every,
+            ending,
+            saved,
+            copy=partial(prepare, is_copied=True) if train.save_in_background else None,
+        )
+
     def _find_synchronous_roles(self) -> list[str]:
         """Return the roles that follow the student, so that the training thread must ask them."""
-        roles = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
-        return [
+        teachers = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
+        followers = [
             role
-            for role, config in roles.items()
+            for role, config in teachers.items()
             if config is not None and config.capabilities().follows_student
+        ]
+        return followers + [
+            name_role(name) for name, config in self.recipe.scorers.items() if must_wait(config)
         ]
 
     def _summarize(

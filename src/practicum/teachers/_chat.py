@@ -41,7 +41,7 @@ class TokenPrices(FrozenConfig):
     input: float = Field(ge=0, description="price of a million tokens that the model reads")
     output: float = Field(ge=0, description="price of a million tokens that it writes")
 
-    def compute(self, input_tokens: int, output_tokens: int) -> float:
+    def compute(self, input_tokens: float, output_tokens: float) -> float:
         """Return the money for so many tokens."""
         return (self.input * input_tokens + self.output * output_tokens) / 1e6
 

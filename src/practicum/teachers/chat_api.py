@@ -55,6 +55,10 @@ class Config(ServedConfig):
         """Return no signal: the API answers messages."""
         return Capabilities(frozenset(), frozenset(), largest_k=0, follows_student=False)
 
+    def estimate_money(self, input_tokens: float, output_tokens: float) -> float | None:
+        """Return the price of an answer of so many tokens, or None without prices."""
+        return None if self.prices is None else self.prices.compute(input_tokens, output_tokens)
+
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Look the model up, where the API lists its models, and open the answers kept so far."""

@@ -3,7 +3,7 @@
 import logging
 import multiprocessing
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,10 @@ class ChildBackend:
 
     def save(self, student: Student, folder: Path) -> None:
         self.ask("save", folder)
+
+    def copy_state(self, student: Student) -> Callable[[Path], None]:
+        self.ask("copy_state")
+        return lambda folder: self.ask("write_copy", folder)
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         self.ask("load", folder, moments)

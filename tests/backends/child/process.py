@@ -98,6 +98,12 @@ class Child:
     def save(self, folder: Path) -> None:
         self.backend.save(self.student, folder)
 
+    def copy_state(self) -> None:
+        self.copy = self.backend.copy_state(self.student)
+
+    def write_copy(self, folder: Path) -> None:
+        self.copy(folder)
+
     def load(self, folder: Path, moments: bool) -> None:
         self.backend.load(self.student, folder, moments=moments)
 

@@ -4,7 +4,7 @@ The tensors have the names and values that a trainer of one process saves, so an
 goes on from them. The files of n ranks are `student-00001-of-0000n.safetensors` and so on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -39,6 +39,21 @@ def save_parts(trainer: LocalTrainer, folder: Path) -> None:
     rank, count = dist.get_rank(), dist.get_world_size()
     for stem, tensors in trainer.save_state().items():
         write_tensors(folder / name_part(stem, rank, count), collect_part(tensors))
+
+
+def copy_parts(trainer: LocalTrainer) -> Callable[[Path], None]:
+    """Copy this rank's tensors to the host; return what writes them, in any thread of this rank."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    parts = {
+        name_part(stem, rank, count): collect_part(tensors)
+        for stem, tensors in trainer.save_state().items()
+    }
+
+    def write(folder: Path) -> None:
+        for name, part in parts.items():
+            write_tensors(folder / name, part)
+
+    return write
 
 
 def load_parts(trainer: LocalTrainer, folder: Path, *, moments: bool) -> None:

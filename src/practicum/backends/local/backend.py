@@ -1,7 +1,9 @@
 """Load, sample from, train and save models in this process."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,14 +17,16 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_student
 from practicum.backends.local.native import name_decoding
 from practicum.backends.local.residency import build_scorer
+from practicum.backends.local.scalar_head import LocalScalarModel
 from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.models.sources import needs_conversion
-from practicum.models.tensors import read_parts, write_tensors
+from practicum.models.tensors import copy_to_host, read_parts, write_stems
 from practicum.ports import BackendContext, Model, SamplingClient, Student, WeightUpdateRule
+from practicum.ports.scoring import LoadedScalar
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +90,19 @@ class LocalBackend:
             name_decoding(model),
         )
 
+    def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
+        """Load a body with one linear output, which learns beside the student."""
+        folder = prepare_folder(config, name, self._context)
+        loaded = load_student(config, self._context.seed, folder, self._config.decoding)
+        model = loaded.language_model
+        return LoadedScalar(
+            LocalScalarModel(model, build_limits(model.device, self._config)),
+            loaded.renderer,
+            loaded.source,
+            measure_dims(model),
+            measure_trainable(model),
+        )
+
     def build_sampler(self, student: Student) -> SamplingClient:
         """Return a client that samples from the live weights, by the engine if there is one."""
         local = _require_local(student)
@@ -99,8 +116,14 @@ class LocalBackend:
 
     def save(self, student: Student, folder: Path) -> None:
         """Write the trainable weights and AdamW's moments."""
-        for stem, tensors in _require_local(student).local_trainer.save_state().items():
-            write_tensors(folder / f"{stem}.safetensors", tensors)
+        write_stems(_require_local(student).local_trainer.save_state(), folder)
+
+    def copy_state(self, student: Student) -> Callable[[Path], None]:
+        """Copy weights and moments to the host; return what writes the copy."""
+        state = _require_local(student).local_trainer.save_state()
+        return partial(
+            write_stems, {stem: copy_to_host(tensors) for stem, tensors in state.items()}
+        )
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore what `save` wrote, without the moments if `moments` is False."""

@@ -70,6 +70,14 @@ class RankGroup:
         pairs = self._request(verb, arguments, {"num_returns": 2})
         return [(ray.get(answer), reference) for answer, reference in pairs]
 
+    def ask_beside(self, verb: str, *arguments: Any) -> None:
+        """Let all ranks do something beside their work; the group outlives a failure of it."""
+        processes = self._require_processes(verb)
+        references = {
+            title: getattr(process, verb).remote(*arguments) for title, process in processes.items()
+        }
+        wait_for(references, verb, self._patience)
+
     def publish(self, follower: str = "") -> WeightsReference:
         """Let every rank put its part of the weights into the object store."""
         pairs = self.ask_each("publish", [(follower,)] * self.count)
@@ -84,25 +92,28 @@ class RankGroup:
     ) -> list[Any]:
         # Threads take turns: the ranks would wait for each other if they had another order.
         with self._turn:
-            if not self._processes:
-                raise WorkerLost(f"{verb}: the processes of this run have ended")
+            processes = self._require_processes(verb)
             references = {
                 title: getattr(process, verb).options(**options or {}).remote(*own)
-                for (title, process), own in zip(self._processes.items(), arguments, strict=True)
+                for (title, process), own in zip(processes.items(), arguments, strict=True)
             }
         answers = {
             title: reference[0] if options else reference for title, reference in references.items()
         }
         try:
-            wait_for(
-                answers, verb, self._patience, lambda title: ask_progress(self._processes[title])
-            )
+            wait_for(answers, verb, self._patience, lambda title: ask_progress(processes[title]))
         except (PracticumError, OSError):
             # The others may wait in a collective for the one that failed.
-            end_processes(list(self._processes.values()))
-            self._processes.clear()
+            self._processes = {}
+            end_processes(list(processes.values()))
             raise
         return list(references.values())
+
+    def _require_processes(self, verb: str) -> dict[str, Any]:
+        """Return the processes by their titles. Raises WorkerLost if they have ended."""
+        if not self._processes:
+            raise WorkerLost(f"{verb}: the trainers of this run have ended")
+        return self._processes
 
 
 class RayTrainer:
@@ -283,7 +294,9 @@ class ModelClient:
     @property
     def capabilities(self) -> Capabilities:
         """Every signal: the full distribution is known."""
-        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
+        return Capabilities(
+            signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
+        )
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion a request, in order."""

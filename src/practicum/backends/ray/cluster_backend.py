@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class RayBackend:
     def __init__(self, config: Config, context: BackendContext) -> None:
         self._config = config
         self._context = context
-        self._cluster = RayCluster(context.at_end)
+        self._cluster = RayCluster(context.at_end, config.list_smaller)
         self._trainers: RankGroup | None = None
         self._patience = AnswerLimits(config.patience, config.restarts)
         faults = os.environ.get(VARIABLE, "")
@@ -118,7 +119,7 @@ class RayBackend:
     def _start_group(self, title: str, config: ModelConfig, count: int, nodes: int) -> RankGroup:
         """Start processes with shards, which cannot be started again one by one."""
         ranks = self._cluster.reserve(
-            TrainerRank, count, config, max_restarts=0, concurrency_groups={"watch": 1}
+            TrainerRank, count, config, max_restarts=0, concurrency_groups={"watch": 1, "write": 1}
         )
         processes = [
             ranks.start(title, rank, count, nodes, self._settings) for rank in range(count)
@@ -152,6 +153,12 @@ class RayBackend:
     def save(self, student: Student, folder: Path) -> None:
         """Let every rank write its part of weights and moments."""
         _require_ray(student).trainer.group.ask("save", folder.absolute())
+
+    def copy_state(self, student: Student) -> Callable[[Path], None]:
+        """Let every rank copy its part to its host; return what lets them write it."""
+        group = _require_ray(student).trainer.group
+        group.ask("copy_state")
+        return lambda folder: group.ask_beside("write_copy", folder.absolute())
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Let every rank read its rows, of a checkpoint of any number of ranks."""

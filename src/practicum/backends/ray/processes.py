@@ -6,7 +6,7 @@ Nothing is loaded in a constructor: Ray reports an error there as the death of t
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +22,7 @@ from torch import Tensor
 from practicum.backends._engines._trainer import WeightKeeper
 from practicum.backends._sharded.building import build_sharded_trainer, load_in_shards
 from practicum.backends._sharded.fsdp_ranks import FsdpRanks
-from practicum.backends._sharded.parts import collect_part, load_parts, save_parts
+from practicum.backends._sharded.parts import collect_part, copy_parts, load_parts, save_parts
 from practicum.backends._sharded.scoring import ShardedScorer
 from practicum.backends._sharded.sharding import copy_rows
 from practicum.backends._sharded.slices import ShardedModel
@@ -152,6 +152,7 @@ class TrainerRank:
         self._ranks: FsdpRanks | None = None
         self._followers: dict[str, dict[str, Tensor]] = {}
         self._scorers: dict[str, ShardedScorer] = {}
+        self._copy: Callable[[Path], None] | None = None
 
     def find_address(self) -> str:
         """Return an address of this machine at which the ranks can meet."""
@@ -287,6 +288,19 @@ class TrainerRank:
         """Write this rank's tensors of a checkpoint."""
         self._verb = "save"
         save_parts(self._get_trainer(), folder)
+        inject_fault(f"rank-{self._rank}.saved")
+
+    def copy_state(self) -> None:
+        """Copy this rank's tensors of a checkpoint to the host, for `write_copy`."""
+        self._verb = "copy_state"
+        self._copy = copy_parts(self._get_trainer())
+
+    @ray.method(concurrency_group="write")
+    def write_copy(self, folder: Path) -> None:
+        """Write the copied tensors; another thread does this, beside the next steps."""
+        write, self._copy = self._copy, None
+        assert write is not None, "a state is copied before it is written"
+        write(folder)
         inject_fault(f"rank-{self._rank}.saved")
 
     def load_state(self, folder: Path, moments: bool) -> None:

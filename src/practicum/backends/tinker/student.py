@@ -1,7 +1,8 @@
 """A student at a service: its settings, the recipes it refuses, and the backend that reaches it."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +16,7 @@ from practicum.backends.tinker.trainer import (
 )
 from practicum.errors import CapabilityError, CheckpointError, ModelError, RecipeError
 from practicum.models.config import ScorerConfig, StudentConfig
-from practicum.models.tensors import read_tensors, write_tensors
+from practicum.models.tensors import read_tensors, write_stems
 from practicum.objective import Objective
 from practicum.ports import Backend, BackendContext, Model, Student, WeightUpdateRule
 from practicum.ports.paper import PaperBackend
@@ -189,8 +190,11 @@ class TinkerBackend:
 
     def save(self, student: Student, folder: Path) -> None:
         """Save a checkpoint at the service, and write its address into the folder."""
-        for stem, tensors in _require_service(student).save_state().items():
-            write_tensors(folder / f"{stem}.safetensors", tensors)
+        self.copy_state(student)(folder)
+
+    def copy_state(self, student: Student) -> Callable[[Path], None]:
+        """Save a checkpoint at the service; return what writes its address."""
+        return partial(write_stems, _require_service(student).save_state())
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore a checkpoint at the service; it always includes the optimizer's moments."""

@@ -16,6 +16,7 @@ from practicum.report.cards import render_card
 from practicum.run_dir import to_json_number, write_text
 from practicum.runs.assembly import assemble_run
 from practicum.runs.progress import show_progress
+from practicum.studies.doctor.allowed import AllowedMethods, diagnose_methods
 from practicum.studies.doctor.behaviour import compute_capacity_ratio
 from practicum.studies.doctor.checks import CHECKS
 from practicum.studies.doctor.diagnosis_page import render_page
@@ -38,6 +39,8 @@ class Diagnosis:
     verdict: Verdict
     results: list[CheckResult]
     remarks: list[str]
+    methods: AllowedMethods | None = None
+    """The published methods that teacher and task allow; None if nothing could be sampled."""
 
     @property
     def changes(self) -> list[str]:
@@ -75,6 +78,7 @@ class Diagnosis:
             "verdict": asdict(self.verdict),
             "changes": self.changes,
             "remarks": self.remarks,
+            "methods": self.methods and self.methods.to_json(),
             "checks": [_convert_result(result) for result in self.results],
         }
 
@@ -138,12 +142,15 @@ def run_checks(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
             wait.advance()
     count, samples = len(evidence.prompts), evidence.samples
     verdict = decide(results, compute_capacity_ratio(evidence))
-    return Diagnosis(recipe.name, recipe.seed, count, samples, verdict, results, list(remarks))
+    methods = diagnose_methods(evidence)
+    return Diagnosis(
+        recipe.name, recipe.seed, count, samples, verdict, results, list(remarks), methods
+    )
 
 
 def _build_refusal(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagnosis:
     """Return the diagnosis of a pair whose vocabularies differ, so that only P1 has an outcome."""
-    refusal = validate_fix(recipe, refuse_vocabulary(reason))
+    refusal = validate_fix(recipe, refuse_vocabulary(recipe, reason))
     skipped = skip_check("the two vocabularies differ, so nothing could be drawn")
     first, *other_checks = CHECKS
     results = [

@@ -27,6 +27,7 @@ def render_page(diagnosis: dict[str, Any]) -> str:
         f"<section><h2>SFT, OPD or RL?</h2><p>{escape_text(verdict['advice'])}</p></section>"
         f"{_render_list('Changes', diagnosis['changes'], code=True)}"
         f"<section><h2>Checks</h2>{_render_checks(diagnosis['checks'])}</section>"
+        f"{_render_list('Published methods with this teacher', (diagnosis['methods'] or {}).get('lines', []))}"
         f"{_render_list('Said while loading', diagnosis['remarks'])}</main>"
         "<footer>Intervals are 95 %, by bootstrap over prompts. "
         "Limits that are proposed here have no published support.</footer>"

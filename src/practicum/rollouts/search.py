@@ -1,0 +1,326 @@
+"""Tree search over the steps of answers, as a source of rollouts.
+
+In each round every prompt of the step gets one more answer. The search selects a step, the student
+goes on from it to the end, the verifier's reward is backed up, and the new steps become nodes. An
+answer's tokens are exactly those that were sampled; those that it shares with an earlier answer
+were sampled once.
+
+An answer depends on (seed, step, prompt, node, number) and on the earlier answers of its own tree,
+never on the other prompts. Answers from the root have the seeds of the source `student`.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from practicum.core.randomness import seed_of
+from practicum.core.waits import show_wait
+from practicum.errors import CapabilityError, DataError
+from practicum.ports import PromptedClient, SamplingClient, Task, Teacher
+from practicum.ports.steps import ChecksSteps
+from practicum.rollouts.batch import RolloutKey, call_by_group
+from practicum.rollouts.sampling import RolloutSampler, compute_key_seed, concatenate_samples
+from practicum.rollouts.sources import Search
+from practicum.rollouts.tree import SearchTree, StepNode, back_up, list_steps
+from practicum.types import FAILURES, Metrics, Rollout, Sample, SampleRequest
+
+STEP_ENDS = {"line": "\n", "paragraph": "\n\n", "word": " "}
+"""The text that ends a step."""
+
+log = logging.getLogger(__name__)
+
+NOTE = "agreement"
+"""The note of a rollout that says whether another model agrees with its answer, `yes` or `no`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSearch:
+    """A search: its settings, its sampler and task, and the student that writes."""
+
+    source: Search
+    sampler: RolloutSampler
+    task: Task
+    student: SamplingClient
+
+    def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return one rollout for each key; the keys of one prompt stand together."""
+        count = self.sampler.batch.n
+        prompts = self.sampler.render_prompts(keys[::count])
+        trees = [
+            _PromptTree.plant(self.source, keys[start : start + count], prompt)
+            for start, prompt in zip(range(0, len(keys), count), prompts, strict=True)
+        ]
+        with show_wait("search: rounds", count) as wait:
+            for round_number in range(count):
+                self._run_round(trees, round_number)
+                wait.advance()
+        self._report_undecided([rollout for tree in trees for rollout in tree.rollouts])
+        return [rollout for tree in trees for rollout in tree.finish(self.source.keep)]
+
+    def _run_round(self, trees: "Sequence[_PromptTree]", number: int) -> None:
+        """Add one answer to each tree: select, sample, reward, back up."""
+        starts = [tree.tree.select() for tree in trees]
+        samples = self._sample(trees, starts)
+        rollouts = self.sampler.build_rollouts(
+            [tree.keys[number] for tree in trees],
+            [tree.prompt_tokens for tree in trees],
+            [_join_steps(start, sample) for start, sample in zip(starts, samples, strict=True)],
+            "student",
+        )
+        for tree, start, sample, rollout in zip(trees, starts, samples, rollouts, strict=True):
+            tree.add(start, *self._list_valid_steps(start, sample, rollout), self._reward(rollout))
+
+    def _sample(
+        self, trees: "Sequence[_PromptTree]", starts: Sequence[StepNode]
+    ) -> Sequence[Sample]:
+        """Return an answer's rest after each start; those with as much room share one call."""
+        prefixes = [[token for node in start.path for token in _tokens(node)] for start in starts]
+        rooms = [self.sampler.params.max_new_tokens - len(prefix) for prefix in prefixes]
+
+        def sample(rows: list[int]) -> Sequence[Sample]:
+            requests = [
+                SampleRequest(
+                    (*trees[row].prompt_tokens, *prefixes[row]),
+                    self._compute_seed(trees[row], starts[row]),
+                )
+                for row in rows
+            ]
+            params = replace(self.sampler.params, max_new_tokens=rooms[rows[0]])
+            return self.student.sample(requests, params)
+
+        return call_by_group(rooms, sample)
+
+    def _compute_seed(self, tree: "_PromptTree", start: StepNode) -> int:
+        batch, key = self.sampler.batch, tree.keys[0]
+        if start is tree.tree.root:
+            key = replace(key, number=key.number + start.answers)
+            return compute_key_seed(batch, batch.stream, key)
+        return seed_of(batch.seed, "search", batch.step, key.prompt.id, start.name, start.answers)
+
+    def _list_valid_steps(
+        self, start: StepNode, sample: Sample, rollout: Rollout
+    ) -> tuple[list[Sample], bool]:
+        """Return the new steps that hold, and whether the answer holds to its end."""
+        steps = list(split_steps(sample, self.sampler.renderer.decode_token, self.source.step))
+        if sample.stop_reason in FAILURES:
+            return [], False
+        if not isinstance(self.task, ChecksSteps):
+            return steps, True
+        decode = self.sampler.renderer.decode
+        texts = [decode(_tokens(node)) for node in start.path]
+        texts += [decode(step.tokens.tolist()) for step in steps]
+        count = self.task.count_valid_steps(rollout.prompt, texts) - len(start.path)
+        return steps[: max(count, 0)], count >= len(steps)
+
+    def _reward(self, rollout: Rollout) -> Rollout:
+        failed = rollout.stop_reason in FAILURES
+        return rollout if failed else replace(rollout, reward=self.task.reward(rollout))
+
+    @staticmethod
+    def _report_undecided(rollouts: Sequence[Rollout]) -> None:
+        undecided = sum(rollout.reward is None for rollout in rollouts)
+        if undecided == len(rollouts):
+            raise DataError(
+                f"rollout.source: search backs up the verifier's rewards, and the task gave none "
+                f"of {undecided} answers one; give the rows an answer or the task a verifier, or "
+                "write source: student"
+            )
+        if undecided:
+            log.warning("search: %d of %d answers have no reward", undecided, len(rollouts))
+
+
+@dataclass(slots=True)
+class _PromptTree:
+    """The tree of one prompt, with the rollouts so far and the last node of each."""
+
+    tree: SearchTree
+    keys: Sequence[RolloutKey]
+    prompt_tokens: tuple[int, ...]
+    rollouts: list[Rollout] = field(default_factory=list)
+    leaves: list[StepNode] = field(default_factory=list)
+
+    @classmethod
+    def plant(
+        cls, source: Search, keys: Sequence[RolloutKey], prompt_tokens: tuple[int, ...]
+    ) -> "_PromptTree":
+        """Return the tree of a prompt without any answer; its first key's number names the root."""
+        # A prompt that comes twice into a step has two trees.
+        empty = torch.zeros(0)
+        root = StepNode(str(keys[0].number), Sample(empty.long(), empty, empty, "length"))
+        tree = SearchTree(root, source.breadth, source.depth, source.exploration)
+        return cls(tree, keys, prompt_tokens)
+
+    def add(
+        self, start: StepNode, steps: Sequence[Sample], is_whole: bool, rollout: Rollout
+    ) -> None:
+        """Add an answer below a node, and back its reward up if there is one."""
+        leaf = self.tree.grow(start, steps, is_whole=is_whole)
+        if rollout.reward is not None:
+            back_up(leaf, rollout.reward)
+        self.rollouts.append(rollout)
+        self.leaves.append(leaf)
+
+    def finish(self, keep: int | None) -> list[Rollout]:
+        """Return the rollouts with the values of their steps; those not kept have no loss."""
+        rollouts = [
+            replace(rollout, steps=list_steps(leaf))
+            for rollout, leaf in zip(self.rollouts, self.leaves, strict=True)
+        ]
+        return rollouts if keep is None else keep_best(rollouts, keep)
+
+
+def keep_best(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
+    """Return a prompt's rollouts; all but the best have no loss.
+
+    The best have the largest reward, and among these the largest mean value of their steps.
+    """
+    order = sorted(range(len(rollouts)), key=lambda row: _rank(rollouts[row]), reverse=True)
+    chosen = set(order[:count])
+    return [rollout if row in chosen else _mask(rollout) for row, rollout in enumerate(rollouts)]
+
+
+def _rank(rollout: Rollout) -> tuple[float, float, int]:
+    values = [step.value for step in rollout.steps if step.value is not None]
+    reward = float("-inf") if rollout.reward is None else rollout.reward
+    return reward, sum(values) / len(values) if values else 0.0, -rollout.sample
+
+
+def _mask(rollout: Rollout) -> Rollout:
+    return replace(rollout, loss_mask=torch.zeros_like(rollout.loss_mask))
+
+
+def split_steps(sample: Sample, decode_token: Callable[[int], str], step: str) -> Iterator[Sample]:
+    """Yield the steps of an answer; one ends with the token that completes the step's end."""
+    start, text = 0, ""
+    for index, token in enumerate(sample.tokens.tolist(), start=1):
+        text += decode_token(token)
+        if STEP_ENDS[step] in text or index == len(sample.tokens):
+            part = slice(start, index)
+            yield Sample(
+                sample.tokens[part],
+                sample.sampling_logprobs[part],
+                sample.policy_logprobs[part],
+                sample.stop_reason,
+            )
+            start, text = index, ""
+
+
+def _tokens(node: StepNode) -> list[int]:
+    return node.step.tokens.tolist()
+
+
+def _join_steps(start: StepNode, sample: Sample) -> Sample:
+    """Return the steps down to a node and the rest of the answer as one sample."""
+    for node in reversed(start.path):
+        sample = concatenate_samples(node.step, sample)
+    return sample
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementCheck:
+    """Agreement of a second model, which completes answers from one of their own steps."""
+
+    role: str
+    model: Teacher
+    sampler: RolloutSampler
+    task: Task
+
+    def mark(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Return the rollouts with a note; those whose answer the model does not reach lose all.
+
+        The model reaches the answer if the verifier takes the rollout's text as the right answer
+        and finds the completion right. Raises CapabilityError if the model completes no tokens.
+        """
+        cuts = [self._choose_cut(rollout) for rollout in rollouts]
+        completions = self._complete(rollouts, cuts)
+        marked = []
+        for rollout, text in zip(rollouts, completions, strict=True):
+            prompt = replace(rollout.prompt, answer=rollout.text)
+            reward = self.task.reward(replace(rollout, prompt=prompt, text=text))
+            agrees = reward is not None and reward >= 1.0
+            noted = replace(rollout, notes={**rollout.notes, NOTE: "yes" if agrees else "no"})
+            marked.append(noted if agrees else _mask(noted))
+        return marked
+
+    def _choose_cut(self, rollout: Rollout) -> int:
+        """Return the number of tokens to show: at least one step, and never the last one."""
+        beginning = rollout.steps[:-1]
+        if not beginning:
+            return 0
+        key = RolloutKey(rollout.prompt, rollout.sample)
+        count = 1 + compute_key_seed(self.sampler.batch, "cut", key) % len(beginning)
+        return sum(step.tokens for step in beginning[:count])
+
+    def _complete(self, rollouts: Sequence[Rollout], cuts: Sequence[int]) -> list[str]:
+        """Return the text of each answer as the model completes it."""
+        bound = [self._bind(rollout) for rollout in rollouts]
+        rooms = [self.sampler.params.max_new_tokens - cut for cut in cuts]
+        keys = [RolloutKey(rollout.prompt, rollout.sample) for rollout in rollouts]
+        beginnings = [
+            rollout.tokens[:cut].tolist() for rollout, cut in zip(rollouts, cuts, strict=True)
+        ]
+
+        def sample(rows: list[int]) -> Sequence[Sample]:
+            requests = [
+                SampleRequest(
+                    (*bound[row].prompt_tokens, *beginnings[row]),
+                    compute_key_seed(self.sampler.batch, self.role, keys[row]),
+                )
+                for row in rows
+            ]
+            params = replace(self.sampler.params, max_new_tokens=rooms[rows[0]])
+            return bound[rows[0]].client.sample(requests, params)
+
+        clients = [id(prompted.client) for prompted in bound]
+        samples = call_by_group(list(zip(clients, rooms, strict=True)), sample)
+        return self.sampler.renderer.decode_all(
+            [
+                beginning + sample.tokens.tolist()
+                for beginning, sample in zip(beginnings, samples, strict=True)
+            ]
+        )
+
+    def _bind(self, rollout: Rollout) -> PromptedClient:
+        prompted = self.model.bind_prompt(rollout.prompt)
+        if prompted is None or not prompted.accepts_tokens:
+            raise CapabilityError(
+                f"rollout.source: search(agree={self.role}) lets the {self.role} complete answers "
+                "from the middle, and it cannot go on from tokens; take a model that can, such as "
+                "{type: model, model: ...}"
+            )
+        return prompted
+
+
+def measure_search(rollouts: Sequence[Rollout]) -> Metrics:
+    """Return the size, depth and values of the trees that the rollouts grew; none without steps."""
+    searched = [rollout for rollout in rollouts if rollout.steps]
+    if not searched:
+        return {}
+    nodes = {(rollout.prompt.id, step.node): step for rollout in searched for step in rollout.steps}
+    ends = [rollout for rollout in searched if _holds(rollout)]
+    trees = {(rollout.prompt.id, rollout.steps[0].node.partition(".")[0]) for rollout in searched}
+    values = [step.value for step in nodes.values() if step.value is not None]
+    tokens = sum(step.tokens for rollout in searched for step in rollout.steps)
+    right = {rollout.prompt.id for rollout in searched if (rollout.reward or 0.0) >= 1.0}
+    metrics = {
+        "search_nodes": len(nodes) / len(trees),
+        "search_ends": len({(end.prompt.id, end.steps[-1].node) for end in ends}) / len(nodes),
+        "search_depth": sum(len(rollout.steps) for rollout in searched) / len(searched),
+        "search_shared": 1 - sum(step.tokens for step in nodes.values()) / tokens,
+        "search_solved": len(right) / len({rollout.prompt.id for rollout in searched}),
+        "search_broken": 1 - len(ends) / len(searched),
+        "search_undecided": sum(rollout.reward is None for rollout in searched) / len(searched),
+    }
+    if values:
+        metrics["search_value"] = sum(values) / len(values)
+    notes = [rollout.notes[NOTE] for rollout in searched if NOTE in rollout.notes]
+    if notes:
+        metrics["search_agreed"] = notes.count("yes") / len(notes)
+    return metrics
+
+
+def _holds(rollout: Rollout) -> bool:
+    """Return True if every token belongs to a step that held."""
+    return sum(step.tokens for step in rollout.steps) == len(rollout.tokens)

@@ -1,0 +1,126 @@
+"""The tree of a search over the steps of an answer: where to go on, and what each step is worth.
+
+Values are those of Monte Carlo tree search: the value of a node is the mean reward of the answers
+through it, and a search goes down to the child with the largest upper confidence bound (UCT,
+Kocsis & Szepesvari 2006). The search goes below a node once `breadth` answers went on from it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Optional
+
+from practicum.types import Sample, SearchStep
+
+
+@dataclass(slots=True, eq=False)
+class StepNode:
+    """The end of one step: the step's tokens as they were sampled, and the answers through it.
+
+    `answers` counts the answers that went on from here, `visits` those with a reward, whose sum is
+    `total`. `score` is what a process model thinks of the step; it counts as one visit.
+    """
+
+    name: str
+    step: Sample
+    parent: Optional["StepNode"] = None
+    children: dict[tuple[int, ...], "StepNode"] = field(default_factory=dict)
+    is_end: bool = False
+    is_exhausted: bool = False
+    answers: int = 0
+    visits: int = 0
+    total: float = 0.0
+    score: float | None = None
+
+    @property
+    def weight(self) -> int:
+        """Return the number of visits, with the score as one."""
+        return self.visits + (self.score is not None)
+
+    @property
+    def value(self) -> float | None:
+        """Return the mean reward of the answers through the node, or None without any."""
+        return (self.total + (self.score or 0.0)) / self.weight if self.weight else None
+
+    @property
+    def path(self) -> "list[StepNode]":
+        """Return the nodes from below the root down to this one."""
+        return [] if self.parent is None else [*self.parent.path, self]
+
+    def compute_bound(self, exploration: float) -> float:
+        """Return the upper confidence bound of the value; infinity if nothing is known yet."""
+        value = self.value
+        if value is None or self.parent is None:
+            return math.inf
+        # Rewards that could not be decided leave a parent with fewer visits than its child's score.
+        parent_weight = max(self.parent.weight, 1)
+        return value + exploration * math.sqrt(math.log(parent_weight) / self.weight)
+
+    def walk(self) -> "Iterator[StepNode]":
+        """Yield this node and all nodes below it."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTree:
+    """A tree and the rule by which it grows; `root` stands for the prompt."""
+
+    root: StepNode
+    breadth: int
+    depth: int
+    exploration: float
+
+    def select(self) -> StepNode:
+        """Return the node to sample the next answer from; the root if the tree is exhausted."""
+        node, depth = self.root, 0
+        while not node.is_exhausted and not self._takes_answers(node, depth):
+            node = max(
+                (child for child in node.children.values() if not child.is_exhausted),
+                key=lambda child: child.compute_bound(self.exploration),
+            )
+            depth += 1
+        return node
+
+    def grow(self, start: StepNode, steps: Sequence[Sample], *, is_whole: bool) -> StepNode:
+        """Add the steps of an answer below `start`, and return the node of the last one.
+
+        With `is_whole` the answer ends there. A step that is there already is not added again.
+        """
+        node = start
+        for step in steps:
+            node.answers += 1
+            key = tuple(step.tokens.tolist())
+            name = f"{node.name}.{len(node.children)}"
+            node = node.children.setdefault(key, StepNode(name, step, node))
+        if is_whole and node is not start:
+            node.is_end = True
+        else:
+            node.answers += 1  # of which the next step did not hold
+        for depth, member in reversed(list(enumerate([self.root, *node.path]))):
+            member.is_exhausted = member.is_end or (
+                not self._takes_answers(member, depth)
+                and all(child.is_exhausted for child in member.children.values())
+            )
+        return node
+
+    def _takes_answers(self, node: StepNode, depth: int) -> bool:
+        return not node.is_end and (depth >= self.depth or node.answers < self.breadth)
+
+
+def back_up(node: StepNode, reward: float) -> None:
+    """Add the reward of an answer to every node that it passes, the root included."""
+    current: StepNode | None = node
+    while current is not None:
+        current.visits += 1
+        current.total += reward
+        current = current.parent
+
+
+def list_steps(node: StepNode) -> tuple[SearchStep, ...]:
+    """Return the steps from the root to a node with their present values."""
+    return tuple(
+        SearchStep(member.name, len(member.step.tokens), member.visits, member.value)
+        for member in node.path
+    )

@@ -1,0 +1,240 @@
+"""The published methods that a teacher and a task allow, and what a teacher's answers cost.
+
+Each paper's recipe is read for what it asks: the signals that its terms need, who writes, and
+whether it learns from a reward. So a new recipe is in the list without a word here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from practicum.objective import Capabilities
+from practicum.ports import TeacherConfig, walk
+from practicum.ports.charges import ChargedConfig
+from practicum.recipe import Recipe, find_capability_problems, list_recipe_names, load_recipe
+from practicum.rollouts import (
+    as_environment,
+    count_teacher_answers,
+    list_conversation_problems,
+    list_other_writers,
+)
+from practicum.studies.doctor.evidence import Evidence
+from practicum.studies.doctor.findings import format_number
+from practicum.types import Prompt
+
+PREFIX = "papers/"
+
+SHOWN_METHODS = 8
+"""The names that a line of methods has in a terminal; the page has all."""
+
+NO_VERIFIER = "learns from a verifier's reward, and this task gives none"
+NO_WRITER = "learns from the teacher's answers, and this teacher writes none"
+NO_ANSWERS = "learns from the task's own answers, and a prompt has none"
+NO_TURNS = "does not write turn by turn, as this task asks"
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """The price of a teacher's answers, estimated from those of the doctor, and its budget.
+
+    `answers` are those of the whole run. `budget` is None without a limit.
+    """
+
+    per_answer: float
+    answers: int
+    budget: float | None
+
+    def describe(self) -> str:
+        """Return the sentence of the page."""
+        total = self.per_answer * self.answers
+        text = (
+            f"an answer of the teacher costs about {format_number(self.per_answer)}, and the run "
+            f"asks for {self.answers}: about {format_number(total)} in all"
+        )
+        if self.budget is None:
+            return f"{text}; without teacher.budget nothing stops it"
+        enough = int(self.budget / self.per_answer) if self.per_answer else self.answers
+        if enough >= self.answers:
+            return f"{text}, within teacher.budget, {format_number(self.budget)}"
+        return (
+            f"{text}; teacher.budget, {format_number(self.budget)}, pays for about {enough} of them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedMethods:
+    """The published methods by what the teacher and the task allow.
+
+    `without_teacher` ask nothing of it. `refused` holds the names by their reason.
+    """
+
+    signals: tuple[str, ...]
+    writes: bool
+    has_verifier: bool | None
+    with_teacher: tuple[str, ...]
+    without_teacher: tuple[str, ...]
+    refused: Mapping[str, Sequence[str]]
+    money: Money | None = None
+
+    def render_lines(self, most: int | None = None) -> list[str]:
+        """Return the sentences of the page; a terminal shows `most` names in each."""
+        gives = [*self.signals, *(["text"] if self.writes else [])]
+        verifier = {True: "a verifier", False: "no verifier", None: "a task with a verifier"}
+        lines = [
+            f"the teacher gives {', '.join(gives) or 'nothing'}; with {verifier[self.has_verifier]}, "
+            f"{len(self.with_teacher)} of the published methods that ask a teacher can run: "
+            f"{_join(self.with_teacher, most)}",
+            f"{len(self.without_teacher)} run without one: {_join(self.without_teacher, most)}",
+        ]
+        lines += [
+            f"{len(names)} cannot: each {reason}: {_join(names, most)}"
+            for reason, names in self.refused.items()
+        ]
+        return [*lines, *([self.money.describe()] if self.money else [])]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the methods as JSON data, the lines of the page among them."""
+        return {
+            "signals": list(self.signals),
+            "writes": self.writes,
+            "has_verifier": self.has_verifier,
+            "with_teacher": list(self.with_teacher),
+            "without_teacher": list(self.without_teacher),
+            "refused": {reason: list(names) for reason, names in self.refused.items()},
+            "money": self.money and asdict(self.money),
+            "lines": self.render_lines(),
+        }
+
+
+def _join(names: Sequence[str], most: int | None) -> str:
+    listed = ", ".join(names[:most]) or "none"
+    hidden = 0 if most is None else max(len(names) - most, 0)
+    return f"{listed} and {hidden} more" if hidden else listed
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """The demands of a published method, by its recipe."""
+
+    name: str
+    recipe: Recipe
+
+    @property
+    def asks_teacher(self) -> bool:
+        """True if the teacher scores or writes."""
+        return self.recipe.objective.signal is not None or "teacher" in self._writers
+
+    @property
+    def needs_verifier(self) -> bool:
+        return any(
+            term.learns_from_reward or term.filter != "all" for term in self.recipe.objective.losses
+        )
+
+    @property
+    def _writers(self) -> Sequence[str]:
+        return list_other_writers(self.recipe.rollout.source)
+
+    def explain_refusal(
+        self,
+        capabilities: Capabilities,
+        has_verifier: bool | None,
+        prompts: Sequence[Prompt],
+        is_conversation: bool,
+    ) -> str | None:
+        """Return the first reason why the method cannot run, or None."""
+        for term in self.recipe.objective.losses:
+            question = term.signal.question
+            if question is None or not term.needs_teacher:
+                continue
+            if question.type not in capabilities.signals:
+                return f"needs the teacher's signal {question.type!r}"
+            if find_capability_problems(self.recipe.objective, capabilities, ""):
+                return "needs more candidates, or other ones, than the teacher scores"
+        if "teacher" in self._writers and not capabilities.writes:
+            return NO_WRITER
+        if self.needs_verifier and has_verifier is False:
+            return NO_VERIFIER
+        if "dataset" in self._writers and not all(map(_has_answer, prompts)):
+            return NO_ANSWERS
+        if is_conversation and list_conversation_problems(self.recipe.rollout.source):
+            return NO_TURNS
+        return None
+
+
+@cache
+def _read_needs() -> tuple[_Needs, ...]:
+    names = [name for name in list_recipe_names() if name.startswith(PREFIX)]
+    published = [_Needs(name.removeprefix(PREFIX), load_recipe(name)) for name in names]
+    # Those that a text or a score is enough for come first, as the shortest lists show no more.
+    return tuple(sorted(published, key=lambda needs: needs.recipe.objective.signal is not None))
+
+
+def _has_answer(prompt: Prompt) -> bool:
+    return prompt.response is not None or prompt.answer is not None
+
+
+def find_allowed_methods(
+    capabilities: Capabilities,
+    has_verifier: bool | None = None,
+    prompts: Sequence[Prompt] = (),
+    is_conversation: bool = False,
+    money: Money | None = None,
+) -> AllowedMethods:
+    """Sort the published methods by whether a teacher of these capabilities allows them.
+
+    Without a task, a verifier is taken for granted.
+    """
+    refused: dict[str, list[str]] = {}
+    runs: list[_Needs] = []
+    for needs in _read_needs():
+        reason = needs.explain_refusal(capabilities, has_verifier, prompts, is_conversation)
+        if reason is None:
+            runs.append(needs)
+        else:
+            refused.setdefault(reason, []).append(needs.name)
+    return AllowedMethods(
+        tuple(sorted(capabilities.signals)),
+        capabilities.writes,
+        has_verifier,
+        tuple(needs.name for needs in runs if needs.asks_teacher),
+        tuple(needs.name for needs in runs if not needs.asks_teacher),
+        refused,
+        money,
+    )
+
+
+def diagnose_methods(evidence: Evidence) -> AllowedMethods:
+    """Return the methods that the teacher and the task of a recipe allow."""
+    rewards = [rollout.reward for rollout in evidence.rollouts]
+    return find_allowed_methods(
+        evidence.teacher.capabilities,
+        any(reward is not None for reward in rewards),
+        evidence.prompts,
+        as_environment(evidence.components.parts.task) is not None,
+        _estimate_money(evidence),
+    )
+
+
+def _estimate_money(evidence: Evidence) -> Money | None:
+    """Return the price of the run's answers, None if the teacher charges nothing."""
+    charged = _find_charged(evidence.recipe.teacher)
+    if charged is None:
+        return None
+    # The student's tokens stand for the server's, which only its bill tells, and without a verifier
+    # its answers for the teacher's.
+    answers = evidence.answers or evidence.rollouts
+    input_tokens = sum(len(answer.prompt_tokens) for answer in answers) / len(answers)
+    output_tokens = sum(len(answer.tokens) for answer in answers) / len(answers)
+    price = charged.estimate_money(input_tokens, output_tokens)
+    if price is None:
+        return None
+    recipe = evidence.recipe
+    per_prompt = count_teacher_answers(recipe.rollout.source, recipe.rollout.n)
+    count = round(per_prompt * recipe.train.prompts_per_step * recipe.train.steps)
+    return Money(price, count, charged.budget)
+
+
+def _find_charged(teacher: TeacherConfig) -> ChargedConfig | None:
+    configs = (config for _, config in walk(teacher))
+    return next((config for config in configs if isinstance(config, ChargedConfig)), None)

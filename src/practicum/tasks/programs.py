@@ -1,0 +1,115 @@
+"""Work out an expression in lines of Python: a task whose answers can be checked step by step.
+
+The expression `3+4*2` is to be worked out from left to right by a program, such as `a=3`, `a+=4`,
+`a*=2`. The program is right if its last line assigns the value, 14, whatever its lines. Every line
+runs after those before it, and only in a sandboxed process.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from practicum.core.randomness import seed_of
+from practicum.ports import Task
+from practicum.tasks import PromptSet, TaskContext
+from practicum.tasks._deadline import Canary, VerifierProcess, Walls
+from practicum.types import FrozenConfig, Message, Prompt
+
+MODULE = "practicum.tasks._programs"
+CANARY = Canary({"reply": "a=2\nb=a*3", "answer": "a=6"}, 1.0)
+MAX_STEPS = 1 << 20
+"""A bound on the number of lines, which the process returns as a score."""
+
+
+class Config(FrozenConfig):
+    """The expressions: their numbers are digits, from `shortest` to `longest` of them."""
+
+    type: Literal["programs"] = "programs"
+    digits: str = Field(
+        default="123456789", pattern=r"^[0-9]+$", description="the digits, each once"
+    )
+    operators: str = Field(
+        default="+-*", pattern=r"^[-+*]+$", description="some of + - *, each once"
+    )
+    shortest: int = Field(default=3, ge=1, description="numbers of the shortest expression")
+    longest: int = Field(default=4, ge=1, le=100, description="numbers of the longest expression")
+    train_size: int = Field(default=512, ge=1, description="expressions to train on")
+    heldout_size: int = Field(default=64, ge=0, description="other expressions, to evaluate on")
+    seed: int | None = Field(default=None, ge=0, description="of the expressions; none: the run's")
+    sandbox: Walls = Field(
+        default="require",
+        description="`best_effort` runs the programs without the walls that this machine cannot "
+        "put up",
+    )
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> "Config":
+        for name, letters in (("digits", self.digits), ("operators", self.operators)):
+            if len(set(letters)) < len(letters):
+                raise ValueError(f"{name} {letters!r} repeats a character; write each once")
+        if self.shortest > self.longest:
+            raise ValueError(
+                f"shortest is {self.shortest} and longest {self.longest}; shortest may not be "
+                "greater"
+            )
+        count, available = self.train_size + self.heldout_size, self.count_expressions()
+        if count > available:
+            raise ValueError(
+                f"train_size and heldout_size ask for {count} expressions, but there are only "
+                f"{available}; raise longest, or lower the sizes"
+            )
+        return self
+
+    def count_expressions(self) -> int:
+        """Return the number of different expressions."""
+        digits, operators = len(self.digits), len(self.operators)
+        lengths = range(self.shortest, self.longest + 1)
+        return sum(digits**length * operators ** (length - 1) for length in lengths)
+
+
+@dataclass(frozen=True)
+class Programs(PromptSet):
+    """Expressions with programs as answers; see `practicum.ports.steps.ChecksSteps`."""
+
+    process: VerifierProcess | None = None
+
+    def count_valid_steps(self, prompt: Prompt, steps: Sequence[str]) -> int:
+        """Return how many lines run, from the first on."""
+        assert self.process is not None, "it is opened with the task"
+        return int(self.process.call({"lines": list(steps)}))
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Draw distinct expressions, the held-out ones first: they do not depend on `train_size`."""
+    draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "programs"))
+    expressions: dict[str, None] = {}
+    while len(expressions) < config.heldout_size + config.train_size:
+        expressions[_draw_expression(draw, config)] = None
+    prompts = [
+        Prompt(text, (Message("user", text),), answer=write_program(text)) for text in expressions
+    ]
+    process = VerifierProcess(
+        MODULE, canary=CANARY, sandbox=config.sandbox, scores=(0.0, float(MAX_STEPS))
+    )
+    return Programs(
+        train=prompts[config.heldout_size :],
+        heldout=prompts[: config.heldout_size],
+        verify=lambda reply, answer: process.call({"reply": reply, "answer": answer}),
+        process=process,
+    )
+
+
+def _draw_expression(draw: random.Random, config: Config) -> str:
+    text = draw.choice(config.digits)
+    for _ in range(draw.randint(config.shortest, config.longest) - 1):
+        text += draw.choice(config.operators) + draw.choice(config.digits)
+    return text
+
+
+def write_program(expression: str) -> str:
+    """Return the program that works an expression out from left to right."""
+    steps = zip(expression[1::2], expression[2::2], strict=True)
+    return "\n".join([f"a={expression[0]}", *(f"a{sign}={digit}" for sign, digit in steps)])
