@@ -151,7 +151,8 @@ def test_terms_over_answers_and_returns_have_the_gradient_of_one_process(tmp_pat
 
     def work(rank: int) -> list[dict[str, Any]]:
         return [
-            update(build_sharded_trainer(tiny(), limits)[0], data, choice) for choice in GROUPED
+            update(build_sharded_trainer(put_in_shards(tiny()), limits)[0], data, choice)
+            for choice in GROUPED
         ]
 
     answers = run_ranks(tmp_path, 2, work)
