@@ -178,12 +178,12 @@ def _match_weights(
     head = model.get_output_embeddings()
     matched: dict[str, _StoredWeight] = {}
     for key, tensor in tensors.items():
-        found = [stored[name] for name in _spell_keys(model, names[key]) if name in stored]
+        candidates = [stored[name] for name in _spell_keys(model, names[key]) if name in stored]
         # FSDP keeps no other tie than that of the head, and two copies may differ.
         is_odd_tie = len(names[key]) > 1 and tensor is not getattr(head, "weight", None)
-        if is_odd_tie or len(found) != 1 or found[0].shape != tensor.shape:
+        if is_odd_tie or len(candidates) != 1 or candidates[0].shape != tensor.shape:
             return None
-        matched[names[key][0]] = found[0]
+        matched[names[key][0]] = candidates[0]
     return matched
 
 

@@ -94,8 +94,8 @@ class RankGroup:
         with self._turn:
             processes = self._require_processes(verb)
             references = {
-                title: getattr(process, verb).options(**options or {}).remote(*own)
-                for (title, process), own in zip(processes.items(), arguments, strict=True)
+                title: getattr(process, verb).options(**options or {}).remote(*values)
+                for (title, process), values in zip(processes.items(), arguments, strict=True)
             }
         answers = {
             title: reference[0] if options else reference for title, reference in references.items()

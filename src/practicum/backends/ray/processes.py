@@ -23,7 +23,7 @@ from practicum.backends._engines._trainer import WeightKeeper
 from practicum.backends._sharded.building import build_sharded_trainer, load_in_shards
 from practicum.backends._sharded.fsdp_ranks import FsdpRanks
 from practicum.backends._sharded.parts import collect_part, copy_parts, load_parts, save_parts
-from practicum.backends._sharded.scoring import ShardedScorer
+from practicum.backends._sharded.sharded_scorer import ShardedScorer
 from practicum.backends._sharded.sharding import copy_rows
 from practicum.backends._sharded.slices import ShardedModel
 from practicum.backends.local import MemoryConfig

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from practicum.backends._sharded import scoring
+from practicum.backends._sharded import sharded_scorer
 from practicum.backends._sharded.building import put_in_shards
-from practicum.backends._sharded.scoring import ShardedScorer
+from practicum.backends._sharded.sharded_scorer import ShardedScorer
 from practicum.backends.local.device_limits import ON_CPU
 from practicum.backends.local.sampler import LocalSampler
 from practicum.objective import Full, Sampled
@@ -33,7 +33,7 @@ def test_ranks_with_unequal_texts_score_as_one_process(
 ) -> None:
     # Several passes on the first rank, one on the second, none on the others.
     limits = replace(ON_CPU, scored_tokens=20)
-    monkeypatch.setattr(scoring, "find_limits", lambda device: limits)
+    monkeypatch.setattr(sharded_scorer, "find_limits", lambda device: limits)
     monkeypatch.setattr("practicum.backends.local.sampler.find_limits", lambda device: limits)
 
     def share(rank: int) -> list[ScoreRequest]:
