@@ -40,6 +40,15 @@ class Scorer(StepFollower, Protocol):
 
 
 @runtime_checkable
+class VariedScorer(Scorer, Protocol):
+    """A judge that can be asked in other ways, which should not change what it says."""
+
+    def build_variants(self) -> Mapping[str, Scorer]:
+        """Return the same judge with its question put otherwise, by what differs."""
+        ...
+
+
+@runtime_checkable
 class ScorerSettings(Protocol):
     """The settings of a scorer in a recipe."""
 

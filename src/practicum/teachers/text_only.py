@@ -105,6 +105,7 @@ class TextOnlyTeacher(Teacher):
             tokens=torch.tensor(tokens, dtype=torch.long),
             sampling_logprobs=torch.zeros(len(tokens)),
             policy_logprobs=torch.full((len(tokens),), math.nan),
+            text=text,
         )
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient:
