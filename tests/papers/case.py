@@ -16,7 +16,7 @@ from practicum.objective import (
 )
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
-from practicum.types import Datum, Prompt, Rollout, Source, TeacherSignal
+from practicum.types import Datum, Judgement, Prompt, Rollout, Source, TeacherSignal
 
 V = 300
 """More than the candidates of every paper, so that top-k is a choice."""
@@ -70,6 +70,8 @@ class Sequence:
     group: str
     source: Source
     text: str
+    judged: float | None = None
+    """What a scorer says of it, None where it does not decide."""
 
 
 @dataclass
@@ -126,6 +128,7 @@ ROWS: list[tuple[str, Source, float, int]] = [
     ("d", "student", 0.0, 3),
     ("d", "teacher", 1.0, 2),
 ]
+JUDGED = [1.0, 0.0, None, 0.5, None, 0.0, 1.0, None, 0.25, 0.5, 1.0, None, 0.0, 0.75, None]
 TEXTS = ["x", "x", "y", "x", "y", "x", "z", "z", "z", "x", "y", "y", "x", "z", "y"]
 
 
@@ -190,6 +193,7 @@ def _library(
             sample=row,
             reward=reward,
             source=source,
+            judgements={name: Judgement(JUDGED[row]) for name in objective.scorers},
         )
         data.append(Datum(rollout, TeacherSignal()))
     leaf = logits.clone().requires_grad_()
@@ -238,7 +242,7 @@ def _formula(
             )
             for place in range(starts[row], starts[row + 1])
         ]
-        sequences.append(Sequence(tokens, reward, group, source, TEXTS[row]))
+        sequences.append(Sequence(tokens, reward, group, source, TEXTS[row], JUDGED[row]))
     return torch.autograd.grad(formula(Case(sequences, *steps)), leaf)[0]
 
 

@@ -93,6 +93,19 @@ def grpo(case: Case) -> Tensor:
     ) / len(rows)
 
 
+def ovd(case: Case) -> Tensor:
+    """GRPO's clipped surrogate among the answers that the judge of 2601.21968 did not reject, 1 / |o| an answer."""
+    total = torch.zeros(())
+    for group in case.groups():
+        accepted = [row for row in group if row.judged is not None]
+        rewards = [float(row.judged or 0.0) for row in accepted]
+        for place, row in enumerate(accepted):
+            advantage = normalized(rewards, place) if len(rewards) > 1 else 0.0
+            losses = [clipped(ratio(token), advantage) for token in row.tokens]
+            total = total + sum(losses) / len(row.tokens)
+    return total / len(case.sequences)
+
+
 def dr_grpo(case: Case) -> Tensor:
     """Section 3.2 of 2503.20783: the clipped surrogate of the centred reward, summed over tokens, over the token limit."""
     rows = list(advantages(case, centred))

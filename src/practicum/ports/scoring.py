@@ -67,6 +67,16 @@ class ScorerSettings(Protocol):
 
 
 @runtime_checkable
+class RewardReader(Protocol):
+    """The settings of a scorer that says whether it needs the verifier's rewards."""
+
+    @property
+    def reads_verifier(self) -> bool:
+        """True if it learns from the verifier's rewards or passes them on."""
+        ...
+
+
+@runtime_checkable
 class ScalarModel(StepFollower, Protocol):
     """A language model's body with one linear output: one number a token, and its own optimizer.
 

@@ -97,6 +97,11 @@ class Config(FrozenConfig):
         """True if the judge is made of the student's weights."""
         return self.teacher.capabilities().follows_student
 
+    @property
+    def reads_verifier(self) -> bool:
+        """True if the grade only rejects, and the verifier's reward is learned from."""
+        return self.at_least is not None
+
     def members(self) -> dict[str, TeacherConfig]:
         """Return the settings of the teacher that judges."""
         return {"teacher": self.teacher}
