@@ -118,6 +118,8 @@ class Judge(Scorer):
     name: str
     suffix: str = ""
     """A line after each answer."""
+    is_on_paper: bool = False
+    """True in a plan, where replies have a length and no words."""
     replies: dict[str, int | NoGrade] = field(default_factory=dict)
     """The grades that were given, by question."""
 
@@ -131,7 +133,7 @@ class Judge(Scorer):
         new = [question for question in by_question if question not in self.replies]
         self._ask(new, [by_question[question].prompt for question in new])
         grades = [self.replies[question] for question in questions]
-        if grades and all(isinstance(grade, str) for grade in grades):
+        if grades and not self.is_on_paper and all(isinstance(grade, str) for grade in grades):
             log.warning(
                 f"scorer {self.name}: none of {len(grades)} answers got a grade "
                 f"({_describe(grades)}); look at its template, max_new_tokens and model"
@@ -229,7 +231,12 @@ def build(config: Config, context: ScorerContext) -> Scorer:
             "model, model: ...}"
         )
     teacher = context.build_teacher(config.teacher)
-    judge = Judge(config, teacher, context.renderer, context.seed, context.name)
+    is_on_paper = context.is_dry_run
+    judge = Judge(
+        config, teacher, context.renderer, context.seed, context.name, is_on_paper=is_on_paper
+    )
+    if is_on_paper:
+        return judge
 
     def log_counts() -> None:
         grades = list(judge.replies.values())
