@@ -236,14 +236,16 @@ def _describe_case(line: Line) -> str:
 
 
 def build_plots(lines: Sequence[Line]) -> list[Plot]:
-    """Those that have something to show, from the newest line of each case."""
-    loss = {line["tokens"]: line for line in _select_lines(lines, "loss") if _is_plotted(line)}
-    rollouts = {
-        f"{line['model']}, {line['lengths']}, {line['slots']}": line
-        for line in _select_lines(lines, "rollout")
-    }
-    steps = {line["config"]: line for line in _select_lines(lines, "step")}
+    """Those that have something to show, from the newest full line of each case."""
     speed = "tokens_per_second"
+    plotted = [line for line in _select_lines(lines, "loss") if _is_plotted(line)]
+    loss = _choose_full_lines(plotted, "seconds", lambda line: line["tokens"])
+    rollouts = _choose_full_lines(
+        _select_lines(lines, "rollout"),
+        speed,
+        lambda line: f"{line['model']}, {line['lengths']}, {line['slots']}",
+    )
+    steps = _choose_full_lines(_select_lines(lines, "step"), speed, lambda line: line["config"])
     made = [
         Plot(
             "loss-time",
@@ -368,6 +370,22 @@ def _select_lines(lines: Sequence[Line], benchmark: str) -> list[Line]:
         for line in lines
         if line["benchmark"] == benchmark and line.get("device", "cpu") == "cpu"
     ]
+
+
+def _choose_full_lines(
+    lines: Sequence[Line], column: str, name_case: Callable[[Line], Any]
+) -> dict[Any, Line]:
+    """Return the newest line of each case that lacks no contender of an older one.
+
+    A measurement of some contenders never hides one of all. Their figures are not joined: they
+    may come from two machines.
+    """
+    chosen: dict[Any, Line] = {}
+    for line in lines:
+        case = name_case(line)
+        if case not in chosen or line[column].keys() >= chosen[case][column].keys():
+            chosen[case] = line
+    return chosen
 
 
 def _is_plotted(line: Line) -> bool:

@@ -338,6 +338,16 @@ def test_the_page_takes_the_newest_reading_and_no_quick_one(tmp_path):
     assert "`python -m benchmarks loss`, T = 2,048, V = 49,152" in said
 
 
+def test_a_measurement_of_some_contenders_hides_none_of_all():
+    full = {**_line(1.9), "seconds": {"reverse_kl": READING, "trl": READING}}
+    full["peak_mib"] = {"reverse_kl": 150.0, "trl": 900.0}
+    partial, later = _line(1.2), {**full, "peak_mib": {"reverse_kl": 140.0, "trl": 800.0}}
+    for lines, trl in (((full, partial), 900.0), ((full, partial, later, partial), 800.0)):
+        plots = {plot.name: plot for plot in page.build_plots(lines)}
+        assert plots["loss-memory"].series["trl"] == [(2048, trl)]
+        assert page.find_latest(lines)["loss.products.49152"] is partial
+
+
 def _line(median: float) -> dict:
     return {
         "benchmark": "loss",

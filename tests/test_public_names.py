@@ -75,6 +75,7 @@ FUNCTIONAL = [
     "restrict_candidates",
     "reward_to_go",
     "score_function_returns",
+    "step_returns",
     "temper",
     "token_coefficients",
     "top1_conflict",

@@ -11,7 +11,8 @@
     ├── NumericError         7   losses and gradients that stopped being numbers
     ├── ResourceError        8   disk, memory, locks
     │   ├── SandboxError     8   isolation of untrusted programs that the machine cannot provide
-    │   └── WorkerLost       8   a process of a cluster that died or did not answer
+    │   ├── WorkerLost       8   a process of a cluster that died or did not answer
+    │   └── TooFewGpus       8   a cluster with fewer free GPUs than the recipe asks for
     ├── VerifierError        9   a verifier that hangs or breaks
     ├── AlarmError          10   a monitor that stopped the run
     ├── EngineError         11   an engine that does not sample with the student's weights
@@ -100,6 +101,19 @@ class WorkerLost(ResourceError):
     def __init__(self, message: str, restarts: int = 0) -> None:
         self.restarts = restarts
         super().__init__(message)
+
+
+class TooFewGpus(ResourceError):
+    """A cluster with fewer free GPUs than a recipe asks for.
+
+    `overrides` are the changes to the recipe with which it fits, empty if it cannot; a run that
+    lost a process goes on with them.
+    """
+
+    def __init__(self, problem: str, advice: str, overrides: Sequence[str] = ()) -> None:
+        self.problem = problem
+        self.overrides = tuple(overrides)
+        super().__init__(f"{problem}; {advice}")
 
 
 class VerifierError(PracticumError, RuntimeError):

@@ -21,7 +21,7 @@ from practicum.backends.local.drawing import (
 from practicum.backends.local.prepared import PrepackedModel, _Product
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
-from practicum.costs.segments import SHORTEST_SHARED_PREFIX
+from practicum.costs.segments import FEWEST_SAVED_TOKENS
 from practicum.errors import NumericError
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams
@@ -147,7 +147,7 @@ def test_a_prompt_is_read_once_however_many_complete_it():
     model.model.base_model.embed_tokens.register_forward_pre_hook(
         lambda _, inputs: read.append(inputs[0].numel())
     )
-    root = random_tokens(SHORTEST_SHARED_PREFIX + 2, 5)
+    root = random_tokens(FEWEST_SAVED_TOKENS + 2, 5)
     asked = [
         SampleRequest((*root, *random_tokens(2 + row // 3, row // 3)), row) for row in range(9)
     ]

@@ -11,6 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
+from transformers.models.minimax_m2.modeling_minimax_m2 import (
+    apply_rotary_pos_emb as rotate_the_first_part,
+)
 
 from practicum.backends.local import drawing
 from practicum.backends.local.decode_batch import SlotDecodeBatch, open_decode_batch
@@ -198,6 +202,19 @@ def test_other_layouts_go_through_their_modules(compiled, settings):
     model = make(settings)
     assert find_llama_weights(model.model) is None
     assert not can_decode_natively(model)
+
+
+@pytest.mark.parametrize("turned", [0.2, 0.4, 0.8])
+def test_heads_of_which_a_part_is_rotated_go_through_their_modules(compiled, monkeypatch, turned):
+    """The program would read past the table of rotations, which is narrower than half a head."""
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotate_the_first_part)
+    rotation = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    model = make({"rope_parameters": {**rotation, "partial_rotary_factor": turned}})
+    assert model.max_packed_tokens
+    assert find_llama_weights(model.model) is None
+    assert not can_decode_natively(model)
+    assert make({"rope_parameters": rotation}).max_packed_tokens
+    assert can_decode_natively(make({"rope_parameters": rotation}))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from practicum.backends.local.attention import attend
 from practicum.backends.local.packing import PackedBatch, compute_hidden_states, enable_packing
 from practicum.backends.local.varlen import can_attend_varlen
 from practicum.costs.segments import (
-    SHORTEST_SHARED_PREFIX,
+    FEWEST_SAVED_TOKENS,
     count_packed_tokens,
     split_by_tokens,
 )
@@ -22,7 +22,7 @@ from practicum.types import ScoreRequest
 from .tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
 
 CPU = torch.device("cpu")
-ROOT = random_tokens(SHORTEST_SHARED_PREFIX + 4, 9)
+ROOT = random_tokens(FEWEST_SAVED_TOKENS + 4, 9)
 TEXTS = [
     *(
         ScoreRequest((*ROOT, *random_tokens(18, row // 3)), random_tokens(1 + 3 * row, 100 + row))
@@ -99,6 +99,34 @@ def test_nothing_is_padded_and_what_is_shared_is_read_once():
     )  # the root, two prompts of four and three texts, and two short ones
     answers = sum(max(len(text.tokens) - 1, 0) for text in TEXTS)
     assert read == [prompts + answers]
+
+
+@pytest.mark.parametrize(
+    ("count", "common", "own", "new", "shared"),
+    [
+        (16, 7, 12, 10, True),  # a chat template's opening before sixteen short questions
+        (16, 7, 12, 120, False),  # little of what is read
+        (3, 8, 3, 4, True),
+        (3, 7, 3, 4, False),  # fourteen tokens do not repay the calls of attention
+        (2, 16, 3, 4, True),
+        (2, 16, 90, 30, False),
+        (40, 1, 3, 4, True),
+        (1, 30, 3, 4, False),
+    ],
+)
+def test_a_beginning_is_shared_if_it_saves_enough_of_the_row(count, common, own, new, shared):
+    """The twin of every row is each text alone."""
+    beginning, model = random_tokens(common, 3), tiny()
+    texts = [
+        ScoreRequest((*beginning, row, *random_tokens(own - 1, row)), random_tokens(new, 70 + row))
+        for row in range(count)
+    ]
+    alike = count * (common + own + new - 1)
+    saved = (count - 1) * common if shared else 0
+    assert len(PackedBatch(texts, CPU).ids) == count_packed_tokens(texts) == alike - saved
+    if count * new < 400:
+        found, expected = compute_hidden_states(model, texts), alone(model, texts)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_packing_counts_as_many_tokens_as_it_reads():

@@ -6,12 +6,12 @@ from toy import in_check
 
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.prefixes import PrefixStore
-from practicum.costs.segments import SHORTEST_SHARED_PREFIX, count_packed_tokens
+from practicum.costs.segments import FEWEST_SAVED_TOKENS, count_packed_tokens
 from practicum.types import ScoreRequest
 
 from .tiny import ARCHITECTURES, random_tokens, tiny
 
-ROOT = random_tokens(SHORTEST_SHARED_PREFIX + 14, 9)
+ROOT = random_tokens(FEWEST_SAVED_TOKENS + 14, 9)
 
 
 def texts(first: int, root: tuple[int, ...] = ROOT) -> list[ScoreRequest]:

@@ -1,7 +1,10 @@
 """A run over the processes of a Ray cluster is the run of one process."""
 
 import os
+import re
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,13 +12,14 @@ from typing import Any
 import pytest
 import ray
 from safetensors.torch import load_file
-from toy import JOURNALS, RecordingConsole, rows, toy_recipe, toy_run
+from toy import JOURNALS, RecordingConsole, environment, rows, toy_recipe, toy_run
 
 from practicum.backends.local import MemoryConfig
+from practicum.backends.ray import Config, placement
 from practicum.backends.ray.clients import RayTrainer
 from practicum.backends.ray.processes import ProcessSettings, list_versions
 from practicum.costs.cluster import Split, forecast_step
-from practicum.errors import RecipeError, ResourceError, WorkerLost
+from practicum.errors import RecipeError, ResourceError, TooFewGpus, WorkerLost
 from practicum.ports import AdamParams
 from practicum.run_dir import RunDir, find_checkpoint
 from practicum.runs.assembly import assemble_run
@@ -136,11 +140,32 @@ def test_a_lost_trainer_ends_the_run_in_one_line_and_it_is_resumed(
     monkeypatch.setenv("PRACTICUM_FAULT", point)
     rank, verb = point[5], "save" if "saved" in point else "forward_backward"
     with pytest.raises(
-        WorkerLost, match=f"^trainer {rank} was lost in {verb}; nothing of this step is kept, go"
+        WorkerLost,
+        match=rf"^after step [1-3]: trainer {rank} was lost in {verb}; nothing of this step is kept.* "
+        r"\(newest checkpoint: (none|of step 2)\)$",
     ):
         toy_run(models, tmp_path, on_ray())
     monkeypatch.delenv("PRACTICUM_FAULT")
     assert_same_bytes(double, toy_run(models, tmp_path, on_ray(), resume=True).folder)
+
+
+@pytest.mark.slow
+def test_a_lost_trainer_whose_gpu_another_user_takes_leaves_the_run_to_the_others(
+    models: Path, tmp_path: Path, single: Path
+) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "backends.ray_squatter", str(models), str(tmp_path)],
+        cwd=Path(__file__).parents[1],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    line = "4 GPUs are needed and 3 of 4 are free; going on with backend.trainers=1"
+    assert line in answer.stdout
+    assert_close_runs(single, tmp_path / "toy")
 
 
 @pytest.mark.slow
@@ -233,20 +258,75 @@ def test_other_recipes_give_the_run_of_one_process(
 def test_more_gpus_than_there_are_and_those_of_others_are_said_before_anything_starts(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(placement, "RELEASE_SECONDS", 0.0)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 2.0})
     monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 2.0})
     with pytest.raises(
-        ResourceError,
+        TooFewGpus,
         match=r"^the recipe asks for 3 GPUs and the cluster has 2; lower backend.trainers or",
     ):
         assemble_run(toy_recipe(models, on_ray()), tmp_path)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 8.0})
     monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 1.0})
     with pytest.raises(
-        ResourceError, match=r"^2 GPUs are needed and 1 of 8 are free; another run may hold the oth"
+        TooFewGpus, match=r"^2 GPUs are needed and 1 of 8 are free; another run may hold the oth"
     ):
         assemble_run(toy_recipe(models, on_ray()), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("trainers", "nodes", "missing", "fits"),
+    [
+        (4, 1, 1, ["backend.trainers=3"]),
+        (4, 1, 4, []),
+        (16, 2, 8, ["backend.trainers=8", "backend.nodes=1"]),
+        (12, 3, 1, ["backend.trainers=8", "backend.nodes=2"]),
+        (4, 2, 3, ["backend.trainers=1", "backend.nodes=1"]),
+    ],
+)
+def test_fewer_trainers_keep_the_size_of_their_shards(
+    trainers: int, nodes: int, missing: int, fits: list[str]
+) -> None:
+    assert Config(trainers=trainers, nodes=nodes).list_smaller(missing) == fits
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        (
+            "Could not find\n any instance at 10.0.0.9:6379",
+            "start it with ray start --head, or unset",
+        ),
+        (
+            "Version mismatch: Ray: 2.1.0\n Python: 3.9",
+            "install the same versions of Python and Ray",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_be_joined_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, reason: str, remedy: str
+) -> None:
+    def refuse(**settings: object) -> None:
+        raise RuntimeError(reason)
+
+    monkeypatch.setattr(ray, "init", refuse)
+    line = f"the Ray cluster cannot be reached ({' '.join(reason.split())}); {remedy}"
+    with pytest.raises(ResourceError, match=f"^{re.escape(line)}"):
+        placement.connect()
+
+
+def test_an_address_where_nothing_listens_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(
+            ResourceError, match=r"^the Ray cluster cannot be reached \(.*refused\)"
+        ):
+            placement.connect()
 
 
 def test_without_ray_the_extra_is_named(

@@ -16,7 +16,7 @@ from practicum.backends.local.drawing import (
 from practicum.backends.local.host_states import HostStates
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
-from practicum.costs.segments import SHORTEST_SHARED_PREFIX
+from practicum.costs.segments import FEWEST_SAVED_TOKENS
 from practicum.objective import Full, Sampled, TopK
 from practicum.ports import LockstepClient, MixedRequest, WeightUpdateRule
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
@@ -245,7 +245,7 @@ def test_a_shared_prefix_changes_nothing(architecture):
     model = tiny(architecture)
     asked = [
         ScoreRequest(request.prompt_tokens, (5, 6, 7))
-        for request in requests(shared=SHORTEST_SHARED_PREFIX + 3)
+        for request in requests(shared=FEWEST_SAVED_TOKENS + 3)
     ]
     together = LocalSampler(model).score(asked, Full())
     alone = [LocalSampler(model).score([request], Full())[0] for request in asked]
@@ -254,7 +254,7 @@ def test_a_shared_prefix_changes_nothing(architecture):
 
 
 def test_equal_prompts_may_share_all_but_their_last_token():
-    model, prompt = tiny(), random_tokens(SHORTEST_SHARED_PREFIX + 1, 1)
+    model, prompt = tiny(), random_tokens(FEWEST_SAVED_TOKENS + 1, 1)
     asked = [
         ScoreRequest(prompt, (5,)),
         ScoreRequest(prompt, (5, 6)),

@@ -129,6 +129,39 @@ def test_shards_in_bfloat16_have_the_gradient_of_one_process_but_for_rounding(
         assert torch.nn.utils.get_total_norm(errors) < 0.1 * norm
 
 
+GROUPED = [
+    {
+        "losses": [
+            {"signal": "score(best_of_n, among=source)", "source": "student"},
+            {"signal": "text", "divergence": "ce", "source": "reference", "samples": "best"},
+        ]
+    },
+    {"signal": "logits(2)", "estimator": "score_function(baseline=group_mean)"},
+    {"signal": "logits(3, soft)", "correction": "ratio_clip(0.3, 0.1)"},
+]
+"""Terms whose coefficients compare the answers of a prompt, or tokens far apart."""
+
+
+def test_terms_over_answers_and_returns_have_the_gradient_of_one_process(tmp_path: Path) -> None:
+    data = [
+        replace(item, rollout=replace(item.rollout, source="reference")) if row % 3 == 1 else item
+        for row, item in enumerate(datums("llama"))
+    ]
+    limits = TrainerLimits(SEVERAL, 7)
+
+    def work(rank: int) -> list[dict[str, Any]]:
+        return [
+            update(build_sharded_trainer(tiny(), limits)[0], data, choice) for choice in GROUPED
+        ]
+
+    answers = run_ranks(tmp_path, 2, work)
+    for place, choice in enumerate(GROUPED):
+        expected = update(LocalTrainer(tiny(), limits), data, choice)
+        assert all(answer[place]["metrics"]["supervised"] > 0 for answer in answers)
+        for answer in answers:
+            compare(expected, answer[place])
+
+
 def test_passes_are_dealt_to_whoever_has_least() -> None:
     assert deal_passes([5, 9, 1, 4], 2) == [[1, 2], [0, 3]]
     assert deal_passes([3], 3) == [[0], [], []]

@@ -29,7 +29,8 @@ SPECIAL = range(100)
 class Token:
     """One token of a rollout: distributions as log-probabilities [V], of which `S` carries the gradient.
 
-    `uniforms` are the random numbers with which `mc` signals draw more tokens in its place.
+    `uniforms` are the random numbers with which `mc` signals draw more tokens in its place, and `level` is what
+    the teacher's raw logits have above its log-probabilities.
     """
 
     S: Tensor
@@ -39,6 +40,7 @@ class Token:
     position: int
     sampler: float
     uniforms: Tensor
+    level: float
 
     @property
     def special(self) -> bool:
@@ -117,19 +119,41 @@ ROWS: list[tuple[str, Source, float, int]] = [
     ("a", "teacher", 1.0, 4),
     ("a", "dataset", 1.0, 2),
     ("a", "reference", 0.0, 3),
+    ("a", "reference", 0.5, 2),
     ("b", "student", 0.0, 3),
     ("b", "student", 0.0, 1),
     ("b", "teacher", 0.0, 3),
     ("b", "dataset", 0.0, 2),
     ("b", "reference", 0.5, 1),
+    ("b", "reference", 0.5, 2),
+    ("b", "reference", 0.0, 3),
     ("c", "student", 1.0, 2),
     ("c", "student", 0.5, 3),
     ("d", "student", 0.0, 2),
     ("d", "student", 0.0, 3),
     ("d", "teacher", 1.0, 2),
 ]
-JUDGED = [1.0, 0.0, None, 0.5, None, 0.0, 1.0, None, 0.25, 0.5, 1.0, None, 0.0, 0.75, None]
-TEXTS = ["x", "x", "y", "x", "y", "x", "z", "z", "z", "x", "y", "y", "x", "z", "y"]
+JUDGED = [
+    1.0,
+    0.0,
+    None,
+    0.5,
+    None,
+    0.75,
+    0.0,
+    1.0,
+    None,
+    0.25,
+    0.5,
+    None,
+    1.0,
+    None,
+    0.0,
+    0.75,
+    None,
+    0.5,
+]
+TEXTS = ["x", "x", "y", "x", "y", "z", "x", "z", "z", "z", "x", "y", "z", "y", "y", "x", "z", "y"]
 
 
 def library_and_formula(
@@ -161,9 +185,12 @@ def library_and_formula(
     objective = recipe.replace_numbers(
         ScheduleState(recipe.schedules, recipe.train.steps).compute_numbers(step)
     ).objective
-    ours, uniforms = _library(objective, student, teacher, reference, ids, sampler, starts)
+    level = 5.0 + 2.0 * torch.randn(count, generator=generator, dtype=torch.float64)
+    ours, uniforms = _library(objective, student, teacher, reference, ids, sampler, starts, level)
     steps = (step, recipe.train.steps)
-    theirs = _formula(formula, student, teacher, reference, ids, sampler, uniforms, starts, steps)
+    theirs = _formula(
+        formula, student, teacher, reference, ids, sampler, uniforms, starts, steps, level
+    )
     return ours, theirs
 
 
@@ -175,6 +202,7 @@ def _library(
     ids: Tensor,
     sampler: Tensor,
     starts: list[int],
+    level: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The gradient, and the random numbers [T, K] of drawn tokens."""
     data = []
@@ -200,7 +228,7 @@ def _library(
     batch = build_token_batch(data, objective, special=SPECIAL)
     values = compute_term_values(
         torch.log_softmax(leaf, -1),
-        TeacherDistribution(full=teacher),
+        TeacherDistribution(full=teacher, level=level),
         batch,
         objective,
         TeacherDistribution(full=reference),
@@ -225,6 +253,7 @@ def _formula(
     uniforms: Tensor,
     starts: list[int],
     steps: tuple[int, int],
+    level: Tensor,
 ) -> Tensor:
     leaf = logits.clone().requires_grad_()
     student = torch.log_softmax(leaf, -1)
@@ -239,6 +268,7 @@ def _formula(
                 place - starts[row],
                 float(sampler[place]),
                 uniforms[place],
+                float(level[place]),
             )
             for place in range(starts[row], starts[row + 1])
         ]

@@ -1,5 +1,6 @@
 """Losses in which a verifier's reward has a part, or a reference beside the teacher, as their papers write them."""
 
+import math
 from collections.abc import Callable, Iterator
 from statistics import mean, stdev
 
@@ -274,3 +275,36 @@ def vold(case: Case) -> Tensor:
     return sum(
         sum(loss(token, a) for token in row.tokens) / len(row.tokens) for row, a in rows
     ) / len(rows)
+
+
+def bond(case: Case) -> Tensor:
+    """2407.14622: half of KL(S || best-of-N) by policy gradient, with theorem 1 for the ratio of best-of-N to the anchor,
+    and half of KL(best-of-N || S) by the likelihood of the anchor's best answer; means over half the answers and an eighth.
+    """
+    total = torch.zeros(())
+    for group in case.groups():
+        own = [row for row in group if row.source == "student"]
+        anchor = [row.reward for row in group if row.source == "reference"]
+        best = [row for row in group if row.source == "reference" and row.reward == max(anchor)]
+        n = len(anchor)
+
+        def log_ratio(row: Sequence, anchor: list[float] = anchor, n: int = n) -> float:
+            if not anchor:
+                return 0.0
+            p_no_better = max(sum(r <= row.reward for r in anchor), 0.5) / n
+            p_worse = sum(r < row.reward for r in anchor) / n
+            return math.log(
+                sum(p_no_better ** (n - i) * p_worse ** (i - 1) for i in range(1, n + 1))
+            )
+
+        for row in own:
+            others = [log_ratio(other) for other in own if other is not row]
+            advantage = log_ratio(row) - sum(others) / len(others)
+            for place, token in enumerate(row.tokens):
+                to_anchor = sum(
+                    (later.lR - sg(later.lS) for later in row.tokens[place:]), torch.zeros(())
+                )
+                total = total - (advantage + to_anchor) * token.lS
+        for row in best:
+            total = total - 4 * sum((token.lS for token in row.tokens), torch.zeros(())) / len(best)
+    return total / len(case.sequences)

@@ -419,3 +419,26 @@ def distillspec(case: Case) -> Tensor:
 def osd(case: Case) -> Tensor:
     """2310.07177: forward KL, each token by the probability that speculative decoding rejects it."""
     return case.token_mean(lambda token: (1 - min(math.exp(gap(token)), 1.0)) * forward(token))
+
+
+def ketchup(case: Case) -> Tensor:
+    """2504.19024: minus the mean over answers of the sum of (G_t - b_t) log pi(y_t), with the teacher's logits q and the
+    Bellman optimality equation over K = 2 steps; b is the mean return of the other answers' tokens.
+    """
+    k = 2
+    returns: dict[int, list[float]] = {}
+    for row in case.sequences:
+        q = [float(token.lT) + token.level for token in row.tokens]
+        v = [float(token.T.max()) + token.level for token in row.tokens] + [0.0] * k
+        ends = [v[min(place + k, len(v) - 1)] for place in range(len(q))]
+        returns[id(row)] = [
+            sum(q[u] - ends[u] for u in range(place, len(q), k)) for place in range(len(q))
+        ]
+    total = torch.zeros(())
+    for group in case.groups():
+        for row in group:
+            others = [value for other in group if other is not row for value in returns[id(other)]]
+            baseline = sum(others) / len(others) if others else 0.0
+            for token, value in zip(row.tokens, returns[id(row)], strict=True):
+                total = total - (value - baseline) * token.lS
+    return total / len(case.sequences)

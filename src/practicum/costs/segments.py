@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from practicum.types import ScoreRequest
 
-SHORTEST_SHARED_PREFIX = 16
-"""The fewest common tokens that are worth a segment of their own."""
+FEWEST_SAVED_TOKENS = 16
+"""A shared prefix pays if it saves so many tokens."""
 
 MAX_FOLLOWING = 12
-"""The most tokens after a shared prefix, for each of its own, with which sharing pays."""
+"""The most tokens after a shared prefix, for each that it saves, with which sharing pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,12 @@ def find_shared_prefixes(texts: Sequence[tuple[tuple[int, ...], int]]) -> Shared
 def _pays(prefix: int, texts: int, following: int) -> bool:
     """Return True if texts are worth a shared prefix, with so many tokens after it in all texts."""
     # In a body of width D, the products of a token take 24 D D operations a layer, and a query with
-    # one key 4 D. Sharing P tokens saves their products in every text but the first. It costs each
-    # of the L tokens after them half a block of keys that a mask hides, 128 of 256, which attention
-    # without a mask skips. Both are equal at L = 24 D P / (4 * 128), which is 12 P at D = 256;
-    # wider models gain more, and two texts half as much.
-    return prefix >= SHORTEST_SHARED_PREFIX and following <= MAX_FOLLOWING * prefix * texts
+    # one key 4 D. Sharing saves a token's products in every text but the first. It costs each of
+    # the L tokens after it half a block of keys that a mask hides, 128 of 256, which attention
+    # without a mask skips. Both are equal at L = 24 D / (4 * 128) for each saved token, which is 12
+    # at D = 256; wider models gain more. A call of attention a layer is worth a few tokens.
+    saved = prefix * (texts - 1)
+    return saved >= FEWEST_SAVED_TOKENS and following <= MAX_FOLLOWING * saved
 
 
 def split_into_segments(texts: Sequence[ScoreRequest]) -> tuple[list[Segment], list[int]]:
@@ -127,14 +128,10 @@ def _count_fitting_texts(
 
 
 def count_shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return how many first tokens all prompts share, or 0 if sharing them does not pay.
-
-    At least one token of each prompt is left over.
-    """
+    """Return how many first tokens all prompts share; at least one of each is left over."""
     if len(prompts) < 2:
         return 0
     # In lexicographic order all prompts lie between these two, so they share what these two share.
     least, greatest = min(prompts), max(prompts)
     longest = min(map(len, prompts)) - 1
-    shared = next((index for index in range(longest) if least[index] != greatest[index]), longest)
-    return shared if shared >= SHORTEST_SHARED_PREFIX else 0
+    return next((index for index in range(longest) if least[index] != greatest[index]), longest)

@@ -70,6 +70,7 @@ from practicum.functional.sequence import (
     gather_logprobs,
     generalized_advantages,
     reward_to_go,
+    step_returns,
     token_coefficients,
 )
 from practicum.functional.weights import WEIGHTS, TokenStatistics, Weight
@@ -133,6 +134,7 @@ __all__ = [
     "restrict_candidates",
     "reward_to_go",
     "score_function_returns",
+    "step_returns",
     "temper",
     "token_coefficients",
     "top1_conflict",

@@ -17,12 +17,18 @@ SMALLEST_SPREAD = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Advantage:
-    """One way to turn the rewards of a prompt's completions into their advantages."""
+    """One way to turn the rewards of a prompt's completions into their advantages.
+
+    `function(rewards)` returns one number a reward. With `anchored` it is `function(rewards, anchor)`
+    with the rewards of the reference's completions of the same prompt, at least one, which have no
+    advantage themselves.
+    """
 
     name: str
-    function: Callable[[Sequence[float]], Sequence[float]]
+    function: Callable[..., Sequence[float]]
     summary: str
     paper: str = ""
+    anchored: bool = False
 
 
 ADVANTAGES = Table(Advantage)
@@ -87,6 +93,33 @@ def group_normalize(rewards: Sequence[float]) -> list[float]:
     return [value / (spread + SMALLEST_SPREAD) for value in centred]
 
 
+def best_of_n(rewards: Sequence[float], anchor: Sequence[float]) -> list[float]:
+    """Return log(best-of-N / anchor) of each completion, minus the mean of the others' (BOND, arXiv
+    2407.14622, theorem 1).
+
+    N is the number of the anchor's rewards. With the share F of them that is no better and the share
+    G that is worse, the ratio is `sum_i F**(N - i) G**(i - 1)`. An F of 0 counts as half of one.
+    """
+    count = len(anchor)
+    log_ratios = []
+    for reward in rewards:
+        no_better = max(sum(anchored <= reward for anchored in anchor), 0.5) / count
+        worse = sum(anchored < reward for anchored in anchor) / count
+        ties = sum((worse / no_better) ** power for power in range(count))
+        log_ratios.append((count - 1) * math.log(no_better) + math.log(ties))
+    return leave_one_out(log_ratios)
+
+
+def below_anchor(rewards: Sequence[float], anchor: Sequence[float]) -> list[float]:
+    """Return `-2**N log 2` for completions worse than all N of the anchor's and 0 for others, minus
+    the mean of the others' (J-BOND, arXiv 2407.14622, which has N = 2).
+
+    Its mean over the anchor's draws is log F where F is one half.
+    """
+    penalty = 2.0 ** len(anchor) * math.log(2.0)
+    return leave_one_out([-penalty * (reward < min(anchor)) for reward in rewards])
+
+
 ADVANTAGES |= {
     entry.name: entry
     for entry in (
@@ -103,6 +136,20 @@ ADVANTAGES |= {
             "leave_one_out", leave_one_out, "minus the mean of the others: RLOO", "2402.14740"
         ),
         Advantage("none", plain, "the reward itself: REINFORCE"),
+        Advantage(
+            "best_of_n",
+            best_of_n,
+            "log of best-of-N to the reference, whose N answers tell the quantile: BOND",
+            "2407.14622",
+            anchored=True,
+        ),
+        Advantage(
+            "below_anchor",
+            below_anchor,
+            "a penalty for what is worse than all of the reference's answers: J-BOND",
+            "2407.14622",
+            anchored=True,
+        ),
     )
 }
 

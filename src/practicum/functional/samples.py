@@ -113,6 +113,18 @@ def above_mean(statistics: SampleStatistics) -> list[float]:
     return [float(reward is not None and reward > mean) for reward in statistics.rewards]
 
 
+@SAMPLE_WEIGHTS.enter("the best of the writer's own", "2407.14622", ("rewards",), by_reward=True)
+def best(statistics: SampleStatistics) -> list[float]:
+    """Return 1 for the kept completion with the highest reward, shared evenly where several have it,
+    else 0: best-of-N (BOND, arXiv 2407.14622).
+    """
+    pairs = zip(statistics.rewards, statistics.kept, strict=True)
+    rewards = [reward if is_kept else None for reward, is_kept in pairs]
+    top = max((reward for reward in rewards if reward is not None), default=None)
+    count = sum(reward is not None and reward == top for reward in rewards)
+    return [1.0 / count if reward is not None and reward == top else 0.0 for reward in rewards]
+
+
 @SAMPLE_WEIGHTS.enter("the same text as most of the group", "2602.20574", ("texts",))
 def consensus(statistics: SampleStatistics, share: float = 0.5) -> list[float]:
     """Return 1 for completions with the same text as at least `share` of the group, else 0 (GATES,

@@ -34,6 +34,25 @@ def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T
     return total
 
 
+def sum_spans(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """Return at each value the sum over its span; a span is a run of equal numbers in `spans`."""
+    places, count = _number_spans(spans)
+    return values.new_zeros(count).index_add_(0, places, values)[places]
+
+
+def keep_span_starts(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """Return the values with 0 at all but the first of each span."""
+    is_start = torch.ones_like(spans, dtype=torch.bool)
+    is_start[1:] = spans[1:] != spans[:-1]
+    return torch.where(is_start, values, 0.0)
+
+
+def _number_spans(spans: Int[Tensor, " T"]) -> tuple[Int[Tensor, " T"], int]:
+    """Return the number of each value's span, from 0 on, and how many spans there are."""
+    unique, places = torch.unique_consecutive(spans, return_inverse=True)
+    return places, len(unique)
+
+
 def generalized_advantages(
     rewards: Float[Tensor, " T"], values: Float[Tensor, " T"], gamma: float, gae_lambda: float
 ) -> Float[Tensor, " T"]:
@@ -44,6 +63,27 @@ def generalized_advantages(
     """
     later = torch.nn.functional.pad(values[1:], (0, 1))
     return reward_to_go(rewards + gamma * later - values, gamma * gae_lambda)
+
+
+def step_returns(
+    logits: Float[Tensor, " T"], values: Float[Tensor, " T"], k: int
+) -> Float[Tensor, " T"]:
+    """Return `sum_j q_{t + jk} - V_{t + (j + 1)k}` with V = 0 after the last token (KETCHUP, arXiv
+    2504.19024).
+
+    `logits` q are those of the tokens and `values` V those of the states before them. With k 1 every
+    token's difference counts, with k of the whole length the first logit alone.
+    """
+    if k < 1:
+        raise ValueError(f"step_returns needs k of 1 or more, got {k}")
+    logits, values = precise(logits.detach()), precise(values.detach())
+    total = logits - torch.nn.functional.pad(values[k:], (0, min(k, len(values))))
+    step = k
+    # Doubling, as in `reward_to_go`.
+    while step < len(total):
+        total = total + torch.nn.functional.pad(total[step:], (0, step))
+        step *= 2
+    return total
 
 
 def token_coefficients(

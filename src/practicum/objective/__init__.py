@@ -12,6 +12,7 @@ from practicum.objective.tokens import (
     TermValues,
     TokenBatch,
     build_token_batch,
+    needs_first_pass,
 )
 from practicum.objective.vocabulary_axis import compute_term_values
 
@@ -43,5 +44,6 @@ __all__ = [
     "compare_signals",
     "compute_coefficients",
     "compute_term_values",
+    "needs_first_pass",
     "read_tokens",
 ]

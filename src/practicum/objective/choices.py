@@ -19,6 +19,7 @@ from practicum.objective.signals import (
     AdvantageName,
     Draws,
     Full,
+    Logits,
     Pair,
     Sampled,
     Score,
@@ -192,7 +193,7 @@ def index_by_type(*classes: type[Call]) -> dict[str, type[Call]]:
 
 
 AXES = {
-    "signals": index_by_type(Full, Sampled, TopK, Draws, Text, Score, Pair, Unlikely),
+    "signals": index_by_type(Full, Sampled, TopK, Draws, Logits, Text, Score, Pair, Unlikely),
     "targets": index_by_type(TeacherTarget, LogLinear, Mixture, Contrast),
     "estimators": index_by_type(Auto, Pathwise, ScoreFunction, K2Surrogate),
     "rewards": index_by_type(NoReward, AddAdvantage, Modulate),
@@ -250,7 +251,7 @@ def _read_own_reward(raw: Any) -> Any:
 
 
 Signal = Annotated[
-    Full | Sampled | TopK | Draws | Text | Score | Pair | Unlikely,
+    Full | Sampled | TopK | Draws | Logits | Text | Score | Pair | Unlikely,
     _read_choice("signal"),
     Field(discriminator="type"),
 ]

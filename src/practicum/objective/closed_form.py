@@ -24,14 +24,15 @@ from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.choices import ClipEntries, ClipLoss
 from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_reader import read_tokens
+from practicum.objective.signal_reader import measure_level, read_tokens
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair
-from practicum.objective.tokens import TermValues, TokenBatch
+from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch
 from practicum.objective.vocabulary_axis import (
     compute_teacher_rank,
     compute_term_values,
     compute_token_value,
+    compute_values,
     forget_unknown,
     mark_scored,
 )
@@ -103,7 +104,10 @@ class Autograd:
         objective: Objective,
     ) -> None:
         tokens = slice(0, len(hidden))
-        teacher, reference = (read_tokens(signal, tokens).to(hidden.device) for signal in signals)
+        teacher, reference = (
+            read_tokens(signal, tokens, with_level=objective.needs_logits).to(hidden.device)
+            for signal in signals
+        )
         self._hidden = hidden.detach().requires_grad_()
         with torch.enable_grad():
             student = head.logprobs(self._hidden)
@@ -153,6 +157,7 @@ class Fused:
         self._shape = (len(hidden), head.vocab_size)
         self._pair: DistributionPair | None = None
         self._outside: Tensor | None = None
+        self._level: Tensor | None = None
         self._unknown = None if teacher.unknown is None else teacher.unknown.to(hidden.device)
         logits = self._compute_logits(head, self._hidden)
         self._probs = torch.softmax(logits, dim=-1, out=self._take("student_probs"))
@@ -191,7 +196,9 @@ class Fused:
 
     def _read_folded_pair(self, student: Tensor, teacher: TeacherSignal) -> DistributionPair:
         """Return the pair on the common support of two vocabularies, in fresh matrices."""
-        distribution = read_tokens(teacher, slice(0, self._shape[0])).to(student.device)
+        tokens, with_level = slice(0, self._shape[0]), self._objective.needs_logits
+        distribution = read_tokens(teacher, tokens, with_level=with_level).to(student.device)
+        self._level = distribution.level
         self._outside, self._unknown = distribution.outside, distribution.unknown
         folded = [finite(part) for part in share_pair(student, distribution)]
         return DistributionPair(folded[0], folded[0].exp(), folded[1], folded[1].exp())
@@ -206,6 +213,8 @@ class Fused:
             assert teacher.head is not None and states is not None
             logits = self._compute_logits(teacher.head, states)
             torch.log_softmax(logits, dim=-1, out=logprobs)
+            # Now: the tile of the logits serves the probabilities next.
+            self._level = measure_level(logits, logprobs) if self._objective.needs_logits else None
         else:
             pooled = read_tokens(teacher, slice(0, self._shape[0])).full
             assert pooled is not None, "the members give whole distributions"
@@ -251,6 +260,10 @@ class Fused:
             is_scored = not term.needs_signal or teacher_logprobs is not None
             unknown = self._unknown if term.needs_signal else None
             loss_value = compute_token_value(term, logprobs) if divergence is None else divergence
+            distribution = TeacherDistribution(
+                None if pair is None else pair.teacher, outside=self._outside, level=self._level
+            )
+            logits, state_values = compute_values(term, distribution, teacher_logprobs)
             term_values = TermValues(
                 loss_value=loss_value,
                 is_scored=mark_scored(logprobs, unknown, is_scored=is_scored),
@@ -263,6 +276,8 @@ class Fused:
                 teacher_entropy=teacher_entropy,
                 reverse_kl=reverse_kl,
                 teacher_rank=compute_teacher_rank(term, pair and pair.teacher, tokens),
+                teacher_logits=logits,
+                teacher_values=state_values,
             )
             values.append(term_values.detach())
         return values

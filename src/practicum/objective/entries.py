@@ -197,7 +197,9 @@ _TRIALS: dict[str, Callable[[Any, Arguments], Any]] = {
     "correction": lambda entry, arguments: entry.function(
         torch.zeros(1), torch.ones(1), **arguments
     ),
-    "advantage": lambda entry, _: list(entry.function([1.0, 0.0])),
+    "advantage": lambda entry, _: list(
+        entry.function([1.0, 0.0], *([[0.0]] if entry.anchored else []))
+    ),
     "reward": lambda entry, arguments: entry.function(
         torch.ones(1), torch.ones(1), torch.zeros(1), **arguments
     ),

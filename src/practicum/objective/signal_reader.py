@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum import functional as F
@@ -14,21 +14,37 @@ from practicum.objective.tokens import TeacherDistribution
 from practicum.types import PooledSignal, TeacherSignal
 
 
-def read_tokens(signal: TeacherSignal, part: slice | Int[Tensor, " t"]) -> TeacherDistribution:
-    """Return a teacher's distribution at some tokens; its head reads only their hidden states."""
+def read_tokens(
+    signal: TeacherSignal, part: slice | Int[Tensor, " t"], *, with_level: bool = False
+) -> TeacherDistribution:
+    """Return a teacher's distribution at some tokens; its head reads only their hidden states.
+
+    With `with_level` the level of the raw logits comes with it, if there are such.
+    """
     if signal.pool is not None:
         return _pool(signal.pool, [read_tokens(member, part) for member in signal.pool.members])
-    full = None
+    full = level = None
     states = signal.states
     if states is not None and signal.head is not None:
         with torch.no_grad():
-            full = signal.head.logprobs(states[part])
+            if with_level:
+                logits = signal.head.logits(states[part])
+                full = torch.log_softmax(logits, dim=-1)
+                level = measure_level(logits, full)
+            else:
+                full = signal.head.logprobs(states[part])
     columns = (signal.topk_ids, signal.topk_logprobs, signal.logprobs, signal.unknown)
     ids, topk_logprobs, logprobs, unknown = (
         None if column is None else column[part] for column in columns
     )
     outside = signal.outside if full is not None else None
-    return TeacherDistribution(full, ids, topk_logprobs, logprobs, outside, unknown)
+    return TeacherDistribution(full, ids, topk_logprobs, logprobs, outside, unknown, level)
+
+
+def measure_level(logits: Float[Tensor, "t V"], logprobs: Float[Tensor, "t V"]) -> Tensor:
+    """Return the difference between logits and their log-probabilities, one number a position."""
+    # At the largest one, which is finite and the most exact.
+    return logits.amax(dim=-1) - logprobs.amax(dim=-1)
 
 
 @torch.no_grad()

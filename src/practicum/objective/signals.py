@@ -23,9 +23,11 @@ class Capabilities:
     These are the signals, the supports of a top-k signal and the largest k (None: any). `writes`
     is True if it can also generate completions. `needs_candidates` is True if a top-k request on
     the student's support must contain the candidates, because the student runs elsewhere.
-    `follows_student` is True if a teacher may change as the student learns, or shares its modules:
+    `raw_logits` is True if the heads that come with the signal `full` give logits as the model computes
+    them, before a softmax. `follows_student` is True if a teacher may change as the student learns, or shares its modules:
     it is then asked at its own step and never ahead. That is also the default for a teacher that
-    does not declare it.
+    does not declare it. `by_span` is True if a sampled log-probability may be that of several
+    tokens together; see `practicum.types.TeacherSignal`.
     """
 
     signals: frozenset[SignalName]
@@ -34,6 +36,8 @@ class Capabilities:
     writes: bool = True
     needs_candidates: bool = False
     follows_student: bool = True
+    by_span: bool = False
+    raw_logits: bool = False
 
 
 class SignalCall(Call):
@@ -77,6 +81,11 @@ class SignalCall(Call):
     @property
     def drawn(self) -> int:
         """Return the number of extra tokens that are drawn from the student at each state."""
+        return 0
+
+    @property
+    def step(self) -> int:
+        """Return the tokens of a step of the returns that it makes of raw logits; 0 without any."""
         return 0
 
     @property
@@ -234,6 +243,53 @@ class Draws(SignalCall):
         return (
             "signal 'mc' has drawn tokens, which no divergence is a sum over; write estimator: "
             "score_function"
+        )
+
+
+class Logits(SignalCall):
+    """The teacher's raw logits as values of tokens: returns in steps of K (KETCHUP 2504.19024).
+
+    The return of a token is its logit minus the value of the state K tokens later, plus that token's
+    logit minus the value K tokens after it, and so on; after the last token the value is 0. The
+    `value` of a state is its largest logit (`max`) or the logarithm of their sum of exponentials
+    (`soft`).
+    """
+
+    type: Literal["logits"] = "logits"
+    k: int = Field(default=4, ge=1)
+    value: Literal["max", "soft"] = "max"
+    sampled: ClassVar[bool] = True
+    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+
+    @property
+    def question(self) -> Full:
+        """Return the full distribution, whose head gives the logits."""
+        return Full()
+
+    @property
+    def step(self) -> int:
+        """Return k."""
+        return self.k
+
+    def explain_refusal(self, capabilities: Capabilities) -> str | None:
+        """Refuse also a teacher that gives log-probabilities only."""
+        if problem := super().explain_refusal(capabilities):
+            return problem
+        if capabilities.raw_logits:
+            return None
+        return (
+            "gives log-probabilities and no raw logits; write signal: sampled with estimator: "
+            "score_function(gamma=1), or take a teacher of type model or self"
+        )
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse settings of another return; a baseline of the group is none."""
+        baselines = (ScoreFunction(), ScoreFunction(baseline="group_mean"))
+        if divergence == "reverse_kl" and plain and gradient in baselines:
+            return None
+        return (
+            "signal 'logits' has a return of its own; leave out target and divergence, and write "
+            "estimator: score_function(baseline=group_mean) or none"
         )
 
 

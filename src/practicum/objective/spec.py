@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from practicum.functional.advantages import ADVANTAGES
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import SAMPLE_WEIGHTS, TOKEN_STATISTICS
@@ -22,6 +23,7 @@ from practicum.objective.choices import (
     DivergenceChoice,
     Estimator,
     LogLinear,
+    Modulate,
     NoClip,
     NoReward,
     Reward,
@@ -157,6 +159,10 @@ class Term(BaseModel):
             return "among=source compares the answers of one writer; write source: student"
         if isinstance(self.signal, Unlikely) and not isinstance(self.reward, NoReward):
             return "signal 'unlikely' has an advantage of its own; leave out reward"
+        if self.signal.step and isinstance(self.reward, Modulate):
+            return "reward 'modulate' takes log T - log S for its size; write signal: sampled"
+        if self.signal.step and isinstance(self.clip, ClipAdvantage):
+            return "clip 'advantage' is of log T - log S; leave it out with signal 'logits'"
         if self.signal.pairs and not isinstance(self.reward, NoReward):
             return "signal 'pair' has no advantage; leave out reward, or write choose=reward"
         if self.signal.outcome is not None and not isinstance(self.reward, NoReward):
@@ -273,6 +279,12 @@ class Term(BaseModel):
         return self.signal.by_reward or not isinstance(self.reward, NoReward)
 
     @property
+    def compares_with_reference(self) -> bool:
+        """Return True if the rewards of the reference's answers have a part in the advantage."""
+        score = self.signal if self.signal.outcome is not None else self.reward.by_itself
+        return score is not None and ADVANTAGES[str(score.outcome)].anchored
+
+    @property
     def learns_from_reward(self) -> bool:
         """Return True if the term trains on the verifier's reward.
 
@@ -316,6 +328,7 @@ class Term(BaseModel):
         )
         return (
             sequence
+            or self.signal.step > 0
             or self.signal.pairs
             or CORRECTIONS[self.correction.name].cumulative
             or not WEIGHTS[self.weights.name].pointwise
@@ -379,9 +392,9 @@ class Objective(FrozenConfig):
         return _pick_richest([term for term in self.losses if term.needs_reference])
 
     @property
-    def scorers(self) -> list[str]:
-        """Return the scorers, besides the verifier, that terms name."""
-        return sorted({term.scorer for term in self.losses} - {VERIFIER})
+    def needs_logits(self) -> bool:
+        """Return True if any term reads a model's raw logits."""
+        return any(term.signal.step for term in self.losses)
 
     @property
     def needs_sequences(self) -> bool:

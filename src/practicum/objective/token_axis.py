@@ -18,6 +18,7 @@ from practicum.functional.samples import (
     TOKEN_STATISTICS,
     SampleStatistics,
 )
+from practicum.functional.sequence import keep_span_starts, sum_spans
 from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
@@ -92,12 +93,30 @@ def merge_parts(
 
 
 def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
+    """Return the advantage of each token, or that of its whole span at each token of the span."""
     if values.teacher_logprobs is None:
         return torch.zeros_like(values.logprobs)
     learner = values.logprobs if term.advantage_logprob == "learner" else batch.sampling_logprobs
-    advantage = term.compute_advantage(learner, values.teacher_logprobs)
+    teacher = values.teacher_logprobs
+    if batch.spans is not None:
+        # The span is one action: its gradient is the whole advantage times that of the sum of its
+        # tokens' log-probabilities, so no token gets a share.
+        learner, teacher = _sum_both(learner, teacher, batch.spans)
+    advantage = term.compute_advantage(learner, teacher)
     clip = term.clip
     return F.clip(advantage, clip.low, clip.high) if isinstance(clip, ClipAdvantage) else advantage
+
+
+def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both log-probabilities of each span, those of several tokens relative to the larger.
+
+    Advantages of f-divergences are functions of their difference. They floor the teacher at a value
+    for one token, below which any long text lies.
+    """
+    sizes = sum_spans(torch.ones_like(student), spans)
+    student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
+    largest = torch.where(sizes > 1, torch.maximum(student, teacher), 0.0)
+    return student - largest, teacher - largest
 
 
 def _compute_returns(
@@ -140,9 +159,15 @@ def _compute_teacher_returns(
 ) -> Tensor:
     """Return the teacher's return of each token: advantages times ratios, minus a baseline."""
     gradient = term.gradient if isinstance(term.gradient, ScoreFunction) else ScoreFunction()
-    returns = torch.where(values.is_scored, ratio * _compute_advantage(term, values, batch), 0.0)
+    if term.signal.step:
+        advantages = returns = _compute_step_returns(term, values, batch, ratio)
+    else:
+        advantages = ratio * _compute_advantage(term, values, batch)
+        advantages = returns = torch.where(values.is_scored, advantages, 0.0)
     if gradient.gamma > 0:
-        returns = _apply_by_row(batch, returns, lambda row: _compute_returns_to_go(row, gradient))
+        returns = _sum_returns(returns, gradient, batch)
+    if batch.spans is not None:
+        returns = returns + _carry_to_next(advantages, batch.spans, batch)
     if gradient.baseline == "kl":
         assert values.divergence is not None, "the capability check asks for candidates"
         return returns + torch.where(values.is_scored, ratio * values.divergence, 0.0)
@@ -151,6 +176,48 @@ def _compute_teacher_returns(
         # later tokens it would remove their mean, which is what a return says beyond this token.
         return returns - ratio * _compute_leave_one_out_mean(returns, values, batch)
     return returns
+
+
+def _sum_returns(advantages: Tensor, gradient: ScoreFunction, batch: TokenBatch) -> Tensor:
+    """Return the return of each token; a span counts once in it, and its tokens share one."""
+    if batch.spans is not None:
+        advantages = keep_span_starts(advantages, batch.spans)
+    returns = _apply_by_row(batch, advantages, lambda row: _compute_returns_to_go(row, gradient))
+    if batch.spans is None:
+        return returns
+    return sum_spans(keep_span_starts(returns, batch.spans), batch.spans)
+
+
+def _carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tensor:
+    """Return at the first token of each span the advantage of the span right before it, else 0.
+
+    Where a span ends is decided by what comes after it: an early stop makes a word of what would
+    have been its beginning, and it is the stop that must answer for it.
+    """
+    carried = torch.zeros_like(advantages)
+    follows = (batch.rows[1:] == batch.rows[:-1]) & (
+        batch.positions[1:] == batch.positions[:-1] + 1
+    )
+    is_next = follows & (spans[1:] != spans[:-1])
+    carried[1:] = torch.where(is_next, advantages[:-1], 0.0)
+    return carried
+
+
+def _compute_step_returns(
+    term: Term, values: TermValues, batch: TokenBatch, ratio: Tensor
+) -> Tensor:
+    """Return the returns of raw logits, row by row; 0 at tokens without a signal."""
+    if values.teacher_logits is None or values.teacher_values is None:
+        return torch.zeros_like(values.logprobs)
+    logits, state_values = (
+        torch.where(values.is_scored, ratio * numbers, 0.0)
+        for numbers in (values.teacher_logits, values.teacher_values)
+    )
+    pairs = torch.stack([logits, state_values], dim=-1)
+    returns = _apply_by_row(
+        batch, pairs, lambda row: F.step_returns(row[:, 0], row[:, 1], term.signal.step)
+    )
+    return torch.where(values.is_scored, returns, 0.0)
 
 
 def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor:
@@ -191,17 +258,26 @@ def _compute_own_advantages(term: Term, advantage: str, batch: TokenBatch) -> Te
 def _compare_rewards(
     term: Term, advantage: str, batch: TokenBatch, source: str = "all"
 ) -> list[float]:
-    """Return the advantage of each row among those of a source; 0 for rows of other sources."""
-    by_scorer = _read_rewards(term, batch)
+    """Return the advantage of each row among those of a source; 0 for rows of other sources.
+
+    An anchored advantage compares with the reference's rows, and is 0 where there are none.
+    """
+    entry, by_scorer = ADVANTAGES[advantage], _read_rewards(term, batch)
     by_row = [0.0] * len(batch.groups)
     for rows in batch.group_rows():
-        rewards = {
+        rewards = {row: reward for row in rows if (reward := by_scorer[row]) is not None}
+        anchor = [rewards[row] for row in rewards if batch.sources[row] == "reference"]
+        compared = {
             row: reward
-            for row in rows
-            if (reward := by_scorer[row]) is not None and source in ("all", batch.sources[row])
+            for row, reward in rewards.items()
+            if source in ("all", batch.sources[row])
+            and not (entry.anchored and batch.sources[row] == "reference")
         }
-        advantages = ADVANTAGES[advantage].function(list(rewards.values()))
-        for row, row_advantage in zip(rewards, advantages, strict=True):
+        if entry.anchored and not anchor:
+            continue
+        extra = (anchor,) if entry.anchored else ()
+        advantages = entry.function(list(compared.values()), *extra)
+        for row, row_advantage in zip(compared, advantages, strict=True):
             by_row[row] = row_advantage
     return [by_row[row] for row in batch.first]
 
@@ -331,7 +407,8 @@ def _compute_completion_weights(term: Term, values: TermValues, batch: TokenBatc
     """Return the weight of each token's completion, 0 if it is not selected."""
     if term.samples_by.isdisjoint(TOKEN_STATISTICS):
         arguments = term.samples.arguments.items()
-        key = ("completion weight", term.samples.name, *arguments, term.filter, term.scorer)
+        key = ("completion weight", term.samples.name, *arguments, term.filter)
+        key += (term.source, term.scorer)
         return batch.spread(key, lambda: _weigh_rows(term, batch, _select_rows(term, batch)))
     is_trained = values.is_scored & _mask_source_tokens(term, batch)
     trained_rows = set(batch.rows[is_trained].tolist())
@@ -358,12 +435,13 @@ def _weigh_rows(
 ) -> list[float]:
     """Return the weight of each row's completion, 0 for rows that the term does not train on."""
     entry = SAMPLE_WEIGHTS[term.samples.name]
-    by_row, rewards = [1.0] * len(batch.groups), _read_rewards(term, batch)
+    by_row, by_scorer = [1.0] * len(batch.groups), _read_rewards(term, batch)
+    of_source = [term.source in ("all", source) for source in batch.sources]
     # A weight that needs no statistic is 1 for every completion.
     for rows in batch.group_rows() if entry.needs else ():
         statistics = SampleStatistics(
-            kept=[trains[row] for row in rows],
-            rewards=[rewards[row] for row in rows],
+            kept=[trains[row] and of_source[row] for row in rows],
+            rewards=[by_scorer[row] for row in rows],
             texts=[batch.texts[row] for row in rows],
             student_nll=[student_nll[row] for row in rows if student_nll],
             teacher_nll=[teacher_nll[row] for row in rows if teacher_nll],

@@ -22,6 +22,7 @@ class TokenBatch:
     numbers of `mc` signals. The tuples are by row: rewards, prompts, texts, sources. `first` has
     the first row with the same rollout, which differs from the row itself if several teachers each
     have a row for a rollout. `special` is True at special tokens, and None if they are unknown.
+    `spans` numbers the spans of tokens of teachers with other tokenizers; None: each token is one.
     `rewards` has the verifier's rewards and the values of each scorer; the columns of `judged` are
     the numbers a token of the scorers in `judges`.
     """
@@ -40,6 +41,7 @@ class TokenBatch:
     sources: tuple[Source, ...]
     first: tuple[int, ...]
     special: Bool[Tensor, " T"] | None = None
+    spans: Int[Tensor, " T"] | None = None
     judges: tuple[str, ...] = ()
     judged: Float[Tensor, "T J"] | None = None
     row_values: dict[Hashable, Float[Tensor, " R"]] = field(default_factory=dict)
@@ -91,7 +93,8 @@ class TeacherDistribution:
 
     It is the full distribution, the candidates, the sampled token alone, or nothing. With `outside`
     the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
-    tokens the numbers about the sampled token mean nothing.
+    tokens the numbers about the sampled token mean nothing. `level` added to the full distribution
+    gives the raw logits, if they are known and asked for.
     """
 
     full: Float[Tensor, "T V"] | None = None
@@ -100,6 +103,7 @@ class TeacherDistribution:
     logprobs: Float[Tensor, " T"] | None = None
     outside: Int[Tensor, " M"] | None = None
     unknown: Bool[Tensor, " T"] | None = None
+    level: Float[Tensor, " T"] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -116,8 +120,9 @@ class TeacherDistribution:
 class TermValues:
     """The logit side of one term: a differentiable `value` a token, and detached statistics.
 
-    `answered` is True at tokens for which the term has its signal. `reverse_kl` to the teacher is
-    measured for every divergence: it is the common measure of all objectives.
+    `is_scored` is True at tokens for which the term has its signal. `reverse_kl` to the teacher is
+    measured for every divergence: it is the common measure of all objectives. `teacher_logits` of
+    the sampled tokens and `teacher_values` of the states are there for terms with returns of them.
     """
 
     loss_value: Float[Tensor, " T"]
@@ -129,6 +134,8 @@ class TermValues:
     teacher_entropy: Float[Tensor, " T"] | None
     reverse_kl: Float[Tensor, " T"] | None
     teacher_rank: Int[Tensor, " T"] | None = None
+    teacher_logits: Float[Tensor, " T"] | None = None
+    teacher_values: Float[Tensor, " T"] | None = None
 
     def __getitem__(self, index: Int[Tensor, " t"]) -> "TermValues":
         """Return the values at some of the tokens."""
@@ -206,9 +213,40 @@ def build_token_batch(
         sources=tuple(rollout.source for rollout in rollouts),
         first=_find_first_rows(datums),
         special=None if special_ids is None else torch.isin(tokens, special_ids),
+        spans=_number_spans(datums),
         judges=judges,
         judged=pack(_stack_judgements(rollout, judges) for rollout in rollouts) if judges else None,
     )
+
+
+def needs_first_pass(objective: Objective, datums: Iterable[Datum]) -> bool:
+    """Return True if a token's coefficient depends on other tokens, so that a pass comes first.
+
+    They are those of the objective's returns and weights, or of a teacher's spans.
+    """
+    return objective.needs_sequences or any(_find_starts(datum) is not None for datum in datums)
+
+
+def _find_starts(datum: Datum) -> Bool[Tensor, " T"] | None:
+    """Return True where spans of teacher and reference start; None if each token is a span."""
+    both = (datum.signal.shared_starts, datum.reference.shared_starts)
+    starts = [mask for mask in both if mask is not None]
+    return torch.stack(starts).all(dim=0) if starts else None
+
+
+def _number_spans(datums: Sequence[Datum]) -> Int[Tensor, " T"] | None:
+    """Return the number of the span of each supervised token; None if each is a span."""
+    starts = [_find_starts(datum) for datum in datums]
+    if all(mask is None for mask in starts):
+        return None
+    numbered, last = [], 0
+    for mask, datum in zip(starts, datums, strict=True):
+        is_start = torch.ones_like(datum.rollout.loss_mask) if mask is None else mask.clone()
+        # Rows never share a span, whatever is said of the first token of one.
+        is_start[:1] = True
+        numbered.append((last + is_start.cumsum(0))[datum.rollout.loss_mask])
+        last += int(is_start.sum())
+    return torch.cat(numbered)
 
 
 def _collect_rewards(rollouts: Sequence[Rollout]) -> dict[str, tuple[float | None, ...]]:

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.support import floor_buckets
 from practicum.objective.choices import (
@@ -28,6 +29,7 @@ from practicum.objective.choices import (
     TeacherTarget,
 )
 from practicum.objective.estimators import Pathwise
+from practicum.objective.signals import Logits
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair, share_support
 from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch
@@ -61,6 +63,8 @@ def compute_term_values(
             loss_value = _compute_loss_value(term, folded, signals, batch, logprobs, divergence)
             teacher_logprobs = _gather_target_logprobs(term, folded, signals, batch.tokens)
         unknown = signals.find_unknown(term)
+        distribution = teacher if term.against == "teacher" else reference or TeacherDistribution()
+        logits, state_values = compute_values(term, distribution, teacher_logprobs)
         term_values = TermValues(
             loss_value=loss_value,
             is_scored=mark_scored(logprobs, unknown, is_scored=is_scored),
@@ -71,6 +75,8 @@ def compute_term_values(
             teacher_entropy=None if full is None else F.entropy(full),
             reverse_kl=reverse_kl,
             teacher_rank=compute_teacher_rank(term, full, batch.tokens),
+            teacher_logits=logits,
+            teacher_values=state_values,
         )
         values.append(term_values)
     return values
@@ -204,6 +210,30 @@ def compute_teacher_rank(term: Term, teacher: Tensor | None, tokens: Tensor) -> 
     if teacher is None or "teacher_rank" not in term.weighs_by:
         return None
     return (teacher > F.gather_logprobs(teacher, tokens)[:, None]).sum(dim=-1)
+
+
+@torch.no_grad()
+def compute_values(
+    term: Term, teacher: TeacherDistribution, teacher_logprobs: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the teacher's raw logits of the sampled tokens and the values of the states.
+
+    None twice if the term has no returns of them, or no signal. Raises TeacherError if the teacher
+    gave log-probabilities only.
+    """
+    if not isinstance(term.signal, Logits) or teacher_logprobs is None:
+        return None, None
+    if teacher.full is None or teacher.level is None:
+        raise TeacherError(
+            f"signal 'logits' reads the {term.against}'s raw logits, and it gave log-probabilities "
+            "only; write signal: sampled with estimator: score_function(gamma=1)"
+        )
+    logits = teacher_logprobs + teacher.level
+    if term.signal.value == "soft":
+        return logits, teacher.level
+    # The bucket of other tokens is not one token.
+    tokens = teacher.full if teacher.outside is None else teacher.full[:, :-1]
+    return logits, teacher.level + tokens.amax(dim=-1)
 
 
 @torch.no_grad()

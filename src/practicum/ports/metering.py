@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.costs import Meter, MeteredHead, ModelDims, TrainableDims, Usage, count_read_tokens
-from practicum.objective import Objective, Signal
+from practicum.objective import Objective, Signal, needs_first_pass
 from practicum.ports import (
     AdamParams,
     Capabilities,
@@ -211,7 +211,7 @@ class MeteredTrainer:
             flops = self._learning.count_update_flops(
                 self._shape, read, head_rows, recompute=recompute
             )
-            if objective.needs_sequences:
+            if needs_first_pass(objective, datums):
                 # Whole-sequence coefficients take one more forward pass, without a gradient.
                 flops += self._shape.count_hidden_flops(read.tokens, read.contexts)
                 flops += self._shape.count_head_flops(head_rows)

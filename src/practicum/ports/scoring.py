@@ -44,7 +44,7 @@ class VariedScorer(Scorer, Protocol):
     """A judge that can be asked in other ways, which should not change what it says."""
 
     def build_variants(self) -> Mapping[str, Scorer]:
-        """Return the same judge with its question put otherwise, by what differs."""
+        """Return its grades under `nothing`, and with its question put otherwise, by what differs."""
         ...
 
 

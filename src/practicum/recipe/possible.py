@@ -5,7 +5,12 @@ from collections.abc import Iterable, Sequence
 from practicum.objective import VERIFIER, ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
-from practicum.rollouts import needs_reference_samples, needs_replay, needs_teacher_samples
+from practicum.rollouts import (
+    Source,
+    needs_reference_samples,
+    needs_replay,
+    needs_teacher_samples,
+)
 
 STALENESS = "rollout.max_staleness"
 
@@ -37,6 +42,18 @@ def find_capability_problems(
         elif problem := term.signal.explain_refusal(capabilities):
             problems.append(f"{where}: {against} {teacher!r} {problem}")
     return problems
+
+
+def find_anchor_problems(objective: Objective, source: Source) -> list[str]:
+    """Return a problem for each term that compares with answers which the reference never writes."""
+    if needs_reference_samples(source):
+        return []
+    return [
+        f"objective.losses[{number}]: its advantage compares with the reference's answers, and the "
+        "reference writes none; write rollout.source: join(reference, 4)"
+        for number, term in enumerate(objective.losses)
+        if term.compares_with_reference
+    ]
 
 
 def find_truncation_problem(objective: Objective, rollout: RolloutConfig) -> list[str]:

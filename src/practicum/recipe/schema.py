@@ -14,6 +14,7 @@ from practicum.recipe.families import Family
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.possible import (
     STALENESS,
+    find_anchor_problems,
     find_capability_problems,
     find_engine_problems,
     find_scorer_problems,
@@ -136,6 +137,7 @@ class Recipe(FrozenConfig):
             self.teacher.type,
             None if self.reference is None else self.reference.capabilities(),
         )
+        problems += find_anchor_problems(self.objective, self.rollout.source)
         moving = {
             path for path, schedule in self.schedules.items() if isinstance(schedule, Adaptive)
         }

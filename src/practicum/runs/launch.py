@@ -4,7 +4,6 @@ Nothing in `metrics.jsonl`, `rollouts.jsonl` and `summary.json` depends on the c
 was killed and resumed writes the same bytes as one that was not. Seconds go to `timings.jsonl`.
 """
 
-import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -14,9 +13,9 @@ from typing import Any
 from practicum.core.notes import hide_notes
 from practicum.core.options import spell_options
 from practicum.core.stopping import Stop, catch_stop_signals
-from practicum.errors import RecipeError, WorkerLost
+from practicum.errors import RecipeError, TooFewGpus, WorkerLost
 from practicum.objective import Objective
-from practicum.recipe import Recipe, load_recipe, parse_recipe
+from practicum.recipe import Recipe, load_recipe, override_all, parse_recipe, resolve_recipe
 from practicum.recipe.typed import (
     BackendSection,
     EvaluationSection,
@@ -106,18 +105,32 @@ def run_in_folder(
         signals as stop_check,
         RunTracker.open(recipe, run_dir) as tracker,
     ):
-        for losses in itertools.count(1):
+        losses = 0
+        while True:
             try:
                 with ExitStack() as exit_stack:
                     session = Session(run_dir, recipe, console, stop_check, tracker, exit_stack)
                     return session.execute(allow_changed, resume=resume)
             except WorkerLost as loss:
+                losses += 1
                 # Without recipe.json nothing had begun, and there is nothing to go on with.
                 if losses > loss.restarts or not run_dir.recipe_json.is_file():
                     raise
                 log.warning(f"{loss}; going on by itself, {losses} of {loss.restarts} times")
+            except TooFewGpus as lack:
+                # A run that begins is not made smaller than its recipe says.
+                if not losses or not lack.overrides:
+                    raise
+                log.warning(f"{lack.problem}; going on with {' '.join(lack.overrides)}")
+                recipe = _change(recipe, lack.overrides)
             allow_changed, resume = (), True
-    raise AssertionError("a run ends with its result or an error")
+
+
+def _change(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """Return a recipe with some of its settings changed."""
+    recipe_data = resolve_recipe(recipe)
+    override_all(recipe_data, overrides)
+    return parse_recipe(recipe_data, recipe.name)
 
 
 def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool = False) -> None:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from practicum.core.options import spell_options
-from practicum.errors import RecipeError, TeacherError, VerifierError
+from practicum.errors import RecipeError, TeacherError, VerifierError, WorkerLost
 from practicum.monitors import Watch
 from practicum.recipe import Recipe, override, parse_recipe, resolve_recipe
 from practicum.recipe.schedule import ScheduleState
@@ -31,8 +31,8 @@ class Training:
     def follow(self, results: Iterable[StepResult]) -> None:
         """Observe step after step until the run ends.
 
-        If a teacher, a verifier or an environment fails, raises TeacherError or VerifierError with
-        the newest saved step.
+        If a teacher, a verifier, an environment or a process of a cluster fails, raises
+        TeacherError, VerifierError or WorkerLost with the newest saved step.
         """
         measured_step = trained_step = self.saving.saved
         try:
@@ -44,6 +44,11 @@ class Training:
                     observer(step)
                 if self.ending.is_last(result.step):
                     return
+        except WorkerLost as loss:
+            self.saving.finish()
+            newest = f"of step {self.saving.saved}" if self.saving.saved else "none"
+            reason = f"after step {measured_step}: {loss} (newest checkpoint: {newest})"
+            raise WorkerLost(reason, loss.restarts) from loss
         except (TeacherError, VerifierError) as error:
             # A failure within a step comes before its update, so the weights are those after the
             # last measured step, which can be saved. A step whose update ran but whose evaluation

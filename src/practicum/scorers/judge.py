@@ -149,16 +149,18 @@ class Judge(Scorer):
         return {reason: float(count) for reason, count in sorted(counts.items())}
 
     def build_variants(self) -> dict[str, Scorer]:
-        """Return the same judge with its question put otherwise, by the bias that it shows.
+        """Return the judge's grades, and those with its question put otherwise, by what differs.
 
-        `position` has answer and question in each other's place, `suggestion` a line after each
-        answer that asks for the highest grade.
+        None of them rejects. `position` has answer and question in each other's place, `suggestion`
+        a line after each answer that asks for the highest grade.
         """
-        swapped = self.config.model_copy(update={"template": swap_fields(self.config.template)})
+        grading = self.config.model_copy(update={"at_least": None})
+        swapped = grading.model_copy(update={"template": swap_fields(self.config.template)})
         suggestion = SUGGESTION.format(high=self.config.scale[1])
         return {
+            "nothing": replace(self, config=grading),
             "position": replace(self, config=swapped, replies={}),
-            "suggestion": replace(self, suffix=f"\n{suggestion}", replies={}),
+            "suggestion": replace(self, config=grading, suffix=f"\n{suggestion}", replies={}),
         }
 
     def _write_question(self, rollout: Rollout) -> str:

@@ -21,7 +21,9 @@ class Config(ScorerConfig):
 
     def capabilities(self) -> Capabilities:
         """Return every signal: the model is local."""
-        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
+        return Capabilities(
+            signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
+        )
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:

@@ -67,6 +67,11 @@ class Config(FrozenConfig):
                 "gate: a sum is read teacher by teacher, so none can step in for another; "
                 "write kind: geometric"
             )
+        if self.kind == "arithmetic" and self._intersect().by_span:
+            raise ValueError(
+                "kind: the average of probabilities is of single tokens, and a member with another "
+                "tokenizer knows that of several together; write kind: geometric or sum"
+            )
         if self.gate is not None and "full" not in self._intersect().signals:
             raise ValueError(
                 "gate: the entropy of a member is known only where it can give its whole "
@@ -88,7 +93,12 @@ class Config(FrozenConfig):
 
 def _pool_capabilities(members: Capabilities) -> Capabilities:
     """Return what can be combined from members that have these capabilities in common."""
-    pool = Capabilities(members.signals, writes=False, follows_student=members.follows_student)
+    pool = Capabilities(
+        members.signals,
+        writes=False,
+        follows_student=members.follows_student,
+        by_span=members.by_span,
+    )
     if "full" in members.signals:
         return pool
     return replace(pool, signals=members.signals & {"sampled"}, supports=frozenset())

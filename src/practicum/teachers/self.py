@@ -30,7 +30,7 @@ class Config(FrozenConfig):
 
     def capabilities(self) -> Capabilities:
         """Return every signal: the student is local."""
-        return Capabilities(signals=frozenset({"sampled", "topk", "full"}))
+        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), raw_logits=True)
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:

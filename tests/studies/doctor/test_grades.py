@@ -28,7 +28,9 @@ class Judge(Scorer):
         return [Judgement(self.grade(rollout)) for rollout in rollouts]
 
     def build_variants(self) -> Mapping[str, Scorer]:
-        return {name: Judge(grade) for name, grade in self.variants.items()}
+        return {
+            name: Judge(grade) for name, grade in {"nothing": self.grade, **self.variants}.items()
+        }
 
 
 def write(number: int, reward: float | None, length: int) -> Rollout:

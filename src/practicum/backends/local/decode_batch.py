@@ -27,7 +27,7 @@ from practicum.backends.local.packing import pad_sequences
 from practicum.backends.local.prefill import PromptQueue
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
 from practicum.backends.local.rounding import round_linear_maps
-from practicum.costs.segments import count_shared_prefix
+from practicum.costs.segments import FEWEST_SAVED_TOKENS, count_shared_prefix
 from practicum.errors import ModelError
 from practicum.ports import DecodeBatch
 
@@ -175,7 +175,8 @@ class _PaddedState:
 def _run_prefill(language_model: LanguageModel, prompts: Sequence[PromptTokens]) -> _PaddedState:
     """Prefill the prompts; compute a long shared prefix once if every layer caches all tokens."""
     caches_all_tokens = language_model.window is None and not language_model.is_recurrent
-    shared = count_shared_prefix(prompts) if caches_all_tokens else 0
+    common = count_shared_prefix(prompts) if caches_all_tokens else 0
+    shared = common if common >= FEWEST_SAVED_TOKENS else 0
     ids, mask = pad_sequences(
         [prompt[shared:] for prompt in prompts], side="left", device=language_model.device
     )

@@ -80,6 +80,10 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
         return None
     heads, first = config.num_attention_heads, layers[0]
     head_width = len(first["self_attn.q_proj.weight"]) // heads
+    # The step turns whole heads: it would read past a table for a part of each (GLM's rotation).
+    frequencies = dict(body.named_buffers()).get("rotary_emb.inv_freq")
+    if frequencies is None or 2 * len(frequencies) != head_width:
+        return None
     return LlamaWeights(
         layers=layers,
         embedding=weights["embed_tokens.weight"],

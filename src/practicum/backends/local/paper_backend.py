@@ -26,7 +26,7 @@ from practicum.models.config import (
     ScratchConfig,
     StudentConfig,
 )
-from practicum.objective import Objective, Signal
+from practicum.objective import Objective, Signal, needs_first_pass
 from practicum.objective.passes import find_longest_length
 from practicum.ports import (
     AdamParams,
@@ -179,7 +179,7 @@ class PaperClient(SelfTeacher):
     @property
     def capabilities(self) -> Capabilities:
         """Every signal, as a local model gives it."""
-        return Capabilities(signals=frozenset({"sampled", "topk", "full"}))
+        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), raw_logits=True)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Return completions of the assumed length."""
@@ -248,9 +248,10 @@ class PaperTrainer:
     ) -> ForwardResult:
         """Record the data, and apply the teachers' heads as often as a trainer does."""
         self._record.datums.extend(data)
+        passes = 1 + needs_first_pass(objective, data)
         for datum in data:
             for head in (*datum.signal.heads, *datum.reference.heads):
-                for _ in range(1 + objective.needs_sequences):
+                for _ in range(passes):
                     head.logprobs(torch.zeros(int(datum.rollout.loss_mask.sum()), 1))
         supervised = [int(datum.rollout.loss_mask.sum()) for datum in data]
         metrics = {"tokens": float(sum(supervised))}

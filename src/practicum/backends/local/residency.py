@@ -109,7 +109,9 @@ class OffloadedSampler:
     @property
     def capabilities(self) -> Capabilities:
         """Every signal: the full distribution is known."""
-        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
+        return Capabilities(
+            signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
+        )
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion a request, in order."""

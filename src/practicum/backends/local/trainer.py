@@ -42,6 +42,7 @@ from practicum.objective import (
     build_chunk,
     build_token_batch,
     can_fuse,
+    needs_first_pass,
 )
 from practicum.objective.measures import UpdateStatistics, compare, measure, measure_pairs
 from practicum.objective.passes import (
@@ -273,7 +274,7 @@ class LocalTrainer:
             if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
                 head = prepack_head(head)
             coefficients = None
-            if objective.needs_sequences:
+            if needs_first_pass(objective, split_datums):
                 coefficients = self._compute_batch_coefficients(
                     passes, head, objective, batch, records
                 )

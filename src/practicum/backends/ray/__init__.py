@@ -3,6 +3,7 @@
 See docs/clusters.md.
 """
 
+import os
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -66,6 +67,18 @@ class Config(MemoryConfig):
             )
         return self
 
+    def list_smaller(self, missing: int) -> list[str]:
+        """Return the overrides with which the trainers do without some GPUs, empty if none do.
+
+        Shards stay as large as they are for as long as that is possible.
+        """
+        most, share = self.trainers - missing, self.trainers // self.nodes
+        if most < 1:
+            return []
+        nodes = max(most // share, 1)
+        trainers = f"backend.trainers={min(most, nodes * share)}"
+        return [trainers, f"backend.nodes={nodes}"] if self.nodes > 1 else [trainers]
+
     def build_single(self) -> LocalConfig:
         """Return the settings of the local backend, which opens the same checkpoints."""
         names = MemoryConfig.model_fields
@@ -85,6 +98,8 @@ class Config(MemoryConfig):
 
 def build(config: Config, context: BackendContext) -> Backend:
     """Connect to the cluster, or start one on this machine."""
+    # Ray prints a paragraph of its own about each process that dies; the run's line names it.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
     try:
         import ray  # noqa: F401
     except ImportError as error:

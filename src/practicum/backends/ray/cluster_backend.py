@@ -48,7 +48,7 @@ class RayBackend:
     def __init__(self, config: Config, context: BackendContext) -> None:
         self._config = config
         self._context = context
-        self._cluster = RayCluster(context.at_end)
+        self._cluster = RayCluster(context.at_end, config.list_smaller)
         self._patience = AnswerLimits(config.patience, config.restarts)
         faults = os.environ.get(VARIABLE, "")
         self._settings = ProcessSettings(list_versions(), torch.get_num_threads(), config, faults)

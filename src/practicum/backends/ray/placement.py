@@ -3,8 +3,10 @@
 import logging
 import os
 import signal
+import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,11 +14,21 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from practicum.errors import ResourceError
+from practicum.errors import ResourceError, TooFewGpus
 from practicum.models.config import ModelConfig
 
 RETRIES = 3
 """Times that a process without state of its own is started again, and a request repeated."""
+
+
+RELEASE_SECONDS = 10.0
+"""The time in which Ray notices that the GPUs of ended processes are free."""
+
+RELEASE_POLL_SECONDS = 0.2
+
+
+KNOCK_SECONDS = 10.0
+"""The time in which the cluster of RAY_ADDRESS takes a connection."""
 
 
 class SharedRay:
@@ -32,7 +44,11 @@ class SharedRay:
 class RayCluster:
     """A connection to Ray; the processes that it started end with it."""
 
-    def __init__(self, at_end: ExitStack) -> None:
+    def __init__(
+        self, at_end: ExitStack, list_smaller: Callable[[int], list[str]] = lambda missing: []
+    ) -> None:
+        """`list_smaller` lists the changes to a recipe with which it does without some GPUs."""
+        self._list_smaller = list_smaller
         self._processes: list[Any] = []
         if not ray.is_initialized():
             connect()
@@ -40,25 +56,29 @@ class RayCluster:
         SharedRay.users += 1
         at_end.callback(self.end)
         self._gpus = int(ray.cluster_resources().get("GPU", 0))
+        self._free = 0
         self._wanted = 0
 
     def reserve(self, program: type, count: int, config: ModelConfig, **options: Any) -> "Starter":
         """Reserve a GPU for each of `count` processes of a model, if it is to be on GPUs.
 
-        Raises ResourceError if the cluster has fewer.
+        Raises TooFewGpus if the cluster has fewer.
         """
         gpus = 1 if self._should_use_gpus(config) else 0
         self._wanted += gpus * count
         if self._wanted > self._gpus:
-            raise ResourceError(
-                f"the recipe asks for {self._wanted} GPUs and the cluster has {self._gpus}; lower "
-                "backend.trainers or backend.samplers, or join more machines with ray start"
+            raise TooFewGpus(
+                f"the recipe asks for {self._wanted} GPUs and the cluster has {self._gpus}",
+                "lower backend.trainers or backend.samplers, or join more machines with ray start",
+                self._list_smaller(self._wanted - self._gpus),
             )
-        free = int(ray.available_resources().get("GPU", 0))
-        if gpus and count > free:
-            raise ResourceError(
-                f"{count} GPUs are needed and {free} of {self._gpus} are free; another run may hold "
-                "the others: wait for it, or ask for fewer"
+        if not self._processes:
+            self._free = _count_free_gpus(self._wanted)
+        if gpus and self._wanted > self._free:
+            raise TooFewGpus(
+                f"{self._wanted} GPUs are needed and {self._free} of {self._gpus} are free",
+                "another run may hold the others: wait for it, or ask for fewer",
+                self._list_smaller(self._wanted - self._free),
             )
         return Starter(ray.remote(num_cpus=0, num_gpus=gpus, **options)(program), self._processes)
 
@@ -73,6 +93,16 @@ class RayCluster:
         if SharedRay.was_started and SharedRay.users == 0:
             SharedRay.was_started = False
             ray.shutdown()
+
+
+def _count_free_gpus(enough: int) -> int:
+    """Return the GPUs that no process holds; those of processes that just ended come back late."""
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while True:
+        free = int(ray.available_resources().get("GPU", 0))
+        if free >= enough or time.monotonic() >= deadline:
+            return free
+        time.sleep(RELEASE_POLL_SECONDS)
 
 
 class Starter:
@@ -95,8 +125,10 @@ def end_processes(processes: Sequence[Any]) -> None:
         ray.kill(process)
 
 
-def connect(object_store_memory: int | None = None) -> None:
+def connect(object_store_memory: int | None = None, num_gpus: int | None = None) -> None:
     """Join the cluster that RAY_ADDRESS or this machine names, or start one of this machine alone.
+
+    Both numbers are those of a cluster that is started; by default Ray finds them.
 
     Raises ResourceError if it cannot be reached.
     """
@@ -104,19 +136,29 @@ def connect(object_store_memory: int | None = None) -> None:
     # Without a GPU of their own, processes keep the driver's environment; Ray warns of a change.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
+        _knock(os.environ.get("RAY_ADDRESS", ""))
         ray.init(
             include_dashboard=None if "RAY_ADDRESS" in os.environ else False,
             log_to_driver=False,
             object_store_memory=object_store_memory,
+            num_gpus=num_gpus,
             logging_level=logging.ERROR,
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(torch.get_num_threads())}},
         )
-    except (RayError, ConnectionError, RuntimeError) as error:
-        raise ResourceError(
-            f"the Ray cluster cannot be reached ({' '.join(str(error).split())[:200]}); start it with "
-            "ray start --head, or unset RAY_ADDRESS to use this machine alone"
-        ) from error
+    except (RayError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        remedy = "start it with ray start --head, or unset RAY_ADDRESS to use this machine alone"
+        if "ersion mismatch" in reason:
+            remedy = "install the same versions of Python and Ray on all machines"
+        raise ResourceError(f"the Ray cluster cannot be reached ({reason}); {remedy}") from error
     finally:
         # Ray ends the process on SIGTERM; a run saves its state first.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nothing answers at HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" not in host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()

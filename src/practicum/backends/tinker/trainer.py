@@ -433,7 +433,7 @@ def _compute_coefficients(
     record what terms of pairs report.
     """
     detached = [[term.detach() for term in part_values] for part_values in values]
-    if not objective.needs_sequences:
+    if not objective.needs_sequences and batch.spans is None:
         return [
             compute_all_coefficients(objective, part_values, columns.part.tokens)
             for columns, part_values in zip(parts, detached, strict=True)

@@ -159,13 +159,16 @@ def advantage_of_each_reward(
     advantage: Advantage, arguments: Arguments, seed: int, length: int
 ) -> None:
     """One finite number a reward, whatever their order, also where all are equal or there is none."""
-    rewards = [random.Random(seed).choice([0.0, 0.5, 1.0, -1.0]) for _ in range(length)]
+    source = random.Random(seed)
+    rewards = [source.choice([0.0, 0.5, 1.0, -1.0]) for _ in range(length)]
+    anchor = [source.choice([0.0, 0.5, 1.0]) for _ in range(1 + seed % 4)]
+    arguments_after = (anchor,) if advantage.anchored else ()
     for group in (rewards, [1.0] * length, []):
-        values = list(advantage.function(group))
+        values = list(advantage.function(group, *arguments_after))
         require(len(values) == len(group), f"the rewards {group} have {len(values)} advantages")
         is_finite = all(abs(value) < float("inf") for value in values)
         require(is_finite, f"the rewards {group} have the advantages {values}")
-    _require_order(lambda group: advantage.function(list(group)), rewards, seed)
+    _require_order(lambda group: advantage.function(list(group), *arguments_after), rewards, seed)
 
 
 def reward_rule_is_an_advantage(

@@ -5,7 +5,7 @@ whether it learns from a reward. So a new recipe is in the list without a word h
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -223,8 +223,12 @@ def find_allowed_methods(
 def diagnose_methods(evidence: Evidence) -> AllowedMethods:
     """Return the methods that the teacher and the task of a recipe allow."""
     rewards = [rollout.reward for rollout in evidence.rollouts]
+    capabilities = evidence.teacher.capabilities
+    if any(isinstance(config, HoldsTeachers) for config in evidence.recipe.scorers.values()):
+        # A recipe may have no teacher but the one that judges, and whoever judges writes.
+        capabilities = replace(capabilities, writes=True)
     return find_allowed_methods(
-        evidence.teacher.capabilities,
+        capabilities,
         any(reward is not None for reward in rewards),
         evidence.prompts,
         as_environment(evidence.components.parts.task) is not None,

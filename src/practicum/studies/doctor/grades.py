@@ -43,7 +43,8 @@ SEVERITY: dict[Status, int] = {
 
 def _check_judge(evidence: Evidence, name: str, judge: VariedScorer) -> CheckOutcome:
     rollouts = evidence.rollouts
-    judgements = judge.score(rollouts)
+    variants = dict(judge.build_variants())
+    judgements = variants.pop("nothing").score(rollouts)
     pairs = [
         (judgement.value, rollout)
         for judgement, rollout in zip(judgements, rollouts, strict=True)
@@ -57,7 +58,7 @@ def _check_judge(evidence: Evidence, name: str, judge: VariedScorer) -> CheckOut
         )
     biases = {
         f"moved by {change}": _measure_change(variant, rollouts, judgements)
-        for change, variant in judge.build_variants().items()
+        for change, variant in variants.items()
     }
     length = compare_lengths(pairs)
     biases["kinder to longer answers"] = None if length is None else length - CHANCE

@@ -1,0 +1,291 @@
+"""A teacher with another tokenizer scores the text of the student's tokens, span by span.
+
+The teacher reads the prompt in its own template and the answer in its own tokens. Both
+tokenizations are aligned by bytes into spans, the smallest stretches at whose ends both have a
+boundary. For a sampled token the span is one action: each of its tokens gets the whole log-ratio of
+the span, which is the exact gradient of the reverse KL over spans.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from practicum.core.plugins import Plugin
+from practicum.errors import CapabilityError, VocabularyError
+from practicum.objective import Signal, read_tokens
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+    TeacherRequest,
+    walk,
+)
+from practicum.teachers import pool, route
+from practicum.teachers._chat import PromptWriter
+from practicum.teachers._client import FollowerTeacher
+from practicum.teachers.text_only import rewrite_sample
+from practicum.text import Renderer
+from practicum.text.translation import TranslatedText, Translator
+from practicum.types import (
+    FrozenConfig,
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingParams,
+    TeacherSignal,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Config(FrozenConfig):
+    """The teacher that reads other tokens, and what stands for the student's stop."""
+
+    type: Literal["translated"] = "translated"
+    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+        description="the scorer: a `model`, an `openai_api` or a `tinker`, alone or inside "
+        "`privileged` or `cached`"
+    )
+    stop: str | None = Field(
+        default=None,
+        description="the teacher's token for the student's stop; none: the one its template writes",
+    )
+    credit: Literal["word", "span"] = Field(
+        default="word",
+        description="what one log-ratio is about: a word, for an exact gradient, or the smallest "
+        "stretch that both tokenizers know",
+    )
+
+    @model_validator(mode="after")
+    def _check_inner(self) -> "Config":
+        for _, inner in walk(self.teacher):
+            if isinstance(inner, route.Config | pool.Config):
+                raise ValueError(
+                    f"a {inner.type} is several teachers; put `translated` around each member with "
+                    "another tokenizer"
+                )
+            if isinstance(inner, Config):
+                raise ValueError("the teacher inside is translated already; take one away")
+        return self
+
+    def capabilities(self) -> Capabilities:
+        """Return the signals of the inner teacher that spans can carry."""
+        return _narrow(self.teacher.capabilities())
+
+    def members(self) -> dict[str, TeacherConfig]:
+        """Return the settings of the inner teacher."""
+        return {"teacher": self.teacher}
+
+
+def _narrow(inner: Capabilities) -> Capabilities:
+    """Return what is left of a teacher's capabilities in other tokens."""
+    return replace(
+        inner,
+        signals=inner.signals & {"sampled"},
+        supports=frozenset(),
+        largest_k=0,
+        needs_candidates=False,
+        raw_logits=False,
+        by_span=True,
+    )
+
+
+class TranslatedTeacher(FollowerTeacher):
+    """A teacher around one that reads other tokens; see `practicum.ports.Teacher`.
+
+    Without a translator the tokens are the student's own, and the inner teacher's answers are kept
+    as they are.
+    """
+
+    def __init__(self, inner: Teacher, translator: Translator | None) -> None:
+        self._inner = self._follower = inner
+        self._translator = translator
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the inner teacher that are left; see `Config.capabilities`."""
+        return _narrow(self._inner.capabilities)
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """Score the text of each rollout in the inner teacher's tokens, and return it by span.
+
+        Tokens in no span are unknown, and a rollout without any span has a silent signal.
+        """
+        if self._translator is None:
+            return self._inner.score(rollouts, signal)
+        texts = [translate_rollout(rollout, self._translator) for rollout in rollouts]
+        rewritten = {
+            n: replace_tokens(rollouts[n], text) for n, text in enumerate(texts) if text.spans
+        }
+        scored = self._inner.score(list(rewritten.values()), signal)
+        answers = dict(zip(rewritten, scored, strict=True))
+        return [
+            self._spread(answers[n], text, len(rollouts[n].tokens))
+            if n in answers
+            else TeacherSignal()
+            for n, text in enumerate(texts)
+        ]
+
+    def _spread(self, answer: TeacherSignal, text: TranslatedText, count: int) -> TeacherSignal:
+        """Return the signal about `count` tokens of the student; see `spread_spans`."""
+        signal = spread_spans(answer, text, count)
+        # A renamed token is decided by itself, as in one vocabulary.
+        is_renamed = self._translator is not None and self._translator.renames
+        return replace(signal, span_starts=None) if is_renamed else signal
+
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
+        """Return what the inner teacher writes up to its own stop, in the student's tokens."""
+        translator = self._translator
+        if translator is None:
+            return self._inner.sample(requests, params)
+        # The student's stops are other tokens of the teacher's, or none.
+        stops = translator.teacher.stop_ids | {translator.stop_id}
+        samples = self._inner.sample(requests, replace(params, stop_ids=stops))
+        return samples and [
+            rewrite_sample(sample, translator.teacher, translator.student, params)
+            for sample in samples
+        ]
+
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
+        """Return the teacher as a client of this prompt alone, if it writes."""
+        if self._translator is None:
+            return self._inner.bind_prompt(prompt)
+        if not self.capabilities.writes:
+            return None
+        prompt_tokens = self._translator.student.render(prompt.messages)
+        return PromptedClient(PromptWriter(self, prompt), prompt_tokens, accepts_tokens=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTeacher(FollowerTeacher):
+    """The same in a plan, where answers have a length and no text: a token for each token."""
+
+    inner: Teacher
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the inner teacher that are left."""
+        return _narrow(self.inner.capabilities)
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """Score the rollouts as they are; each token is a span."""
+        return [
+            replace(answer, span_starts=torch.ones_like(rollout.loss_mask))
+            for answer, rollout in zip(self.inner.score(rollouts, signal), rollouts, strict=True)
+        ]
+
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
+        """Return what the inner teacher writes."""
+        return self.inner.sample(requests, params)
+
+
+def translate_rollout(rollout: Rollout, translator: Translator) -> TranslatedText:
+    """Translate a rollout's answer, or each turn of its conversation.
+
+    A span is left out unless all of its tokens are supervised and by one author.
+    """
+    tokens = rollout.tokens.tolist()
+    text = TranslatedText()
+    if not rollout.turns:
+        text = translator.translate(tokens)
+    start = 0
+    for turn in rollout.turns:
+        turn_tokens = tokens[start : start + turn.tokens]
+        later = (
+            translator.translate(turn_tokens)
+            if turn.role == "assistant"
+            else translator.translate_reply(Message(turn.role, turn.text))
+        )
+        text = text.extend(later, start)
+        start += turn.tokens
+    return replace(text, spans=tuple(span for span in text.spans if _is_one(rollout, span.student)))
+
+
+def _is_one(rollout: Rollout, part: slice) -> bool:
+    """Return True if a part of a rollout is supervised and by one author."""
+    authors = rollout.authors
+    return bool(rollout.loss_mask[part].all()) and (
+        authors is None or len(authors[part].unique()) == 1
+    )
+
+
+def replace_tokens(rollout: Rollout, text: TranslatedText) -> Rollout:
+    """Return the rollout with the teacher's tokens, of whose probabilities nothing is known."""
+    tokens = torch.tensor(text.tokens, dtype=torch.long)
+    return replace(
+        rollout,
+        tokens=tokens,
+        loss_mask=torch.ones_like(tokens, dtype=torch.bool),
+        sampling_logprobs=torch.zeros(len(tokens)),
+        policy_logprobs=torch.full((len(tokens),), torch.nan),
+        candidates=None,
+        authors=None,
+        turns=(),
+    )
+
+
+def spread_spans(answer: TeacherSignal, text: TranslatedText, count: int) -> TeacherSignal:
+    """Return a teacher's signal about `count` tokens of the student, from that about its own.
+
+    The log-probability of a span is spread evenly over its tokens: only the sum is read.
+    """
+    read = read_tokens(answer, slice(None)).logprobs
+    if read is None:
+        return TeacherSignal()
+    # Tokens of no span keep 0, which nobody reads, because NaN would count as a broken answer.
+    logprobs = torch.zeros(count, dtype=read.dtype)
+    starts, unknown = torch.ones(count, dtype=torch.bool), torch.ones(count, dtype=torch.bool)
+    for span in text.spans:
+        size = span.student.stop - span.student.start
+        logprobs[span.student] = read[span.teacher].sum() / size
+        unknown[span.student] = False
+        starts[span.student.start + 1 : span.student.stop] = False
+    return TeacherSignal(logprobs=logprobs, unknown=unknown, span_starts=starts)
+
+
+def build(config: Config, context: TeacherContext) -> Teacher:
+    """Build the inner teacher in its own tokens, and the translation unless they are the student's.
+
+    Raises CapabilityError if the inner teacher has no tokenizer of its own.
+    """
+    renderers: list[Renderer] = []
+    hear = partial(_hear, renderers)
+    inner = context.build(replace(context, compare=hear), config.teacher)
+    if not renderers:
+        raise CapabilityError(
+            f"translated: the teacher inside, {config.teacher.type!r}, has no tokenizer of its own; "
+            "take `translated` away"
+        )
+    if context.is_dry_run:
+        return PaperTeacher(inner)
+    if not _differs(context, renderers[0]):
+        return TranslatedTeacher(inner, None)
+    translator = Translator(context.renderer, renderers[0], config.stop, config.credit)
+    log.info(translator.describe())
+    return TranslatedTeacher(inner, translator)
+
+
+def _hear(renderers: list[Renderer], student: Renderer, teacher: Renderer) -> None:
+    """Note the renderer of the inner teacher, which is built as if its tokens were the student's."""
+    renderers.append(teacher)
+
+
+def _differs(context: TeacherContext, renderer: Renderer) -> bool:
+    """Return True if the teacher's tokens are not the student's."""
+    # The run's own comparison: `practicum answers` wants the teacher's tokens as they are.
+    try:
+        return context.compare(context.renderer, renderer) is not None
+    except VocabularyError:
+        return True
