@@ -65,15 +65,17 @@ class Token:
 
 @dataclass
 class Sequence:
-    """One rollout: its tokens, its verifier's reward, who wrote it, and the prompt it answers."""
+    """One rollout: its tokens, its verifier's reward, who wrote it, and the prompt it answers.
+
+    `score` is the judgement of every scorer that the recipe has.
+    """
 
     tokens: list[Token]
     reward: float
     group: str
     source: Source
     text: str
-    judged: float | None = None
-    """What a scorer says of it, None where it does not decide."""
+    score: float
 
 
 @dataclass
@@ -133,26 +135,9 @@ ROWS: list[tuple[str, Source, float, int]] = [
     ("d", "student", 0.0, 3),
     ("d", "teacher", 1.0, 2),
 ]
-JUDGED = [
-    1.0,
-    0.0,
-    None,
-    0.5,
-    None,
-    0.75,
-    0.0,
-    1.0,
-    None,
-    0.25,
-    0.5,
-    None,
-    1.0,
-    None,
-    0.0,
-    0.75,
-    None,
-    0.5,
-]
+SCORES = [(row * 7 % 15 - 6) / 4 for row in range(len(ROWS))]
+"""What scorers say of the answers: quarters in another order than the rewards, some below 0."""
+
 TEXTS = ["x", "x", "y", "x", "y", "z", "x", "z", "z", "z", "x", "y", "z", "y", "y", "x", "z", "y"]
 
 
@@ -186,7 +171,10 @@ def library_and_formula(
         ScheduleState(recipe.schedules, recipe.train.steps).compute_numbers(step)
     ).objective
     level = 5.0 + 2.0 * torch.randn(count, generator=generator, dtype=torch.float64)
-    ours, uniforms = _library(objective, student, teacher, reference, ids, sampler, starts, level)
+    judges = tuple(recipe.scorers)
+    ours, uniforms = _library(
+        objective, judges, student, teacher, reference, ids, sampler, starts, level
+    )
     steps = (step, recipe.train.steps)
     theirs = _formula(
         formula, student, teacher, reference, ids, sampler, uniforms, starts, steps, level
@@ -196,6 +184,7 @@ def library_and_formula(
 
 def _library(
     objective: Objective,
+    judges: tuple[str, ...],
     logits: Tensor,
     teacher: Tensor,
     reference: Tensor,
@@ -221,7 +210,7 @@ def _library(
             sample=row,
             reward=reward,
             source=source,
-            judgements={name: Judgement(JUDGED[row]) for name in objective.scorers},
+            judgements={name: Judgement(SCORES[row]) for name in judges},
         )
         data.append(Datum(rollout, TeacherSignal()))
     leaf = logits.clone().requires_grad_()
@@ -272,7 +261,7 @@ def _formula(
             )
             for place in range(starts[row], starts[row + 1])
         ]
-        sequences.append(Sequence(tokens, reward, group, source, TEXTS[row], JUDGED[row]))
+        sequences.append(Sequence(tokens, reward, group, source, TEXTS[row], SCORES[row]))
     return torch.autograd.grad(formula(Case(sequences, *steps)), leaf)[0]
 
 

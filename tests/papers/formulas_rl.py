@@ -95,14 +95,12 @@ def grpo(case: Case) -> Tensor:
 
 
 def ovd(case: Case) -> Tensor:
-    """GRPO's clipped surrogate among the answers that the judge of 2601.21968 did not reject, 1 / |o| an answer."""
+    """GRPO's clipped surrogate of what 2601.21968's judge leaves of the verifier's rewards, 1 / |o| an answer."""
     total = torch.zeros(())
     for group in case.groups():
-        accepted = [row for row in group if row.judged is not None]
-        rewards = [float(row.judged or 0.0) for row in accepted]
-        for place, row in enumerate(accepted):
-            advantage = normalized(rewards, place) if len(rewards) > 1 else 0.0
-            losses = [clipped(ratio(token), advantage) for token in row.tokens]
+        rewards = [row.score for row in group]
+        for place, row in enumerate(group):
+            losses = [clipped(ratio(token), normalized(rewards, place)) for token in row.tokens]
             total = total + sum(losses) / len(row.tokens)
     return total / len(case.sequences)
 

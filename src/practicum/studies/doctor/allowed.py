@@ -164,7 +164,7 @@ class _Needs:
             if question.type not in capabilities.signals:
                 return f"needs the teacher's signal {question.type!r}"
             if find_capability_problems(self.recipe.objective, capabilities, ""):
-                return "needs more candidates, or other ones, than the teacher scores"
+                return "asks for more than the teacher scores: other candidates, more of them, or raw logits"
         if "teacher" in self._writers and not capabilities.writes:
             return NO_WRITER
         if self._has_judge and not capabilities.writes:

@@ -77,15 +77,15 @@ def _describe(
 ) -> tuple[Status, str]:
     """Return the status of a judge and a sentence about it."""
     moved = [bias for bias, size in biases.items() if size is not None and abs(size) > MAX_BIAS]
-    rest = f"; it is {', '.join(moved)}" if moved else ""
-    rest += f"; {undecided:.0%} of the answers got no grade" if undecided else ""
+    remarks = f"; it is {', '.join(moved)}" if moved else ""
+    remarks += f"; {undecided:.0%} of the answers got no grade" if undecided else ""
     if area is None:
-        return "inconclusive", f"{name} cannot be held against a verifier here{rest}"
+        return "inconclusive", f"{name} cannot be held against a verifier here{remarks}"
     if area.high < CHANCE:
-        return "fail", f"{name} prefers wrong answers{rest}"
+        return "fail", f"{name} prefers wrong answers{remarks}"
     if area.low <= CHANCE:
-        return "inconclusive", f"{name} cannot be told from chance by so few answers{rest}"
-    return ("warn" if rest else "pass"), f"{name} ranks right answers above wrong ones{rest}"
+        return "inconclusive", f"{name} cannot be told from chance by so few answers{remarks}"
+    return ("warn" if remarks else "pass"), f"{name} ranks right answers above wrong ones{remarks}"
 
 
 def _measure_change(
