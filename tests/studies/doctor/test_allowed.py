@@ -17,7 +17,7 @@ from practicum.studies.doctor.allowed import NO_ANSWERS, NO_TURNS, NO_VERIFIER, 
 from practicum.types import Message, Prompt
 
 TEXT = Capabilities(frozenset(), frozenset(), largest_k=0)
-EVERYTHING = Capabilities(frozenset({"sampled", "topk", "full"}))
+EVERYTHING = Capabilities(frozenset({"sampled", "topk", "full"}), raw_logits=True)
 NOTHING = Capabilities(frozenset(), frozenset(), writes=False)
 
 
