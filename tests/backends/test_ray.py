@@ -22,6 +22,7 @@ from practicum.costs.cluster import Split, forecast_step
 from practicum.errors import RecipeError, ResourceError, TooFewGpus, WorkerLost
 from practicum.ports import AdamParams
 from practicum.run_dir import RunDir, find_checkpoint
+from practicum.runs import run
 from practicum.runs.assembly import assemble_run
 from practicum.runs.opening import open_student
 from practicum.studies.plan import plan
@@ -381,3 +382,20 @@ def test_scorers_learn_in_the_driver_as_in_one_process(
     # The driver reads the same tokens, so not even the rounding of the trainers reaches a judge.
     assert learned.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in learned.items())
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
+def test_a_teacher_with_another_tokenizer_gives_the_run_of_one_process(tmp_path: Path) -> None:
+    short = [
+        "train.steps=3",
+        "train.prompts_per_step=12",
+        "evaluation.prompts=8",
+        "student.model.pretrain.steps=20",
+        "teacher.teacher.model.pretrain.steps=20",
+    ]
+    one, two = (
+        run("smoke/other_tokenizer", [*short, *backend], out=tmp_path / name).folder
+        for name, backend in (("one", []), ("two", ["backend={type: ray, trainers: 2}"]))
+    )
+    assert_close_runs(one, two)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import assert_same_run, curve, rows, toy_data, toy_recipe, toy_run
+from toy import assert_same_run, curve, forked, rows, toy_data, toy_recipe, toy_run
 
 from practicum.errors import Interrupted, RecipeError, VocabularyError
 from practicum.recipe import parse_recipe
@@ -50,7 +50,18 @@ def test_a_resumed_run_has_the_same_bytes(models: Path, tmp_path: Path, lag: int
     assert curve(whole, "scorer-judge/undecided") == [1.0, 0.0, 0.0, 0.0]
     # Asked at its own step: an answer of a lag's age is judged by the newest scorer.
     judged = [row for row in rows(whole / "rollouts.jsonl") if row["step"] == 4]
+    assert "Scorers above the verifier" in (whole / "report.html").read_text(encoding="utf-8")
     assert all(row["judgements"].keys() == {"judge", "orm", "critic"} for row in judged)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_killed_run_goes_on_with_the_same_bytes(models: Path, tmp_path: Path, lag: int) -> None:
+    """The kill comes after a step whose scorers have learned and whose checkpoint is not written."""
+    changes = {**CHANGES, "rollout.max_staleness": lag, "train.checkpoint_every": 1}
+    whole, out = toy_run(models, tmp_path / "whole", changes).folder, tmp_path / "parts"
+    assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    assert_same_run(whole, toy_run(models, out, changes, resume=True).folder)
 
 
 def test_a_term_learns_from_its_own_scorer_alone(models: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from toy import JOURNALS, curve, make_model, rows, toy_recipe, toy_run
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from practicum.errors import CapabilityError, RecipeError, VocabularyError
-from practicum.objective import Sampled, Signal
+from practicum.objective import Full, Sampled, Signal, TopK
 from practicum.ports import Capabilities, TeacherContext, TeacherRequest
 from practicum.recipe import parse_recipe
 from practicum.studies.doctor import doctor
@@ -54,6 +54,12 @@ class Scorer(Recorder):
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         self.asked.append(list(rollouts))
         return [TeacherSignal(logprobs=-torch.arange(1.0, len(one.tokens) + 1)) for one in rollouts]
+
+
+def with_tokens(one: Rollout, tokens: torch.Tensor, mask: torch.Tensor, **fields: Any) -> Rollout:
+    zeros = torch.zeros(len(tokens))
+    numbers = {"sampling_logprobs": zeros, "policy_logprobs": zeros}
+    return replace(one, tokens=tokens, loss_mask=mask, **numbers, **fields)
 
 
 def written(renderer: Renderer, text: str, *, stops: bool = True, **fields: Any) -> Rollout:
@@ -146,10 +152,10 @@ def test_a_token_that_means_nothing_to_the_teacher_is_silent() -> None:
     own = written(CHARACTERS, LETTERS)
     tokens = torch.cat([own.tokens[:1], torch.tensor([3]), own.tokens[1:]])
     ones = torch.ones(len(tokens), dtype=torch.bool)
-    (answer,) = teacher.score([replace(own, tokens=tokens, loss_mask=ones)], Sampled())
+    (answer,) = teacher.score([with_tokens(own, tokens, ones)], Sampled())
     assert answer.unknown is not None
     assert answer.unknown.tolist() == [False, True, False, False, False, False]
-    unwritable = replace(own, tokens=torch.tensor([3]), loss_mask=ones[:1])
+    unwritable = with_tokens(own, torch.tensor([3]), ones[:1])
     assert teacher.score([unwritable, own], Sampled())[0].is_empty
     assert not teacher.score([unwritable, own], Sampled())[1].is_empty
 
@@ -177,10 +183,10 @@ def test_a_conversation_is_read_turn_by_turn_in_the_teachers_template() -> None:
     turns = [[*student.encode(text), 2] for text in said]
     tokens = torch.tensor([*turns[0], *observed, *turns[1]])
     mask = torch.tensor([True] * 5 + [False] * len(observed) + [True] * 5)
-    one = replace(
+    one = with_tokens(
         written(student, ""),
-        tokens=tokens,
-        loss_mask=mask,
+        tokens,
+        mask,
         turns=(
             Turn("assistant", 5, said[0]),
             Turn("user", len(observed), LETTERS[0]),
@@ -261,8 +267,6 @@ def test_what_it_cannot_be_around_is_said_when_the_recipe_is_read() -> None:
     ):
         with pytest.raises(RecipeError, match=reason):
             parse_recipe(recipe(teacher), "r")
-    with pytest.raises(CapabilityError, match="cannot give signal 'full'; it can give: sampled"):
-        parse_recipe(recipe(translated) | {"objective": {"signal": "full"}}, "r")
 
 
 def test_a_teacher_without_a_tokenizer_of_its_own_is_refused() -> None:
@@ -407,3 +411,67 @@ def test_words_are_joined_up_to_where_a_space_begins_a_new_one() -> None:
     crossing = Renderer(TOKENIZERS["pairs"]("ab "), stop_ids=STOP)
     (text, stop) = Translator(own, crossing).translate(tokens).spans
     assert text.student == slice(0, 8) and stop.student == slice(8, 9)
+
+
+def test_a_permuted_vocabulary_has_the_same_distributions(models: Path, tmp_path: Path) -> None:
+    other = permute(models / "teacher", tmp_path / "permuted")
+    plain = {"teacher": {"type": "model", "model": str(models / "teacher")}}
+    for signal in ("full", "topk(3)", "topk(3, support=teacher)"):
+        changed = {"objective": {"signal": signal}, "train.steps": 2}
+        first = toy_run(models, tmp_path / f"plain {signal}", plain | changed).folder
+        second = toy_run(models, tmp_path / f"other {signal}", changes(other) | changed).folder
+        for name in ("loss", "reverse_kl", "grad_norm"):
+            assert curve(first, name) == pytest.approx(curve(second, name), rel=2e-4, abs=1e-5)
+
+
+def test_tokens_that_both_have_are_compared_and_the_others_are_one_bucket() -> None:
+    class Head:
+        vocab_size, key = PAIRS.vocab_size, (1,)
+
+        def logprobs(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden.log_softmax(-1)
+
+        def logits(self, hidden: torch.Tensor, room: object = None) -> torch.Tensor:
+            return hidden
+
+        def release(self) -> None:
+            pass
+
+    class Model(Recorder):
+        def score(self, rollouts, signal):
+            return [TeacherSignal(hidden=states[: len(r.tokens)], head=Head()) for r in rollouts]
+
+    states = torch.randn(9, PAIRS.vocab_size, generator=torch.Generator().manual_seed(0))
+    translator = Translator(CHARACTERS, PAIRS)
+    # Three characters are a pair and a single one, so one character and the stop are in both.
+    (answer,) = TranslatedTeacher(Model(), translator).score(
+        [written(CHARACTERS, LETTERS[:3])], Full()
+    )
+    assert answer.unknown is not None and answer.unknown.tolist() == [True, True, False, False]
+    assert answer.head is not None and answer.hidden is not None and answer.outside is not None
+    assert answer.outside.tolist() == [0, 1, 3, 4, 5, 6]
+    folded = answer.head.logprobs(answer.hidden)
+    torch.testing.assert_close(folded.exp().sum(-1), torch.ones(4))
+    torch.testing.assert_close(answer.head.logits(answer.hidden).log_softmax(-1), folded)
+    own = states[1:3].log_softmax(-1)
+    places = PAIRS.tokenizer.convert_tokens_to_ids(list(LETTERS))
+    torch.testing.assert_close(folded[2:, 7:-1], own[:, places])
+    torch.testing.assert_close(folded[2:, 2], own[:, 2])
+    rest = [n for n in range(PAIRS.vocab_size) if n not in (*places, 2)]
+    torch.testing.assert_close(folded[2:, -1], own[:, rest].logsumexp(-1))
+
+
+def test_candidates_of_a_server_that_the_student_lacks_go_to_the_tail() -> None:
+    class Server(Recorder):
+        def score(self, rollouts, signal):
+            (one,) = rollouts
+            first = PAIRS.tokenizer.convert_tokens_to_ids(LETTERS[0])
+            ids = torch.tensor([[first, 280]] * len(one.tokens))
+            numbers = torch.tensor([[-1.0, -2.0]] * len(one.tokens))
+            return [TeacherSignal(numbers[:, 0], ids, numbers)]
+
+    teacher = TranslatedTeacher(Server(), Translator(CHARACTERS, PAIRS))
+    (answer,) = teacher.score([written(CHARACTERS, LETTERS[0])], TopK(k=2, support="teacher"))
+    assert answer.topk_ids is not None and answer.topk_logprobs is not None
+    assert answer.topk_ids.tolist() == [[7, 0], [7, 0]]
+    assert answer.topk_logprobs.tolist() == [[-1.0, -math.inf]] * 2

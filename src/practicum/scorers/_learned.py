@@ -31,6 +31,12 @@ class LearnedConfig(FrozenConfig):
     )
     learning_rate: float = Field(default=1e-5, gt=0, description="of its own AdamW")
     max_grad_norm: float = Field(default=1.0, gt=0, description="its gradient's largest norm")
+    warmup_steps: int = Field(
+        default=0,
+        ge=0,
+        description="first steps in which it learns and judges nothing, so that the student learns "
+        "nothing from it",
+    )
     updates: int = Field(default=1, ge=1, description="its optimizer steps in a training step")
 
     def build_adam_params(self) -> AdamParams:
@@ -43,10 +49,16 @@ class LearnedScorer(Scorer):
 
     def __init__(self, config: LearnedConfig, context: ScorerContext) -> None:
         self._updates = config.updates
+        self._warmup_steps = config.warmup_steps
         self._adam = config.build_adam_params()
         self._model: ScalarModel = context.load_scalar(config.model)
         self._seed = context.seed
         self.steps = 0
+
+    @property
+    def is_warming_up(self) -> bool:
+        """True while it learns and judges nothing."""
+        return self.steps < self._warmup_steps
 
     def predict_ends(self, rollouts: Sequence[Rollout]) -> Float[Tensor, " B"]:
         """Return the model's number after the last token of each rollout."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from pydantic import Field
 
 from practicum.ports.scoring import Scorer, ScorerContext
 from practicum.scorers._learned import LearnedConfig, LearnedScorer, end_text
@@ -25,25 +24,15 @@ class Config(LearnedConfig):
     """The settings of a discriminator."""
 
     type: Literal["discriminator"] = "discriminator"
-    warmup_steps: int = Field(
-        default=0,
-        ge=0,
-        description="first steps in which it learns and judges nothing, so that the student learns "
-        "nothing from it",
-    )
 
 
 class Discriminator(LearnedScorer):
     """See the module; a judgement is a logit, whose level means nothing."""
 
-    def __init__(self, config: Config, context: ScorerContext) -> None:
-        super().__init__(config, context)
-        self._warmup_steps = config.warmup_steps
-
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
         """Return the logit of each answer; None during the warm-up."""
         # No value rather than 0: an answer without one teaches nothing, whatever the advantage.
-        if self.steps < self._warmup_steps:
+        if self.is_warming_up:
             return [Judgement(None) for _ in rollouts]
         return [Judgement(value) for value in self.predict_ends(rollouts).tolist()]
 

@@ -38,6 +38,8 @@ class OutcomeScorer(LearnedScorer):
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
         """Return the probability that each answer is right; None for its own prompts."""
+        if self.is_warming_up:
+            return [Judgement(None) for _ in rollouts]
         judged = [rollout for rollout in rollouts if not self._owns(rollout)]
         values = iter(self.predict_ends(judged).sigmoid().tolist())
         return [Judgement(None if self._owns(rollout) else next(values)) for rollout in rollouts]

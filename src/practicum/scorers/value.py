@@ -51,6 +51,8 @@ class ValueScorer(LearnedScorer):
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
         """Return the advantages of each answer's tokens; None where there is no reward."""
+        if self.is_warming_up:
+            return [Judgement(None) for _ in rollouts]
         values = self._model.predict(list(map(read_text, rollouts)))
         return [
             self._judge(rollout, numbers) for rollout, numbers in zip(rollouts, values, strict=True)

@@ -7,13 +7,15 @@ the span, which is the exact gradient of the reverse KL over spans.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Int
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.errors import CapabilityError, VocabularyError
@@ -30,11 +32,13 @@ from practicum.ports import (
 from practicum.teachers import pool, route
 from practicum.teachers._chat import PromptWriter
 from practicum.teachers._client import FollowerTeacher
+from practicum.teachers._vocabulary import FoldedHead, take_rows
 from practicum.teachers.text_only import rewrite_sample
 from practicum.text import Renderer
 from practicum.text.translation import TranslatedText, Translator
 from practicum.types import (
     FrozenConfig,
+    HeadLike,
     Message,
     Prompt,
     Rollout,
@@ -87,11 +91,10 @@ class Config(FrozenConfig):
 
 def _narrow(inner: Capabilities) -> Capabilities:
     """Return what is left of a teacher's capabilities in other tokens."""
+    is_whole = "full" in inner.signals
     return replace(
         inner,
-        signals=inner.signals & {"sampled"},
-        supports=frozenset(),
-        largest_k=0,
+        supports=inner.supports if is_whole else inner.supports & {"teacher"},
         needs_candidates=False,
         raw_logits=False,
         by_span=True,
@@ -121,25 +124,36 @@ class TranslatedTeacher(FollowerTeacher):
         """
         if self._translator is None:
             return self._inner.score(rollouts, signal)
-        texts = [translate_rollout(rollout, self._translator) for rollout in rollouts]
+        translator = self._translator
+        if not signal.sampled:
+            # A distribution is of one token, whatever the words are.
+            translator = replace(translator, credit="span")
+        texts = [translate_rollout(rollout, translator) for rollout in rollouts]
         rewritten = {
             n: replace_tokens(rollouts[n], text) for n, text in enumerate(texts) if text.spans
         }
         scored = self._inner.score(list(rewritten.values()), signal)
         answers = dict(zip(rewritten, scored, strict=True))
         return [
-            self._spread(answers[n], text, len(rollouts[n].tokens))
-            if n in answers
-            else TeacherSignal()
+            self._read(answers[n], text, rollouts[n], signal) if n in answers else TeacherSignal()
             for n, text in enumerate(texts)
         ]
 
-    def _spread(self, answer: TeacherSignal, text: TranslatedText, count: int) -> TeacherSignal:
-        """Return the signal about `count` tokens of the student; see `spread_spans`."""
-        signal = spread_spans(answer, text, count)
+    def _read(
+        self, answer: TeacherSignal, text: TranslatedText, rollout: Rollout, signal: Signal
+    ) -> TeacherSignal:
+        """Return the signal about the student's tokens from that about the teacher's."""
+        assert self._translator is not None, "only other tokens are translated"
+        if not signal.sampled:
+            return pick_single_tokens(answer, text, rollout, self._common)
+        spread = spread_spans(answer, text, len(rollout.tokens))
         # A renamed token is decided by itself, as in one vocabulary.
-        is_renamed = self._translator is not None and self._translator.renames
-        return replace(signal, span_starts=None) if is_renamed else signal
+        return replace(spread, span_starts=None) if self._translator.renames else spread
+
+    @cached_property
+    def _common(self) -> "CommonTokens":
+        assert self._translator is not None, "only other tokens are translated"
+        return CommonTokens.of(self._translator)
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
@@ -167,6 +181,112 @@ class TranslatedTeacher(FollowerTeacher):
 
 
 @dataclass(frozen=True, slots=True)
+class CommonTokens:
+    """The tokens of student and teacher that are the same.
+
+    `columns` has the teacher's id of each of the student's tokens, then those of the teacher's
+    other tokens. `outside` are the student's tokens that the teacher lacks, and `student_ids` has the
+    student's id of each of the teacher's tokens, -1 without one.
+    """
+
+    student_size: int
+    columns: Int[Tensor, " C"]
+    outside: Int[Tensor, " M"]
+    student_ids: Int[Tensor, " V"]
+
+    @classmethod
+    def of(cls, translator: Translator) -> "CommonTokens":
+        """Compare two vocabularies."""
+        size, teacher_size = translator.student.vocab_size, translator.teacher.vocab_size
+        common = translator.common_ids
+        student_ids = torch.full((teacher_size,), -1)
+        for student_id, teacher_id in common.items():
+            student_ids[teacher_id] = student_id
+        # A token that the teacher lacks has any column: it is masked.
+        columns = [common.get(token, 0) for token in range(size)]
+        teacher_only = (student_ids < 0).nonzero()[:, 0]
+        return cls(
+            size,
+            torch.cat([torch.tensor(columns), teacher_only]),
+            torch.tensor([token for token in range(size) if token not in common]).long(),
+            student_ids,
+        )
+
+    def fold(self, head: HeadLike) -> FoldedHead:
+        """Return the teacher's head over the student's tokens and one bucket."""
+        teacher_only = torch.arange(self.student_size, len(self.columns))
+        return FoldedHead(
+            ReorderedHead(head, self.columns), self.student_size, self.outside, teacher_only
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderedHead:
+    """A head with its tokens in another order; see `practicum.types.HeadLike`."""
+
+    bare: HeadLike
+    columns: Int[Tensor, " C"]
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of columns."""
+        return len(self.columns)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The key of the head: all of its signals are reordered alike."""
+        return self.bare.key
+
+    def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
+        """Return the log-probabilities, normalised over all tokens of the teacher."""
+        scores = self.bare.logprobs(hidden)
+        return scores[..., self.columns.to(scores.device)]
+
+    def logits(
+        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
+        """Return the logits."""
+        scores = self.bare.logits(hidden)
+        return scores[..., self.columns.to(scores.device)]
+
+    def release(self) -> None:
+        """Release the head."""
+        self.bare.release()
+
+
+def pick_single_tokens(
+    answer: TeacherSignal, text: TranslatedText, rollout: Rollout, common: CommonTokens
+) -> TeacherSignal:
+    """Return a teacher's distributions at tokens that both tokenizers have; others are unknown.
+
+    Both models are compared over the tokens that both have, and one bucket.
+    """
+    count = len(rollout.tokens)
+    rows = torch.zeros(count, dtype=torch.long)
+    unknown = torch.ones(count, dtype=torch.bool)
+    for span in text.spans:
+        if span.is_single:
+            rows[span.student.start] = span.teacher.start
+            unknown[span.student.start] = False
+    unknown |= torch.isin(rollout.tokens, common.outside)
+    signal = take_rows(answer, rows)
+    ids, topk_logprobs = signal.topk_ids, signal.topk_logprobs
+    if ids is not None and topk_logprobs is not None:
+        ids = common.student_ids.to(ids.device)[ids]
+        # The mass of tokens that the student lacks goes to the tail.
+        topk_logprobs = topk_logprobs.masked_fill(ids < 0, -torch.inf)
+        ids = ids.clamp(min=0)
+    return replace(
+        signal,
+        topk_ids=ids,
+        topk_logprobs=topk_logprobs,
+        head=None if signal.head is None else common.fold(signal.head),
+        outside=common.outside,
+        unknown=unknown,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class PaperTeacher(FollowerTeacher):
     """The same in a plan, where answers have a length and no text: a token for each token."""
 
@@ -178,10 +298,13 @@ class PaperTeacher(FollowerTeacher):
         return _narrow(self.inner.capabilities)
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Score the rollouts as they are; each token is a span."""
+        """Score the rollouts as they are; each sampled token is a span."""
+        answers = self.inner.score(rollouts, signal)
+        if not signal.sampled:
+            return answers
         return [
             replace(answer, span_starts=torch.ones_like(rollout.loss_mask))
-            for answer, rollout in zip(self.inner.score(rollouts, signal), rollouts, strict=True)
+            for answer, rollout in zip(answers, rollouts, strict=True)
         ]
 
     def sample(

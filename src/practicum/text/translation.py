@@ -103,6 +103,24 @@ class Translator:
         """Return an environment's turn as the teacher's template writes it, without any span."""
         return TranslatedText(self.teacher.render_reply(message))
 
+    @cached_property
+    def common_ids(self) -> dict[int, int]:
+        """The teacher's id of each of the student's tokens that both have, each of them once.
+
+        They are the tokens of the same bytes, and the stop. Of several tokens of one text the last is
+        taken: the single bytes of SentencePiece come before its characters.
+        """
+        if self._renamed is not None:
+            return self._renamed
+        student = {piece: number for number, piece in sorted(self._student_bytes.pieces.items())}
+        teacher = {piece: number for number, piece in sorted(self._teacher_bytes.pieces.items())}
+        common = {
+            number: teacher[piece]
+            for piece, number in student.items()
+            if piece in teacher and teacher[piece] != self.stop_id
+        }
+        return {**common, self.student.final_stop_id: self.stop_id}
+
     @property
     def renames(self) -> bool:
         """True if each token is translated by itself: both have the same tokens."""

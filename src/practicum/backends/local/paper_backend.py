@@ -118,10 +118,8 @@ class LocalPaper:
         model = loaded.language_model
         dims, learning = measure_dims(model), measure_trainable(model)
         footprint = measure_footprint(config, loaded.source, learning.layers)
-        # Numbered: several may be copies of one model.
-        role = f"scalar {len(self.record.scalars)}"
-        self.record.scalars[role] = PaperScalarDims(config.dtype, dims, learning, footprint)
-        scalar = PaperScalar(self.record.score_requests.setdefault(role, []))
+        self.record.scalars[name] = PaperScalarDims(config.dtype, dims, learning, footprint)
+        scalar = PaperScalar(self.record.score_requests.setdefault(name, []))
         return LoadedScalar(scalar, loaded.renderer, loaded.source, dims, learning)
 
     def build_sampler(self, student: Student) -> "PaperClient":

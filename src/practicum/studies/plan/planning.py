@@ -173,8 +173,7 @@ def describe_plan(plan: CostPlan) -> dict[str, Any]:
             "student": _describe_dims(dims) | {"learns": learning.parameters},
             **{name: _describe_dims(scorer.dims) for name, scorer in record.scorers.items()},
             **{
-                f"scorer {name}": _describe_dims(scalar.dims)
-                | {"learns": scalar.trainable_dims.parameters}
+                name: _describe_dims(scalar.dims) | {"learns": scalar.trainable_dims.parameters}
                 for name, scalar in record.scalars.items()
             },
         },
