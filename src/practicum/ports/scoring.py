@@ -77,6 +77,16 @@ class RewardReader(Protocol):
 
 
 @runtime_checkable
+class TeacherImitator(Protocol):
+    """The settings of a scorer that says whether it only knows what is right from a teacher."""
+
+    @property
+    def imitates_teacher(self) -> bool:
+        """True if it learns to prefer the teacher's answers."""
+        ...
+
+
+@runtime_checkable
 class ScalarModel(StepFollower, Protocol):
     """A language model's body with one linear output: one number a token, and its own optimizer.
 

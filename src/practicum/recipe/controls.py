@@ -17,6 +17,7 @@ from practicum.objective import VERIFIER, Term
 from practicum.objective.signals import Unlikely
 from practicum.objective.spec import OTHER_ANSWERS
 from practicum.ports import HoldsTeachers
+from practicum.ports.scoring import TeacherImitator
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.schema import Recipe, resolve_recipe
 from practicum.rollouts import StudentSource, list_other_writers
@@ -92,9 +93,13 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
 
 
 def list_teaching_scorers(recipe: Recipe) -> list[str]:
-    """Return the names of the scorers in which a teacher judges."""
-    scorers = recipe.scorers.items()
-    return [name for name, config in scorers if isinstance(config, HoldsTeachers)]
+    """Return the names of the scorers in which a teacher judges, or whose answers they prefer."""
+    return [
+        name
+        for name, config in recipe.scorers.items()
+        if isinstance(config, HoldsTeachers)
+        or (isinstance(config, TeacherImitator) and config.imitates_teacher)
+    ]
 
 
 def describe_control(recipe_data: Mapping[str, Any], *, is_free: bool = False) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class Judge(Scorer):
     def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
         """Learn nothing; count the answers without a grade by their reason, and the rejected ones."""
         grades = [self.replies.get(self._write_question(rollout)) for rollout in rollouts]
-        counts = Counter(grade for grade in grades if isinstance(grade, str))
+        counts = Counter[str](grade for grade in grades if isinstance(grade, str))
         if self.config.at_least is not None:
             counts["rejected"] = sum(map(self._is_rejected, grades))
         return {reason: float(count) for reason, count in sorted(counts.items())}
@@ -206,7 +206,7 @@ class Judge(Scorer):
         special = set(self.renderer.tokenizer.all_special_ids)
         return self.renderer.decode([t for t in sample.tokens.tolist() if t not in special])
 
-    def _judge(self, rollout: Rollout, grade: int | NoGrade) -> Judgement:
+    def _judge(self, rollout: Rollout, grade: int | str) -> Judgement:
         if isinstance(grade, str) or self._is_rejected(grade):
             return Judgement(None)
         if self.config.at_least is not None:
@@ -214,12 +214,12 @@ class Judge(Scorer):
         low, high = self.config.scale
         return Judgement((grade - low) / (high - low))
 
-    def _is_rejected(self, grade: int | NoGrade | None) -> bool:
+    def _is_rejected(self, grade: int | str | None) -> bool:
         threshold = self.config.at_least
         return isinstance(grade, int) and threshold is not None and grade < threshold
 
 
-def _describe(grades: Sequence[int | NoGrade]) -> str:
+def _describe(grades: Sequence[int | str]) -> str:
     counts = Counter(grade for grade in grades if isinstance(grade, str))
     return ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
 
