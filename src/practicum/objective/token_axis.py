@@ -68,6 +68,22 @@ def compute_all_coefficients(
     return [compute_coefficients(term, term_values, batch) for term, term_values in pairs]
 
 
+@torch.no_grad()
+def find_dropped(
+    term: Term, values: TermValues, batch: TokenBatch
+) -> tuple[Bool[Tensor, " T"], Bool[Tensor, " T"]]:
+    """Return the tokens that the term's correction takes out, and those that it could take out.
+
+    A token without a return, or without a signal, is in neither.
+    """
+    log_ratio = _compute_log_ratio(term, values, batch)
+    returns = -torch.ones_like(log_ratio)
+    if term.on_sampled_token:
+        returns = _compute_returns(term, values, batch, log_ratio)
+    is_trained = values.is_scored & _mask_source_tokens(term, batch) & (returns != 0)
+    return is_trained & (_correct_tokens(term, log_ratio, returns) == 0), is_trained
+
+
 def compute_full_coefficients(
     objective: Objective,
     values_by_part: Sequence[Sequence[TermValues]],

@@ -58,6 +58,7 @@ def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
         follows_student=follows,
         by_span=any(member.by_span for member in scoring),
         raw_logits=all(member.raw_logits for member in scoring),
+        splits_answers=any(member.splits_answers for member in scoring),
     )
 
 

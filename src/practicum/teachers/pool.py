@@ -81,7 +81,7 @@ class Config(FrozenConfig):
 
     def capabilities(self) -> Capabilities:
         """Return every signal if all members give distributions, else the sampled token alone."""
-        return _pool_capabilities(self._intersect())
+        return _pool_capabilities(self._intersect(), self.kind)
 
     def members(self) -> dict[str, TeacherConfig]:
         """Return the settings of every member."""
@@ -91,12 +91,13 @@ class Config(FrozenConfig):
         return intersect_capabilities(member.capabilities() for member in self.teachers.values())
 
 
-def _pool_capabilities(members: Capabilities) -> Capabilities:
+def _pool_capabilities(members: Capabilities, kind: str) -> Capabilities:
     """Return what can be combined from members that have these capabilities in common."""
     pool = Capabilities(
         members.signals,
         writes=False,
         follows_student=members.follows_student,
+        splits_answers=kind == "sum",
         by_span=members.by_span,
     )
     if "full" in members.signals:
@@ -118,7 +119,8 @@ class PoolTeacher(TeacherOfMembers):
     def capabilities(self) -> Capabilities:
         """The signals that can be combined from the members' answers."""
         return _pool_capabilities(
-            intersect_capabilities(member.capabilities for member in self._members.values())
+            intersect_capabilities(member.capabilities for member in self._members.values()),
+            self._config.kind,
         )
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:

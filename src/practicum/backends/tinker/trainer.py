@@ -28,7 +28,7 @@ from practicum.objective import (
     build_token_batch,
     compute_term_values,
 )
-from practicum.objective.measures import UpdateStatistics, measure, measure_pairs
+from practicum.objective.measures import UpdateStatistics, measure, measure_batch
 from practicum.objective.passes import Part, Pass, group_rows_into_passes, split_pools
 from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
@@ -440,5 +440,5 @@ def _compute_coefficients(
         ]
     indices = [columns.part.index for columns in parts]
     coefficients = compute_full_coefficients(objective, detached, indices, batch)
-    measure_pairs(records, objective, detached, indices, batch)
+    measure_batch(records, objective, detached, indices, batch)
     return [[column[index] for column in coefficients] for index in indices]
