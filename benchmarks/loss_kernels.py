@@ -127,7 +127,7 @@ def build_ours(name: str, chunk: int = CHUNK) -> Kernel:
             aggregate=torch.full((count,), 1 / count),
             authors=torch.zeros(count, dtype=torch.uint8),
             draws=torch.zeros(count, 0),
-            rewards=(None,),
+            rewards={"verifier": (None,)},
             groups=("",),
             texts=("",),
             sources=("student",),

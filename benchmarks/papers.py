@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import describe_machine
+from practicum.objective import VERIFIER
 from practicum.recipe import (
     SWITCH,
     WORDS,
@@ -88,6 +89,12 @@ def fingerprint(recipe: Recipe) -> str:
             del settings["task"][key]
     if settings["task"].get("reward_range") == [0.0, 1.0]:
         del settings["task"]["reward_range"]
+    if not settings["scorers"]:
+        del settings["scorers"]
+    settings = _drop_default_tokenizers(settings)
+    for term in settings["objective"]["losses"]:
+        if term["scorer"] == VERIFIER:
+            del term["scorer"]
     # Walls around a verifier change no score.
     settings["task"].pop("sandbox", None)
     if settings["train"]["epochs"] == 1:
@@ -98,6 +105,19 @@ def fingerprint(recipe: Recipe) -> str:
     return hashlib.sha256(
         json.dumps({**settings, "base_dir": ""}, sort_keys=True).encode()
     ).hexdigest()[:12]
+
+
+def _drop_default_tokenizers(setting: Any) -> Any:
+    """Return settings without the tokenizer of characters that from-scratch models have by default."""
+    if isinstance(setting, list):
+        return [_drop_default_tokenizers(part) for part in setting]
+    if not isinstance(setting, dict):
+        return setting
+    return {
+        key: _drop_default_tokenizers(part)
+        for key, part in setting.items()
+        if (key, part) != ("tokenizer", "characters")
+    }
 
 
 def find_different_controls(names: Sequence[str]) -> list[str]:

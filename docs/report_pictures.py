@@ -23,13 +23,19 @@ def main() -> None:
         browser.close()
 
 
-def photographed(browser: Browser, path: Path, size: tuple[int, int], scheme: str, part: str | None = None) -> bytes:
+def photographed(
+    browser: Browser, path: Path, size: tuple[int, int], scheme: str, part: str | None = None
+) -> bytes:
     """One screen of the page, with the part at its top."""
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, has_touch=True)  # type: ignore[arg-type]
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, has_touch=True
+    )  # type: ignore[arg-type]
     page: Page = context.new_page()
     page.goto(path.as_uri())
     if part is not None:
-        page.evaluate("part => document.querySelector(part).scrollIntoView({behavior: 'instant'})", part)
+        page.evaluate(
+            "part => document.querySelector(part).scrollIntoView({behavior: 'instant'})", part
+        )
     if size[0] < 500:
         page.locator(".tokens > i").first.tap()
     picture = page.screenshot()
@@ -39,7 +45,9 @@ def photographed(browser: Browser, path: Path, size: tuple[int, int], scheme: st
 
 def kept(path: Path, picture: bytes) -> None:
     """Write a picture with few colours, which a page of text does not miss."""
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 

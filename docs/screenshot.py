@@ -17,8 +17,12 @@ def main() -> None:
     console.print(Text("$ practicum run quickstart", style="bold"))
     for line in sys.stdin:
         print(line, end="", flush=True)
-        style = "cyan" if line.startswith("step ") else "bold green" if line.startswith("gain") else ""
-        console.print(Text(line.rstrip("\n"), style=style), soft_wrap=False, overflow="ellipsis", no_wrap=True)
+        style = (
+            "cyan" if line.startswith("step ") else "bold green" if line.startswith("gain") else ""
+        )
+        console.print(
+            Text(line.rstrip("\n"), style=style), soft_wrap=False, overflow="ellipsis", no_wrap=True
+        )
     # The picture takes any monospaced font at hand and fetches none.
     svg = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="practicum"), flags=re.DOTALL)
     Path(sys.argv[1]).write_text(svg, encoding="utf-8")

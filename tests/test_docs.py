@@ -680,7 +680,7 @@ def test_plots_are_those_of_the_stored_results():
 def test_every_recipe_key_has_a_meaning():
     configs = [
         plugins.load_plugin(room, name).Config
-        for room in ("teachers", "tasks")
+        for room in ("teachers", "scorers", "tasks")
         for name in plugins.list_plugins(room)
     ]
     empty = [
@@ -797,9 +797,9 @@ def test_python_blocks_run(page, tmp_path, monkeypatch, clean_tables):
 
 
 def test_every_module_of_the_plug_in_rooms_is_listed():
-    for room, page in (("teachers", "teachers.md"), ("tasks", "tasks.md")):
+    for room in ("teachers", "scorers", "tasks"):
         package = importlib.import_module(f"practicum.{room}")
-        text = (DOCS / page).read_text(encoding="utf-8")
+        text = (DOCS / f"{room}.md").read_text(encoding="utf-8")
         for module in pkgutil.iter_modules(package.__path__):
             assert module.name.startswith("_") or f"### {module.name}\n" in text
 

@@ -50,6 +50,7 @@ FUNCTIONAL = [
     "dro",
     "entropy",
     "gather_logprobs",
+    "generalized_advantages",
     "geometric",
     "greedy",
     "group_centre",

@@ -99,6 +99,17 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """The answer of a scorer about one rollout: one number, or None if it cannot decide.
+
+    `tokens` holds one number a token if the scorer tells tokens apart, such as their advantages.
+    """
+
+    value: float | None
+    tokens: Float[Tensor, " T"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SearchStep:
     """One step of an answer that a tree search found: its node, its tokens and its value.
 
@@ -128,6 +139,8 @@ class Rollout:
     are empty for a single answer. `notes` are named texts about the rollout, such as an
     environment's feedback; a privileged teacher may show them. `steps` are those that a tree search
     kept, from the first token on; the tokens after them belong to a step that did not hold.
+    `reward` is the verifier's, and `judgements` are the scorers', by the names that the recipe gives
+    them.
     """
 
     prompt: Prompt
@@ -146,6 +159,7 @@ class Rollout:
     authors: UInt8[Tensor, " T"] | None = None
     turns: tuple[Turn, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
+    judgements: Mapping[str, Judgement] = field(default_factory=dict)
     steps: tuple[SearchStep, ...] = ()
 
     @classmethod
@@ -234,6 +248,10 @@ class TeacherSignal:
     All ids are the student's. `outside` are those that the teacher does not have, None if it has
     the student's very vocabulary: the head's last column is then the mass of the teacher's own
     other tokens. `unknown` is True at tokens that the teacher does not have: it says nothing there.
+
+    A teacher with another tokenizer knows the probability of a span of tokens and not of each:
+    `span_starts` is True at the first token of each span, and the `logprobs` of a span's tokens add
+    up to that of its text. None: each token is a span.
     """
 
     logprobs: Float[Tensor, " T"] | None = None
@@ -245,6 +263,7 @@ class TeacherSignal:
     pool: "PooledSignal | None" = None
     outside: Int[Tensor, " M"] | None = None
     unknown: Bool[Tensor, " T"] | None = None
+    span_starts: Bool[Tensor, " T"] | None = None
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:
@@ -276,6 +295,7 @@ class TeacherSignal:
             topk_logprobs=cut(self.topk_logprobs),
             hidden=cut(self.states),
             unknown=cut(self.unknown),
+            span_starts=cut(self.span_starts),
             pool=self.pool and self.pool.map_members(lambda member: member[part]),
         )
 
@@ -285,6 +305,13 @@ class TeacherSignal:
         members = (self,) if self.pool is None else self.pool.members
         marks = [member.unknown for member in members if member.unknown is not None]
         return torch.stack(marks).any(dim=0) if marks else None
+
+    @property
+    def shared_starts(self) -> Bool[Tensor, " T"] | None:
+        """True where spans of all of a pool's members start; None if each token is a span."""
+        members = (self,) if self.pool is None else self.pool.members
+        starts = [member.span_starts for member in members if member.span_starts is not None]
+        return torch.stack(starts).all(dim=0) if starts else None
 
     @property
     def heads(self) -> tuple[HeadLike, ...]:

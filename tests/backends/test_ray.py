@@ -41,6 +41,7 @@ from practicum.costs.cluster import Split, forecast_step
 from practicum.errors import RecipeError, ResourceError, TooFewGpus, WorkerLost
 from practicum.ports import AdamParams
 from practicum.run_dir import RunDir, find_checkpoint
+from practicum.runs import run
 from practicum.runs.assembly import assemble_run
 from practicum.runs.opening import open_student
 from practicum.studies.plan import plan
@@ -370,3 +371,50 @@ def test_what_cannot_be_is_said_in_one_line(models: Path, tmp_path: Path) -> Non
         toy_recipe(models, on_ray(3, nodes=2))
     with pytest.raises(RecipeError, match="backend 'ray'; write source: mix"):
         toy_recipe(models, on_ray() | {"rollout.source": "token_mix(0.2)"})
+
+
+def test_scorers_learn_in_the_driver_as_in_one_process(
+    models: Path, tmp_path: Path, cluster: None
+) -> None:
+    """The judges of a cluster's run give the numbers of one process, with two trainers too."""
+    changes = SIZES | {
+        "rollout": {"n": 2, "max_new_tokens": 5, "source": "join(teacher)"},
+        "objective": {
+            "signal": "score(group_mean, among=source)",
+            "source": "student",
+            "scorer": "judge",
+        },
+        "scorers": {
+            "judge": {"type": "discriminator", "learning_rate": 0.003},
+            "critic": {"type": "value", "learning_rate": 0.003},
+        },
+        "train.steps": 3,
+        "train.checkpoint_every": None,
+    }
+    single = toy_run(models, tmp_path / "single", changes).folder
+    double = toy_run(models, tmp_path / "double", changes | on_ray()).folder
+    assert_close_runs(double, single)
+    learned, expected = (
+        load_file(folder / "checkpoints/step-3/scorer-judge.safetensors")
+        for folder in (double, single)
+    )
+    # The driver reads the same tokens, so not even the rounding of the trainers reaches a judge.
+    assert learned.keys() == expected.keys()
+    assert all(tensor.equal(expected[name]) for name, tensor in learned.items())
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
+def test_a_teacher_with_another_tokenizer_gives_the_run_of_one_process(tmp_path: Path) -> None:
+    short = [
+        "train.steps=3",
+        "train.prompts_per_step=12",
+        "evaluation.prompts=8",
+        "student.model.pretrain.steps=20",
+        "teacher.teacher.model.pretrain.steps=20",
+    ]
+    one, two = (
+        run("smoke/other_tokenizer", [*short, *backend], out=tmp_path / name).folder
+        for name, backend in (("one", []), ("two", ["backend={type: ray, trainers: 2}"]))
+    )
+    assert_close_runs(one, two)

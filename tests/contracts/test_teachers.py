@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from stub_server import FolderModel, Stub
-from toy import TASK
+from toy import TASK, make_model
 
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.residency import build_scorer
@@ -41,9 +41,9 @@ pytestmark = pytest.mark.filterwarnings(
 SELF = {"type": "self", "weights": "ema", "rate": 0.5}
 FROZEN = {"type": "self", "weights": "frozen"}
 
-# One set of settings or more for each file; a teacher without an entry here fails the first test. MODEL, TAPE and FOLDER stand
-# for a model folder, a tape and a folder to write to, the names of DIALECTS for a server that has the same model, SERVICE for one
-# that speaks the Tinker API.
+# One set of settings or more for each file; a teacher without an entry here fails the first test. MODEL, OTHER, TAPE and FOLDER
+# stand for a model folder, one with another tokenizer, a tape and a folder to write to, the names of DIALECTS for a server that
+# has the same model, SERVICE for one that speaks the Tinker API.
 DIALECTS = {"VLLM": "vllm", "SGLANG": "sglang", "ECHO": "echo", "CHAT": "chat"}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "cached": [
@@ -106,6 +106,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "text_only": [
         {"teacher": {"type": "model", "model": "MODEL"}},
         {"teacher": SELF},
+    ],
+    "translated": [
+        {"teacher": {"type": "model", "model": "OTHER"}},
+        {"teacher": {"type": "model", "model": "MODEL"}},
+        {"teacher": {"type": "cached", "teacher": {"type": "model", "model": "OTHER"}}},
+        {"teacher": {"type": "openai_api", "url": "VLLM"}},
     ],
     "self": [
         {"weights": weights, "rate": 0.5, "period": 2}
@@ -234,7 +240,13 @@ def places(models: Path, tape: Path) -> Iterator[dict[str, str]]:
         served = stack.enter_context(serving(models, tape.parent / "served"))
         for stub in stubs.values():
             stack.enter_context(stub)
-        files = {"MODEL": models / "teacher", "TAPE": tape, "FOLDER": tape.parent / "scores"}
+        other = make_model(tape.parent / "other", tokenizer="pairs")
+        files = {
+            "MODEL": models / "teacher",
+            "OTHER": other,
+            "TAPE": tape,
+            "FOLDER": tape.parent / "scores",
+        }
         yield {word: str(file) for word, file in files.items()} | {
             "SERVICE": served.url,
             **{word: stub.url for word, stub in stubs.items()},

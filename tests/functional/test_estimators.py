@@ -237,3 +237,22 @@ def test_advantages():
     assert not F.add_reward(advantage, 2.0, 0.5).requires_grad
     with pytest.raises(ValueError, match=r"clip needs low <= high, got low 2\.0 and high 1\.0"):
         F.clip(advantage, 2.0, 1.0)
+
+
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.9, 0.7), (1.0, 1.0), (0.8, 0.0), (1.0, 0.95)])
+def test_generalized_advantages_are_the_discounted_sum_of_differences(gamma, gae_lambda):
+    """1506.02438, equation 16, in two loops; with lambda 1 the return minus the value."""
+    generator = torch.Generator().manual_seed(4)
+    rewards, values = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    later = [*values[1:].tolist(), 0.0]
+    differences = [
+        rewards[t].item() + gamma * later[t] - values[t].item() for t in range(len(values))
+    ]
+    expected = [
+        sum((gamma * gae_lambda) ** (s - t) * differences[s] for s in range(t, len(values)))
+        for t in range(len(values))
+    ]
+    found = F.generalized_advantages(rewards, values, gamma, gae_lambda)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    if gae_lambda == 1.0:
+        assert torch.allclose(found, F.reward_to_go(rewards, gamma) - values)

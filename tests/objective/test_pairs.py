@@ -159,6 +159,19 @@ def test_a_pair_that_cannot_be_is_refused(signal: str) -> None:
         recipe({"signal": signal})
 
 
+def test_a_sum_of_teachers_is_refused_where_pairs_ask_it() -> None:
+    """Its data are split into one a member, of which a pair would see the first alone."""
+    members = {name: {"type": "self", "weights": "frozen"} for name in "ab"}
+    pool = {"type": "pool", "teachers": members, "kind": "sum"}
+    for role in ("teacher", "reference"):
+        term = {"signal": "pair(dpo)", "against": role}
+        with pytest.raises(RecipeError, match="is no sum over teachers; write kind: geometric"):
+            recipe(term, **{role: pool})
+        recipe(term, **{role: {**pool, "kind": "geometric"}})
+    # What asks no teacher does not meet the members' answers.
+    recipe({"losses": [{"signal": "pair(orpo)"}, {"signal": "full"}]}, teacher=pool)
+
+
 CONFLICTS = {
     "divergence": ("forward_kl", "has a loss of its own; leave out target, divergence"),
     "estimator": ("pathwise", "has a loss of its own"),

@@ -7,6 +7,7 @@ import torch
 
 from practicum import functional as F
 from practicum.objective import (
+    VERIFIER,
     Objective,
     TeacherDistribution,
     TokenBatch,
@@ -64,7 +65,7 @@ def expected_gradient(objective: Objective, answers: int = 1) -> torch.Tensor:
         aggregate=chance.repeat_interleave(answers * T) / answers,
         authors=torch.zeros(len(ids), dtype=torch.uint8),
         draws=torch.zeros(len(ids), 0),
-        rewards=tuple(float(sequence[0] == V - 1) for sequence in sequences),
+        rewards={VERIFIER: tuple(float(sequence[0] == V - 1) for sequence in sequences)},
         groups=tuple(str(number) for number in range(len(prompts)) for _ in range(answers)),
         texts=("",) * len(sequences),
         sources=("student",) * len(sequences),

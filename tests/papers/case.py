@@ -16,7 +16,7 @@ from practicum.objective import (
 )
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
-from practicum.types import Datum, Prompt, Rollout, Source, TeacherSignal
+from practicum.types import Datum, Judgement, Prompt, Rollout, Source, TeacherSignal
 
 V = 300
 """More than the candidates of every paper, so that top-k is a choice."""
@@ -65,13 +65,17 @@ class Token:
 
 @dataclass
 class Sequence:
-    """One rollout: its tokens, its verifier's reward, who wrote it, and the prompt it answers."""
+    """One rollout: its tokens, its verifier's reward, who wrote it, and the prompt it answers.
+
+    `score` is the judgement of every scorer that the recipe has.
+    """
 
     tokens: list[Token]
     reward: float
     group: str
     source: Source
     text: str
+    score: float
 
 
 @dataclass
@@ -131,6 +135,9 @@ ROWS: list[tuple[str, Source, float, int]] = [
     ("d", "student", 0.0, 3),
     ("d", "teacher", 1.0, 2),
 ]
+SCORES = [(row * 7 % 15 - 6) / 4 for row in range(len(ROWS))]
+"""What scorers say of the answers: quarters in another order than the rewards, some below 0."""
+
 TEXTS = ["x", "x", "y", "x", "y", "z", "x", "z", "z", "z", "x", "y", "z", "y", "y", "x", "z", "y"]
 
 
@@ -164,7 +171,10 @@ def library_and_formula(
         ScheduleState(recipe.schedules, recipe.train.steps).compute_numbers(step)
     ).objective
     level = 5.0 + 2.0 * torch.randn(count, generator=generator, dtype=torch.float64)
-    ours, uniforms = _library(objective, student, teacher, reference, ids, sampler, starts, level)
+    judges = tuple(recipe.scorers)
+    ours, uniforms = _library(
+        objective, judges, student, teacher, reference, ids, sampler, starts, level
+    )
     steps = (step, recipe.train.steps)
     theirs = _formula(
         formula, student, teacher, reference, ids, sampler, uniforms, starts, steps, level
@@ -174,6 +184,7 @@ def library_and_formula(
 
 def _library(
     objective: Objective,
+    judges: tuple[str, ...],
     logits: Tensor,
     teacher: Tensor,
     reference: Tensor,
@@ -199,6 +210,7 @@ def _library(
             sample=row,
             reward=reward,
             source=source,
+            judgements={name: Judgement(SCORES[row]) for name in judges},
         )
         data.append(Datum(rollout, TeacherSignal()))
     leaf = logits.clone().requires_grad_()
@@ -249,7 +261,7 @@ def _formula(
             )
             for place in range(starts[row], starts[row + 1])
         ]
-        sequences.append(Sequence(tokens, reward, group, source, TEXTS[row]))
+        sequences.append(Sequence(tokens, reward, group, source, TEXTS[row], SCORES[row]))
     return torch.autograd.grad(formula(Case(sequences, *steps)), leaf)[0]
 
 

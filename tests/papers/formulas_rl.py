@@ -295,3 +295,22 @@ def bond(case: Case) -> Tensor:
         for row in best:
             total = total - 4 * sum((token.lS for token in row.tokens), torch.zeros(())) / len(best)
     return total / len(case.sequences)
+
+
+def gad(case: Case) -> Tensor:
+    """2511.10643: first the likelihood of the teacher's answers, then GRPO on the discriminator's logit of the student's."""
+    if case.step <= 40:
+        likely = [
+            -token.lS for row in case.sequences if row.source == "teacher" for token in row.tokens
+        ]
+        likelihood = sum(likely, torch.zeros(())) / case.count
+    else:
+        likelihood = torch.zeros(())
+    surrogate = torch.zeros(())
+    for group in case.groups():
+        own = [row for row in group if row.source == "student"]
+        scores = [row.score for row in own]
+        for place, row in enumerate(own):
+            advantage = normalized(scores, place) if len(own) > 1 else 0.0
+            surrogate = surrogate - advantage * sum(token.lS for token in row.tokens)
+    return likelihood + surrogate / case.count

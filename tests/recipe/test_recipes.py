@@ -7,7 +7,8 @@ from toy import rows
 
 from practicum.core.packaged import locate_packaged_recipes
 from practicum.core.plugins import list_plugins
-from practicum.models.config import ScratchConfig
+from practicum.models.config import ModelConfig, ScratchConfig
+from practicum.ports import walk
 from practicum.recipe import (
     FAMILIES,
     list_recipe_names,
@@ -71,10 +72,11 @@ def test_a_recipe_with_models_from_scratch_runs_two_steps(name: str, tmp_path: P
         "evaluation.prompts=4",
         "student.model.pretrain.steps=2",
     ]
-    if isinstance(
-        read_yaml(locate_packaged_recipes() / f"{name}.yaml")["teacher"].get("model"), dict
-    ):
-        short.append("teacher.model.pretrain.steps=2")
+    short += [
+        ".".join(("teacher", *keys, "model.pretrain.steps=2"))
+        for keys, teacher in walk(recipe.teacher)
+        if isinstance(teacher, ModelConfig) and isinstance(teacher.model, ScratchConfig)
+    ]
     result = run(name, short, out=tmp_path)
     assert [row["step"] for row in rows(result.folder / "metrics.jsonl")] == [1, 2]
     assert result.folder.name == recipe.name

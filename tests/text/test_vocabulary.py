@@ -51,7 +51,7 @@ def test_another_vocabulary_names_sizes_and_the_way_out() -> None:
     ):
         map_vocabularies(STUDENT, build_character_tokenizer("axcyz"))
     with pytest.raises(
-        VocabularyError, match="each id that both have, so take a teacher of the student's family"
+        VocabularyError, match=r"each id that both have: write teacher: \{type: translated, teacher"
     ):
         map_vocabularies(STUDENT, build_character_tokenizer("abcz"))
 

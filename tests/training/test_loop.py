@@ -240,6 +240,34 @@ def test_a_clip_acts_from_the_second_epoch_on(models: Path, tmp_path: Path) -> N
     assert not weights["two"].equal(weights["free"])
 
 
+def test_the_share_of_clipped_tokens_is_measured_in_every_update(
+    models: Path, tmp_path: Path
+) -> None:
+    objective = {**CLIPPED, "correction": "ratio_clip(0.02, 0.005)"}
+    changes = {
+        "objective": objective,
+        "train.updates_per_step": 2,
+        "train.epochs": 2,
+        "optimizer.learning_rate": 0.01,
+        "rollout.n": 4,
+    }
+    trainer, built, result = one_step(models, tmp_path, changes)
+    again = assemble_run(toy_recipe(models), tmp_path)
+    plan, shares = built.settings.plan(1), []
+    for data, seed in trainer.calls:
+        done = again.trainer.forward_backward(data, plan.objective, seed)
+        again.trainer.optim_step(plan.adam)
+        sampled = torch.cat([datum.rollout.sampling_logprobs for datum in data])
+        ratio = (done.outputs.logprobs - sampled).exp()
+        up = done.outputs.teacher_logprobs > done.outputs.logprobs
+        # The loss mask leaves out nothing here.
+        shares.append(float(torch.where(up, ratio > 1.005, ratio < 0.98).float().mean()))
+        assert done.metrics["clipped"] == pytest.approx(shares[-1])
+    # Right after sampling every ratio is 1; the second update is of other answers after one step.
+    assert shares[0] == 0.0 and min(shares[1:]) > 0.05
+    assert result.metrics["clipped"] == pytest.approx(sum(shares) / 4)
+
+
 class LearningTeacher(Teacher):
     """Remembers what it is told."""
 

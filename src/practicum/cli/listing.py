@@ -10,7 +10,7 @@ import practicum
 from practicum.core.calls import suggest_name
 from practicum.errors import RecipeError
 
-FOLDERS = ("teachers", "tasks", "backends", "trackers")
+FOLDERS = ("teachers", "scorers", "tasks", "backends", "trackers")
 TABLES = {
     "divergences": "divergence",
     "weights": "weight",

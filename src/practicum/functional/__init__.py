@@ -68,6 +68,7 @@ from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics, Sampl
 from practicum.functional.sequence import (
     AGGREGATES,
     gather_logprobs,
+    generalized_advantages,
     reward_to_go,
     step_returns,
     token_coefficients,
@@ -108,6 +109,7 @@ __all__ = [
     "dro",
     "entropy",
     "gather_logprobs",
+    "generalized_advantages",
     "geometric",
     "greedy",
     "group_centre",

@@ -59,6 +59,7 @@ class Correction:
     - cumulative: a token's factor is the product of the ratios of its sequence up to and including
       it
     - without_teacher: the parameter values at which the teacher has no influence
+    - drops: the factor is 0 at tokens whose ratio is out of bounds; their share is measured
     """
 
     name: str
@@ -68,6 +69,7 @@ class Correction:
     of: Literal["sampler", "anchor", "probability"] = "sampler"
     cumulative: bool = False
     without_teacher: Mapping[str, float] = field(default_factory=dict)
+    drops: bool = False
 
     @property
     def defaults(self) -> Mapping[str, Number]:
@@ -93,7 +95,7 @@ def ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Flo
     return _log_ratio(log_ratio, advantage).exp()
 
 
-@CORRECTIONS.enter("PPO's one-sided clip", "1707.06347")
+@CORRECTIONS.enter("PPO's one-sided clip", "1707.06347", drops=True)
 def ratio_clip(
     log_ratio: Float[Tensor, " T"],
     advantage: Float[Tensor, " T"],
@@ -109,7 +111,7 @@ def ratio_clip(
     return value.masked_fill(past_bound, 0.0)
 
 
-@CORRECTIONS.enter("ratio inside a band, else 0", "2510.18855")
+@CORRECTIONS.enter("ratio inside a band, else 0", "2510.18855", drops=True)
 def ratio_mask(
     log_ratio: Float[Tensor, " T"],
     advantage: Float[Tensor, " T"],
@@ -147,6 +149,7 @@ def prefix_ratio(
     "2602.22495",
     "anchor",
     without_teacher={"alpha": 1.0},
+    drops=True,
 )
 def ratio_anchor(
     log_ratio: Float[Tensor, " T"],

@@ -34,6 +34,37 @@ def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T
     return total
 
 
+def sum_spans(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """Return at each value the sum over its span; a span is a run of equal numbers in `spans`."""
+    places, count = _number_spans(spans)
+    return values.new_zeros(count).index_add_(0, places, values)[places]
+
+
+def keep_span_starts(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """Return the values with 0 at all but the first of each span."""
+    is_start = torch.ones_like(spans, dtype=torch.bool)
+    is_start[1:] = spans[1:] != spans[:-1]
+    return torch.where(is_start, values, 0.0)
+
+
+def _number_spans(spans: Int[Tensor, " T"]) -> tuple[Int[Tensor, " T"], int]:
+    """Return the number of each value's span, from 0 on, and how many spans there are."""
+    unique, places = torch.unique_consecutive(spans, return_inverse=True)
+    return places, len(unique)
+
+
+def generalized_advantages(
+    rewards: Float[Tensor, " T"], values: Float[Tensor, " T"], gamma: float, gae_lambda: float
+) -> Float[Tensor, " T"]:
+    """Return `sum_{l >= 0} (gamma lambda)**l d_{t+l}` with `d_t = r_t + gamma v_{t+1} - v_t` (GAE,
+    arXiv 1506.02438); the value after the last step is 0.
+
+    With lambda 1 it is the discounted reward-to-go minus the value, with lambda 0 it is d_t.
+    """
+    later = torch.nn.functional.pad(values[1:], (0, 1))
+    return reward_to_go(rewards + gamma * later - values, gamma * gae_lambda)
+
+
 def step_returns(
     logits: Float[Tensor, " T"], values: Float[Tensor, " T"], k: int
 ) -> Float[Tensor, " T"]:

@@ -16,9 +16,14 @@ class PretrainConfig(FrozenConfig):
 
 
 class ScratchConfig(FrozenConfig):
-    """A small randomly initialised model with a character tokenizer, made when the run starts."""
+    """A small randomly initialised model with a small tokenizer, made when the run starts."""
 
     architecture: Literal["llama", "qwen3", "gemma3"] = "llama"
+    tokenizer: Literal["characters", "bytes", "pairs"] = Field(
+        default="characters",
+        description="one token a character of the task; one a byte; or, as SentencePiece would, one "
+        "a pair of characters",
+    )
     hidden_size: int = Field(default=64, ge=8, multiple_of=8)
     layers: int = Field(default=2, ge=1)
     heads: int = Field(default=4, ge=1)

@@ -5,18 +5,20 @@ from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signal_reader import compare_signals, read_tokens
 from practicum.objective.signals import Capabilities, Full, Sampled, SignalName, TopK
-from practicum.objective.spec import Objective, Term
+from practicum.objective.spec import VERIFIER, Objective, Term
 from practicum.objective.token_axis import compute_coefficients
 from practicum.objective.tokens import (
     TeacherDistribution,
     TermValues,
     TokenBatch,
     build_token_batch,
+    needs_first_pass,
 )
 from practicum.objective.vocabulary_axis import compute_term_values
 
 __all__ = [
     "AXES",
+    "VERIFIER",
     "Capabilities",
     "ClipEntries",
     "Full",
@@ -42,5 +44,6 @@ __all__ = [
     "compare_signals",
     "compute_coefficients",
     "compute_term_values",
+    "needs_first_pass",
     "read_tokens",
 ]

@@ -9,13 +9,14 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.functional import comparison
 from practicum.functional.distributions import SMALLEST_TAIL
+from practicum.functional.estimators import CORRECTIONS
 from practicum.objective.closed_form import LossChunk
 from practicum.objective.pairs import compare_pairs
 from practicum.objective.passes import Part
 from practicum.objective.signal_reader import read_tokens
 from practicum.objective.spec import Objective
 from practicum.objective.support import share_support
-from practicum.objective.token_axis import merge_parts
+from practicum.objective.token_axis import find_dropped, merge_parts
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import Datum, ForwardResult, Metrics, TeacherSignal, TokenRecord
 
@@ -208,22 +209,37 @@ def compare(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slic
         records.add("top1_conflict", F.top1_conflict(members))
 
 
+def measure_dropped(
+    records: UpdateStatistics,
+    objective: Objective,
+    values: Sequence[TermValues],
+    batch: TokenBatch,
+) -> None:
+    """Record the share of tokens that a term's correction takes out, such as PPO's clip."""
+    for number, term in enumerate(objective.losses):
+        if not CORRECTIONS[term.correction.name].drops:
+            continue
+        end = f"_{number}" if len(objective.losses) > 1 else ""
+        dropped, trained = find_dropped(term, values[number], batch)
+        records.add(f"clipped{end}", dropped.to(batch.aggregate), trained)
+
+
 @torch.no_grad()
-def measure_pairs(
+def measure_batch(
     records: UpdateStatistics,
     objective: Objective,
     values_by_part: Sequence[Sequence[TermValues]],
     indices: Sequence[Tensor],
     batch: TokenBatch,
 ) -> None:
-    """Record what terms of pairs report, from the values of a batch's parts at `indices`.
+    """Record what needs the whole batch, from the values of its parts at `indices`.
 
-    These are the mean loss, the share of pairs in which the chosen completion is ahead, and the
-    share of completions in no pair.
+    These are the share of clipped tokens and, for terms of pairs, the mean loss, the share of pairs
+    in which the chosen completion is ahead, and the share of completions in no pair.
     """
-    numbers = [number for number, term in enumerate(objective.losses) if term.signal.pairs]
-    values = merge_parts(values_by_part, indices) if numbers else []
-    for number in numbers:
+    values = merge_parts(values_by_part, indices)
+    measure_dropped(records, objective, values, batch)
+    for number in (n for n, term in enumerate(objective.losses) if term.signal.pairs):
         end = f"_{number}" if len(objective.losses) > 1 else ""
         losses, is_ahead, unpaired = compare_pairs(objective.losses[number], values[number], batch)
         records.add(f"loss{end}", losses)

@@ -32,7 +32,7 @@ def find_pairs(term: Term, values: TermValues, batch: TokenBatch) -> Pairs:
     assert isinstance(term.signal, Pair)
     count = len(batch.groups)
     scored = torch.bincount(batch.rows[values.is_scored], minlength=count).tolist()
-    ranks = _rank_rows(term.signal, values, batch)
+    ranks = _rank_rows(term, values, batch)
     pairs = [
         (chosen, rejected)
         for rows in batch.group_rows()
@@ -92,14 +92,17 @@ def _read_answers(term: Term, values: TermValues, batch: TokenBatch) -> F.Answer
     )
 
 
-def _rank_rows(signal: Pair, values: TermValues, batch: TokenBatch) -> Sequence[float | None]:
+def _rank_rows(term: Term, values: TermValues, batch: TokenBatch) -> Sequence[float | None]:
     """Return the rank of each completion: higher is preferred, None is not comparable."""
+    assert isinstance(term.signal, Pair)
+    signal = term.signal
+    rewards = batch.rewards.get(term.scorer, [None] * len(batch.groups))
     if signal.choose == "source":
         return [float(source in PREFERRED) for source in batch.sources]
     if signal.choose == "reward":
-        return batch.rewards
+        return rewards
     if signal.choose == "low_reward":
-        return [None if reward is None else -reward for reward in batch.rewards]
+        return [None if reward is None else -reward for reward in rewards]
     count = len(batch.groups)
     if values.teacher_logprobs is None:
         return [None] * count

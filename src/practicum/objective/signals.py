@@ -23,10 +23,12 @@ class Capabilities:
     These are the signals, the supports of a top-k signal and the largest k (None: any). `writes`
     is True if it can also generate completions. `needs_candidates` is True if a top-k request on
     the student's support must contain the candidates, because the student runs elsewhere.
-    `raw_logits` is True if the heads that come with the signal `full` give logits as the model computes
-    them, before a softmax. `follows_student` is True if a teacher may change as the student learns, or shares its modules:
-    it is then asked at its own step and never ahead. That is also the default for a teacher that
-    does not declare it.
+    `raw_logits` is True if the heads that come with the signal `full` give logits as the model
+    computes them, before a softmax. `splits_answers` is True if the answers of several members become
+    several losses. `follows_student` is True if a teacher may change as the student learns, or shares
+    its modules: it is then asked at its own step and never ahead. That is also the default for a
+    teacher that does not declare it. `by_span` is True if a sampled log-probability may be that of
+    several tokens together; see `practicum.types.TeacherSignal`.
     """
 
     signals: frozenset[SignalName]
@@ -35,7 +37,9 @@ class Capabilities:
     writes: bool = True
     needs_candidates: bool = False
     follows_student: bool = True
+    by_span: bool = False
     raw_logits: bool = False
+    splits_answers: bool = False
 
 
 class SignalCall(Call):
@@ -397,6 +401,17 @@ class Pair(SignalCall):
     def question(self) -> Sampled | None:
         """Return the log-probabilities of the tokens, if the loss or the choice needs them."""
         return Sampled() if self.entry.needs_reference or self.choose == "score" else None
+
+    def explain_refusal(self, capabilities: Capabilities) -> str | None:
+        """Refuse also several members with a loss each: a pair has one ratio."""
+        if problem := super().explain_refusal(capabilities):
+            return problem
+        if not capabilities.splits_answers:
+            return None
+        return (
+            "adds up the losses of its members, and a loss of pairs is no sum over teachers; write "
+            "kind: geometric in the pool, whose log-probability is the members' mean"
+        )
 
     @property
     def by_reward(self) -> bool:

@@ -38,6 +38,9 @@ from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signals import Full, Sampled, Score, TopK, Unlikely
 from practicum.types import FrozenConfig
 
+VERIFIER = "verifier"
+"""The scorer that every task is: its reward needs no entry among the recipe's scorers."""
+
 OTHER_ANSWERS = {
     "correct": "incorrect",
     "incorrect": "correct",
@@ -65,7 +68,12 @@ class Term(BaseModel):
     advantage_logprob: Literal["learner", "sampler"] = "learner"
     reward: Reward = Field(
         default=NoReward(),
-        description="how the verifier's reward joins a sampled token's advantage",
+        description="how the reward joins a sampled token's advantage",
+    )
+    scorer: str = Field(
+        default=VERIFIER,
+        description="whose reward the term learns from, compares or filters by: `verifier`, or a "
+        "name in [scorers](scorers.md)",
     )
     clip: Clip = Field(default=NoClip(), description="what is held within bounds")
     weights: WeightChoice = Choice(name="all")

@@ -18,6 +18,7 @@ from practicum.functional.samples import (
     TOKEN_STATISTICS,
     SampleStatistics,
 )
+from practicum.functional.sequence import keep_span_starts, sum_spans
 from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
@@ -26,6 +27,9 @@ from practicum.objective.signals import Score, Unlikely
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import AUTHORS
+
+UNCHANGED = "none"
+"""The advantage that is the reward itself."""
 
 
 @torch.no_grad()
@@ -64,6 +68,22 @@ def compute_all_coefficients(
     return [compute_coefficients(term, term_values, batch) for term, term_values in pairs]
 
 
+@torch.no_grad()
+def find_dropped(
+    term: Term, values: TermValues, batch: TokenBatch
+) -> tuple[Bool[Tensor, " T"], Bool[Tensor, " T"]]:
+    """Return the tokens that the term's correction takes out, and those that it could take out.
+
+    A token without a return, or without a signal, is in neither.
+    """
+    log_ratio = _compute_log_ratio(term, values, batch)
+    returns = -torch.ones_like(log_ratio)
+    if term.on_sampled_token:
+        returns = _compute_returns(term, values, batch, log_ratio)
+    is_trained = values.is_scored & _mask_source_tokens(term, batch) & (returns != 0)
+    return is_trained & (_correct_tokens(term, log_ratio, returns) == 0), is_trained
+
+
 def compute_full_coefficients(
     objective: Objective,
     values_by_part: Sequence[Sequence[TermValues]],
@@ -89,12 +109,30 @@ def merge_parts(
 
 
 def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
+    """Return the advantage of each token, or that of its whole span at each token of the span."""
     if values.teacher_logprobs is None:
         return torch.zeros_like(values.logprobs)
     learner = values.logprobs if term.advantage_logprob == "learner" else batch.sampling_logprobs
-    advantage = term.compute_advantage(learner, values.teacher_logprobs)
+    teacher = values.teacher_logprobs
+    if batch.spans is not None:
+        # The span is one action: its gradient is the whole advantage times that of the sum of its
+        # tokens' log-probabilities, so no token gets a share.
+        learner, teacher = _sum_both(learner, teacher, batch.spans)
+    advantage = term.compute_advantage(learner, teacher)
     clip = term.clip
     return F.clip(advantage, clip.low, clip.high) if isinstance(clip, ClipAdvantage) else advantage
+
+
+def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both log-probabilities of each span, those of several tokens relative to the larger.
+
+    Advantages of f-divergences are functions of their difference. They floor the teacher at a value
+    for one token, below which any long text lies.
+    """
+    sizes = sum_spans(torch.ones_like(student), spans)
+    student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
+    largest = torch.where(sizes > 1, torch.maximum(student, teacher), 0.0)
+    return student - largest, teacher - largest
 
 
 def _compute_returns(
@@ -117,17 +155,17 @@ def _compute_returns(
     if isinstance(reward, Modulate):
         assert values.teacher_logprobs is not None
         gap = values.teacher_logprobs - values.logprobs
-        advantages = _compute_reward_advantages(reward.advantage, batch)
+        advantages = _compute_reward_advantages(term, reward.advantage, batch)
         return ratio * modulate(advantages, gap, reward.strength, reward.bound)
     returns = _compute_teacher_returns(term, values, batch, ratio)
     if isinstance(reward, OwnReward):
         assert values.teacher_logprobs is not None
         gap = (values.teacher_logprobs - values.logprobs).detach()
         rule = REWARDS[reward.name]
-        advantages = ratio * _compute_reward_advantages(rule.advantage, batch)
+        advantages = ratio * _compute_reward_advantages(term, rule.advantage, batch)
         return rule.function(returns.detach(), advantages, gap, **reward.arguments).detach()
     if isinstance(reward, AddAdvantage):
-        advantages = _compute_reward_advantages(reward.advantage, batch)
+        advantages = _compute_reward_advantages(term, reward.advantage, batch)
         return F.add_reward(returns, ratio * advantages, reward.coefficient)
     return returns
 
@@ -138,12 +176,14 @@ def _compute_teacher_returns(
     """Return the teacher's return of each token: advantages times ratios, minus a baseline."""
     gradient = term.gradient if isinstance(term.gradient, ScoreFunction) else ScoreFunction()
     if term.signal.step:
-        returns = _compute_step_returns(term, values, batch, ratio)
+        advantages = returns = _compute_step_returns(term, values, batch, ratio)
     else:
         advantages = ratio * _compute_advantage(term, values, batch)
-        returns = torch.where(values.is_scored, advantages, 0.0)
+        advantages = returns = torch.where(values.is_scored, advantages, 0.0)
     if gradient.gamma > 0:
-        returns = _apply_by_row(batch, returns, lambda row: _compute_returns_to_go(row, gradient))
+        returns = _sum_returns(returns, gradient, batch)
+    if batch.spans is not None:
+        returns = returns + _carry_to_next(advantages, batch.spans, batch)
     if gradient.baseline == "kl":
         assert values.divergence is not None, "the capability check asks for candidates"
         return returns + torch.where(values.is_scored, ratio * values.divergence, 0.0)
@@ -152,6 +192,31 @@ def _compute_teacher_returns(
         # later tokens it would remove their mean, which is what a return says beyond this token.
         return returns - ratio * _compute_leave_one_out_mean(returns, values, batch)
     return returns
+
+
+def _sum_returns(advantages: Tensor, gradient: ScoreFunction, batch: TokenBatch) -> Tensor:
+    """Return the return of each token; a span counts once in it, and its tokens share one."""
+    if batch.spans is not None:
+        advantages = keep_span_starts(advantages, batch.spans)
+    returns = _apply_by_row(batch, advantages, lambda row: _compute_returns_to_go(row, gradient))
+    if batch.spans is None:
+        return returns
+    return sum_spans(keep_span_starts(returns, batch.spans), batch.spans)
+
+
+def _carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tensor:
+    """Return at the first token of each span the advantage of the span right before it, else 0.
+
+    Where a span ends is decided by what comes after it: an early stop makes a word of what would
+    have been its beginning, and it is the stop that must answer for it.
+    """
+    carried = torch.zeros_like(advantages)
+    follows = (batch.rows[1:] == batch.rows[:-1]) & (
+        batch.positions[1:] == batch.positions[:-1] + 1
+    )
+    is_next = follows & (spans[1:] != spans[:-1])
+    carried[1:] = torch.where(is_next, advantages[:-1], 0.0)
+    return carried
 
 
 def _compute_step_returns(
@@ -183,30 +248,40 @@ def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor
     return returns / num_left.clamp_min(1.0) if gradient.length == "mean" else returns
 
 
-def _compute_reward_advantages(advantage: str, batch: TokenBatch) -> Tensor:
-    """Return the advantage of each token's completion in its prompt's group; 0 without a reward."""
-    return batch.spread(("advantage", advantage), lambda: _compare_rewards(advantage, batch))
+def _compute_reward_advantages(term: Term, advantage: str, batch: TokenBatch) -> Tensor:
+    """Return the advantage of each token's completion in its prompt's group; 0 without a reward.
+
+    A scorer's numbers of single tokens are taken as they are if the completion's would be, too.
+    """
+    by_token = batch.read_judgements(term.scorer) if advantage == UNCHANGED else None
+    if by_token is not None:
+        return by_token
+    return batch.spread(
+        ("advantage", advantage, term.scorer), lambda: _compare_rewards(term, advantage, batch)
+    )
 
 
 def _compute_own_advantages(term: Term, advantage: str, batch: TokenBatch) -> Tensor:
     """Return the same among the completions that a signal compares; 0 for all others."""
     if not (isinstance(term.signal, Score) and term.signal.among == "source"):
-        return _compute_reward_advantages(advantage, batch)
+        return _compute_reward_advantages(term, advantage, batch)
     return batch.spread(
-        ("advantage", advantage, term.source),
-        lambda: _compare_rewards(advantage, batch, term.source),
+        ("advantage", advantage, term.scorer, term.source),
+        lambda: _compare_rewards(term, advantage, batch, term.source),
     )
 
 
-def _compare_rewards(advantage: str, batch: TokenBatch, source: str = "all") -> list[float]:
+def _compare_rewards(
+    term: Term, advantage: str, batch: TokenBatch, source: str = "all"
+) -> list[float]:
     """Return the advantage of each row among those of a source; 0 for rows of other sources.
 
     An anchored advantage compares with the reference's rows, and is 0 where there are none.
     """
-    entry = ADVANTAGES[advantage]
+    entry, by_scorer = ADVANTAGES[advantage], _read_rewards(term, batch)
     by_row = [0.0] * len(batch.groups)
     for rows in batch.group_rows():
-        rewards = {row: reward for row in rows if (reward := batch.rewards[row]) is not None}
+        rewards = {row: reward for row in rows if (reward := by_scorer[row]) is not None}
         anchor = [rewards[row] for row in rewards if batch.sources[row] == "reference"]
         compared = {
             row: reward
@@ -221,6 +296,11 @@ def _compare_rewards(advantage: str, batch: TokenBatch, source: str = "all") -> 
         for row, row_advantage in zip(compared, advantages, strict=True):
             by_row[row] = row_advantage
     return [by_row[row] for row in batch.first]
+
+
+def _read_rewards(term: Term, batch: TokenBatch) -> Sequence[float | None]:
+    """Return the reward of each row by the scorer of the term."""
+    return batch.rewards.get(term.scorer, [None] * len(batch.groups))
 
 
 def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
@@ -310,7 +390,7 @@ def _select_rows(term: Term, batch: TokenBatch) -> list[bool]:
     A group is solved by the student's own completions; those of others count only if the student
     wrote none.
     """
-    right = [None if reward is None else reward >= 1.0 for reward in batch.rewards]
+    right = [None if reward is None else reward >= 1.0 for reward in _read_rewards(term, batch)]
     solved_first: dict[int, bool] = {}
     for rows in batch.group_rows():
         is_solved = any(right[row] for row in _select_student_rows(rows, batch))
@@ -343,7 +423,8 @@ def _compute_completion_weights(term: Term, values: TermValues, batch: TokenBatc
     """Return the weight of each token's completion, 0 if it is not selected."""
     if term.samples_by.isdisjoint(TOKEN_STATISTICS):
         arguments = term.samples.arguments.items()
-        key = ("completion weight", term.samples.name, *arguments, term.filter, term.source)
+        key = ("completion weight", term.samples.name, *arguments, term.filter)
+        key += (term.source, term.scorer)
         return batch.spread(key, lambda: _weigh_rows(term, batch, _select_rows(term, batch)))
     is_trained = values.is_scored & _mask_source_tokens(term, batch)
     trained_rows = set(batch.rows[is_trained].tolist())
@@ -370,13 +451,13 @@ def _weigh_rows(
 ) -> list[float]:
     """Return the weight of each row's completion, 0 for rows that the term does not train on."""
     entry = SAMPLE_WEIGHTS[term.samples.name]
-    by_row = [1.0] * len(batch.groups)
+    by_row, by_scorer = [1.0] * len(batch.groups), _read_rewards(term, batch)
     of_source = [term.source in ("all", source) for source in batch.sources]
     # A weight that needs no statistic is 1 for every completion.
     for rows in batch.group_rows() if entry.needs else ():
         statistics = SampleStatistics(
             kept=[trains[row] and of_source[row] for row in rows],
-            rewards=[batch.rewards[row] for row in rows],
+            rewards=[by_scorer[row] for row in rows],
             texts=[batch.texts[row] for row in rows],
             student_nll=[student_nll[row] for row in rows if student_nll],
             teacher_nll=[teacher_nll[row] for row in rows if teacher_nll],

@@ -1,6 +1,6 @@
 """Define the packed numbers per token that both sides of an objective read and write."""
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from practicum.core.randomness import seed_of
 from practicum.functional.sequence import token_coefficients
-from practicum.objective.spec import Objective
-from practicum.types import AUTHORS, Datum, Rollout, Source
+from practicum.objective.spec import VERIFIER, Objective
+from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,9 @@ class TokenBatch:
     numbers of `mc` signals. The tuples are by row: rewards, prompts, texts, sources. `first` has
     the first row with the same rollout, which differs from the row itself if several teachers each
     have a row for a rollout. `special` is True at special tokens, and None if they are unknown.
+    `spans` numbers the spans of tokens of teachers with other tokenizers; None: each token is one.
+    `rewards` has the verifier's rewards and the values of each scorer; the columns of `judged` are
+    the numbers a token of the scorers in `judges`.
     """
 
     tokens: Int[Tensor, " T"]
@@ -32,12 +35,15 @@ class TokenBatch:
     aggregate: Float[Tensor, " T"]
     authors: UInt8[Tensor, " T"]
     draws: Float[Tensor, "T K"]
-    rewards: tuple[float | None, ...]
+    rewards: Mapping[str, tuple[float | None, ...]]
     groups: tuple[str, ...]
     texts: tuple[str, ...]
     sources: tuple[Source, ...]
     first: tuple[int, ...]
     special: Bool[Tensor, " T"] | None = None
+    spans: Int[Tensor, " T"] | None = None
+    judges: tuple[str, ...] = ()
+    judged: Float[Tensor, "T J"] | None = None
     row_values: dict[Hashable, Float[Tensor, " R"]] = field(default_factory=dict)
 
     def __getitem__(self, part: slice | Int[Tensor, " t"]) -> "TokenBatch":
@@ -65,6 +71,12 @@ class TokenBatch:
         return {
             name: function(value) for name, value in values.items() if isinstance(value, Tensor)
         }
+
+    def read_judgements(self, scorer: str) -> Float[Tensor, " T"] | None:
+        """Return a scorer's number of each token, 0 where it gave none; None if it gives none."""
+        if self.judged is None or scorer not in self.judges:
+            return None
+        return self.judged[:, self.judges.index(scorer)]
 
     def group_rows(self) -> "list[list[int]]":
         """Return the rows of each prompt, each rollout once."""
@@ -184,6 +196,7 @@ def build_token_batch(
         return torch.cat([tensor[mask] for tensor, mask in zip(tensors, masks, strict=True)])
 
     tokens = pack(rollout.tokens for rollout in rollouts)
+    judges = _list_token_judges(rollouts)
     special_ids = None if special is None else torch.tensor(sorted(special), dtype=torch.long)
     return TokenBatch(
         tokens=tokens,
@@ -194,13 +207,81 @@ def build_token_batch(
         aggregate=torch.repeat_interleave(coefficients, counts),
         authors=torch.cat([_gather_authors(rollout) for rollout in rollouts]),
         draws=torch.cat([_draw_uniforms(rollout, num_draws, seed) for rollout in rollouts]),
-        rewards=tuple(rollout.reward for rollout in rollouts),
+        rewards=_collect_rewards(rollouts),
         groups=tuple(rollout.prompt.id for rollout in rollouts),
         texts=tuple(rollout.text for rollout in rollouts),
         sources=tuple(rollout.source for rollout in rollouts),
         first=_find_first_rows(datums),
         special=None if special_ids is None else torch.isin(tokens, special_ids),
+        spans=_number_spans(datums),
+        judges=judges,
+        judged=pack(_stack_judgements(rollout, judges) for rollout in rollouts) if judges else None,
     )
+
+
+def needs_first_pass(objective: Objective, datums: Iterable[Datum]) -> bool:
+    """Return True if a token's coefficient depends on other tokens, so that a pass comes first.
+
+    They are those of the objective's returns and weights, or of a teacher's spans.
+    """
+    return objective.needs_sequences or any(_find_starts(datum) is not None for datum in datums)
+
+
+def _find_starts(datum: Datum) -> Bool[Tensor, " T"] | None:
+    """Return True where spans of teacher and reference start; None if each token is a span."""
+    both = (datum.signal.shared_starts, datum.reference.shared_starts)
+    starts = [mask for mask in both if mask is not None]
+    return torch.stack(starts).all(dim=0) if starts else None
+
+
+def _number_spans(datums: Sequence[Datum]) -> Int[Tensor, " T"] | None:
+    """Return the number of the span of each supervised token; None if each is a span."""
+    starts = [_find_starts(datum) for datum in datums]
+    if all(mask is None for mask in starts):
+        return None
+    numbered, last = [], 0
+    for mask, datum in zip(starts, datums, strict=True):
+        is_start = torch.ones_like(datum.rollout.loss_mask) if mask is None else mask.clone()
+        # Rows never share a span, whatever is said of the first token of one.
+        is_start[:1] = True
+        numbered.append((last + is_start.cumsum(0))[datum.rollout.loss_mask])
+        last += int(is_start.sum())
+    return torch.cat(numbered)
+
+
+def _collect_rewards(rollouts: Sequence[Rollout]) -> dict[str, tuple[float | None, ...]]:
+    """Return the verifier's rewards and the values of each scorer, one a rollout."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.judgements)
+    nothing = Judgement(None)
+    return {
+        VERIFIER: tuple(rollout.reward for rollout in rollouts),
+        **{
+            name: tuple(rollout.judgements.get(name, nothing).value for rollout in rollouts)
+            for name in names
+        },
+    }
+
+
+def _list_token_judges(rollouts: Sequence[Rollout]) -> tuple[str, ...]:
+    """Return the scorers that gave numbers to tokens."""
+    return tuple(
+        dict.fromkeys(
+            name
+            for rollout in rollouts
+            for name, judgement in rollout.judgements.items()
+            if judgement.tokens is not None
+        )
+    )
+
+
+def _stack_judgements(rollout: Rollout, judges: Sequence[str]) -> Float[Tensor, "T J"]:
+    """Return the numbers of a rollout's tokens, a column a scorer; 0 if it gave the rollout none."""
+    columns = torch.zeros(len(rollout.tokens), len(judges))
+    for number, name in enumerate(judges):
+        judgement = rollout.judgements.get(name)
+        if judgement is not None and judgement.tokens is not None:
+            columns[:, number] = judgement.tokens
+    return columns
 
 
 def _gather_authors(rollout: Rollout) -> UInt8[Tensor, " t"]:

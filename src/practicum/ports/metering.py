@@ -1,11 +1,14 @@
 """Clients that count the tokens and FLOPs of their calls; see `practicum.costs`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jaxtyping import Float
+from torch import Tensor
+
 from practicum.costs import Meter, MeteredHead, ModelDims, TrainableDims, Usage, count_read_tokens
-from practicum.objective import Objective, Signal
+from practicum.objective import Objective, Signal, needs_first_pass
 from practicum.ports import (
     AdamParams,
     Capabilities,
@@ -13,8 +16,10 @@ from practicum.ports import (
     LockstepClient,
     MixedRequest,
     SamplingClient,
+    StepFollower,
     TrainingClient,
 )
+from practicum.ports.scoring import LoadedScalar
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -100,6 +105,47 @@ class MeteredLockstep(MeteredSampler):
         return samples
 
 
+class MeteredScalar(StepFollower):
+    """A `practicum.ports.scoring.ScalarModel` that counts the tokens and FLOPs of its calls."""
+
+    def __init__(self, scalar: LoadedScalar, meter: Meter) -> None:
+        self._scalar = scalar
+        self._meter = meter
+
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " T"]]:
+        """Predict with the model and count its tokens."""
+        if texts:
+            self._meter.count_scored(_measure_texts(texts), heads=False)
+        return self._scalar.model.predict(texts)
+
+    def fit(
+        self,
+        texts: Sequence[ScoreRequest],
+        slopes: Sequence[Float[Tensor, " T"]],
+        params: AdamParams,
+    ) -> Metrics:
+        """Take a step of the model and count its FLOPs; the tokens of updates are the student's."""
+        read = count_read_tokens(_measure_texts(texts))
+        scalar = self._scalar
+        # Without a head: one product of the width is nothing beside the body.
+        flops = scalar.trainable_dims.count_update_flops(scalar.dims, read, 0)
+        self._meter.ledger.add("update", self._meter.name, Usage(flops=flops))
+        return scalar.model.fit(texts, slopes, params)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """Return the model's state."""
+        return self._scalar.model.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the model's state."""
+        self._scalar.model.load_state(tensors)
+
+
+def _measure_texts(texts: Sequence[ScoreRequest]) -> list[tuple[tuple[int, ...], int]]:
+    """Return each text's prompt and the number of tokens after it."""
+    return [(text.prompt_tokens, len(text.tokens)) for text in texts]
+
+
 def count_heads(datums: Sequence[Datum], reads: Counter[str]) -> list[Datum]:
     """Return the datums with heads that count into `reads`, for a process without a ledger."""
 
@@ -165,7 +211,7 @@ class MeteredTrainer:
             flops = self._learning.count_update_flops(
                 self._shape, read, head_rows, recompute=recompute
             )
-            if objective.needs_sequences:
+            if needs_first_pass(objective, datums):
                 # Whole-sequence coefficients take one more forward pass, without a gradient.
                 flops += self._shape.count_hidden_flops(read.tokens, read.contexts)
                 flops += self._shape.count_head_flops(head_rows)

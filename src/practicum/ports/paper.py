@@ -26,6 +26,17 @@ class PaperModel:
 
 
 @dataclass(frozen=True, slots=True)
+class PaperScalarDims:
+    """The sizes of a weightless model with one number a token, which learns beside the student."""
+
+    dtype: str
+    dims: ModelDims
+    trainable_dims: TrainableDims
+    body: Footprint
+    """The activation memory of a pass through its layers."""
+
+
+@dataclass(frozen=True, slots=True)
 class PaperRecord:
     """The memory figures of a weightless backend, and the requests of one step by model name."""
 
@@ -46,6 +57,7 @@ class PaperRecord:
     chunk_tokens: int
     sampling_batch: int
     scorers: dict[str, PaperModel] = field(default_factory=dict)
+    scalars: dict[str, PaperScalarDims] = field(default_factory=dict)
     sample_requests: dict[str, list[SampleRequest]] = field(default_factory=dict)
     score_requests: dict[str, list[ScoreRequest]] = field(default_factory=dict)
     datums: list[Datum] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """Combinations in a recipe that cannot work; each problem says what to write instead."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from practicum.objective import ClipEntries, Objective, Term
+from practicum.objective import VERIFIER, ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import (
@@ -107,6 +107,21 @@ def find_staleness_problems(
         for path in adaptive_paths
         if ".signal" in path
     ]
+    return problems
+
+
+def find_scorer_problems(objective: Objective, scorers: Sequence[str]) -> list[str]:
+    """Return a problem for each loss term whose scorer the recipe does not have."""
+    problems = [
+        f"objective.losses[{number}].scorer: no scorer is named {term.scorer!r}; write "
+        f"{' or '.join([VERIFIER, *scorers])}, or add it to scorers: {{{term.scorer}: {{type: ...}}}}"
+        for number, term in enumerate(objective.losses)
+        if term.scorer not in (VERIFIER, *scorers)
+    ]
+    if VERIFIER in scorers:
+        problems.append(
+            f"scorers.{VERIFIER}: that is the name of the task's own reward; choose another name"
+        )
     return problems
 
 

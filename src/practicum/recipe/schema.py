@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ from practicum.recipe.possible import (
     find_anchor_problems,
     find_capability_problems,
     find_engine_problems,
+    find_scorer_problems,
     find_staleness_problems,
     find_truncation_problem,
 )
@@ -33,6 +34,8 @@ from practicum.types import FrozenConfig
 
 WORDS = ("about", "family", "paper", "claim", "differs", "formula", "reduced", "slot")
 """Fields that describe a recipe; they change no computation."""
+
+ScorerName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")]
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,79}$"
 
@@ -84,6 +87,11 @@ class Recipe(FrozenConfig):
     reference: Plugin("teachers") | None = Field(  # type: ignore[valid-type]
         default=None,
         description="a second teacher for terms with `against: reference` and targets that use it",
+    )
+    scorers: dict[ScorerName, Plugin("scorers")] = Field(  # type: ignore[valid-type]
+        default={},
+        description="judges of answers beside the task's verifier, by name; `objective.scorer` says "
+        "which one is the reward: see [scorers](scorers.md)",
     )
     task: Plugin("tasks")  # type: ignore[valid-type]
     rollout: RolloutConfig = RolloutConfig()
@@ -144,6 +152,7 @@ class Recipe(FrozenConfig):
         problems += self.backend.problems(
             self.student, self.objective, self.rollout.source.type, self.rollout.max_staleness
         )
+        problems += find_scorer_problems(self.objective, list(self.scorers))
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
         if problems:

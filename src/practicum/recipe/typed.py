@@ -67,6 +67,7 @@ class TeacherSection(TypedDict, total=False):
             "self",
             "text_only",
             "tinker",
+            "translated",
         ]
         | str
     )
@@ -91,7 +92,7 @@ class TeacherSection(TypedDict, total=False):
     device: Literal["auto", "cpu", "cuda"]
     template: str | None
     thinking: bool | None
-    stop: Sequence[str]
+    stop: Sequence[str] | str | None
     trust_remote_code: bool
     residency: Literal["resident", "swap", "disk"]
     tokenizer: str | None
@@ -114,6 +115,7 @@ class TeacherSection(TypedDict, total=False):
     rate: float
     period: int
     model_path: str | None
+    credit: Literal["word", "span"]
 
 
 class TaskSection(TypedDict, total=False):
@@ -185,6 +187,7 @@ class ObjectiveSection(TypedDict, total=False):
     correction: str | Mapping[str, Any]
     advantage_logprob: Literal["learner", "sampler"]
     reward: str | Mapping[str, Any]
+    scorer: str
     clip: str | Mapping[str, Any]
     weights: str | Mapping[str, Any]
     samples: str | Mapping[str, Any]

@@ -151,6 +151,13 @@ def _choose_charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
         "teachers": ChartSpec("Reverse KL by teacher", "nats a token", teachers),
         "places": ChartSpec("Reverse KL by place", "nats a token, from place", positions),
         "terms": ChartSpec("Loss by term", "before weights", terms),
+        # A student that pleases a learned scorer alone shows in both: one rises, the other falls.
+        "gaps": ChartSpec(
+            "Scorers above the verifier", "mean score minus mean reward", _find_scorers(keys, "gap")
+        ),
+        "agreements": ChartSpec(
+            "Scorers and the verifier", "right above wrong", _find_scorers(keys, "agreement")
+        ),
     }
     charts: dict[str, tuple[ChartSpec, list[Curve]]] = {}
     drawn_points: list[list[Any]] = []
@@ -178,6 +185,13 @@ def _assign_roles(keys: Sequence[str], prefix: str) -> tuple[tuple[str, str, str
     """Return the readings of the keys that start with a prefix; a curve is called what follows."""
     matching = [key for key in keys if key.startswith(prefix)]
     names = [escape_text(key.removeprefix(prefix)) for key in matching]
+    return tuple(zip(matching, names, cycle(ROLES), strict=False))
+
+
+def _find_scorers(keys: Sequence[str], number: str) -> tuple[tuple[str, str, str], ...]:
+    """Return the readings of one number of each scorer; a curve is called after its scorer."""
+    matching = [key for key in keys if key.startswith("scorer-") and key.endswith(f"/{number}")]
+    names = [escape_text(key.removeprefix("scorer-").partition("/")[0]) for key in matching]
     return tuple(zip(matching, names, cycle(ROLES), strict=False))
 
 

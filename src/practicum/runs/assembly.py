@@ -36,6 +36,7 @@ from practicum.ports import (
 from practicum.ports.engines import EngineChoice
 from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.ports.paper import PaperBackend
+from practicum.ports.scoring import Scorer
 from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
@@ -56,6 +57,7 @@ from practicum.runs.identity import (
     name_decoding,
 )
 from practicum.runs.opening import build_task, open_backend, open_local, resolve_run
+from practicum.runs.scoring import ScorerBuilder
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings
@@ -115,10 +117,6 @@ class RunComponents:
             )
         return self.student.weights
 
-    def get_teachers(self) -> dict[str, Teacher]:
-        """Return the teacher, and the reference if there is one, by role."""
-        return dict(zip(("teacher", "reference"), self.parts.teachers, strict=False))
-
 
 def assemble_run(
     recipe: Recipe,
@@ -171,6 +169,21 @@ def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | N
     )
     if problems:
         raise CapabilityError(problems)
+
+
+def build_step_settings(
+    recipe: Recipe, schedule_state: ScheduleState, stop_ids: frozenset[int]
+) -> StepSettings:
+    """Return the settings of all steps, whose schedules are resolved step by step."""
+    return StepSettings(
+        seed=recipe.seed,
+        prompts_per_step=recipe.train.prompts_per_step,
+        plan=lambda step: build_step_plan(
+            recipe.replace_numbers(schedule_state.compute_numbers(step)), stop_ids, step
+        ),
+        updates=recipe.train.updates_per_step,
+        epochs=recipe.train.epochs,
+    )
 
 
 def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> StepPlan:
@@ -312,17 +325,7 @@ class _Assembly:
         self.identities.append(
             lambda: {"prompts": digest_prompts(prompts), "heldout": digest_prompts(heldout), **tape}
         )
-        settings = StepSettings(
-            seed=recipe.seed,
-            prompts_per_step=recipe.train.prompts_per_step,
-            plan=lambda step: build_step_plan(
-                recipe.replace_numbers(schedule_state.compute_numbers(step)),
-                student.renderer.stop_ids,
-                step,
-            ),
-            updates=recipe.train.updates_per_step,
-            epochs=recipe.train.epochs,
-        )
+        settings = build_step_settings(recipe, schedule_state, student.renderer.stop_ids)
         parts = StepComponents(
             student=MeteredTrainer(student.trainer, student.dims, student.trainable_dims, meter),
             sampler=wrap_client(self.backend.build_sampler(student), meter),
@@ -331,6 +334,7 @@ class _Assembly:
             renderer=student.renderer,
             prompts=prompts,
             reference=reference,
+            scorers=self.build_scorers(),
             archive=archive,
             ledger=ledger,
         )
@@ -350,6 +354,22 @@ class _Assembly:
             after_training=self.after_training,
             exit_stack=self.exit_stack,
         )
+
+    def build_scorers(self) -> dict[str, Scorer]:
+        """Build the recipe's scorers by name."""
+        builder = ScorerBuilder(
+            recipe=self.recipe,
+            task=self.task,
+            backend=self.backend,
+            backend_context=self.backend_context,
+            student=self.student,
+            ledger=self.ledger,
+            build_teacher=self.build_teacher,
+            identities=self.identities,
+            scores_dir=self.scores,
+            is_dry_run=self.on_paper,
+        )
+        return builder.build_all()
 
     def build_teacher(self, role: str, config: Any) -> Teacher:
         """Build the recipe's teacher or reference, and the teachers inside it."""

@@ -37,7 +37,7 @@ from practicum.runs.progress import show_progress
 from practicum.runs.python_objects import name_objects, write_objects
 from practicum.runs.result import RunResult
 from practicum.runs.session import Session
-from practicum.runs.state import load_teacher_tensors
+from practicum.runs.state import load_followers
 from practicum.runs.tracked import RunTracker
 
 log = logging.getLogger(__name__)
@@ -160,6 +160,7 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     monitors: Section | None = None,
     backend: BackendSection | Section | None = None,
     reference: TeacherSection | Section | None = None,
+    scorers: Mapping[str, Section] | None = None,
     tracking: TrackingSection | Section | str | None = None,
     prices: PricesSection | Section | None = None,
     prompt_tokens: int | None = None,
@@ -198,6 +199,7 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
         "monitors": monitors,
         "backend": backend,
         "reference": reference,
+        "scorers": scorers,
         "tracking": tracking,
         "prices": prices,
         "prompt_tokens": prompt_tokens,
@@ -226,5 +228,5 @@ def restore_components(run_dir: RunDir, recipe: Recipe) -> RunComponents:
         components = assemble_run(recipe, run_dir.models)
     checkpoint = require_newest(run_dir)
     components.backend.load(components.student, checkpoint.path, moments=False)
-    components.parts.teacher.load_state(load_teacher_tensors(checkpoint))
+    load_followers(components, checkpoint)
     return components

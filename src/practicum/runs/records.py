@@ -114,11 +114,18 @@ def _is_nondeterministic(name: str) -> bool:
     return name.startswith("seconds_") or name == WIRE_BYTES
 
 
+def _encode_judgements(rollout: Rollout) -> dict[str, Any]:
+    """Return the scorers' values of a rollout by name, if there are scorers."""
+    values = {name: judgement.value for name, judgement in rollout.judgements.items()}
+    return {"judgements": values} if values else {}
+
+
 def _build_rollout_row(step: int, rollout: Rollout, output: TokenRecord) -> dict[str, Any]:
     """Return a row of rollouts.jsonl; the scripted teacher replays its `teacher_logprobs`."""
     return {
         **RolloutRow.of(step, rollout).to_json(),
         "reward": rollout.reward,
+        **_encode_judgements(rollout),
         "teacher_logprobs": to_exact_floats(output.teacher_logprobs),
         "divergence": to_exact_floats(output.divergence),
         "student_entropy": to_exact_floats(output.student_entropy),

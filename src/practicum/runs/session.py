@@ -14,6 +14,7 @@ from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
 from practicum.errors import Interrupted
 from practicum.monitors import PhaseSpeedMonitor
+from practicum.ports.scoring import must_wait, name_role
 from practicum.recipe import Recipe
 from practicum.report import write_report
 from practicum.report.markup import format_duration
@@ -199,11 +200,14 @@ class Session:
 
     def _find_synchronous_roles(self) -> list[str]:
         """Return the roles that follow the student, so that the training thread must ask them."""
-        roles = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
-        return [
+        teachers = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
+        followers = [
             role
-            for role, config in roles.items()
+            for role, config in teachers.items()
             if config is not None and config.capabilities().follows_student
+        ]
+        return followers + [
+            name_role(name) for name, config in self.recipe.scorers.items() if must_wait(config)
         ]
 
     def _summarize(

@@ -46,8 +46,7 @@ def restore(
     for line in folders.compare_versions(checkpoint.versions, versions):
         log.warning(f"{line}; bit-exact resume is not promised")
     components.backend.load(components.student, checkpoint.path)
-    for role, teacher in components.get_teachers().items():
-        teacher.load_state(load_teacher_tensors(checkpoint, role))
+    load_followers(components, checkpoint)
     components.schedule_state.load_state(checkpoint.state.get("schedules", {}))
     if needs_replay(recipe.rollout.source):
         rows = folders.read_rows(run_dir.rollouts_jsonl, folders.shapes.ROLLOUT)
@@ -70,7 +69,7 @@ def prepare_save(
     `tag` protects it from pruning. With `is_copied` it is written from a copy of the state in this
     machine's memory, while the training goes on.
     """
-    tensors = collect_teacher_states(components, runner.get_teacher_state)
+    tensors = collect_follower_states(components, runner.get_state)
     state = {"step": step, "schedules": components.schedule_state.save_state()}
     if in_flight := runner.save_state():
         state["begun"] = in_flight
@@ -98,29 +97,35 @@ def prepare_save(
 
 def check_space(run_dir: RunDir, components: RunComponents) -> None:
     """Raise ResourceError if the disk has no room for a checkpoint."""
-    states = collect_teacher_states(components, lambda role: None)
+    states = collect_follower_states(components, lambda role: None)
     size = sum(tensor.nbytes for named in states.values() for tensor in named.values())
     folders.check_space(run_dir, components.student.state_bytes + size)
 
 
-def collect_teacher_states(
+def collect_follower_states(
     components: RunComponents, newest: Callable[[str], Mapping[str, Tensor] | None]
 ) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of the teachers by role.
+    """Return the tensors of teachers and scorers by role.
 
-    `newest(role)` is the state after the newest step of a teacher that is asked ahead, else None.
+    `newest(role)` is the state after the newest step of one that is asked ahead, else None.
     """
     states: dict[str, dict[str, Tensor]] = {}
-    for role, teacher in components.get_teachers().items():
+    for role, follower in components.parts.followers.items():
         # The state of a teacher that is asked ahead has moved on with the steps in flight.
         state = newest(role)
-        tensors = teacher.save_state() if state is None else dict(state)
+        tensors = follower.save_state() if state is None else dict(state)
         if tensors:
             states[role] = tensors
     return states
 
 
-def load_teacher_tensors(checkpoint: Checkpoint, role: str = "teacher") -> dict[str, Tensor]:
-    """Return the saved tensors of the teacher or of the reference, empty if it has none."""
+def load_followers(components: RunComponents, checkpoint: Checkpoint) -> None:
+    """Restore the teachers and scorers that saved a state."""
+    for role, follower in components.parts.followers.items():
+        follower.load_state(load_role_tensors(checkpoint, role))
+
+
+def load_role_tensors(checkpoint: Checkpoint, role: str) -> dict[str, Tensor]:
+    """Return the saved tensors of a teacher or scorer by its role, empty if it has none."""
     is_saved = (checkpoint.path / f"{role}.safetensors").is_file()
     return checkpoint.read_tensors(role) if is_saved else {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from practicum.errors import DataError, SandboxError, VerifierError
-from practicum.sandbox import NoLine, Sandbox, SandboxedProcess, missing
+from practicum.tasks._sandbox import NoLine, Sandbox, SandboxedProcess, missing
 
 Walls = Literal["require", "best_effort"]
 """The choice between refusing a verifier if a wall around it is missing, and running without it."""

@@ -15,9 +15,9 @@ from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.ports import Task
-from practicum.sandbox import NoLine
 from practicum.tasks import TaskContext
 from practicum.tasks._deadline import VerifierFailed, VerifierProcess, Walls
+from practicum.tasks._sandbox import NoLine
 from practicum.types import FrozenConfig, Message, Prompt, Rollout
 
 log = logging.getLogger(__name__)

@@ -175,7 +175,7 @@ class TranslatingClient:
         if answer.is_empty:
             return answer
         if len(text.tokens) != len(request.tokens):
-            answer = _take_rows(answer, text.starts)
+            answer = take_rows(answer, text.starts)
         logprobs, head = answer.logprobs, answer.head
         unknown = torch.isin(torch.tensor(request.tokens, dtype=torch.long), self._outside)
         if logprobs is not None:
@@ -302,7 +302,7 @@ class _SpelledText:
         )
 
 
-def _take_rows(signal: TeacherSignal, rows: Int[Tensor, " T"]) -> TeacherSignal:
+def take_rows(signal: TeacherSignal, rows: Int[Tensor, " T"]) -> TeacherSignal:
     """Return the signal at some of its tokens."""
 
     def take(tensor: Tensor | None) -> Tensor | None:

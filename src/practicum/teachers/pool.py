@@ -67,6 +67,11 @@ class Config(FrozenConfig):
                 "gate: a sum is read teacher by teacher, so none can step in for another; "
                 "write kind: geometric"
             )
+        if self.kind == "arithmetic" and self._intersect().by_span:
+            raise ValueError(
+                "kind: the average of probabilities is of single tokens, and a member with another "
+                "tokenizer knows that of several together; write kind: geometric or sum"
+            )
         if self.gate is not None and "full" not in self._intersect().signals:
             raise ValueError(
                 "gate: the entropy of a member is known only where it can give its whole "
@@ -76,7 +81,7 @@ class Config(FrozenConfig):
 
     def capabilities(self) -> Capabilities:
         """Return every signal if all members give distributions, else the sampled token alone."""
-        return _pool_capabilities(self._intersect())
+        return _pool_capabilities(self._intersect(), self.kind)
 
     def members(self) -> dict[str, TeacherConfig]:
         """Return the settings of every member."""
@@ -86,9 +91,15 @@ class Config(FrozenConfig):
         return intersect_capabilities(member.capabilities() for member in self.teachers.values())
 
 
-def _pool_capabilities(members: Capabilities) -> Capabilities:
+def _pool_capabilities(members: Capabilities, kind: str) -> Capabilities:
     """Return what can be combined from members that have these capabilities in common."""
-    pool = Capabilities(members.signals, writes=False, follows_student=members.follows_student)
+    pool = Capabilities(
+        members.signals,
+        writes=False,
+        follows_student=members.follows_student,
+        splits_answers=kind == "sum",
+        by_span=members.by_span,
+    )
     if "full" in members.signals:
         return pool
     return replace(pool, signals=members.signals & {"sampled"}, supports=frozenset())
@@ -108,7 +119,8 @@ class PoolTeacher(TeacherOfMembers):
     def capabilities(self) -> Capabilities:
         """The signals that can be combined from the members' answers."""
         return _pool_capabilities(
-            intersect_capabilities(member.capabilities for member in self._members.values())
+            intersect_capabilities(member.capabilities for member in self._members.values()),
+            self._config.kind,
         )
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:

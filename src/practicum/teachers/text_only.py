@@ -88,24 +88,9 @@ class TextOnlyTeacher(Teacher):
     ) -> list[Sample] | None:
         """Return what the teacher writes, tokenised again from its text."""
         samples = self.teacher.sample(requests, params)
-        return samples and [self._read_text(sample, params) for sample in samples]
-
-    def _read_text(self, sample: Sample, params: SamplingParams) -> Sample:
-        if self.is_on_paper:
-            return sample
-        # A server sends no control tokens either, and their names must not become text.
-        special = set(self.renderer.tokenizer.all_special_ids)
-        text = self.renderer.decode([t for t in sample.tokens.tolist() if t not in special])
-        tokens = self.renderer.encode_answer(text, params.max_new_tokens)
-        if sample.stop_reason != "stop" and len(tokens) > 1 and tokens[-1] in params.stop_ids:
-            # The renderer ends each answer with a stop token, and this one was cut off.
-            tokens = tokens[:-1]
-        return replace(
-            sample,
-            tokens=torch.tensor(tokens, dtype=torch.long),
-            sampling_logprobs=torch.zeros(len(tokens)),
-            policy_logprobs=torch.full((len(tokens),), math.nan),
-        )
+        if samples is None or self.is_on_paper:
+            return samples
+        return [rewrite_sample(sample, self.renderer, self.renderer, params) for sample in samples]
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient:
         """Return the teacher as a client of this prompt alone."""
@@ -123,3 +108,22 @@ class TextOnlyTeacher(Teacher):
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the state of the teacher inside."""
         self.teacher.load_state(tensors)
+
+
+def rewrite_sample(
+    sample: Sample, writer: Renderer, reader: Renderer, params: SamplingParams
+) -> Sample:
+    """Return a sample in the reader's tokens, from the text that the writer's tokens are."""
+    # A server sends no control tokens either, and their names must not become text.
+    special = set(writer.tokenizer.all_special_ids)
+    text = writer.decode([token for token in sample.tokens.tolist() if token not in special])
+    tokens = reader.encode_answer(text, params.max_new_tokens)
+    if sample.stop_reason != "stop" and len(tokens) > 1 and tokens[-1] in params.stop_ids:
+        # The renderer ends each answer with a stop token, and this one was cut off.
+        tokens = tokens[:-1]
+    return replace(
+        sample,
+        tokens=torch.tensor(tokens, dtype=torch.long),
+        sampling_logprobs=torch.zeros(len(tokens)),
+        policy_logprobs=torch.full((len(tokens),), math.nan),
+    )

@@ -1,6 +1,6 @@
 """Between text and tokens: chat templates, stop tokens, vocabularies, and text safe to show."""
 
-from practicum.text.from_scratch import build_character_tokenizer
+from practicum.text.from_scratch import TOKENIZERS, build_character_tokenizer
 from practicum.text.renderer import Renderer, collect_stop_ids
 from practicum.text.safe import excerpt, make_printable
 from practicum.text.stop_texts import Check, refuse_banned_ids, refuse_stop_texts, stop_check
@@ -12,6 +12,7 @@ from practicum.text.vocabulary import (
 )
 
 __all__ = [
+    "TOKENIZERS",
     "Check",
     "Renderer",
     "VocabularyMap",

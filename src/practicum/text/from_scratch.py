@@ -1,6 +1,7 @@
-"""A tokenizer made from an alphabet, for models made from scratch."""
+"""Tokenizers made from an alphabet, for models made from scratch."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from practicum.errors import ModelError
 
@@ -30,16 +31,66 @@ def build_character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
             "empty"
         )
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {
-        token: number for number, token in enumerate([*CONTROL, *dict.fromkeys(alphabet)])
-    }
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.WordLevel(_number_tokens(alphabet), unk_token="<unk>"))
     # A dot would not match a line break.
     splitter = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.pre_tokenizer = splitter  # type: ignore[assignment]
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    return _wrap(tokenizer)
+
+
+def build_byte_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
+    """Return a byte-level tokenizer: seven control tokens, then one token for each byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = "".join(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = Tokenizer(models.BPE(_number_tokens(letters), []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(  # type: ignore[assignment]
+        add_prefix_space=False, use_regex=False
+    )
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return _wrap(tokenizer)
+
+
+def build_pair_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
+    """Return a tokenizer in the form of SentencePiece, with a token for each pair of characters.
+
+    Its other tokens are seven control tokens, 256 bytes for characters that are not in the
+    alphabet, and the characters. A blank is written as `\u2581`.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = list(dict.fromkeys(alphabet.replace(" ", "\u2581")))
+    merges = [(first, second) for first in letters for second in letters]
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = _number_tokens([*fallback, *letters, *map("".join, merges)])
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(  # type: ignore[assignment]
+        prepend_scheme="never", split=False
+    )
+    tokenizer.decoder = decoders.Sequence(  # type: ignore[assignment]
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return _wrap(tokenizer)
+
+
+TOKENIZERS: Mapping[str, Callable[[str], "PreTrainedTokenizerFast"]] = {
+    "characters": build_character_tokenizer,
+    "bytes": build_byte_tokenizer,
+    "pairs": build_pair_tokenizer,
+}
+"""The kinds of tokenizers that a from-scratch model may have, each made from an alphabet."""
+
+
+def _number_tokens(tokens: Iterable[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(dict.fromkeys([*CONTROL, *tokens]))}
+
+
+def _wrap(tokenizer: Any) -> "PreTrainedTokenizerFast":
+    """Return the tokenizer with its control tokens and the chat template."""
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",

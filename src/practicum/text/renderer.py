@@ -105,13 +105,20 @@ class Renderer:
     def encode_answer(self, text: str, limit: int) -> list[int]:
         """Return an answer as the model would write it, with a stop token, cut to `limit` tokens.
 
+        See `encode_answer_text` for the text itself.
+        """
+        tokens = self.encode_answer_text(text)
+        if not tokens or tokens[-1] not in self.stop_ids:
+            tokens.append(self.final_stop_id)
+        return tokens[:limit]
+
+    def encode_answer_text(self, text: str) -> list[int]:
+        """Return the text of an answer as the model would write it, without a stop token.
+
         Special tokens in the text stay text. Other tokens of a template, such as `<think>`, become
         tokens, because an answer may hold them.
         """
-        tokens = self._tokenize(split_control_tokens(text, self._special))
-        if not tokens or tokens[-1] not in self.stop_ids:
-            tokens.append(self._final_stop_token)
-        return tokens[:limit]
+        return self._tokenize(split_control_tokens(text, self._special))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer, without stop and other control tokens at its end."""
@@ -136,7 +143,7 @@ class Renderer:
         text = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
         # The replacement character stands for bytes that are no character by themselves.
         if "\ufffd" in text:
-            byte_of = _read_byte_alphabet()
+            byte_of = read_byte_alphabet()
             return "".join(
                 f"\\x{byte_of[letter]:02x}" if letter in byte_of else letter for letter in raw
             )
@@ -248,7 +255,7 @@ class Renderer:
         return compile_control_pattern(self.tokenizer, "")
 
     @cached_property
-    def _final_stop_token(self) -> int:
+    def final_stop_id(self) -> int:
         """Return the stop token that the template writes after an answer, else the tokenizer's."""
         marker = find_unused_marker(self._template)
         turns = [Message("user", marker), Message("assistant", marker)]
@@ -309,7 +316,7 @@ class Renderer:
 
 
 @cache
-def _read_byte_alphabet() -> dict[str, int]:
+def read_byte_alphabet() -> dict[str, int]:
     """Return the byte for each letter that byte-level tokenizers write it as."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 

@@ -69,8 +69,9 @@ def map_vocabularies(
     if any(student_by_id[number] != teacher_by_id[number] for number in common):
         raise VocabularyError(
             f"{_describe_difference(student_tokens, teacher_tokens)}; losses on token "
-            "probabilities need the same token under each id that both have, so take a teacher of "
-            "the student's family"
+            "probabilities need the same token under each id that both have: write teacher: {type: "
+            "translated, teacher: ...} with signal: sampled, and the teacher reads the student's "
+            "text in its own tokens"
         )
     sizes = max(student_by_id, default=-1) + 1, max(teacher_by_id, default=-1) + 1
     # An id without a token, below both sizes, is a hole that both have.

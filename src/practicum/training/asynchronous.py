@@ -24,7 +24,9 @@ from torch import Tensor
 from practicum.core.abandon import cancel_scope
 from practicum.costs import Usage, UsageByPhase
 from practicum.ports import SamplingClient
+from practicum.ports.scoring import name_role
 from practicum.rollouts import RolloutRow, needs_reference_samples, needs_teacher_samples
+from practicum.training.judging import judge_with
 from practicum.training.loop import (
     PhaseTimer,
     StepComponents,
@@ -38,7 +40,7 @@ from practicum.training.loop import (
     train_step,
     update_student,
 )
-from practicum.types import Prompt, Rollout, TeacherSignal
+from practicum.types import Judgement, Prompt, Rollout, TeacherSignal
 
 T = TypeVar("T")
 
@@ -90,12 +92,13 @@ def _read_rollout(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Ro
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
-    """The signals of the teachers that are asked ahead of time, by role.
+    """The signals of the teachers and the judgements of the scorers that are asked ahead of time.
 
-    `work` is what scoring took, and `states` are the teachers' states afterwards.
+    `work` is what they took, and `states` are the states of all of these afterwards, by role.
     """
 
     signals: dict[str, list[TeacherSignal]]
+    judgements: dict[str, list[Judgement]]
     work: UsageByPhase
     states: dict[str, State]
 
@@ -133,16 +136,16 @@ class SequentialSteps:
         """Return an empty list: no step is in flight."""
         return []
 
-    def get_teacher_state(self, role: str) -> None:
-        """Return None: the teacher itself has the state after the newest step."""
+    def get_state(self, role: str) -> None:
+        """Return None: the teacher or scorer itself has the state after the newest step."""
 
 
 class OverlappedSteps:
     """Steps whose rollouts are sampled `lag` updates before training uses them.
 
-    Leave the context to cancel the steps in flight and end both threads. Teachers of the
-    `synchronous_roles` (`teacher`, `reference`) share the student's modules or weights, so the
-    training thread asks them when their step is due.
+    Leave the context to cancel the steps in flight and end both threads. Teachers and scorers of
+    the `synchronous_roles` (`teacher`, `reference`, `scorer-NAME`) follow the student or share its
+    modules, so the training thread asks them when their step is due.
     """
 
     def __init__(
@@ -194,7 +197,9 @@ class OverlappedSteps:
         timer.end_phase("sample")
         scored = in_flight.scored.result()
         plan = settings.plan(step)
-        datums = score_rollouts(sampled.rollouts, plan.objective, parts, scored.signals)
+        datums = score_rollouts(
+            sampled.rollouts, plan.objective, parts, scored.signals, scored.judgements
+        )
         timer.end_phase("score")
         self._in_flight.popleft()
         # The threads count their work apart, and it enters the ledger with the step that uses it: a
@@ -216,8 +221,10 @@ class OverlappedSteps:
         """Return the rollouts of the steps in flight, once they are sampled."""
         return [in_flight.sampled.result().to_json() for in_flight in self._in_flight]
 
-    def get_teacher_state(self, role: str) -> State | None:
-        """Return a teacher's state after the newest step, or None if it is not asked ahead."""
+    def get_state(self, role: str) -> State | None:
+        """Return a teacher's or scorer's state after the newest step, or None if it is not asked
+        ahead.
+        """
         # The teacher itself is steps ahead, so a checkpoint needs the state that its answers to
         # the newest finished step left behind.
         return self._states.get(role)
@@ -263,22 +270,27 @@ class OverlappedSteps:
         return SampledStep(step, rollouts, work)
 
     def _score_step(self, sampled: Future[SampledStep], plan: StepPlan) -> ScoredStep:
-        """Score the rollouts of a step with the teachers that can be asked ahead of time."""
+        """Ask the teachers and scorers that can be asked ahead of time about a step's rollouts."""
         rollouts = sampled.result().rollouts
-        queries = build_teacher_queries(plan.objective, self._parts)
-        for role in self._synchronous_roles:
-            del queries[role]
         with self._teacher_lock, self._parts.ledger.record_separately() as work:
+            judgements = {
+                name: judge_with(name, scorer, rollouts)
+                for name, scorer in self._parts.scorers.items()
+                if name_role(name) not in self._synchronous_roles
+            }
             signals = {
                 role: score_with(teacher, rollouts, signal)
-                for role, (teacher, signal) in queries.items()
+                for role, (teacher, signal) in build_teacher_queries(
+                    plan.objective, self._parts
+                ).items()
+                if role not in self._synchronous_roles
             }
             states = {
-                role: teacher.save_state()
-                for role, (teacher, _) in queries.items()
-                if teacher is not None
+                role: follower.save_state()
+                for role, follower in self._parts.followers.items()
+                if role not in self._synchronous_roles
             }
-        return ScoredStep(signals, work, states)
+        return ScoredStep(signals, judgements, work, states)
 
 
 StepRunner = SequentialSteps | OverlappedSteps

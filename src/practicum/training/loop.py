@@ -12,7 +12,8 @@ from practicum.core.randomness import seed_of
 from practicum.costs import Ledger
 from practicum.errors import NumericError, TeacherError
 from practicum.objective import Objective, Signal
-from practicum.ports import AdamParams, SamplingClient, Task, Teacher, TrainingClient
+from practicum.ports import AdamParams, SamplingClient, StepFollower, Task, Teacher, TrainingClient
+from practicum.ports.scoring import Scorer, list_followers
 from practicum.rollouts import (
     RolloutArchive,
     RolloutBatch,
@@ -26,10 +27,12 @@ from practicum.rollouts import (
 )
 from practicum.text import Renderer
 from practicum.training.candidates import attach_candidates
+from practicum.training.judging import add_judgements, fit_scorers
 from practicum.types import (
     FAILURES,
     Datum,
     ForwardResult,
+    Judgement,
     Metrics,
     Prompt,
     Rollout,
@@ -59,8 +62,8 @@ SKIPS_ALLOWED, SKIPS_WINDOW = 2, 20
 class StepComponents:
     """The components of a training step: student, teacher, reference model, task and prompts.
 
-    `sampler` samples with the student's weights at the time of each call. `ledger` counts tokens,
-    FLOPs and bytes.
+    `sampler` samples with the student's weights at the time of each call. `scorers` judge the
+    rollouts beside the task's verifier. `ledger` counts tokens, FLOPs and bytes.
     """
 
     student: TrainingClient
@@ -70,13 +73,14 @@ class StepComponents:
     renderer: Renderer
     prompts: Sequence[Prompt]
     reference: Teacher | None = None
+    scorers: Mapping[str, Scorer] = field(default_factory=dict)
     archive: RolloutArchive = field(default_factory=RolloutArchive)
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
-    def teachers(self) -> tuple[Teacher, ...]:
-        """Return the teacher, and the reference if there is one."""
-        return (self.teacher,) if self.reference is None else (self.teacher, self.reference)
+    def followers(self) -> dict[str, StepFollower]:
+        """Return teacher, reference and scorers by role."""
+        return list_followers(self.teacher, self.reference, self.scorers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class StepResult:
 
 
 def train_step(step: int, parts: StepComponents, settings: StepSettings) -> StepResult:
-    """Run one step: sample, reward, score, assemble, differentiate, update."""
+    """Run one step: sample, reward, judge, score, assemble, differentiate, update."""
     timer = PhaseTimer()
     plan = settings.plan(step)
     rollouts = generate_rollouts(step, plan, parts, settings, parts.sampler, version=step - 1)
@@ -161,11 +165,13 @@ def score_rollouts(
     objective: Objective,
     parts: StepComponents,
     cached_signals: Mapping[str, Sequence[TeacherSignal]] | None = None,
+    cached_judgements: Mapping[str, Sequence[Judgement]] | None = None,
 ) -> list[Datum]:
-    """Score the rollouts with teacher and reference, and pair each rollout with its signals.
+    """Judge the rollouts, score them with teacher and reference, and pair each with its signals.
 
-    Roles in `cached_signals` are not scored again.
+    Roles in `cached_signals` and scorers in `cached_judgements` are not asked again.
     """
+    rollouts = add_judgements(rollouts, parts.scorers, cached_judgements or {})
     signals = dict(cached_signals or {})
     for role, (teacher, signal) in build_teacher_queries(objective, parts).items():
         if role not in signals:
@@ -193,15 +199,17 @@ def update_student(
     settings: StepSettings,
     timer: "PhaseTimer",
 ) -> StepResult:
-    """Run the updates of a step, notify the teachers, and collect the step's metrics."""
+    """Run the updates of a step, notify teachers and scorers, and collect the step's metrics."""
     result = run_updates(parts.student, datums, plan, settings, step)
-    for teacher in parts.teachers:
-        teacher.after_step(step, datums)
+    rollouts = [datum.rollout for datum in datums]
+    judged = fit_scorers(parts.scorers, rollouts)
+    for follower in parts.followers.values():
+        follower.after_step(step, datums)
     timer.end_phase("update")
     inject_fault("update")
-    rollouts = [datum.rollout for datum in datums]
     metrics = {
         **measure_rollouts(rollouts, result.supervised, step),
+        **judged,
         **result.metrics,
         **timer.laps,
         **parts.ledger.take_bytes(),

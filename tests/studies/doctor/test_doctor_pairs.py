@@ -82,7 +82,7 @@ def test_a_permuted_vocabulary_is_a_broken_setup(folder: Path) -> None:
     assert found.verdict.word == "BROKEN-SETUP" and "permuted" in finding(found, "P1").sentence
     assert all(result.outcome.status == "not applicable" for result in found.results[1:])
     assert {result.check.id for result in found.results} == ALL
-    assert apply_overrides(recipe, finding(found, "P1").fix).teacher.type == "none"
+    assert apply_overrides(recipe, finding(found, "P1").fix).teacher.type == "translated"
 
 
 def test_another_stop_token_is_a_broken_setup_and_no_more_as_one_event(folder: Path) -> None:

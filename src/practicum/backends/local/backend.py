@@ -17,6 +17,7 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_student
 from practicum.backends.local.native import name_decoding
 from practicum.backends.local.residency import build_scorer
+from practicum.backends.local.scalar_head import LocalScalarModel
 from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.sizes import measure_dims, measure_trainable
@@ -25,6 +26,7 @@ from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, St
 from practicum.models.sources import needs_conversion
 from practicum.models.tensors import copy_to_host, read_parts, write_stems
 from practicum.ports import BackendContext, Model, SamplingClient, Student, WeightUpdateRule
+from practicum.ports.scoring import LoadedScalar
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,19 @@ class LocalBackend:
             measure_dims(model),
             model.no_sampling_reason,
             name_decoding(model),
+        )
+
+    def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
+        """Load a body with one linear output, which learns beside the student."""
+        folder = prepare_folder(config, name, self._context)
+        loaded = load_student(config, self._context.seed, folder, self._config.decoding)
+        model = loaded.language_model
+        return LoadedScalar(
+            LocalScalarModel(model, build_limits(model.device, self._config)),
+            loaded.renderer,
+            loaded.source,
+            measure_dims(model),
+            measure_trainable(model),
         )
 
     def build_sampler(self, student: Student) -> SamplingClient:

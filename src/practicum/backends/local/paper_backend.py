@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from practicum.backends.local import Config
 from practicum.backends.local.device_limits import build_limits, find_limits
@@ -24,7 +26,7 @@ from practicum.models.config import (
     ScratchConfig,
     StudentConfig,
 )
-from practicum.objective import Objective, Signal
+from practicum.objective import Objective, Signal, needs_first_pass
 from practicum.objective.passes import find_longest_length
 from practicum.ports import (
     AdamParams,
@@ -34,10 +36,12 @@ from practicum.ports import (
     MixedRequest,
     Model,
     SelfTeacher,
+    StepFollower,
     Student,
     WeightUpdateRule,
 )
-from practicum.ports.paper import PaperModel, PaperRecord
+from practicum.ports.paper import PaperModel, PaperRecord, PaperScalarDims
+from practicum.ports.scoring import LoadedScalar
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -107,6 +111,16 @@ class LocalPaper:
         return Model(
             self._open_client(name), loaded.renderer, loaded.context_length, loaded.source, shape
         )
+
+    def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
+        """Load a model with one number a token without weights, and record its sizes."""
+        loaded = self._load(config, name)
+        model = loaded.language_model
+        dims, learning = measure_dims(model), measure_trainable(model)
+        footprint = measure_footprint(config, loaded.source, learning.layers)
+        self.record.scalars[name] = PaperScalarDims(config.dtype, dims, learning, footprint)
+        scalar = PaperScalar(self.record.score_requests.setdefault(name, []))
+        return LoadedScalar(scalar, loaded.renderer, loaded.source, dims, learning)
 
     def build_sampler(self, student: Student) -> "PaperClient":
         """Return the weightless student."""
@@ -199,6 +213,27 @@ class PaperClient(SelfTeacher):
         raise AssertionError("paper is not read token by token")
 
 
+class PaperScalar(StepFollower):
+    """Records texts and says 0 of every token; see `practicum.ports.scoring.ScalarModel`."""
+
+    def __init__(self, requests: list[ScoreRequest]) -> None:
+        self._requests = requests
+
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " T"]]:
+        """Return zeros."""
+        self._requests.extend(texts)
+        return [torch.zeros(len(text.tokens)) for text in texts]
+
+    def fit(
+        self,
+        texts: Sequence[ScoreRequest],
+        slopes: Sequence[Float[Tensor, " T"]],
+        params: AdamParams,
+    ) -> Metrics:
+        """Change nothing."""
+        return {}
+
+
 class PaperTrainer:
     """Records the training data and trains nothing; see `practicum.ports.TrainingClient`."""
 
@@ -211,9 +246,10 @@ class PaperTrainer:
     ) -> ForwardResult:
         """Record the data, and apply the teachers' heads as often as a trainer does."""
         self._record.datums.extend(data)
+        passes = 1 + needs_first_pass(objective, data)
         for datum in data:
             for head in (*datum.signal.heads, *datum.reference.heads):
-                for _ in range(1 + objective.needs_sequences):
+                for _ in range(passes):
                     head.logprobs(torch.zeros(int(datum.rollout.loss_mask.sum()), 1))
         supervised = [int(datum.rollout.loss_mask.sum()) for datum in data]
         metrics = {"tokens": float(sum(supervised))}

@@ -14,7 +14,7 @@ from practicum.core.waits import Wait, show_wait
 from practicum.errors import DataError
 from practicum.models.config import PretrainConfig, ScratchConfig
 from practicum.ports import HasAlphabet, Task
-from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
+from practicum.text import TOKENIZERS, Renderer, collect_stop_ids
 from practicum.types import Prompt
 
 MAX_POSITIONS = 512
@@ -46,7 +46,7 @@ def build_scratch_model(
     folder: Path, config: ScratchConfig, alphabet: str, prompts: Sequence[Prompt]
 ) -> None:
     """Write a model folder: seeded weights, pretrained if configured, and a tokenizer."""
-    tokenizer = build_character_tokenizer(alphabet)
+    tokenizer = TOKENIZERS[config.tokenizer](alphabet)
     renderer = Renderer(tokenizer, stop_ids=collect_stop_ids(tokenizer, None))
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)

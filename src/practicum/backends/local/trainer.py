@@ -42,8 +42,15 @@ from practicum.objective import (
     build_chunk,
     build_token_batch,
     can_fuse,
+    needs_first_pass,
 )
-from practicum.objective.measures import UpdateStatistics, compare, measure, measure_pairs
+from practicum.objective.measures import (
+    UpdateStatistics,
+    compare,
+    measure,
+    measure_batch,
+    measure_dropped,
+)
 from practicum.objective.passes import (
     Part,
     Pass,
@@ -266,14 +273,13 @@ class LocalTrainer:
         batch = build_token_batch(split_datums, objective, seed, self._special_ids).to(device)
         records = UpdateStatistics(len(batch.tokens), device)
         share = self._find_share(datums, micro_batch_tokens)
-        micro_batches = self._build_micro_batches(split_datums, batch, share)
-        passes = self._ranks.deal(micro_batches)
+        passes = self._ranks.deal(self._build_micro_batches(split_datums, batch, share))
         with self._ranks.open_update(self.language_model) as head:
             # The closed form needs no autograd through the head, so a prepacked copy can serve it.
             if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
                 head = prepack_head(head)
             coefficients = None
-            if objective.needs_sequences:
+            if needs_first_pass(objective, split_datums):
                 coefficients = self._compute_batch_coefficients(
                     passes, head, objective, batch, records
                 )
@@ -371,6 +377,7 @@ class LocalTrainer:
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
             coefficients = compute_all_coefficients(objective, chunk.values, part.tokens[piece])
             _record_values(records, chunk, part, piece, objective)
+            measure_dropped(records, objective, chunk.values, part.tokens[piece])
             gradient[piece] = chunk.backward(coefficients)
             records.record_coefficients(
                 part.index[piece], part.signal.name, chunk.values, coefficients
@@ -447,10 +454,9 @@ class LocalTrainer:
         if not all_indices:
             return [torch.zeros(0) for _ in objective.losses]
         coefficients = compute_full_coefficients(objective, all_values, all_indices, batch)
-        measure_pairs(records, objective, all_values, all_indices, batch)
+        measure_batch(records, objective, all_values, all_indices, batch)
         for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
-            factors = [column[index] for column in coefficients]
-            records.record_coefficients(index, teacher, values, factors)
+            records.record_coefficients(index, teacher, values, [c[index] for c in coefficients])
         return coefficients
 
     def _open_chunk(

@@ -28,7 +28,7 @@ from practicum.objective import (
     build_token_batch,
     compute_term_values,
 )
-from practicum.objective.measures import UpdateStatistics, measure, measure_pairs
+from practicum.objective.measures import UpdateStatistics, measure, measure_batch
 from practicum.objective.passes import Part, Pass, group_rows_into_passes, split_pools
 from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
@@ -433,12 +433,12 @@ def _compute_coefficients(
     record what terms of pairs report.
     """
     detached = [[term.detach() for term in part_values] for part_values in values]
-    if not objective.needs_sequences:
+    if not objective.needs_sequences and batch.spans is None:
         return [
             compute_all_coefficients(objective, part_values, columns.part.tokens)
             for columns, part_values in zip(parts, detached, strict=True)
         ]
     indices = [columns.part.index for columns in parts]
     coefficients = compute_full_coefficients(objective, detached, indices, batch)
-    measure_pairs(records, objective, detached, indices, batch)
+    measure_batch(records, objective, detached, indices, batch)
     return [[column[index] for column in coefficients] for index in indices]

@@ -150,7 +150,7 @@ def run_checks(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
 
 def _build_refusal(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagnosis:
     """Return the diagnosis of a pair whose vocabularies differ, so that only P1 has an outcome."""
-    refusal = validate_fix(recipe, refuse_vocabulary(reason))
+    refusal = validate_fix(recipe, refuse_vocabulary(recipe, reason))
     skipped = skip_check("the two vocabularies differ, so nothing could be drawn")
     first, *other_checks = CHECKS
     results = [

@@ -15,10 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.core.randomness import seed_of
-from practicum.errors import TeacherError
+from practicum.errors import TeacherError, VocabularyError
 from practicum.objective import Full, Sampled, Signal, TopK, compare_signals
 from practicum.objective.passes import build_score_requests
-from practicum.ports import Teacher, TeacherRequest
+from practicum.ports import Teacher, TeacherRequest, walk
 from practicum.recipe import Recipe
 from practicum.rollouts import (
     RolloutBatch,
@@ -36,7 +36,9 @@ from practicum.studies.doctor.measurements import (
     RolloutMeasurement,
     measure_rollouts,
 )
-from practicum.text import Renderer
+from practicum.teachers.translated import Config as TranslatedConfig
+from practicum.text import Renderer, map_vocabularies
+from practicum.text.translation import Translator
 from practicum.training.loop import StepPlan, assemble
 from practicum.types import Prompt, Rollout, Sample, TeacherSignal
 
@@ -110,8 +112,25 @@ class Evidence:
 
         The student's if its own weights teach.
         """
+        if self.translators:
+            # Its tokens are other ones, and its stop is asked for in place of the student's.
+            return self.renderer.stop_ids
         stops = [scorer.renderer.stop_ids for scorer in self.scorers]
         return frozenset().union(*stops) if stops else self.renderer.stop_ids
+
+    @property
+    def translators(self) -> list[Translator]:
+        """The translators to the models behind the teacher that read tokens of their own."""
+        stops = [
+            config.stop
+            for _, config in walk(self.recipe.teacher)
+            if isinstance(config, TranslatedConfig)
+        ]
+        renderers = [scorer.renderer for scorer in self.scorers if _contradicts(self, scorer)]
+        return [
+            Translator(self.renderer, renderer, stop, credit="span")
+            for renderer, stop in zip(renderers, stops, strict=False)
+        ]
 
     @property
     def no_signal_reason(self) -> str | None:
@@ -161,6 +180,15 @@ class Evidence:
         """Return the rewards of rollouts by prompt id; empty if the task gives none."""
         pairs = [(rollout.prompt.id, rollout.reward) for rollout in rollouts]
         return group_pairs((key, reward) for key, reward in pairs if reward is not None)
+
+
+def _contradicts(evidence: Evidence, scorer: ScorerInfo) -> bool:
+    """Return True if a model behind the teacher has other tokens than the student."""
+    try:
+        map_vocabularies(evidence.renderer.tokenizer, scorer.renderer.tokenizer)
+    except VocabularyError:
+        return True
+    return False
 
 
 def collect_evidence(
@@ -285,7 +313,12 @@ def _build_teacher_rollout(evidence: Evidence, twin: Rollout, sample: Sample) ->
 def _score_parity_samples(teacher: Teacher, answers: Sequence[Rollout]) -> list[ParitySample]:
     """Let the teacher score a few of its own completions, evenly spread over the prompts."""
     stride = max(len(answers) // (2 * PARITY_PROMPTS), 1)
-    rescored = [answer for answer in answers[::stride] if len(answer.tokens)]
+    # Answers that were tokenised again have no log-probabilities to compare with.
+    rescored = [
+        answer
+        for answer in answers[::stride]
+        if len(answer.tokens) and not answer.policy_logprobs.isnan().all()
+    ]
     parity_samples = []
     for answer, signal in zip(rescored, teacher.score(rescored, Sampled()), strict=True):
         pair, measures = (TeacherSignal(), signal), ("teacher_logprobs",)

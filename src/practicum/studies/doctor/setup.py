@@ -21,8 +21,10 @@ from practicum.studies.doctor.findings import (
     grade,
     override_terms,
     skip_check,
+    validate_fix,
 )
 from practicum.studies.doctor.measurements import RolloutMeasurement
+from practicum.studies.doctor.translation import judge_translation
 from practicum.text import VocabularyMap, make_printable, map_vocabularies
 
 MIN_STOP_GAP = -3.0
@@ -44,13 +46,16 @@ SUPERVISED = (
 """The overrides for training on given answers, which needs no shared vocabulary."""
 
 
-def refuse_vocabulary(reason: str) -> CheckOutcome:
-    """Return the outcome of P1 for models whose vocabularies contradict each other."""
-    return CheckOutcome(
-        "fail",
-        reason,
-        fix=SUPERVISED,
-    )
+def refuse_vocabulary(recipe: Recipe, reason: str) -> CheckOutcome:
+    """Return the outcome of P1 for models whose vocabularies contradict each other.
+
+    The fix lets the teacher read tokens of its own; it learns from given answers if that cannot be.
+    """
+    inner = recipe.teacher.model_dump(mode="json", exclude_unset=True)
+    teacher = json.dumps({"type": "translated", "teacher": {"type": recipe.teacher.type, **inner}})
+    fix = (f"teacher={teacher}", "objective={signal: sampled}")
+    translated = validate_fix(recipe, CheckOutcome("fail", reason, fix=fix))
+    return translated if translated.fix else CheckOutcome("fail", reason, fix=SUPERVISED)
 
 
 def check_vocabulary(evidence: Evidence) -> CheckOutcome:
@@ -58,8 +63,10 @@ def check_vocabulary(evidence: Evidence) -> CheckOutcome:
     and measure the probability of tokens that only one of them has."""
     tokens = evidence.renderer.vocab_size
     details = {"answers that their text gives back token by token": _measure_round_trips(evidence)}
-    # A pair whose vocabularies contradict each other never gets here: loading it raises
-    # VocabularyError.
+    if evidence.translators:
+        return judge_translation(evidence, evidence.translators, details)
+    # A pair whose vocabularies contradict each other gets no further without a translation: loading
+    # it raises VocabularyError.
     maps = [
         map_vocabularies(evidence.renderer.tokenizer, scorer.renderer.tokenizer)
         for scorer in evidence.scorers

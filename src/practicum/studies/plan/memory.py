@@ -13,7 +13,7 @@ from practicum.costs.segments import count_packed_tokens, split_by_tokens
 from practicum.errors import ResourceError
 from practicum.objective import Objective, can_fuse
 from practicum.objective.passes import build_score_requests, group_rows_into_passes
-from practicum.ports.paper import PaperRecord
+from practicum.ports.paper import PaperRecord, PaperScalarDims
 from practicum.studies.plan.dry_runs import DryRun
 from practicum.training.evaluation import COMPARED_TOKENS
 from practicum.types import ScoreRequest
@@ -87,14 +87,16 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         else:
             resident.append(size)
             layouts.append(scorer.layout_bytes)
+    fitted = FLOAT_BYTES * sum(s.trainable_dims.parameters for s in record.scalars.values())
     always = {
         "Python and libraries": process + LIBRARY_BYTES,
         "student": _get_item_bytes(recipe.student.dtype) * frozen + trained,
         "teachers": sum(resident),
+        "scorers that learn": fitted + sum(map(_count_frozen_bytes, record.scalars.values())),
         "weights laid out for scoring": sum(layouts),
         "self-teachers' copies": FLOAT_BYTES
         * sum(scorer.num_copied_weights for scorer in record.scorers.values()),
-        "moments of AdamW": 2 * trained,
+        "moments of AdamW": 2 * (trained + fitted),
         "logit side": count_tiles(recipe.objective) * record.chunk_tokens * vocabulary_row,
     }
     hidden = _count_hidden_bytes(run)
@@ -110,13 +112,13 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         "activations": _estimate_scoring(run),
         "hidden states": hidden,
     }
-    update = {"gradients": trained, "hidden states": hidden, **_estimate_update(run)}
+    update = {"gradients": trained + fitted, "hidden states": hidden, **_estimate_update(run)}
     phases = {
         "sample": always | sample,
         "score": always | score,
         # With rollouts ahead, other threads sample and score during the update.
         "update": always | sample | score | update if lag else always | update,
-        "save": always | {"files being written": 2 * trained},
+        "save": always | {"files being written": 2 * (trained + fitted)},
     }
     if recipe.evaluation.prompts:
         completions = recipe.evaluation.prompts * recipe.evaluation.samples
@@ -201,6 +203,12 @@ def _count_weight_bytes(run: DryRun, name: str) -> int:
     return scorer.dims.parameters * _get_item_bytes(scorer.config.dtype)
 
 
+def _count_frozen_bytes(scalar: PaperScalarDims) -> int:
+    """Return the bytes of the weights of a scorer that do not learn."""
+    frozen = scalar.dims.parameters - scalar.trainable_dims.parameters
+    return frozen * _get_item_bytes(scalar.dtype)
+
+
 def _is_on_disk(run: DryRun, name: str) -> bool:
     config = run.record.scorers[name].config
     return config is not None and config.residency == "disk"
@@ -250,9 +258,10 @@ def _estimate_scoring(run: DryRun) -> int:
     """Return the bytes of the largest forward pass of any scorer."""
     record, sizes = run.record, [0]
     for name, requests in record.score_requests.items():
-        if name in record.scorers and requests:
+        models = record.scorers if name in record.scorers else record.scalars
+        if name in models and requests:
             tokens = _find_largest_pass(requests, record)
-            sizes.append(record.scorers[name].body.forward.compute_bytes(tokens))
+            sizes.append(models[name].body.forward.compute_bytes(tokens))
     return max(sizes)
 
 
@@ -265,7 +274,10 @@ def _find_largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) ->
 def _estimate_update(run: DryRun) -> dict[str, int]:
     """Return the bytes of an update: the graph of its largest pass, and the prepacked head."""
     record = run.record
-    graph = estimate_fragmentation(run) * run.body.update.compute_bytes(count_update_tokens(run))
+    tokens = count_update_tokens(run)
+    graph = estimate_fragmentation(run) * run.body.update.compute_bytes(tokens)
+    # A scorer learns after the student, in micro-batches of as many tokens.
+    graph = max([graph, *(s.body.update.compute_bytes(tokens) for s in record.scalars.values())])
     head = FLOAT_BYTES * record.dims.head
     supervised = sum(int(datum.rollout.loss_mask.sum()) for datum in record.datums)
     return {

@@ -172,6 +172,10 @@ def describe_plan(plan: CostPlan) -> dict[str, Any]:
         "models": {
             "student": _describe_dims(dims) | {"learns": learning.parameters},
             **{name: _describe_dims(scorer.dims) for name, scorer in record.scorers.items()},
+            **{
+                name: _describe_dims(scalar.dims) | {"learns": scalar.trainable_dims.parameters}
+                for name, scalar in record.scalars.items()
+            },
         },
         "step": {"cost": step_cost, "seconds": seconds},
         "run": {"steps": steps, "cost": run_cost, "seconds": run_seconds, "money": money},

@@ -11,7 +11,7 @@ import resource
 import struct
 from collections.abc import Iterable
 
-from practicum.sandbox._syscalls import build_filter, is_known
+from practicum.tasks._sandbox._syscalls import build_filter, is_known
 
 # Landlock, since Linux 5.13 (Documentation/userspace-api/landlock.rst): calls, rights and scopes,
 # each right with the version that introduced it.

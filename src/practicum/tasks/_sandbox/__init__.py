@@ -12,7 +12,7 @@ system calls (seccomp) and resource limits of Linux; they need no rights. A mach
 up a wall is refused, unless `required` is false: then `missing()` returns what to tell the user.
 """
 
-from practicum.sandbox._process import NoLine, ProcessLimits, Sandbox, SandboxedProcess
-from practicum.sandbox._walls import missing
+from practicum.tasks._sandbox._process import NoLine, ProcessLimits, Sandbox, SandboxedProcess
+from practicum.tasks._sandbox._walls import missing
 
 __all__ = ["NoLine", "ProcessLimits", "Sandbox", "SandboxedProcess", "missing"]

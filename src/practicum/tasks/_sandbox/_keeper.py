@@ -1,7 +1,7 @@
 """Keep a sandboxed process: start it within walls, end with it or with the run.
 
 The keeper is a program of its own with the standard library only, `python -I -S -c "..."`: see
-`practicum.sandbox`. A single thread starts the process, so that the kernel can end the process
+`practicum.tasks._sandbox`. A single thread starts the process, so that the kernel can end the process
 with its keeper. The walls go up between fork and exec, which the run itself cannot do safely with
 the threads of its mathematics.
 """
@@ -16,11 +16,11 @@ import tempfile
 import threading
 from typing import Any
 
-from practicum.sandbox._walls import die_with_parent, put_up
+from practicum.tasks._sandbox._walls import die_with_parent, put_up
 
 
 def main() -> None:
-    """Keep one process as the last argument describes: see `practicum.sandbox.Sandbox.start`."""
+    """Keep one process as the last argument describes: see `practicum.tasks._sandbox.Sandbox.start`."""
     settings = json.loads(sys.argv[-1])
     home_dir = tempfile.mkdtemp(prefix="practicum-sandbox-")
     keeper = os.getpid()

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from practicum.errors import SandboxError
-from practicum.sandbox._walls import missing
+from practicum.tasks._sandbox._walls import missing
 
 START_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
-_IMPORT_ROOT = Path(__file__).parents[2]
+_IMPORT_ROOT = Path(__file__).parents[3]
 # -I and -S: no environment, working folder or site-packages; only this package joins the path.
-_KEEPER = (
-    "import sys; sys.path.append(sys.argv[1]); from practicum.sandbox._keeper import main; main()"
-)
+_KEEPER = "import sys; sys.path.append(sys.argv[1]); from practicum.tasks._sandbox._keeper import main; main()"
 _SYSTEM_FOLDERS = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store", "/gnu/store")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime")
 

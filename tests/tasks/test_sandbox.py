@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from practicum.errors import SandboxError
-from practicum.sandbox import NoLine, ProcessLimits, Sandbox, SandboxedProcess, missing
-from practicum.sandbox._process import list_python_folders
-from practicum.sandbox._syscalls import ALLOWED, build_filter, is_known
+from practicum.tasks._sandbox import NoLine, ProcessLimits, Sandbox, SandboxedProcess, missing
+from practicum.tasks._sandbox._process import list_python_folders
+from practicum.tasks._sandbox._syscalls import ALLOWED, build_filter, is_known
 
 pytestmark = [
     pytest.mark.long,
@@ -179,7 +179,7 @@ def test_a_process_that_ends_or_does_not_read_is_no_longer_talked_to() -> None:
 
 def test_it_dies_with_a_run_that_is_killed_and_with_its_keeper() -> None:
     script = (
-        "import sys, time; from practicum.sandbox import Sandbox\n"
+        "import sys, time; from practicum.tasks._sandbox import Sandbox\n"
         "code = 'import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(60)'\n"
         "process = Sandbox().start([sys.executable, '-I', '-c', code])\n"
         "print(process.receive(60, 1000).decode(), flush=True); time.sleep(60)\n"
@@ -210,7 +210,9 @@ def test_the_memory_is_what_it_is_given() -> None:
 def test_what_cannot_be_walled_off_or_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SandboxError, match=r"the sandbox did not start: .*No such file"):
         Sandbox().start(["/nowhere/python"])
-    monkeypatch.setattr("practicum.sandbox._process.missing", lambda: ["files (no Landlock)"])
+    monkeypatch.setattr(
+        "practicum.tasks._sandbox._process.missing", lambda: ["files (no Landlock)"]
+    )
     with pytest.raises(SandboxError, match=r"this machine cannot wall off files \(no Landlock\)"):
         start(ECHO)
     process = start(ECHO, sandbox=Sandbox(required=False))

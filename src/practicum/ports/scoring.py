@@ -1,0 +1,162 @@
+"""The protocols of scorers: they say one number about a rollout, or one a token, and may learn to.
+
+A new scorer is one file in `practicum/scorers`, or a module of yours: see docs/scorers.md.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.costs import ModelDims, TrainableDims
+from practicum.models.config import StudentConfig
+from practicum.ports import AdamParams, StepFollower, Task, Teacher
+from practicum.text import Renderer
+from practicum.types import Judgement, Metrics, Rollout, ScoreRequest
+
+
+@runtime_checkable
+class Scorer(StepFollower, Protocol):
+    """A judge of rollouts. By default it learns nothing and has no state.
+
+    `save_state` and `load_state` are those of a `StepFollower`, and `after_step` is called too.
+    """
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
+        """Return one judgement per rollout, in order."""
+        ...
+
+    def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
+        """Learn from a step's rollouts, after the student did; return what to report of it.
+
+        The rollouts have their rewards and all judgements. Scorers that override this method have
+        settings with `follows_student`.
+        """
+        return {}
+
+
+@runtime_checkable
+class ScorerSettings(Protocol):
+    """The settings of a scorer in a recipe."""
+
+    @property
+    def type(self) -> str:
+        """The name of the scorer's module, as the recipe writes it."""
+        ...
+
+    @property
+    def follows_student(self) -> bool:
+        """True if its judgements change during a run, so that it is asked at its step, never ahead.
+
+        A scorer of another package whose settings do not say it counts as one that does.
+        """
+        ...
+
+
+@runtime_checkable
+class ScalarModel(StepFollower, Protocol):
+    """A language model's body with one linear output: one number a token, and its own optimizer.
+
+    The output starts at 0, so a new model says 0 of everything.
+    """
+
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " T"]]:
+        """Return the number of the state before each of a text's `tokens`, in float32.
+
+        The state after a whole completion is before one more token, whatever that is.
+        """
+        ...
+
+    def fit(
+        self,
+        texts: Sequence[ScoreRequest],
+        slopes: Sequence[Float[Tensor, " T"]],
+        params: AdamParams,
+    ) -> Metrics:
+        """Take one step of AdamW; `slopes` are the loss's derivatives in each number of `predict`.
+
+        Without a finite gradient nothing changes, and the metric `skipped` is 1.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedScalar:
+    """A model with one number a token, as it was loaded."""
+
+    model: ScalarModel
+    renderer: Renderer
+    source: str
+    """The folder or name of its weights."""
+    dims: ModelDims
+    trainable_dims: TrainableDims
+
+
+@runtime_checkable
+class LoadsScalars(Protocol):
+    """A backend that has a place of its own for models with one number a token.
+
+    Those of other backends are loaded into this process.
+    """
+
+    def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
+        """Load a model whose weights learn as the settings say; `name` is its role in the run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerContext:
+    """The objects from which a scorer is built."""
+
+    name: str
+    """Its name in the recipe."""
+    renderer: Renderer
+    """The student's renderer: turns messages into tokens."""
+    task: Task
+    """The source of the prompts, with the verifier."""
+    seed: int
+    """The seed of everything random in this scorer."""
+    load_scalar: Callable[[StudentConfig | None], ScalarModel]
+    """Load a model with one number a token; None: the student's own, as the run begins.
+
+    It reads the student's tokens. Raises VocabularyError if it has others.
+    """
+    build_teacher: Callable[[Any], Teacher]
+    """Build a teacher by its settings, such as one that judges in words; its costs are counted
+    under the scorer's name."""
+    earlier: tuple[str, ...] = ()
+    """The scorers before it in the recipe, whose judgements its rollouts have."""
+    base_dir: Path = Path()
+    """The folder at which relative paths of the recipe start."""
+    scores_dir: Path | None = None
+    """The run's folder for cached answers; None: no cache."""
+    at_end: ExitStack = field(default_factory=ExitStack)
+    """Resources to close when nothing is scored any more, also after an error."""
+    register_file: Callable[[Path], None] = lambda path: None
+    """Register a file that changes the judgements; a resumed run checks its digest."""
+    is_dry_run: bool = False
+    """True if models are weightless."""
+
+
+def must_wait(config: object) -> bool:
+    """Return True if a scorer with these settings is asked at its own step, never ahead of it."""
+    return not isinstance(config, ScorerSettings) or config.follows_student
+
+
+def list_followers(
+    teacher: Teacher, reference: Teacher | None, scorers: Mapping[str, Scorer]
+) -> dict[str, StepFollower]:
+    """Return teacher, reference and scorers by role: what hears of each step and can have state."""
+    followers: dict[str, StepFollower] = {"teacher": teacher}
+    if reference is not None:
+        followers["reference"] = reference
+    return followers | {name_role(name): scorer for name, scorer in scorers.items()}
+
+
+def name_role(scorer: str) -> str:
+    """Return the role of a scorer, under which its costs and its state are kept."""
+    return f"scorer-{scorer}"

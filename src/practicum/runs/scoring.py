@@ -1,0 +1,89 @@
+"""Build the scorers of a run, the models with one number a token, and the teachers inside them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from practicum.core.plugins import load_plugin
+from practicum.core.randomness import seed_of
+from practicum.costs import Ledger
+from practicum.errors import VocabularyError
+from practicum.models.config import ScratchConfig, StudentConfig
+from practicum.models.digests import digest_model
+from practicum.models.files import digest_file
+from practicum.ports import Backend, BackendContext, Student, Task, Teacher
+from practicum.ports.metering import MeteredScalar
+from practicum.ports.scoring import LoadsScalars, Scorer, ScorerContext, name_role
+from practicum.recipe import Recipe
+from practicum.runs.identity import add_prefix
+from practicum.runs.opening import resolve_run
+from practicum.text import compare_renderers
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerBuilder:
+    """The parts of a run from which its scorers are built.
+
+    `build_teacher(role, config)` builds a teacher inside a scorer. `identities` gets functions that
+    read the digests of what scorers load.
+    """
+
+    recipe: Recipe
+    task: Task
+    backend: Backend
+    backend_context: BackendContext
+    student: Student
+    ledger: Ledger
+    build_teacher: Callable[[str, Any], Teacher]
+    identities: list[Callable[[], Mapping[str, str]]]
+    scores_dir: Path | None
+    is_dry_run: bool
+
+    def build_all(self) -> dict[str, Scorer]:
+        """Build the recipe's scorers by name."""
+        return {name: self._build(name, config) for name, config in self.recipe.scorers.items()}
+
+    def _build(self, name: str, config: Any) -> Scorer:
+        role = name_role(name)
+        context = ScorerContext(
+            name=name,
+            renderer=self.student.renderer,
+            task=self.task,
+            seed=seed_of(self.recipe.seed, "scorer", name),
+            load_scalar=lambda model: self._load_scalar(role, model),
+            build_teacher=lambda teacher: self.build_teacher(role, teacher),
+            earlier=tuple(self.recipe.scorers)[: list(self.recipe.scorers).index(name)],
+            base_dir=Path(self.recipe.base_dir),
+            scores_dir=self.scores_dir,
+            at_end=self.backend_context.at_end,
+            register_file=lambda path: self.identities.append(
+                lambda: {f"{role}/{path.name}": digest_file(path)}
+            ),
+            is_dry_run=self.is_dry_run,
+        )
+        return load_plugin("scorers", config.type).build(config, context)
+
+    def _load_scalar(self, role: str, config: StudentConfig | None) -> MeteredScalar:
+        """Load a model with one number a token; raises VocabularyError if its tokens are others."""
+        backend = self.backend
+        loader = backend if isinstance(backend, LoadsScalars) else self.backend_context.local()
+        assert isinstance(loader, LoadsScalars), "the local backend holds such models"
+        loaded = loader.load_scalar(resolve_run(config or self._describe_student()), role)
+        if compare_renderers(self.student.renderer, loaded.renderer) is not None:
+            raise VocabularyError(
+                f"scorers.{role.partition('-')[2]}.model: {loaded.source} reads other tokens than "
+                "the student; name a model of the student's family, or leave model out for a copy "
+                "of the student"
+            )
+        self.ledger.dims[role] = loaded.dims
+        if config is not None:
+            self.identities.append(lambda: add_prefix(role, digest_model(loaded.source)))
+        return MeteredScalar(loaded, self.ledger.meter(role))
+
+    def _describe_student(self) -> StudentConfig:
+        """Return the student's settings, with the folder of one that was made from scratch."""
+        config = self.recipe.student
+        if not isinstance(config.model, ScratchConfig):
+            return config
+        return config.model_copy(update={"model": self.student.source})

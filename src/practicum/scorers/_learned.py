@@ -1,0 +1,102 @@
+"""The common part of the scorers that learn: their model, its optimizer, and its own prompts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from practicum.core.randomness import seed_of
+from practicum.models.config import StudentConfig
+from practicum.ports import AdamParams
+from practicum.ports.scoring import ScalarModel, Scorer, ScorerContext
+from practicum.types import FrozenConfig, Metrics, Rollout, ScoreRequest
+
+Loss = Callable[[Float[Tensor, " N"]], Tensor]
+"""The loss of a scorer as a function of all numbers that its model predicts."""
+
+
+class LearnedConfig(FrozenConfig):
+    """The settings of every scorer with a model that learns."""
+
+    follows_student: ClassVar[bool] = True
+    """True: it learns from each step, so its judgements are those of their step."""
+
+    model: StudentConfig | None = Field(
+        default=None,
+        description="model whose body it starts from, and what of it learns; none: a copy of the "
+        "student as the run begins",
+    )
+    learning_rate: float = Field(default=1e-5, gt=0, description="of its own AdamW")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="its gradient's largest norm")
+    warmup_steps: int = Field(
+        default=0,
+        ge=0,
+        description="first steps in which it learns and judges nothing, so that the student learns "
+        "nothing from it",
+    )
+    updates: int = Field(default=1, ge=1, description="its optimizer steps in a training step")
+
+    def build_adam_params(self) -> AdamParams:
+        """Return the settings of its optimizer, without weight decay."""
+        return AdamParams(self.learning_rate, max_grad_norm=self.max_grad_norm)
+
+
+class LearnedScorer(Scorer):
+    """A scorer with a model of one number a token; `steps` counts the steps that it learned from."""
+
+    def __init__(self, config: LearnedConfig, context: ScorerContext) -> None:
+        self._updates = config.updates
+        self._warmup_steps = config.warmup_steps
+        self._adam = config.build_adam_params()
+        self._model: ScalarModel = context.load_scalar(config.model)
+        self._seed = context.seed
+        self.steps = 0
+
+    @property
+    def is_warming_up(self) -> bool:
+        """True while it learns and judges nothing."""
+        return self.steps < self._warmup_steps
+
+    def predict_ends(self, rollouts: Sequence[Rollout]) -> Float[Tensor, " B"]:
+        """Return the model's number after the last token of each rollout."""
+        numbers = self._model.predict(list(map(end_text, rollouts)))
+        return torch.stack([row[-1] for row in numbers]) if rollouts else torch.zeros(0)
+
+    def descend(self, texts: Sequence[ScoreRequest], compute_loss: Loss) -> Metrics:
+        """Take the scorer's updates; return the loss before the first and the gradient norm."""
+        metrics: Metrics = {}
+        for _ in range(self._updates):
+            # Two passes: the slopes of a loss over the whole batch are known before the first
+            # micro-batch, so its cuts change nothing, and no graph is kept across them.
+            numbers = torch.cat(self._model.predict(texts)).requires_grad_()
+            loss = compute_loss(numbers)
+            (slopes,) = torch.autograd.grad(loss, numbers)
+            lengths = [len(text.tokens) for text in texts]
+            step = self._model.fit(texts, slopes.split(lengths), self._adam)
+            metrics = metrics or {"loss": loss.item(), **step}
+        return metrics
+
+    def save_state(self) -> dict[str, Tensor]:
+        """Return the model's weights and moments, and the count of steps."""
+        return {**self._model.save_state(), "steps": torch.tensor([self.steps])}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `save_state` returned."""
+        if tensors:
+            weights = dict(tensors)
+            self.steps = int(weights.pop("steps").item())
+            self._model.load_state(weights)
+
+
+def end_text(rollout: Rollout) -> ScoreRequest:
+    """Return the text whose only number is that of the state after the rollout's last token."""
+    return ScoreRequest((*rollout.prompt_tokens, *rollout.tokens.tolist()), (0,))
+
+
+def is_own(seed: int, share: float, prompt_id: str) -> bool:
+    """Return True if a prompt belongs to the share of prompts that a scorer learns from."""
+    # Seeds are uniform below 2**63, so the seed itself is the coin.
+    return seed_of(seed, "split", prompt_id) < share * 2**63

@@ -1,0 +1,414 @@
+"""A teacher with another tokenizer scores the text of the student's tokens, span by span.
+
+The teacher reads the prompt in its own template and the answer in its own tokens. Both
+tokenizations are aligned by bytes into spans, the smallest stretches at whose ends both have a
+boundary. For a sampled token the span is one action: each of its tokens gets the whole log-ratio of
+the span, which is the exact gradient of the reverse KL over spans.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from practicum.core.plugins import Plugin
+from practicum.errors import CapabilityError, VocabularyError
+from practicum.objective import Signal, read_tokens
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+    TeacherRequest,
+    walk,
+)
+from practicum.teachers import pool, route
+from practicum.teachers._chat import PromptWriter
+from practicum.teachers._client import FollowerTeacher
+from practicum.teachers._vocabulary import FoldedHead, take_rows
+from practicum.teachers.text_only import rewrite_sample
+from practicum.text import Renderer
+from practicum.text.translation import TranslatedText, Translator
+from practicum.types import (
+    FrozenConfig,
+    HeadLike,
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingParams,
+    TeacherSignal,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Config(FrozenConfig):
+    """The teacher that reads other tokens, and what stands for the student's stop."""
+
+    type: Literal["translated"] = "translated"
+    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+        description="the scorer: a `model`, an `openai_api` or a `tinker`, alone or inside "
+        "`privileged` or `cached`"
+    )
+    stop: str | None = Field(
+        default=None,
+        description="the teacher's token for the student's stop; none: the one its template writes",
+    )
+    credit: Literal["word", "span"] = Field(
+        default="word",
+        description="what one log-ratio is about: a word, for an exact gradient, or the smallest "
+        "stretch that both tokenizers know",
+    )
+
+    @model_validator(mode="after")
+    def _check_inner(self) -> "Config":
+        for _, inner in walk(self.teacher):
+            if isinstance(inner, route.Config | pool.Config):
+                raise ValueError(
+                    f"a {inner.type} is several teachers; put `translated` around each member with "
+                    "another tokenizer"
+                )
+            if isinstance(inner, Config):
+                raise ValueError("the teacher inside is translated already; take one away")
+        return self
+
+    def capabilities(self) -> Capabilities:
+        """Return the signals of the inner teacher that spans can carry."""
+        return _narrow(self.teacher.capabilities())
+
+    def members(self) -> dict[str, TeacherConfig]:
+        """Return the settings of the inner teacher."""
+        return {"teacher": self.teacher}
+
+
+def _narrow(inner: Capabilities) -> Capabilities:
+    """Return what is left of a teacher's capabilities in other tokens."""
+    is_whole = "full" in inner.signals
+    return replace(
+        inner,
+        supports=inner.supports if is_whole else inner.supports & {"teacher"},
+        needs_candidates=False,
+        raw_logits=False,
+        by_span=True,
+    )
+
+
+class TranslatedTeacher(FollowerTeacher):
+    """A teacher around one that reads other tokens; see `practicum.ports.Teacher`.
+
+    Without a translator the tokens are the student's own, and the inner teacher's answers are kept
+    as they are.
+    """
+
+    def __init__(self, inner: Teacher, translator: Translator | None) -> None:
+        self._inner = self._follower = inner
+        self._translator = translator
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the inner teacher that are left; see `Config.capabilities`."""
+        return _narrow(self._inner.capabilities)
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """Score the text of each rollout in the inner teacher's tokens, and return it by span.
+
+        Tokens in no span are unknown, and a rollout without any span has a silent signal.
+        """
+        if self._translator is None:
+            return self._inner.score(rollouts, signal)
+        translator = self._translator
+        if not signal.sampled:
+            # A distribution is of one token, whatever the words are.
+            translator = replace(translator, credit="span")
+        texts = [translate_rollout(rollout, translator) for rollout in rollouts]
+        rewritten = {
+            n: replace_tokens(rollouts[n], text) for n, text in enumerate(texts) if text.spans
+        }
+        scored = self._inner.score(list(rewritten.values()), signal)
+        answers = dict(zip(rewritten, scored, strict=True))
+        return [
+            self._read(answers[n], text, rollouts[n], signal) if n in answers else TeacherSignal()
+            for n, text in enumerate(texts)
+        ]
+
+    def _read(
+        self, answer: TeacherSignal, text: TranslatedText, rollout: Rollout, signal: Signal
+    ) -> TeacherSignal:
+        """Return the signal about the student's tokens from that about the teacher's."""
+        assert self._translator is not None, "only other tokens are translated"
+        if not signal.sampled:
+            return pick_single_tokens(answer, text, rollout, self._common)
+        spread = spread_spans(answer, text, len(rollout.tokens))
+        # A renamed token is decided by itself, as in one vocabulary.
+        return replace(spread, span_starts=None) if self._translator.renames else spread
+
+    @cached_property
+    def _common(self) -> "CommonTokens":
+        assert self._translator is not None, "only other tokens are translated"
+        return CommonTokens.of(self._translator)
+
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
+        """Return what the inner teacher writes up to its own stop, in the student's tokens."""
+        translator = self._translator
+        if translator is None:
+            return self._inner.sample(requests, params)
+        # The student's stops are other tokens of the teacher's, or none.
+        stops = translator.teacher.stop_ids | {translator.stop_id}
+        samples = self._inner.sample(requests, replace(params, stop_ids=stops))
+        return samples and [
+            rewrite_sample(sample, translator.teacher, translator.student, params)
+            for sample in samples
+        ]
+
+    def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
+        """Return the teacher as a client of this prompt alone, if it writes."""
+        if self._translator is None:
+            return self._inner.bind_prompt(prompt)
+        if not self.capabilities.writes:
+            return None
+        prompt_tokens = self._translator.student.render(prompt.messages)
+        return PromptedClient(PromptWriter(self, prompt), prompt_tokens, accepts_tokens=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CommonTokens:
+    """The tokens of student and teacher that are the same.
+
+    `columns` has the teacher's id of each of the student's tokens, then those of the teacher's
+    other tokens. `outside` are the student's tokens that the teacher lacks, and `student_ids` has the
+    student's id of each of the teacher's tokens, -1 without one.
+    """
+
+    student_size: int
+    columns: Int[Tensor, " C"]
+    outside: Int[Tensor, " M"]
+    student_ids: Int[Tensor, " V"]
+
+    @classmethod
+    def of(cls, translator: Translator) -> "CommonTokens":
+        """Compare two vocabularies."""
+        size, teacher_size = translator.student.vocab_size, translator.teacher.vocab_size
+        common = translator.common_ids
+        student_ids = torch.full((teacher_size,), -1)
+        for student_id, teacher_id in common.items():
+            student_ids[teacher_id] = student_id
+        # A token that the teacher lacks has any column: it is masked.
+        columns = [common.get(token, 0) for token in range(size)]
+        teacher_only = (student_ids < 0).nonzero()[:, 0]
+        return cls(
+            size,
+            torch.cat([torch.tensor(columns), teacher_only]),
+            torch.tensor([token for token in range(size) if token not in common]).long(),
+            student_ids,
+        )
+
+    def fold(self, head: HeadLike) -> FoldedHead:
+        """Return the teacher's head over the student's tokens and one bucket."""
+        teacher_only = torch.arange(self.student_size, len(self.columns))
+        return FoldedHead(
+            ReorderedHead(head, self.columns), self.student_size, self.outside, teacher_only
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderedHead:
+    """A head with its tokens in another order; see `practicum.types.HeadLike`."""
+
+    bare: HeadLike
+    columns: Int[Tensor, " C"]
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of columns."""
+        return len(self.columns)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The key of the head: all of its signals are reordered alike."""
+        return self.bare.key
+
+    def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
+        """Return the log-probabilities, normalised over all tokens of the teacher."""
+        scores = self.bare.logprobs(hidden)
+        return scores[..., self.columns.to(scores.device)]
+
+    def logits(
+        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
+        """Return the logits."""
+        scores = self.bare.logits(hidden)
+        return scores[..., self.columns.to(scores.device)]
+
+    def release(self) -> None:
+        """Release the head."""
+        self.bare.release()
+
+
+def pick_single_tokens(
+    answer: TeacherSignal, text: TranslatedText, rollout: Rollout, common: CommonTokens
+) -> TeacherSignal:
+    """Return a teacher's distributions at tokens that both tokenizers have; others are unknown.
+
+    Both models are compared over the tokens that both have, and one bucket.
+    """
+    count = len(rollout.tokens)
+    rows = torch.zeros(count, dtype=torch.long)
+    unknown = torch.ones(count, dtype=torch.bool)
+    for span in text.spans:
+        if span.is_single:
+            rows[span.student.start] = span.teacher.start
+            unknown[span.student.start] = False
+    unknown |= torch.isin(rollout.tokens, common.outside)
+    signal = take_rows(answer, rows)
+    ids, topk_logprobs = signal.topk_ids, signal.topk_logprobs
+    if ids is not None and topk_logprobs is not None:
+        ids = common.student_ids.to(ids.device)[ids]
+        # The mass of tokens that the student lacks goes to the tail.
+        topk_logprobs = topk_logprobs.masked_fill(ids < 0, -torch.inf)
+        ids = ids.clamp(min=0)
+    return replace(
+        signal,
+        topk_ids=ids,
+        topk_logprobs=topk_logprobs,
+        head=None if signal.head is None else common.fold(signal.head),
+        outside=common.outside,
+        unknown=unknown,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTeacher(FollowerTeacher):
+    """The same in a plan, where answers have a length and no text: a token for each token."""
+
+    inner: Teacher
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the inner teacher that are left."""
+        return _narrow(self.inner.capabilities)
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """Score the rollouts as they are; each sampled token is a span."""
+        answers = self.inner.score(rollouts, signal)
+        if not signal.sampled:
+            return answers
+        return [
+            replace(answer, span_starts=torch.ones_like(rollout.loss_mask))
+            for answer, rollout in zip(answers, rollouts, strict=True)
+        ]
+
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
+        """Return what the inner teacher writes."""
+        return self.inner.sample(requests, params)
+
+
+def translate_rollout(rollout: Rollout, translator: Translator) -> TranslatedText:
+    """Translate a rollout's answer, or each turn of its conversation.
+
+    A span is left out unless all of its tokens are supervised and by one author.
+    """
+    tokens = rollout.tokens.tolist()
+    text = TranslatedText()
+    if not rollout.turns:
+        text = translator.translate(tokens)
+    start = 0
+    for turn in rollout.turns:
+        turn_tokens = tokens[start : start + turn.tokens]
+        later = (
+            translator.translate(turn_tokens)
+            if turn.role == "assistant"
+            else translator.translate_reply(Message(turn.role, turn.text))
+        )
+        text = text.extend(later, start)
+        start += turn.tokens
+    return replace(text, spans=tuple(span for span in text.spans if _is_one(rollout, span.student)))
+
+
+def _is_one(rollout: Rollout, part: slice) -> bool:
+    """Return True if a part of a rollout is supervised and by one author."""
+    authors = rollout.authors
+    return bool(rollout.loss_mask[part].all()) and (
+        authors is None or len(authors[part].unique()) == 1
+    )
+
+
+def replace_tokens(rollout: Rollout, text: TranslatedText) -> Rollout:
+    """Return the rollout with the teacher's tokens, of whose probabilities nothing is known."""
+    tokens = torch.tensor(text.tokens, dtype=torch.long)
+    return replace(
+        rollout,
+        tokens=tokens,
+        loss_mask=torch.ones_like(tokens, dtype=torch.bool),
+        sampling_logprobs=torch.zeros(len(tokens)),
+        policy_logprobs=torch.full((len(tokens),), torch.nan),
+        candidates=None,
+        authors=None,
+        turns=(),
+    )
+
+
+def spread_spans(answer: TeacherSignal, text: TranslatedText, count: int) -> TeacherSignal:
+    """Return a teacher's signal about `count` tokens of the student, from that about its own.
+
+    The log-probability of a span is spread evenly over its tokens: only the sum is read.
+    """
+    read = read_tokens(answer, slice(None)).logprobs
+    if read is None:
+        return TeacherSignal()
+    # Tokens of no span keep 0, which nobody reads, because NaN would count as a broken answer.
+    logprobs = torch.zeros(count, dtype=read.dtype)
+    starts, unknown = torch.ones(count, dtype=torch.bool), torch.ones(count, dtype=torch.bool)
+    for span in text.spans:
+        size = span.student.stop - span.student.start
+        logprobs[span.student] = read[span.teacher].sum() / size
+        unknown[span.student] = False
+        starts[span.student.start + 1 : span.student.stop] = False
+    return TeacherSignal(logprobs=logprobs, unknown=unknown, span_starts=starts)
+
+
+def build(config: Config, context: TeacherContext) -> Teacher:
+    """Build the inner teacher in its own tokens, and the translation unless they are the student's.
+
+    Raises CapabilityError if the inner teacher has no tokenizer of its own.
+    """
+    renderers: list[Renderer] = []
+    hear = partial(_hear, renderers)
+    inner = context.build(replace(context, compare=hear), config.teacher)
+    if not renderers:
+        raise CapabilityError(
+            f"translated: the teacher inside, {config.teacher.type!r}, has no tokenizer of its own; "
+            "take `translated` away"
+        )
+    if context.is_dry_run:
+        return PaperTeacher(inner)
+    if not _differs(context, renderers[0]):
+        return TranslatedTeacher(inner, None)
+    translator = Translator(context.renderer, renderers[0], config.stop, config.credit)
+    log.info(translator.describe())
+    return TranslatedTeacher(inner, translator)
+
+
+def _hear(renderers: list[Renderer], student: Renderer, teacher: Renderer) -> None:
+    """Note the renderer of the inner teacher, which is built as if its tokens were the student's."""
+    renderers.append(teacher)
+
+
+def _differs(context: TeacherContext, renderer: Renderer) -> bool:
+    """Return True if the teacher's tokens are not the student's."""
+    # The run's own comparison: `practicum answers` wants the teacher's tokens as they are.
+    try:
+        return context.compare(context.renderer, renderer) is not None
+    except VocabularyError:
+        return True

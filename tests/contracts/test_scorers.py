@@ -1,0 +1,140 @@
+"""What every scorer must do, asked of each file found in the folder of scorers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import toy_recipe
+
+from practicum.core.plugins import list_plugins, load_plugin
+from practicum.ports.scoring import Scorer, ScorerSettings, must_wait
+from practicum.runs.assembly import assemble_run
+from practicum.training.judging import add_judgements, judge_with
+from practicum.types import Judgement, Message, Prompt, Rollout
+
+LEARNED = {"learning_rate": 0.01}
+
+# One set of settings or more for each file; a scorer without an entry here fails the first test.
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "discriminator": [LEARNED, {**LEARNED, "warmup_steps": 1}],
+    "outcome": [{**LEARNED, "share": 0.5}],
+    "value": [LEARNED, {**LEARNED, "gamma": 0.9, "gae_lambda": 0.7, "updates": 2}],
+}
+CASES = [
+    (name, settings) for name in list_plugins("scorers") for settings in SETTINGS.get(name, [])
+]
+
+Assemble = Callable[[], Scorer]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: "-".join([case[0], *map(str, case[1])]))
+def assemble(request: pytest.FixtureRequest, models: Path, tmp_path: Path) -> Assemble:
+    """Builds the same scorer anew each time."""
+    name, settings = request.param
+    recipe = toy_recipe(models, {"scorers": {"judge": {"type": name, **settings}}})
+
+    def build() -> Scorer:
+        components = assemble_run(recipe, tmp_path)
+        request.addfinalizer(components.close)
+        return components.parts.scorers["judge"]
+
+    return build
+
+
+def write_rollouts() -> list[Rollout]:
+    """Answers of ragged lengths to eight prompts: two of the student and one of the teacher each."""
+    generator = torch.Generator().manual_seed(3)
+    rollouts = []
+    for number in range(8):
+        prompt = Prompt(f"p{number}", (Message("user", "ab"),), answer="ba")
+        for sample in range(3):
+            length = int(torch.randint(1, 5, (1,), generator=generator))
+            tokens = torch.randint(0, 6, (length,), generator=generator)
+            zeros = torch.zeros(length)
+            mask = torch.ones(length, dtype=torch.bool)
+            mask[0] = length == 1
+            rollouts.append(
+                Rollout(
+                    prompt=prompt,
+                    prompt_tokens=(1, 2, 3 + number % 2),
+                    tokens=tokens,
+                    loss_mask=mask,
+                    sampling_logprobs=zeros,
+                    policy_logprobs=zeros,
+                    policy_version=0,
+                    stop_reason="stop",
+                    text="",
+                    sample=sample,
+                    reward=None if number == 7 else float((number + sample) % 2),
+                    source="teacher" if sample == 2 else "student",
+                )
+            )
+    return rollouts
+
+
+def judge(scorer: Scorer, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    return list(add_judgements(rollouts, {"judge": scorer}, {}))
+
+
+def assert_same(one: Sequence[Judgement], other: Sequence[Judgement], tolerance: float) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.value == (
+            None if theirs.value is None else pytest.approx(theirs.value, abs=tolerance)
+        )
+        assert (mine.tokens is None) == (theirs.tokens is None)
+        if mine.tokens is not None and theirs.tokens is not None:
+            torch.testing.assert_close(mine.tokens, theirs.tokens, rtol=0, atol=tolerance)
+
+
+def test_every_scorer_on_disk_is_under_contract() -> None:
+    assert sorted(SETTINGS) == list_plugins("scorers")
+
+
+@pytest.mark.parametrize("name", list_plugins("scorers"))
+def test_its_settings_say_when_it_is_asked(name: str) -> None:
+    config = load_plugin("scorers", name).Config.model_validate({"type": name, **SETTINGS[name][0]})
+    assert isinstance(config, ScorerSettings)
+    assert config.type == name
+    assert must_wait(config) == config.follows_student
+    assert must_wait(object()), "settings that do not say it are those of a scorer that follows"
+
+
+def test_it_judges_each_rollout_in_order_whatever_is_beside_it(assemble: Assemble) -> None:
+    scorer, rollouts = assemble(), write_rollouts()
+    assert isinstance(scorer, Scorer)
+    for _ in range(2):
+        scorer.fit(judge(scorer, rollouts))
+    whole = judge_with("judge", scorer, rollouts)
+    assert len({judgement.value for judgement in whole}) > 3
+    assert_same([judge_with("judge", scorer, [rollout])[0] for rollout in rollouts], whole, 1e-5)
+    assert_same(judge_with("judge", scorer, rollouts[::-1])[::-1], whole, 1e-5)
+    assert judge_with("judge", scorer, []) == []
+
+
+def test_it_changes_by_learning_alone_and_its_state_is_all_of_it(assemble: Assemble) -> None:
+    scorer, twin, rollouts = assemble(), assemble(), write_rollouts()
+    first = scorer.score(rollouts)
+    assert_same(scorer.score(rollouts), first, 0.0)
+    scorer.fit(judge(scorer, rollouts))
+    state = {name: tensor.clone() for name, tensor in scorer.save_state().items()}
+    twin.load_state(state)
+    for _ in range(2):
+        assert_same(scorer.score(rollouts), twin.score(rollouts), 0.0)
+        mine, theirs = (one.fit(judge(one, rollouts)) for one in (scorer, twin))
+        assert mine == theirs and all(isinstance(number, float) for number in mine.values())
+    assert scorer.save_state().keys() == twin.save_state().keys()
+    for name, tensor in scorer.save_state().items():
+        assert tensor.equal(twin.save_state()[name]), name
+
+
+def test_it_says_nothing_false_of_what_it_cannot_learn_from(assemble: Assemble) -> None:
+    scorer = assemble()
+    unrewarded = [replace(rollout, reward=None, source="student") for rollout in write_rollouts()]
+    before = {name: tensor.clone() for name, tensor in scorer.save_state().items()}
+    metrics = scorer.fit(judge(scorer, unrewarded))
+    assert metrics.get("fitted", metrics.get("pairs")) == 0.0, "counted, and not dropped silently"
+    after = scorer.save_state()
+    assert all(tensor.equal(after[name]) for name, tensor in before.items() if name != "steps")

@@ -1,0 +1,112 @@
+"""What a learned scorer learns: to tell writers apart, what is right, what to expect; and from which prompts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import toy_recipe
+
+from practicum.ports.scoring import Scorer
+from practicum.runs.assembly import assemble_run
+from practicum.scorers.value import read_text
+from practicum.training.judging import add_judgements
+from practicum.types import Message, Prompt, Rollout
+
+GENERATOR = torch.Generator()
+
+
+def build(models: Path, folder: Path, **settings: Any) -> Scorer:
+    recipe = toy_recipe(models, {"scorers": {"judge": {"learning_rate": 0.01, **settings}}})
+    return assemble_run(recipe, folder).parts.scorers["judge"]
+
+
+def write(number: int, token: int, source: Any, reward: float | None = None) -> Rollout:
+    """An answer of three tokens, the last of which is given."""
+    tokens = torch.randint(0, 4, (3,), generator=GENERATOR)
+    tokens[-1] = token
+    none = torch.zeros(3)
+    return Rollout(
+        prompt=Prompt(f"p{number}", (Message("user", "ab"),)),
+        prompt_tokens=(1, 2),
+        tokens=tokens,
+        loss_mask=torch.ones(3, dtype=torch.bool),
+        sampling_logprobs=none,
+        policy_logprobs=none,
+        policy_version=0,
+        stop_reason="stop",
+        text="",
+        reward=reward,
+        source=source,
+    )
+
+
+def learn(scorer: Scorer, letters: tuple[int, int], steps: int) -> list[float]:
+    """Let a discriminator learn; return the share of pairs that it ordered rightly in the newest ten steps."""
+    accuracy = []
+    for _ in range(steps):
+        pairs = [
+            write(number, token, source)
+            for number in range(8)
+            for token, source in zip(letters, ("teacher", "student"), strict=True)
+        ]
+        accuracy.append(scorer.fit(list(add_judgements(pairs, {"judge": scorer}, {})))["accuracy"])
+    return accuracy[-10:]
+
+
+def test_a_discriminator_tells_writers_apart_and_falls_to_chance_where_they_are_equal(
+    models: Path, tmp_path: Path
+) -> None:
+    GENERATOR.manual_seed(0)
+    scorer = build(models, tmp_path, type="discriminator")
+    apart = learn(scorer, (4, 5), 20)
+    assert min(apart) > 0.9
+    # The student becomes the teacher: what was learned to tell them apart orders nothing any more.
+    equal = learn(scorer, (4, 4), 40)
+    assert sum(equal) / len(equal) == pytest.approx(0.5, abs=0.12)
+
+
+def test_an_outcome_model_learns_from_its_own_prompts_what_is_right_elsewhere(
+    models: Path, tmp_path: Path
+) -> None:
+    GENERATOR.manual_seed(1)
+    scorer = build(models, tmp_path, type="outcome", share=0.5, warmup_steps=2)
+    for step in range(25):
+        answers = [
+            write(number, 4 + number % 2, "student", float(number % 2)) for number in range(24)
+        ]
+        judged = list(add_judgements(answers, {"judge": scorer}, {}))
+        values = [rollout.judgements["judge"].value for rollout in judged]
+        assert (set(values) == {None}) == (step < 2)
+        fitted = scorer.fit(judged)["fitted"]
+        if step >= 2:
+            assert fitted == values.count(None), "it learns from the prompts that it does not judge"
+    pairs = [(value, rollout.reward) for value, rollout in zip(values, judged, strict=True)]
+    assert 6 <= values.count(None) <= 18
+    for value, reward in pairs:
+        assert value is None or abs(value - float(reward or 0.0)) < 0.2
+
+
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.9, 0.7), (1.0, 1.0), (0.8, 0.0)])
+def test_a_critic_gives_the_advantages_of_its_values(
+    models: Path, tmp_path: Path, gamma: float, gae_lambda: float
+) -> None:
+    """1506.02438, equation 16, token by token; tokens of others are no steps."""
+    GENERATOR.manual_seed(2)
+    scorer = build(models, tmp_path, type="value", gamma=gamma, gae_lambda=gae_lambda)
+    answers = [write(number, number % 4, "student", float(number % 2)) for number in range(8)]
+    mask = torch.tensor([True, False, True])
+    answers[3] = replace(answers[3], loss_mask=mask)
+    for _ in range(3):
+        scorer.fit(answers)
+    (judgement,) = scorer.score([answers[3]])
+    values = {
+        place: scorer._model.predict([read_text(answers[3])])[0][place].item()  # type: ignore[attr-defined]
+        for place in (0, 2)
+    }
+    last = 1.0 - values[2]
+    first = gamma * values[2] - values[0] + gamma * gae_lambda * last
+    assert judgement.tokens is not None
+    assert judgement.tokens.tolist() == pytest.approx([first, 0.0, last], abs=1e-6)
+    assert judgement.value == pytest.approx(values[0], abs=1e-6)
