@@ -84,6 +84,8 @@ class Sample:
     sampling_logprobs: Float[Tensor, " T"]
     policy_logprobs: Float[Tensor, " T"]
     stop_reason: StopReason
+    text: str | None = None
+    """The words of a writer with tokens of its own, which the student's may not spell; else None."""
 
 
 @dataclass(frozen=True, slots=True)

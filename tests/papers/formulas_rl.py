@@ -94,6 +94,17 @@ def grpo(case: Case) -> Tensor:
     ) / len(rows)
 
 
+def ovd(case: Case) -> Tensor:
+    """GRPO's clipped surrogate of what 2601.21968's judge leaves of the verifier's rewards, 1 / |o| an answer."""
+    total = torch.zeros(())
+    for group in case.groups():
+        rewards = [row.score for row in group]
+        for place, row in enumerate(group):
+            losses = [clipped(ratio(token), normalized(rewards, place)) for token in row.tokens]
+            total = total + sum(losses) / len(row.tokens)
+    return total / len(case.sequences)
+
+
 def dr_grpo(case: Case) -> Tensor:
     """Section 3.2 of 2503.20783: the clipped surrogate of the centred reward, summed over tokens, over the token limit."""
     rows = list(advantages(case, centred))

@@ -9,7 +9,8 @@ from papers.worlds import gradient, random_batch
 
 from practicum.errors import RecipeError
 from practicum.functional.estimators import CORRECTIONS
-from practicum.objective import Term
+from practicum.objective import VERIFIER, Term
+from practicum.objective.signals import Unlikely
 from practicum.recipe import (
     SECTIONS,
     Recipe,
@@ -102,7 +103,10 @@ def with_teacher_at_zero(term: Term) -> Term:
     arguments = {**term.correction.arguments, **CORRECTIONS[term.correction.name].without_teacher}
     filtered = "all" if term.signal.type == "score" else term.filter
     correction = term.correction.model_copy(update={"arguments": arguments})
-    return term.model_copy(update={"correction": correction, "filter": filtered})
+    # A judge that rejects nothing leaves the verifier's reward.
+    return term.model_copy(
+        update={"correction": correction, "filter": filtered, "scorer": VERIFIER}
+    )
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -297,3 +301,12 @@ def test_the_run_folder_of_a_control_says_what_it_is(tmp_path: Path) -> None:
 def test_the_students_answers_are_as_many() -> None:
     control = CONTROLS["papers/hdpo"]
     assert (control.rollout.source, control.rollout.n) == (StudentSource(), 4)
+
+
+def test_a_judge_in_words_is_a_teacher() -> None:
+    control = build_control(load_recipe("papers/ovd"))
+    assert control is not None and not control.scorers and control.teacher.type == "none"
+    (term,) = control.objective.losses
+    assert term.scorer == "verifier" and term.learns_from_reward
+    free = build_control(load_recipe("papers/ovd"), Unlikely())
+    assert free is not None and not free.scorers and len(free.objective.losses) == 2

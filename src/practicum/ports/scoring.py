@@ -40,6 +40,15 @@ class Scorer(StepFollower, Protocol):
 
 
 @runtime_checkable
+class VariedScorer(Scorer, Protocol):
+    """A judge that can be asked in other ways, which should not change what it says."""
+
+    def build_variants(self) -> Mapping[str, Scorer]:
+        """Return its grades under `nothing`, and with its question put otherwise, by what differs."""
+        ...
+
+
+@runtime_checkable
 class ScorerSettings(Protocol):
     """The settings of a scorer in a recipe."""
 
@@ -54,6 +63,26 @@ class ScorerSettings(Protocol):
 
         A scorer of another package whose settings do not say it counts as one that does.
         """
+        ...
+
+
+@runtime_checkable
+class RewardReader(Protocol):
+    """The settings of a scorer that says whether it needs the verifier's rewards."""
+
+    @property
+    def reads_verifier(self) -> bool:
+        """True if it learns from the verifier's rewards or passes them on."""
+        ...
+
+
+@runtime_checkable
+class TeacherImitator(Protocol):
+    """The settings of a scorer that says whether it only knows what is right from a teacher."""
+
+    @property
+    def imitates_teacher(self) -> bool:
+        """True if it learns to prefer the teacher's answers."""
         ...
 
 

@@ -1,8 +1,8 @@
 """The controls of a recipe: the same run with the reward alone, or with an advantage of no teacher.
 
-The teacher is every source of learning besides the verifier: the model under `teacher:`, and the
-author of the answers that a source takes from the dataset. The reference is no teacher: it keeps
-the student near its initial weights.
+The teacher is every source of learning besides the verifier: the model under `teacher:`, one that
+judges inside a scorer, and the author of the answers that a source takes from the dataset. The
+reference is no teacher: it keeps the student near its initial weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,11 @@ from practicum.core.calls import bind
 from practicum.errors import RecipeError
 from practicum.functional.estimators import CORRECTIONS
 from practicum.monitors import read_number
-from practicum.objective import Term
+from practicum.objective import VERIFIER, Term
 from practicum.objective.signals import Unlikely
 from practicum.objective.spec import OTHER_ANSWERS
+from practicum.ports import HoldsTeachers
+from practicum.ports.scoring import TeacherImitator
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.schema import Recipe, resolve_recipe
 from practicum.rollouts import StudentSource, list_other_writers
@@ -26,7 +28,7 @@ SWITCH = "teacher=off"
 FREE = "teacher=free"
 """The override that puts a signal of no teacher in the teacher's place: `teacher=free(0.1, -1)`."""
 
-SECTIONS = ("teacher", "rollout", "objective", "schedules", "monitors")
+SECTIONS = ("teacher", "scorers", "rollout", "objective", "schedules", "monitors")
 """The sections of a recipe that differ in its control."""
 
 SUFFIX = "-teacher-off"
@@ -53,7 +55,9 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     # The reference writes as an earlier student.
     writers = [name for name in list_other_writers(recipe.rollout.source) if name != "reference"]
     terms = recipe.objective.losses
-    if not writers and not any(term.needs_teacher for term in terms):
+    judges = list_teaching_scorers(recipe)
+    is_judged = any(term.scorer in judges for term in terms)
+    if not writers and not is_judged and not any(term.needs_teacher for term in terms):
         return None
     reward_terms = {
         index: reward_term
@@ -63,7 +67,8 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     # Dropped terms leave their answers without a loss, and the reward takes those over.
     teacher_filters = {term.filter for index, term in enumerate(terms) if index not in reward_terms}
     reward_terms = {
-        index: _extend_filter(term, teacher_filters) for index, term in reward_terms.items()
+        index: _ask_verifier(_extend_filter(term, teacher_filters), judges)
+        for index, term in reward_terms.items()
     }
     free_terms = [] if unlikely is None else [Term(signal=unlikely)]
     if not free_terms and not any(term.learns_from_reward for term in reward_terms.values()):
@@ -72,6 +77,8 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     control = resolve_recipe(recipe)
     control |= describe_control(control, is_free=bool(free_terms))
     control["teacher"] = {"type": "none"}
+    for name in judges:
+        del control["scorers"][name]
     control["objective"]["losses"] = [
         term.model_dump(mode="json") for term in [*reward_terms.values(), *free_terms]
     ]
@@ -83,6 +90,16 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
         changes = paths.translate_keys(settings["set"])
         settings["set"] = {path: changes[path] for path in changes if _has_number(control, path)}
     return validate_fields(Recipe, control, recipe.name)
+
+
+def list_teaching_scorers(recipe: Recipe) -> list[str]:
+    """Return the names of the scorers in which a teacher judges, or whose answers they prefer."""
+    return [
+        name
+        for name, config in recipe.scorers.items()
+        if isinstance(config, HoldsTeachers)
+        or (isinstance(config, TeacherImitator) and config.imitates_teacher)
+    ]
 
 
 def describe_control(recipe_data: Mapping[str, Any], *, is_free: bool = False) -> dict[str, Any]:
@@ -177,6 +194,11 @@ def _extend_filter(term: Term, teacher_filters: set[str]) -> Term:
     if term.signal.outcome is not None and OTHER_ANSWERS.get(term.filter) in teacher_filters:
         return term.model_copy(update={"filter": "all"})
     return term
+
+
+def _ask_verifier(term: Term, judges: Sequence[str]) -> Term:
+    """Return the term with the verifier's reward in the place of a judge's."""
+    return term.model_copy(update={"scorer": VERIFIER}) if term.scorer in judges else term
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ answers: see docs/scorers.md.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -24,6 +24,7 @@ class Config(LearnedConfig):
     """The settings of a discriminator."""
 
     type: Literal["discriminator"] = "discriminator"
+    imitates_teacher: ClassVar[bool] = True
 
 
 class Discriminator(LearnedScorer):

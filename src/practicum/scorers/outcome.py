@@ -6,7 +6,7 @@ model was fitted to.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,6 +20,7 @@ class Config(LearnedConfig):
     """The settings of an outcome reward model."""
 
     type: Literal["outcome"] = "outcome"
+    reads_verifier: ClassVar[bool] = True
     share: float = Field(
         default=0.25,
         gt=0,

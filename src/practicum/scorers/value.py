@@ -36,6 +36,11 @@ class Config(LearnedConfig):
         description="GAE's lambda; 1: reward minus value, 0: the next value minus this one",
     )
 
+    @property
+    def reads_verifier(self) -> bool:
+        """True if it learns to expect the verifier's reward."""
+        return self.reward == VERIFIER
+
 
 class ValueScorer(LearnedScorer):
     """See the module; the value of a judgement is the reward expected after the prompt."""

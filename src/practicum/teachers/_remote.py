@@ -116,7 +116,8 @@ class ServerGenerator:
             logprobs = torch.tensor(numbers, dtype=torch.float32)
             policy = logprobs.clone() if params.temperature == 1.0 else policy
         reason = "stop" if tokens[-1] in params.stop_ids else "length"
-        return Sample(torch.tensor(tokens, dtype=torch.long), logprobs, policy, reason)
+        text = completion.text if completion.tokens is None else None
+        return Sample(torch.tensor(tokens, dtype=torch.long), logprobs, policy, reason, text)
 
     def _read_tokens(self, completion: ServerCompletion, params: SamplingParams) -> list[int]:
         """Return the completion in the student's tokens, with a stop token exactly if it stopped.

@@ -126,4 +126,5 @@ def rewrite_sample(
         tokens=torch.tensor(tokens, dtype=torch.long),
         sampling_logprobs=torch.zeros(len(tokens)),
         policy_logprobs=torch.full((len(tokens),), math.nan),
+        text=text,
     )

@@ -5,13 +5,14 @@ whether it learns from a reward. So a new recipe is in the list without a word h
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from practicum.objective import Capabilities
-from practicum.ports import TeacherConfig, walk
+from practicum.objective import VERIFIER, Capabilities
+from practicum.ports import HoldsTeachers, TeacherConfig, walk
 from practicum.ports.charges import ChargedConfig
+from practicum.ports.scoring import RewardReader
 from practicum.recipe import Recipe, find_capability_problems, list_recipe_names, load_recipe
 from practicum.rollouts import (
     as_environment,
@@ -30,6 +31,7 @@ SHOWN_METHODS = 8
 
 NO_VERIFIER = "learns from a verifier's reward, and this task gives none"
 NO_WRITER = "learns from the teacher's answers, and this teacher writes none"
+NO_JUDGE = "asks the teacher to grade in words, and this teacher writes nothing"
 NO_ANSWERS = "learns from the task's own answers, and a prompt has none"
 NO_TURNS = "does not write turn by turn, as this task asks"
 
@@ -122,13 +124,25 @@ class _Needs:
 
     @property
     def asks_teacher(self) -> bool:
-        """True if the teacher scores or writes."""
-        return self.recipe.objective.signal is not None or "teacher" in self._writers
+        """True if the teacher scores, writes or judges."""
+        is_asked = self.recipe.objective.signal is not None or "teacher" in self._writers
+        return is_asked or self._has_judge
+
+    @property
+    def _has_judge(self) -> bool:
+        return any(isinstance(config, HoldsTeachers) for config in self.recipe.scorers.values())
 
     @property
     def needs_verifier(self) -> bool:
+        readers = {
+            name
+            for name, config in self.recipe.scorers.items()
+            if isinstance(config, RewardReader) and config.reads_verifier
+        }
         return any(
-            term.learns_from_reward or term.filter != "all" for term in self.recipe.objective.losses
+            term.scorer in {VERIFIER, *readers}
+            and (term.learns_from_reward or term.filter != "all")
+            for term in self.recipe.objective.losses
         )
 
     @property
@@ -150,9 +164,11 @@ class _Needs:
             if question.type not in capabilities.signals:
                 return f"needs the teacher's signal {question.type!r}"
             if find_capability_problems(self.recipe.objective, capabilities, ""):
-                return "needs more candidates, or other ones, than the teacher scores"
+                return "asks for more than the teacher scores: other candidates, more of them, or raw logits"
         if "teacher" in self._writers and not capabilities.writes:
             return NO_WRITER
+        if self._has_judge and not capabilities.writes:
+            return NO_JUDGE
         if self.needs_verifier and has_verifier is False:
             return NO_VERIFIER
         if "dataset" in self._writers and not all(map(_has_answer, prompts)):
@@ -207,8 +223,12 @@ def find_allowed_methods(
 def diagnose_methods(evidence: Evidence) -> AllowedMethods:
     """Return the methods that the teacher and the task of a recipe allow."""
     rewards = [rollout.reward for rollout in evidence.rollouts]
+    capabilities = evidence.teacher.capabilities
+    if any(isinstance(config, HoldsTeachers) for config in evidence.recipe.scorers.values()):
+        # A recipe may have no teacher but the one that judges, and whoever judges writes.
+        capabilities = replace(capabilities, writes=True)
     return find_allowed_methods(
-        evidence.teacher.capabilities,
+        capabilities,
         any(reward is not None for reward in rewards),
         evidence.prompts,
         as_environment(evidence.components.parts.task) is not None,

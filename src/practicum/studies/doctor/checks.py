@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from practicum.studies.doctor import behaviour, data, plan, setup, signal, teachability
+from practicum.studies.doctor import behaviour, data, grades, plan, setup, signal, teachability
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import CheckOutcome
 
@@ -213,6 +213,15 @@ CHECKS = (
         "else / -",
         "the loss is at temperature 1; steps of Adam must shrink with a layer's width "
         "(2203.03466); the toy run at 0.005, where this is above 1, got worse (see the log)",
+    ),
+    Check(
+        "P20",
+        "judge",
+        "note",
+        grades.check_judges,
+        "the interval of the AUROC is above 0.5, and nothing else moves a grade by 0.1 of its "
+        "scale / it is moved / prefers wrong answers",
+        "judges in words favour answers by position and by length (2306.05685)",
     ),
 )
 """Every check, in the order of the page and of doctor.json."""

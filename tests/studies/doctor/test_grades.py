@@ -1,0 +1,128 @@
+"""What the doctor says of a judge in words: calibration, and what moves its grades beside the answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from practicum.ports.scoring import Scorer
+from practicum.studies.doctor.evidence import Evidence
+from practicum.studies.doctor.findings import CheckOutcome
+from practicum.studies.doctor.grades import check_judges, compare_lengths
+from practicum.types import Judgement, Message, Prompt, Rollout
+
+Grading = Callable[[Rollout], float | None]
+
+
+@dataclass
+class Judge(Scorer):
+    """It grades by a function, and otherwise where its question is put otherwise."""
+
+    grade: Grading
+    variants: Mapping[str, Grading] = field(default_factory=dict)
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
+        return [Judgement(self.grade(rollout)) for rollout in rollouts]
+
+    def build_variants(self) -> Mapping[str, Scorer]:
+        return {
+            name: Judge(grade) for name, grade in {"nothing": self.grade, **self.variants}.items()
+        }
+
+
+def write(number: int, reward: float | None, length: int) -> Rollout:
+    zeros = torch.zeros(length)
+    return Rollout(
+        prompt=Prompt(f"p{number // 4}", (Message("user", "ab"),)),
+        prompt_tokens=(1,),
+        tokens=zeros.long(),
+        loss_mask=zeros == 0,
+        sampling_logprobs=zeros,
+        policy_logprobs=zeros,
+        policy_version=0,
+        stop_reason="stop",
+        text=f"{number}",
+        sample=number % 4,
+        reward=reward,
+        source="student",
+    )
+
+
+ROLLOUTS = [write(number, float(number % 3 == 0), 1 + number % 5) for number in range(60)]
+
+
+def check(judge: Scorer | None, rollouts: Sequence[Rollout] = ROLLOUTS) -> CheckOutcome:
+    parts = SimpleNamespace(scorers={} if judge is None else {"grade": judge})
+    evidence = SimpleNamespace(
+        rollouts=list(rollouts), components=SimpleNamespace(parts=parts), seed=0
+    )
+    return check_judges(cast(Evidence, evidence))
+
+
+def agree(rollout: Rollout) -> float:
+    return 0.25 + 0.5 * (rollout.reward or 0.0)
+
+
+def prefer_length(rollout: Rollout) -> float:
+    return len(rollout.tokens) / 10
+
+
+def test_without_a_judge_there_is_nothing_to_check() -> None:
+    assert check(None).status == "not applicable"
+
+
+def test_a_judge_that_agrees_passes_with_its_area_and_gap() -> None:
+    outcome = check(Judge(agree, {"position": agree, "suggestion": agree}))
+    assert outcome.status == "pass" and outcome.value is not None and outcome.value.mean == 1.0
+    share = sum(rollout.reward or 0.0 for rollout in ROLLOUTS) / len(ROLLOUTS)
+    gap = outcome.details["mean grade minus mean reward"]
+    assert gap == pytest.approx(0.25 + 0.5 * share - share)
+    assert outcome.details["moved by position"] == outcome.details["moved by suggestion"] == 0.0
+    assert outcome.details["kinder to longer answers"] == 0.0
+
+
+def test_one_that_prefers_wrong_answers_fails() -> None:
+    outcome = check(Judge(lambda rollout: 1.0 - agree(rollout)))
+    assert outcome.status == "fail" and "prefers wrong answers" in outcome.sentence
+
+
+def test_one_at_chance_is_inconclusive_and_says_how_many_it_takes() -> None:
+    outcome = check(Judge(lambda _: 0.5))
+    assert outcome.status == "inconclusive" and outcome.rollouts_needed == 240
+
+
+def test_one_that_obeys_the_answer_is_named() -> None:
+    outcome = check(Judge(agree, {"position": agree, "suggestion": lambda _: 1.0}))
+    assert outcome.status == "warn" and "moved by suggestion" in outcome.sentence
+    assert "position" not in outcome.sentence
+
+
+def test_one_that_likes_length_is_named_among_answers_of_one_reward() -> None:
+    outcome = check(Judge(lambda rollout: agree(rollout) + prefer_length(rollout)))
+    assert "kinder to longer answers" in outcome.sentence
+    assert outcome.details["kinder to longer answers"] == pytest.approx(0.5)
+
+
+def test_answers_without_a_grade_are_counted() -> None:
+    some = check(Judge(lambda rollout: None if rollout.sample == 0 else agree(rollout)))
+    assert some.details["without a grade"] == 0.25 and "25% of the answers got no" in some.sentence
+    none = check(Judge(lambda _: None))
+    assert none.status == "fail" and "none of 60 answers" in none.sentence
+
+
+def test_without_a_verifier_there_is_nothing_to_hold_it_against() -> None:
+    bare = [replace(rollout, reward=None) for rollout in ROLLOUTS]
+    outcome = check(Judge(agree), bare)
+    assert outcome.status == "inconclusive" and "held against a verifier" in outcome.sentence
+
+
+def test_lengths_are_compared_within_one_reward_alone() -> None:
+    # Right answers are longer and graded higher: that is no bias towards length.
+    rows = [write(n, 1.0, 5 + n % 2) for n in range(8)] + [
+        write(n, 0.0, 1 + n % 2) for n in range(8)
+    ]
+    assert compare_lengths([(row.reward or 0.0, row) for row in rows]) == 0.5
+    assert compare_lengths([(1.0, write(0, 1.0, 3))]) is None
