@@ -1,17 +1,18 @@
 """Loss, decoding, scoring, updates and whole steps on a CUDA device, in under ten minutes on one H100 or H200.
 
-    python -m benchmarks gpu [--record] [--only loss step] [--seconds 540]
+    python -m benchmarks gpu [--record] [--only loss step] [--seconds 540] [--peer-python PATH]
     python -m benchmarks gpu --quick        # tiny sizes, on a CPU too: whether it works, not how fast
 
 Students of the shape of Qwen3-0.6B and 4B, teachers of 4B and 8B, random weights, products in bfloat16. A measurement prints its
 line when it is done, beside what this device gave the last time; --record keeps it at once in docs/gpu/DEVICE.json, so a run that
-is cut keeps what it has. TRL's kernel is measured beside the loss where TRL is installed.
+is cut keeps what it has. TRL's kernel is measured beside the loss, and its two trainers beside the step, where TRL is installed.
 """
 
 import argparse
 import gc
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_parts
+from benchmarks import gpu_parts, gpu_trl, peers
 from benchmarks.gpu_parts import Bench, Figures
 from benchmarks.loss_kernels import Size
 from benchmarks.measuring import (
@@ -82,6 +83,19 @@ def list_quick() -> Iterator[Measurement]:
     yield _build_step("step lora", ("tiny", "tiny-teacher"), 4, 8, 8, lora=True)
 
 
+def list_trl(python: str, *, quick: bool = False) -> Iterator[Measurement]:
+    """Yield the steps of TRL's two trainers, in the environment of a Python that has it."""
+    pair, sizes = (("0.6B", "4B"), (64, 512, 256))
+    if quick:
+        pair, sizes = (("tiny", "tiny-teacher"), (4, 8, 8))
+    for trainer in gpu_trl.TRAINERS:
+
+        def run(bench: Bench, _: Mapping[str, float], trainer: str = trainer) -> Figures:
+            return gpu_trl.measure_trl_step(bench, trainer, pair, sizes, python)
+
+        yield Measurement(f"step trl {trainer}", "step", run)
+
+
 def _build_loss(name: str, size: Size, chunk: int) -> Measurement:
     return Measurement(name, "loss", lambda b, c: gpu_parts.measure_loss(b, size, chunk))
 
@@ -130,7 +144,10 @@ def main() -> None:
     figures: dict[str, Figures] = {}
     start = time.monotonic()
     print(f"on {name}, torch {torch.__version__}")
-    for measurement in list_quick() if options.quick else list_measurements():
+    measurements = list(list_quick() if options.quick else list_measurements())
+    if peers.find_installed(["trl"], options.peer_python):
+        measurements += list_trl(options.peer_python, quick=options.quick)
+    for measurement in measurements:
         if options.only and measurement.group not in (*options.only, "ceilings"):
             continue
         if time.monotonic() - start > options.seconds:
@@ -150,6 +167,9 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of one file a device")
     groups = sorted({measurement.group for measurement in list_measurements()})
     parser.add_argument("--only", nargs="+", choices=groups, help="only these groups")
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help="a Python that has TRL (default: this one)"
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="begin none after so many")
     return parser.parse_args()
 
@@ -162,7 +182,7 @@ def _measure(
     figures: Figures = {}
     try:
         figures = measurement.run(bench, ceilings)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, gpu_trl.PeerError) as error:
         failure = str(error).partition("\n")[0]
     # The models of this measurement must be gone before the next one makes its own.
     gc.collect()

@@ -1,6 +1,7 @@
 """One trainer of TRL on the models and prompts of a workload, in a process of its own: `python -m benchmarks.step_trl JOB`.
 
-JOB is a file of JSON, see `benchmarks.step`. Only TRL and what it needs are imported.
+JOB is a file of JSON, see `benchmarks.step` and, for a GPU, `benchmarks.gpu_trl`. Only TRL and what it needs are imported.
+Seconds are the processor's; on a GPU they are those of the clock, and memory is the device's.
 """
 
 import itertools
@@ -23,9 +24,10 @@ from benchmarks.models import render_words
 
 
 class Marks(TrainerCallback):
-    """Processor seconds and tokens at the end of each step."""
+    """Seconds and tokens at the end of each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.device = device
         self.seconds: list[float] = []
         self.tokens: list[int] = []
         self.count = 0
@@ -33,9 +35,16 @@ class Marks(TrainerCallback):
         self.generated: list[float] = []
 
     def on_step_end(self, *arguments: Any, **keywords: Any) -> None:
-        self.seconds.append(time.process_time())
+        self.seconds.append(self.read_clock())
         self.tokens.append(self.count)
         self.generated.append(self.generating)
+
+    def read_clock(self) -> float:
+        """Return the seconds after all that the device was given."""
+        if self.device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 def main() -> None:
@@ -44,7 +53,7 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     imports = read_memory("VmRSS")
-    marks = Marks()
+    marks = Marks(job.get("device", "cpu"))
     trainer = {"gkd": _build_gkd, "distillation": _build_distillation}[job["trainer"]](job, marks)
     loss = {"gkd": _compute_gkd_loss, "distillation": _compute_distillation_loss}[job["trainer"]](
         trainer, job
@@ -56,7 +65,9 @@ def main() -> None:
         "tokens": _subtract_marks(marks.tokens),
         "sample": _subtract_marks(marks.generated),
         "loss": loss,
-        "peak_mib": read_memory("VmHWM"),
+        "peak_mib": read_memory("VmHWM")
+        if marks.device == "cpu"
+        else torch.cuda.max_memory_allocated() / 2**20,
         "imports_mib": imports,
     }
     print(json.dumps(answer))
@@ -75,13 +86,13 @@ def _build_settings(job: dict[str, Any]) -> dict[str, Any]:
         "max_steps": job["steps"],
         "learning_rate": job["learning_rate"],
         "lr_scheduler_type": "constant",
-        "bf16": False,
+        "bf16": job.get("bfloat16", False),
         "gradient_checkpointing": False,
         "logging_strategy": "no",
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        "use_cpu": True,
+        "use_cpu": job.get("device", "cpu") == "cpu",
         "temperature": 1.0,
         "beta": 1.0,
         "seed": job["seed"],
@@ -89,10 +100,9 @@ def _build_settings(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load_models(job: dict[str, Any]) -> tuple[Any, Any, Any]:
-    student, teacher = (
-        AutoModelForCausalLM.from_pretrained(job[name], dtype=torch.float32)
-        for name in ("student", "teacher")
-    )
+    student = AutoModelForCausalLM.from_pretrained(job["student"], dtype=torch.float32)
+    dtype = job.get("teacher_dtype", "float32")
+    teacher = AutoModelForCausalLM.from_pretrained(job["teacher"], dtype=dtype)
     if not job["stops"]:
         student.generation_config.eos_token_id = None
     return student, teacher, AutoTokenizer.from_pretrained(job["student"])
@@ -112,9 +122,9 @@ def _build_gkd(job: dict[str, Any], marks: Marks) -> Any:
     plain = GKDTrainer.generate_on_policy_outputs
 
     def generate(*arguments: Any, **keywords: Any) -> Any:
-        start = time.process_time()
+        start = marks.read_clock()
         ids, mask, labels = plain(*arguments, **keywords)
-        marks.generating += time.process_time() - start
+        marks.generating += marks.read_clock() - start
         marks.count += int((labels != -100).sum())
         return ids, mask, labels
 
@@ -133,9 +143,9 @@ def _build_distillation(job: dict[str, Any], marks: Marks) -> Any:
 
     class Counted(DistillationTrainer):
         def _generate(self, *arguments: Any, **keywords: Any) -> Any:
-            start = time.process_time()
+            start = marks.read_clock()
             made = super()._generate(*arguments, **keywords)
-            marks.generating += time.process_time() - start
+            marks.generating += marks.read_clock() - start
             marks.count += sum(map(len, made[1]))
             return made
 

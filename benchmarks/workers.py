@@ -93,7 +93,7 @@ def _measure_update(ranks: int, quick: bool) -> float:
 
 def _run_worker(rank: int, ranks: int, store: Path, quick: bool, answers: Any) -> None:
     """Learn as one of the workers, and answer the tokens and the seconds of each update."""
-    from practicum.backends._sharded.building import build_sharded_trainer
+    from practicum.backends._sharded.building import build_sharded_trainer, put_in_shards
     from practicum.backends.local.device_limits import TrainerLimits
 
     torch.set_num_threads(1)
@@ -106,7 +106,7 @@ def _run_worker(rank: int, ranks: int, store: Path, quick: bool, answers: Any) -
     requests = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in rollouts]
     scorer = models.build_sampler(models.build_language_model(teacher, 1), 8)
     batch = assemble(rollouts, scorer.score(requests, Full()))
-    trainer, _ = build_sharded_trainer(model, TrainerLimits())
+    trainer, _ = build_sharded_trainer(put_in_shards(model), TrainerLimits())
     seconds, supervised = [], 0.0
     for number in range(1 + UPDATES):
         dist.barrier()

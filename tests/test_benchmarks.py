@@ -15,6 +15,7 @@ from benchmarks import (
     gpu,
     gpu_models,
     gpu_parts,
+    gpu_trl,
     measuring,
     models,
     page,
@@ -263,6 +264,36 @@ def test_the_tiny_form_of_the_gpu_benchmark_measures_every_part(
     assert sum(shares) == pytest.approx(1.0, abs=1e-3)
     groups = {part.group for part in gpu.list_measurements()}
     assert groups == {part.group for part in gpu.list_quick()}
+
+
+def test_trls_steps_stand_beside_the_gpus_and_a_failure_of_one_is_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The process of TRL is a double here: the first trainer lacks memory."""
+    jobs = []
+
+    def answer(module: str, path: Path, *, python: str) -> dict:
+        jobs.append(json.loads(path.read_text()))
+        if jobs[-1]["trainer"] == "gkd":
+            raise SystemExit("python -m benchmarks.step_trl: exit 1: ...\nCUDA out of memory")
+        assert (Path(jobs[-1]["student"]) / "tokenizer.json").is_file()
+        return {"seconds": [1.0, 3.0], "tokens": [20, 60], "sample": [0.5, 1.5], "peak_mib": 512}
+
+    monkeypatch.setattr(gpu_trl, "run_in_process", answer)
+    monkeypatch.setattr(gpu.peers, "find_installed", lambda names, python: names)
+    monkeypatch.setattr(gpu, "list_quick", lambda: iter(()))
+    run_gpu(monkeypatch, "--quick", "--only", "step", "--peer-python", "python-with-trl")
+    output = capsys.readouterr().out.splitlines()
+    first, second = [json.loads(line) for line in output if line.startswith("{")]
+    assert (first["failed"], first["figures"]) == ("CUDA out of memory", {})
+    assert second["figures"] == {
+        "tokens_per_second": 20.0,
+        "seconds": 2.0,
+        "sample_share": 0.5,
+        "peak_gib": 0.5,
+    }
+    assert [job["trainer"] for job in jobs] == list(gpu_trl.TRAINERS)
+    assert all(len(job["prompts"]) % job["batch"] == 0 for job in jobs)
 
 
 def test_a_gpu_run_that_is_cut_keeps_what_it_has_and_the_next_one_is_compared_with_it(

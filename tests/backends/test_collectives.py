@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from practicum.backends._sharded.building import build_sharded_trainer
+from practicum.backends._sharded.building import build_sharded_trainer, put_in_shards
 from practicum.backends.local.adapters import add_adapters
 from practicum.backends.local.device_limits import TrainerLimits
 from practicum.backends.local.language_model import LanguageModel
@@ -81,7 +81,7 @@ def test_measured_bytes_are_planned_within_one_percent(
 
     def work(rank: int) -> tuple[float, float, int]:
         model = build(architecture, lora)
-        trainer, ranks = build_sharded_trainer(model, TrainerLimits(60, 7), nodes=nodes)
+        trainer, ranks = build_sharded_trainer(put_in_shards(model, nodes), TrainerLimits(60, 7))
         with ReceivedBytes(shards, count) as received:
             trainer.forward_backward(datums(architecture), Objective(), 0)
         return received.tensors, received.others, ranks.total

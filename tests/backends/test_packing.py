@@ -238,7 +238,7 @@ def test_groups_that_attend_together_waste_little():
 
 def test_a_known_length_is_not_tried_again(monkeypatch):
     model = replace(tiny(), max_packed_tokens=0)
-    monkeypatch.setattr(packing, "_find_max_packed_length", lambda model: pytest.fail("tried"))
+    monkeypatch.setattr(packing, "find_max_packed_length", lambda model: pytest.fail("tried"))
     assert enable_packing(model, 99).max_packed_tokens == 99
 
 

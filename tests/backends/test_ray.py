@@ -37,7 +37,8 @@ from practicum.backends.local import MemoryConfig
 from practicum.backends.ray import Config, placement
 from practicum.backends.ray.clients import RayTrainer
 from practicum.backends.ray.processes import ProcessSettings, list_versions
-from practicum.costs.cluster import Split, forecast_step
+from practicum.costs.cluster import forecast_step
+from practicum.costs.workload import Split
 from practicum.errors import RecipeError, ResourceError, TooFewGpus, WorkerLost
 from practicum.ports import AdamParams
 from practicum.run_dir import RunDir, find_checkpoint

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import make_model, toy_run
 
-from practicum.backends._sharded.building import build_sharded_trainer
+from practicum.backends._sharded.building import build_sharded_trainer, put_in_shards
 from practicum.backends.local.device_limits import TrainerLimits
 from practicum.backends.ray import references
 from practicum.objective import Objective
@@ -61,7 +61,7 @@ def test_the_driver_reads_no_large_tensor(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_rank_holds_its_shard_one_layer_and_the_head(tmp_path: Path) -> None:
     def work(rank: int) -> tuple[list[set[str]], int, int]:
-        trainer, _ = build_sharded_trainer(tiny("qwen3"), TrainerLimits(24, 7))
+        trainer, _ = build_sharded_trainer(put_in_shards(tiny("qwen3")), TrainerLimits(24, 7))
         model = trainer.language_model.model
         held: list[set[str]] = []
 

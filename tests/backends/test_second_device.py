@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from .conftest import SUITES
 from .places import ON_SECOND
@@ -26,3 +27,29 @@ def test_the_suites_pass_on_a_second_device() -> None:
     )
     assert done.returncode == 0, done.stdout[-4000:]
     assert "passed" in done.stdout or "[100%]" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_what_needs_one_is_skipped_and_says_why() -> None:
+    """Also tests whose fixtures make models there."""
+    files = [str(HERE / name) for name in ("test_packing.py", "test_self_teacher.py")]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-rs",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "gpu",
+            *files,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "no CUDA device is at hand: torch.cuda.is_available() is False" in done.stdout

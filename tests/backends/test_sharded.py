@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from practicum.backends._sharded.building import build_sharded_trainer
+from practicum.backends._sharded.building import build_sharded_trainer, put_in_shards
 from practicum.backends._sharded.fsdp_ranks import deal_passes
 from practicum.backends._sharded.sharding import gather_tensor
 from practicum.backends.local.device_limits import TrainerLimits
@@ -79,7 +79,7 @@ def check_cases(
         found = []
         for architecture, number, limit in cases:
             limits = TrainerLimits(micro_batch_tokens=limit, chunk_tokens=7)
-            trainer, _ = build_sharded_trainer(tiny(architecture), limits, nodes=nodes)
+            trainer, _ = build_sharded_trainer(put_in_shards(tiny(architecture), nodes), limits)
             found.append(update(trainer, datums(architecture), OBJECTIVES[number]))
         return found
 
@@ -120,7 +120,7 @@ def test_shards_in_bfloat16_have_the_gradient_of_one_process_but_for_rounding(
 
     def work(rank: int) -> dict[str, torch.Tensor]:
         model = replace(tiny(), autocast=True)
-        return learn(build_sharded_trainer(model, TrainerLimits(60, 7))[0])
+        return learn(build_sharded_trainer(put_in_shards(model), TrainerLimits(60, 7))[0])
 
     expected = learn(LocalTrainer(replace(tiny(), autocast=True), TrainerLimits(60, 7)))
     norm = torch.nn.utils.get_total_norm(expected.values())
@@ -151,7 +151,8 @@ def test_terms_over_answers_and_returns_have_the_gradient_of_one_process(tmp_pat
 
     def work(rank: int) -> list[dict[str, Any]]:
         return [
-            update(build_sharded_trainer(tiny(), limits)[0], data, choice) for choice in GROUPED
+            update(build_sharded_trainer(put_in_shards(tiny()), limits)[0], data, choice)
+            for choice in GROUPED
         ]
 
     answers = run_ranks(tmp_path, 2, work)
@@ -204,7 +205,7 @@ def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all(
     tmp_path: Path, where: str, tokens: int
 ) -> None:
     def work(rank: int) -> dict[str, Any]:
-        trainer, _ = build_sharded_trainer(tiny(), TrainerLimits(200, 7))
+        trainer, _ = build_sharded_trainer(put_in_shards(tiny()), TrainerLimits(200, 7))
         poor = OneRankFails(trainer, rank, tokens, where)
         answer = update(trainer, datums("llama"), {})
         return answer | {"limits": trainer.limits, "failures": poor.failures}
@@ -222,7 +223,7 @@ def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all(
 
 def test_a_loss_that_is_no_number_on_one_rank_is_reported_by_all(tmp_path: Path) -> None:
     def work(rank: int) -> tuple[dict[str, float], int]:
-        trainer, _ = build_sharded_trainer(tiny(), TrainerLimits(24, 7))
+        trainer, _ = build_sharded_trainer(put_in_shards(tiny()), TrainerLimits(24, 7))
         data = datums("llama")
         signal = data[2].signal
         assert isinstance(signal.hidden, torch.Tensor)

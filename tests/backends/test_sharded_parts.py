@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from practicum.backends._sharded import parts
-from practicum.backends._sharded.building import build_sharded_trainer
+from practicum.backends._sharded.building import build_sharded_trainer, put_in_shards
 from practicum.backends._sharded.parts import copy_parts, save_parts
 from practicum.backends.local.device_limits import TrainerLimits
 
@@ -25,7 +25,7 @@ def test_a_copy_is_written_as_it_was_and_gathers_one_tensor_at_a_time(
     copied.mkdir()
 
     def work(rank: int) -> int:
-        trainer, _ = build_sharded_trainer(tiny("qwen3"), TrainerLimits(60, 7))
+        trainer, _ = build_sharded_trainer(put_in_shards(tiny("qwen3")), TrainerLimits(60, 7))
         update(trainer, datums("qwen3"), {})
         save_parts(trainer, saved)
         gathered: list[weakref.ref[torch.Tensor]] = []

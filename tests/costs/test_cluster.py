@@ -9,17 +9,13 @@ from hypothesis import strategies as st
 from practicum.costs import Line, ModelDims, TrainableDims
 from practicum.costs.cluster import (
     EFFICIENCY,
-    GPUS,
     HIDDEN_SHARE,
-    Cluster,
-    ScoringWork,
-    Split,
-    Workload,
     choose_split,
     count_site_bytes,
     forecast_step,
     scale_workload,
 )
+from practicum.costs.workload import GPUS, Cluster, ScoringWork, Split, Workload
 from practicum.errors import ResourceError
 
 # Qwen3-8B taught by Qwen3-32B: 512 answers of 4,096 tokens after prompts of 512.
@@ -143,7 +139,8 @@ def test_each_of_several_teachers_has_processes_of_its_own_and_the_slowest_count
     both = replace(work, scorers=(*work.scorers, small))
     for forecast in choose_split(both, cluster, ahead=False):
         split = forecast.split
-        assert split.trainers + split.samplers + 2 * split.teachers == 16
+        assert split.trainers + split.samplers + 2 * split.teacher_gpus == 16
+        assert split.teacher_shards == 1
     alone = forecast_step(work, cluster, Split(4, 4, 4), ahead=False)
     beside = forecast_step(both, cluster, Split(4, 4, 4), ahead=False)
     assert beside.seconds["score"] == alone.seconds["score"]
@@ -161,7 +158,7 @@ def test_more_gpus_are_never_slower_and_pools_stay_within_their_memory(
     for forecast, cluster in ((first, fewer), (second, more)):
         assert max(forecast.memory.values()) <= cluster.usable_memory
         split = forecast.split
-        assert split.trainers + split.samplers + split.teachers == cluster.gpus
+        assert split.trainers + split.samplers + split.teacher_gpus == cluster.gpus
 
 
 @given(factor=st.integers(2, 16))
@@ -188,7 +185,7 @@ def test_what_cannot_fit_is_refused_with_what_to_do() -> None:
     vast = replace(LARGE, parameters=600_000_000_000, body=590_000_000_000)
     with pytest.raises(
         ResourceError,
-        match="a teacher is not divided among GPUs; serve it elsewhere and write teacher=",
+        match=r"GPUs that hold it in shards.*or serve it elsewhere and write teacher=",
     ):
         choose_split(build_work(teacher=vast), cluster, ahead=False)
     long = replace(build_work(teacher=None), longest=200_000)
@@ -199,8 +196,56 @@ def test_what_cannot_fit_is_refused_with_what_to_do() -> None:
         choose_split(vast_student, cluster, ahead=False)
     with pytest.raises(ResourceError, match=r"the student takes .* on each of 1 trainers"):
         forecast_step(build_work(), cluster, Split(1, 4, 3), ahead=False)
-    with pytest.raises(ResourceError, match="2 GPUs are too few for 3 pools"):
+    with pytest.raises(ResourceError, match=r"the student with teacher takes .* on each of 1"):
         choose_split(build_work(), build_cluster(2), ahead=False)
+    with pytest.raises(ResourceError, match="1 GPU is too few for trainers and samplers"):
+        choose_split(build_work(), build_cluster(1), ahead=False)
+
+
+def test_a_teacher_larger_than_a_gpu_is_held_in_shards() -> None:
+    """Two GPUs hold half of it each, and layers and head on their way."""
+    large = replace(LARGE, parameters=50_000_000_000, body=48_000_000_000)
+    work, cluster = build_work(teacher=large), build_cluster(16)
+    with pytest.raises(ResourceError, match=r"GPUs that hold it in shards"):
+        forecast_step(work, cluster, Split(8, 4, 4), ahead=False)
+    forecasts = choose_split(work, cluster, ahead=False)
+    apart = [f for f in forecasts if f.split.teacher_gpus]
+    assert {forecast.split.teacher_shards for forecast in apart} >= {2}
+    forecast = next(f for f in apart if f.split == Split(8, 4, 4, 2))
+    gathered = 2 * (2 * large.body // large.layers + large.head)
+    passed = work.scorers[0].forward.compute_bytes(work.longest)
+    assert forecast.memory["teacher"] == 2 * 50_000_000_000 // 2 + gathered + passed
+    passes = -(-work.sampled_tokens // 4 // 16384)
+    assert forecast.links["between a teacher's shards"] == 4 * passes * 2 * large.body // 2
+    # Products of passes so long hide all gathers within a node.
+    alone = work.scorers[0].flops / (4 * cluster.gpu.flops * EFFICIENCY["score"])
+    assert forecast.seconds["score"] == pytest.approx(alone)
+
+
+def test_a_teacher_beside_the_trainers_takes_their_time_and_memory() -> None:
+    work, cluster = build_work(), build_cluster(8)
+    apart = forecast_step(work, cluster, Split(4, 2, 2), ahead=True)
+    beside = forecast_step(work, cluster, Split(6, 2, "beside"), ahead=True)
+    scorer = work.scorers[0]
+    shard = 2 * LARGE.parameters // 6
+    assert beside.memory["teacher"] == 0
+    # Passes that take nothing do not fill what is left: the shard and the head differ alone.
+    tight = replace(work, graph=Line(0, 0))
+    with_it, without = (
+        forecast_step(w, cluster, Split(6, 2, "beside"), ahead=True).memory["trainer"]
+        for w in (tight, replace(tight, scorers=(replace(scorer, is_student=True),)))
+    )
+    head = 2 * LARGE.head
+    assert with_it - without == shard + head
+    seconds = beside.seconds
+    assert seconds["score"] == pytest.approx(
+        scorer.flops / (6 * cluster.gpu.flops * EFFICIENCY["score"])
+    )
+    learning = seconds["score"] + seconds["send"] + seconds["update"] + seconds["wait"]
+    assert beside.step_seconds == pytest.approx(max(seconds["sample"], learning) + seconds["copy"])
+    assert apart.step_seconds < apart.seconds["score"] + sum(
+        apart.seconds[phase] for phase in ("update", "sample", "copy")
+    )
 
 
 def test_adapters_are_all_that_is_copied() -> None:

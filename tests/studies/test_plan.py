@@ -11,7 +11,7 @@ from toy import command, forked, make_model, rows, toy_recipe, toy_run, write_re
 
 from practicum.backends.local.paper import measure_footprint
 from practicum.costs import ModelDims, TrainableDims, count_read_tokens
-from practicum.costs.cluster import Gpu
+from practicum.costs.workload import Gpu
 from practicum.errors import ModelError, RecipeError, ResourceError, TeacherError
 from practicum.models.sources import locate
 from practicum.objective import Objective

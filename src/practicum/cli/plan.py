@@ -204,7 +204,9 @@ def _format_split(forecast: Mapping[str, Any]) -> str:
     """Return a split as settings of the backend."""
     split = forecast["split"]
     nodes = split["trainers"] // forecast["shards"]
-    numbers = {**split, "nodes": nodes if nodes > 1 else 0}
+    shards = split["teacher_shards"]
+    numbers = {**split, "teacher_shards": shards if shards > 1 else 0}
+    numbers["nodes"] = nodes if nodes > 1 else 0
     return ", ".join(f"{name}: {number}" for name, number in numbers.items() if number)
 
 

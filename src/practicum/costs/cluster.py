@@ -12,27 +12,24 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from practicum.costs.amounts import format_bytes
-from practicum.costs.collectives import (
+from practicum.costs.collectives import count_collective_bytes, count_summed_bytes
+from practicum.costs.workload import (
     FLOAT_BYTES,
     HALF_BYTES,
-    count_collective_bytes,
-    count_summed_bytes,
+    Cluster,
+    ScoringWork,
+    Split,
+    Workload,
 )
-from practicum.costs.footprint import Line
-from practicum.costs.shape import ModelDims, TrainableDims
 from practicum.errors import ResourceError
 
 Phase = Literal["sample", "score", "update"]
-
 
 STATE_BYTES = 16
 """Bytes of a trained weight: float32 weight, gradient, and AdamW's two moments."""
 
 ANSWER_BYTES = 16
 """Bytes of a sampled token: its id, and its log-probability by the sampler and by the policy."""
-
-USABLE = 0.9
-"""The share of a GPU's memory that a plan fills; the rest is its context and what is not planned."""
 
 MAX_PASS_TOKENS = 32768
 """More tokens in a pass than this are no faster."""
@@ -45,118 +42,6 @@ HIDDEN_SHARE = 0.9
 
 EFFICIENCY = {"sample": 0.55, "score": 0.4, "update": 0.37}
 """Reached shares of the data sheet: of the bandwidth in decoding, of the operations elsewhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU by its data sheet: dense bfloat16 operations a second, bytes a second, bytes."""
-
-    name: str
-    flops: float
-    bandwidth: float
-    memory: int
-
-
-# https://www.nvidia.com/en-us/data-center/: the SXM versions, without sparsity.
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu("a100", 312e12, 2.04e12, 80 * 10**9),
-        Gpu("h100", 989e12, 3.35e12, 80 * 10**9),
-        Gpu("h200", 989e12, 4.8e12, 141 * 10**9),
-        Gpu("b200", 2250e12, 8.0e12, 180 * 10**9),
-    )
-}
-"""The GPUs that a plan knows, by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """So many GPUs of one kind in nodes; links in bytes a second and GPU, one way.
-
-    Links are 80 % of the data sheets: NVLink of the fourth generation within a node, InfiniBand at
-    400 Gbit/s between nodes.
-    """
-
-    gpus: int
-    gpu: Gpu
-    per_node: int = 8
-    node_link: float = 360e9
-    network_link: float = 40e9
-
-    @property
-    def usable_memory(self) -> int:
-        """The bytes of one GPU that may be planned."""
-        return int(USABLE * self.gpu.memory)
-
-
-@dataclass(frozen=True, slots=True)
-class ScoringWork:
-    """The work of one scorer in a step, whose answers are usually hidden states.
-
-    `tokens` are supervised, `flops` those of its body, `forward` the activations of a pass.
-    `item_bytes` are those of a weight and of an entry of a hidden state.
-    """
-
-    name: str
-    dims: ModelDims
-    tokens: int
-    flops: int
-    forward: Line
-    item_bytes: int = HALF_BYTES
-    sends_hidden: bool = True
-    is_student: bool = False
-    """True if it scores with weights of the student, so on the samplers' GPUs."""
-
-    def count_bytes(self, longest: int) -> int:
-        """Return the bytes of a GPU that holds it and scores a text of the longest length."""
-        return self.item_bytes * self.dims.parameters + self.forward.compute_bytes(longest)
-
-    @property
-    def sent_bytes(self) -> int:
-        """The bytes that it sends to the trainers: hidden states, or a number a token."""
-        token_bytes = self.item_bytes * self.dims.width if self.sends_hidden else FLOAT_BYTES
-        return token_bytes * self.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """The work of a step, whatever it runs on.
-
-    `contexts` is the sum of the context lengths of all sampled tokens, `longest` the tokens of the
-    longest text with its prompt, `texts` the number of texts that it trains on, `update_tokens`
-    their tokens, `graph` the memory of a pass through them with recomputed layers, and
-    `logit_bytes` that of the logits.
-    """
-
-    student: ModelDims
-    learning: TrainableDims
-    completions: int
-    sampled_tokens: int
-    longest_answer: int
-    longest: int
-    contexts: int
-    sample_flops: int
-    texts: int
-    update_tokens: int
-    update_flops: int
-    graph: Line
-    logit_bytes: int
-    scorers: tuple[ScoringWork, ...]
-
-    @property
-    def teachers(self) -> tuple[ScoringWork, ...]:
-        """The scorers with weights of their own."""
-        return tuple(scorer for scorer in self.scorers if not scorer.is_student)
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """The GPUs of each pool, as the backend `ray` takes them; `teachers` are those of each one."""
-
-    trainers: int
-    samplers: int
-    teachers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +68,17 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
     `ahead` tells whether rollouts of the next step are sampled during the update. Raises
     ResourceError if no split fits, with what is too large and what to do instead.
     """
-    pools = 2 + len(work.teachers)
-    if cluster.gpus < pools:
+    if cluster.gpus < 2:
         raise ResourceError(
-            f"{cluster.gpus} GPUs are too few for {pools} pools: trainers, samplers, and each "
-            "teacher; run in one process, without backend and with teacher.residency: swap"
+            "1 GPU is too few for trainers and samplers; run in one process, without backend and "
+            "with teacher.residency: swap"
         )
     forecasts, refusals = [], []
     for split in _list_splits(work, cluster):
         try:
             forecasts.append(forecast_step(work, cluster, split, ahead=ahead))
         except ResourceError as error:
-            refusals.append((split.trainers, error))
+            refusals.append(((split.teachers != "beside", split.trainers), error))
     if not forecasts:
         # The most trainers say best what is missing, unless another pool is what does not fit.
         raise max(refusals, key=lambda refusal: refusal[0])[1]
@@ -207,20 +91,22 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
 def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool) -> Forecast:
     """Return the forecast of a step by this split; ResourceError if a pool's memory is too small."""
     # What each process holds whole is judged first: no other split changes it.
-    scoring = _time_scoring(work, cluster, split.teachers)
     slots = _count_slots(work, cluster, split)
     shards = _choose_shards(work, cluster, split)
+    scoring = _time_scoring(work, cluster, split, shards)
     pass_tokens = _choose_pass_tokens(work, cluster, split, shards)
     update, collectives = _time_update(work, cluster, split, shards, pass_tokens)
     student_flops = sum(scorer.flops for scorer in work.scorers if scorer.is_student)
     sent = sum(scorer.sent_bytes for scorer in work.teachers)
     copied = _count_copied_bytes(work)
+    teachers = work.teachers if split.teacher_gpus else ()
     seconds = {
         "sample": _time_decoding(work, cluster, split, slots),
         # The samplers score for a teacher with the student's weights.
         "score": scoring
         + student_flops / (cluster.gpu.flops * split.samplers * EFFICIENCY["score"]),
-        "send": sent / (cluster.network_link * min(split.teachers or 1, split.trainers)),
+        "send": sent
+        / (cluster.network_link * min(split.teacher_gpus or split.trainers, split.trainers)),
         "update": update,
         "wait": max(collectives - HIDDEN_SHARE * update, 0.0),
         "copy": copied / cluster.network_link,
@@ -229,13 +115,18 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
     total = sum(seconds.values())
     if ahead:
         learning = seconds["update"] + seconds["wait"]
-        slowest = max(seconds["sample"], seconds["score"] + seconds["send"], learning)
+        scored = seconds["score"] + seconds["send"]
+        # Beside the trainers, a teacher scores before they learn.
+        chain = scored + learning if split.teachers == "beside" else max(scored, learning)
+        slowest = max(seconds["sample"], chain)
         total = slowest + seconds["copy"]
     tokens = max(work.sampled_tokens, *(scorer.tokens for scorer in work.scorers), 1)
     memory = {
         "trainer": _count_trainer_bytes(work, cluster, split, shards, pass_tokens),
         "sampler": _count_sampler_bytes(work, slots),
-        "teacher": max((teacher.count_bytes(work.longest) for teacher in work.teachers), default=0),
+        "teacher": max(
+            (t.count_bytes(work.longest, split.teacher_shards) for t in teachers), default=0
+        ),
     }
     links = {
         "answers to the driver": ANSWER_BYTES * work.sampled_tokens,
@@ -249,6 +140,7 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
             shards,
             count_passes(work, split, pass_tokens),
         ),
+        "between a teacher's shards": _count_teacher_gathers(work, split, shards),
     }
     return Forecast(split, shards, seconds, memory, links, total, tokens / total)
 
@@ -300,13 +192,23 @@ def _list_splits(work: Workload, cluster: Cluster) -> Iterator[Split]:
     for trainers in range(grain, count, grain):
         if trainers > cluster.per_node and trainers % cluster.per_node:
             continue
+        yield Split(trainers, count - trainers, "beside" if teachers else 0)
         if not teachers:
-            yield Split(trainers, count - trainers, 0)
             continue
         for teacher_gpus in range(max(grain // teachers, 1), count, grain):
             samplers = count - trainers - teacher_gpus * teachers
             if samplers > 0:
-                yield Split(trainers, samplers, teacher_gpus)
+                shards = _choose_teacher_shards(work, cluster, teacher_gpus)
+                yield Split(trainers, samplers, teacher_gpus, shards)
+
+
+def _choose_teacher_shards(work: Workload, cluster: Cluster, gpus: int) -> int:
+    """Return the fewest GPUs that hold a copy of each teacher; all of them if none do."""
+    for shards in range(1, gpus):
+        largest = max(teacher.count_bytes(work.longest, shards) for teacher in work.teachers)
+        if gpus % shards == 0 and largest <= cluster.usable_memory:
+            return shards
+    return gpus
 
 
 def _choose_shards(work: Workload, cluster: Cluster, split: Split) -> int:
@@ -330,7 +232,8 @@ def _choose_pass_tokens(work: Workload, cluster: Cluster, split: Split, shards: 
         state = least - graph
         if state > cluster.usable_memory:
             raise ResourceError(
-                f"the student takes {format_bytes(state)} on each of {split.trainers} trainers, "
+                f"the student{_name_company(work, split)} takes {format_bytes(state)} on each of "
+                f"{split.trainers} trainers, "
                 f"and a {cluster.gpu.name} has {format_bytes(cluster.usable_memory)} to plan with; "
                 "take more GPUs, or adapters: student.lora={rank: 16, alpha: 32}"
             )
@@ -358,7 +261,13 @@ def _count_trainer_bytes(
     heads = _count_head_bytes(work)
     heads += (HALF_BYTES + FLOAT_BYTES * learning.head) * student.head
     passes = work.graph.compute_bytes(pass_tokens)
-    return state_bytes + layer_bytes + heads + passes + work.logit_bytes
+    update_bytes = layer_bytes + heads + passes + work.logit_bytes
+    if split.teachers != "beside":
+        return state_bytes + update_bytes
+    # Teachers beside the trainers keep their shards there, and score before the update.
+    state_bytes += sum(teacher.count_shard_bytes(shards) for teacher in work.teachers)
+    scoring = [teacher.count_pass_bytes(work.longest, shards) for teacher in work.teachers]
+    return state_bytes + max(update_bytes, *scoring, 0)
 
 
 def _count_head_bytes(work: Workload) -> int:
@@ -411,19 +320,47 @@ def _time_decoding(work: Workload, cluster: Cluster, split: Split, slots: int) -
     return max(by_bytes, by_flops, steps * DECODE_STEP_SECONDS)
 
 
-def _time_scoring(work: Workload, cluster: Cluster, gpus: int) -> float:
-    """Return the seconds of the slowest teacher; ResourceError if one does not fit on a GPU."""
+def _name_company(work: Workload, split: Split) -> str:
+    """Return which teachers share the trainers' memory, in words."""
+    teachers = work.teachers if split.teachers == "beside" else ()
+    beside = [teacher.name for teacher in teachers]
+    return f" with {' and '.join(beside)}" if beside else ""
+
+
+def _time_scoring(work: Workload, cluster: Cluster, split: Split, shards: int) -> float:
+    """Return the seconds of scoring; ResourceError if a shard of a teacher does not fit on a GPU."""
+    if split.teachers == "beside":
+        # In the same processes, so one after another.
+        times = (_time_teacher(t, cluster, split.trainers, shards) for t in work.teachers)
+        return sum(times)
     for teacher in work.teachers:
-        needed = teacher.count_bytes(work.longest)
+        needed = teacher.count_bytes(work.longest, split.teacher_shards)
         if needed > cluster.usable_memory:
             raise ResourceError(
-                f"{teacher.name} takes {format_bytes(needed)} on its GPU, and a {cluster.gpu.name} "
-                f"has {format_bytes(cluster.usable_memory)} to plan with: a teacher is not divided "
-                "among GPUs; serve it elsewhere and write "
-                "teacher={type: openai_api, url: http://HOST:PORT/v1}, or take larger GPUs"
+                f"{teacher.name} takes {format_bytes(needed)} on each of {split.teacher_shards} "
+                f"GPUs that hold it in shards, and a {cluster.gpu.name} has "
+                f"{format_bytes(cluster.usable_memory)} to plan with; take more or larger GPUs, or "
+                "serve it elsewhere and write teacher={type: openai_api, url: http://HOST:PORT/v1}"
             )
-    rate = cluster.gpu.flops * gpus * EFFICIENCY["score"]
-    return max((teacher.flops / rate for teacher in work.teachers), default=0.0)
+    gpus, count = split.teacher_gpus, split.teacher_shards
+    times = (_time_teacher(teacher, cluster, gpus, count) for teacher in work.teachers)
+    return max(times, default=0.0)
+
+
+def _time_teacher(teacher: ScoringWork, cluster: Cluster, gpus: int, shards: int) -> float:
+    """Return the seconds in which so many GPUs score, with gathers that no product hides."""
+    products = teacher.flops / (cluster.gpu.flops * gpus * EFFICIENCY["score"])
+    link = cluster.node_link if shards <= cluster.per_node else cluster.network_link
+    gathers = teacher.count_gathered_bytes(gpus, shards) / link
+    return products + max(gathers - HIDDEN_SHARE * products, 0.0)
+
+
+def _count_teacher_gathers(work: Workload, split: Split, shards: int) -> int:
+    """Return the bytes that all GPUs receive to gather the teachers' shards."""
+    gpus, count = split.teacher_gpus, split.teacher_shards
+    if split.teachers == "beside":
+        gpus, count = split.trainers, shards
+    return sum(gpus * teacher.count_gathered_bytes(gpus, count) for teacher in work.teachers)
 
 
 def _time_update(

@@ -6,8 +6,7 @@ once a pass, the head once an update.
 """
 
 from practicum.costs.shape import ModelDims, TrainableDims
-
-HALF_BYTES, FLOAT_BYTES = 2, 4
+from practicum.costs.workload import FLOAT_BYTES, HALF_BYTES
 
 
 def count_collective_bytes(

@@ -29,8 +29,17 @@ class EngineConfig(Protocol):
         """The nats by which the engine may differ from the trainer; None: by the dtype."""
         ...
 
+    @property
+    def may_decline(self) -> bool:
+        """True if the backend may sample itself instead, as the engine decides at the start."""
+        ...
+
     def problems(self, source: str, staleness: int) -> list[str]:
         """List what the engine cannot do for a recipe, each with what to write instead."""
+        ...
+
+    def list_pool_problems(self, processes: int) -> list[str]:
+        """List why so many processes that only sample cannot have an engine each."""
         ...
 
 

@@ -35,7 +35,8 @@ class BackendSection(TypedDict, total=False):
     type: Literal["local", "ray", "tinker"] | str
     trainers: int
     samplers: int
-    teachers: int
+    teachers: int | Literal["beside"]
+    teacher_shards: int
     nodes: int
     restarts: int
     patience: float
@@ -44,6 +45,7 @@ class BackendSection(TypedDict, total=False):
     api_key_env: str | None
     timeout: float
     give_up_after: float
+    seed_bits: int
     tokenizer: str | None
     probe: bool
     fixed: Sequence[Literal["betas", "epsilon", "max_grad_norm", "weight_decay"]]
@@ -114,6 +116,7 @@ class TeacherSection(TypedDict, total=False):
     tape: str
     rate: float
     period: int
+    seed_bits: int
     model_path: str | None
     credit: Literal["word", "span"]
 

@@ -294,7 +294,8 @@ class _Assembly:
         self.on_paper = on_paper
         self.student = student = self.backend.load_student(resolve_run(recipe.student))
         engine = self.backend_context.engine
-        if engine and not on_paper and not student.decoding.startswith(engine.config.type):
+        is_unused = engine and not student.decoding.startswith(engine.config.type)
+        if engine and is_unused and not on_paper and not engine.config.may_decline:
             raise CapabilityError(
                 f"rollout.engine: backend {recipe.backend.type!r} samples by itself and would "
                 "ignore the engine; leave engine out"

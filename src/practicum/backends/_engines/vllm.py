@@ -24,6 +24,8 @@ class Config(FrozenConfig):
         {*SERVER_KEYS, *PROCESS_KEYS, "url", "tolerance"}
     )
     """Settings that may change when a run is resumed; the engine's name tells the two places."""
+    may_decline: ClassVar[bool] = False
+    """False: a backend that would sample itself is refused."""
     type: Literal["vllm"] = "vllm"
     url: str | None = Field(
         default=None, description="a server's address; none: vLLM in this process"
@@ -88,6 +90,21 @@ class Config(FrozenConfig):
             problems.append(
                 "rollout.engine.sleep: with rollout.max_staleness the engine samples while the "
                 "student trains; leave sleep out, or write max_staleness: 0"
+            )
+        return problems
+
+    def list_pool_problems(self, processes: int) -> list[str]:
+        """List why processes that only sample cannot have an engine each, as `problems` does."""
+        problems = []
+        if self.url is not None and processes > 1:
+            problems.append(
+                f"rollout.engine.url: a server has the weights of one process, and {processes} "
+                "sample; write backend.samplers: 1, or leave url out for an engine in each"
+            )
+        if self.sleep:
+            problems.append(
+                "rollout.engine.sleep: a sampler of backend 'ray' has its GPU for itself; leave "
+                "sleep out"
             )
         return problems
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from transformers import PreTrainedModel
 
 from practicum.backends.local.adapters import is_adapter
 from practicum.backends.local.language_model import LanguageModel, find_body, find_layers
@@ -139,10 +140,11 @@ def get_local(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def gather_head(weights: tuple[SharedWeight, ...]) -> Iterator[list[torch.nn.Parameter]]:
+def gather_head(weights: tuple[SharedWeight, ...], *, learns: bool = True) -> Iterator[None]:
     """Give the modules the head's weights in full within the block.
 
-    At its end, the gradients are summed over the ranks into the shards' own, unless it failed.
+    At its end, the gradients are summed over the ranks into the shards' own, unless it failed or
+    `learns` is False.
     """
     full = [
         torch.nn.Parameter(gather_tensor(weight.shard), requires_grad=weight.shard.requires_grad)
@@ -151,13 +153,29 @@ def gather_head(weights: tuple[SharedWeight, ...]) -> Iterator[list[torch.nn.Par
     try:
         for weight, parameter in zip(weights, full, strict=True):
             weight.put(parameter)
-        yield full
+        yield
         for weight, parameter in zip(weights, full, strict=True):
-            if parameter.requires_grad:
+            if learns and parameter.requires_grad:
                 weight.shard.grad = _sum_rows(parameter, weight.shard)
     finally:
         for weight in weights:
             weight.put(weight.shard)
+
+
+@contextmanager
+def open_whole(model: PreTrainedModel, weights: tuple[SharedWeight, ...]) -> Iterator[None]:
+    """Within the block, the model can be called as a model of one process is; all ranks call it.
+
+    At its end, every rank holds its shard alone again.
+    """
+    try:
+        with gather_head(weights, learns=False):
+            yield
+    finally:
+        # The body keeps what is outside of its layers until a backward pass, which may not come.
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def _sum_rows(parameter: torch.nn.Parameter, rows: Tensor) -> DTensor:

@@ -28,8 +28,20 @@ REHEARSAL_NOISE, SMALLEST_NOISE = 0.3, 0.02
 
 def open_engine_trainer(
     trainer: LocalTrainer, loaded: LoadedModel, choice: EngineChoice, context: BackendContext
-) -> EngineTrainer:
-    """Return a trainer whose student samples by the engine of the recipe."""
+) -> EngineTrainer | None:
+    """Return a trainer whose student samples by the engine of the recipe; None if it declines."""
+    live = trainer.build_sampling_client()
+    keeper = open_keeper(loaded, choice, live)
+    if keeper is None:
+        return None
+    context.at_end.callback(keeper.engine.close)
+    return EngineTrainer(trainer, keeper, live)
+
+
+def open_keeper(
+    loaded: LoadedModel, choice: EngineChoice, live: LocalSampler
+) -> WeightKeeper | None:
+    """Start the engine of the recipe with the weights of `live`; None if it declines."""
     model = loaded.language_model
     dtype = torch.bfloat16 if model.autocast else model.model.dtype
     max_tokens = min(choice.max_tokens, loaded.context_length)
@@ -43,16 +55,15 @@ def open_engine_trainer(
             max_tokens=max_tokens,
         ),
     )
-    context.at_end.callback(engine.close)
-    live = trainer.build_sampling_client()
-    keeper = WeightKeeper(
+    if engine is None:
+        return None
+    return WeightKeeper(
         engine=engine,
         gather=gather_weights,
         rehearse=lambda: add_noise(live),
         canary=build_canary(model.vocab_size, max_tokens),
         tolerance=choose_tolerance(choice.config.tolerance, dtype),
     )
-    return EngineTrainer(trainer, keeper, live)
 
 
 def write_config(loaded: LoadedModel, folder: Path) -> None:

@@ -7,11 +7,14 @@ memory, and whether layers must be recomputed in the backward pass (activation c
 """
 
 import sys
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from practicum.backends.local.language_model import LanguageModel, find_layers, patch_forwards
@@ -68,18 +71,34 @@ def activation_checkpointing(
 
 def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
     """Return the bytes that autograd saves for one text of so many tokens, without the weights."""
-    weights = {weight.untyped_storage().data_ptr() for weight in language_model.model.parameters()}
+    weights = _find_addresses(language_model.model.parameters())
+    gathered: set[int] = set()
     saved: dict[int, int] = {}
+
+    def look(module: torch.nn.Module, _: object) -> None:
+        # A model in shards gathers a layer's weights when it computes, and frees them after it.
+        gathered.clear()
+        gathered.update(_find_addresses(module.parameters(recurse=False)))
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            saved[storage.data_ptr()] = storage.nbytes()
+        address = storage.data_ptr()
+        if address not in weights and address not in gathered:
+            saved[address] = storage.nbytes()
         return tensor
 
     text = ScoreRequest((0,), (0,) * tokens)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with (
+        register_module_forward_pre_hook(look),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
         # Storages are told apart by address, so none may be freed and reused meanwhile.
         states = compute_hidden_states(language_model, [text])
     del states
     return sum(saved.values())
+
+
+def _find_addresses(parameters: Iterable[torch.nn.Parameter]) -> set[int]:
+    """Return the addresses of weights, of those in shards this rank's rows."""
+    local = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
+    return {weight.untyped_storage().data_ptr() for weight in local}

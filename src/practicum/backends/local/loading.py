@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch.distributed.tensor import DTensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from practicum.backends.local.adapter_folders import copy_adapter, merge_adapter
@@ -53,6 +59,43 @@ class LoadedModel:
         return self.language_model.context_length
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model's folder or hub name with its tokenizer, and the device that it is for."""
+
+    source: str
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of the tokenizer's tokens."""
+        return max(self.tokenizer.get_vocab().values(), default=-1) + 1
+
+    def check_rows(self, model: PreTrainedModel) -> None:
+        """Raise ModelError if a token has no row in the model's embedding."""
+        rows = len(model.get_output_embeddings().weight)  # type: ignore[union-attr, arg-type]
+        if self.vocab_size > rows:
+            raise ModelError(
+                f"{self.source}: the tokenizer has {self.vocab_size} tokens but the embedding has "
+                f"{rows} rows; use the tokenizer that belongs to these weights"
+            )
+
+    def build_renderer(self, config: ModelConfig, model: PreTrainedModel) -> Renderer:
+        """Return the renderer of the model's prompts, with its stop tokens."""
+        extra_stops = find_stop_ids(self.tokenizer, config.stop, self.source)
+        stops = collect_stop_ids(self.tokenizer, [*_find_eos(self.source, model), *extra_stops])
+        return Renderer(self.tokenizer, config.system, config.template, config.thinking, stops)
+
+
+def open_files(config: ModelConfig, scratch_folder: Path | None = None) -> ModelFiles:
+    """Find a model's files and read its tokenizer. Raises ModelError."""
+    device = choose_device(config)
+    source = _locate(config, scratch_folder)
+    check_config(source, config)
+    return ModelFiles(source, load_tokenizer(source, config), device)
+
+
 def load(
     config: ModelConfig,
     scratch_folder: Path | None = None,
@@ -75,20 +118,11 @@ def _load(
     config: ModelConfig, scratch_folder: Path | None, decoding: str, *, merge: bool
 ) -> LoadedModel:
     """Load a model and check that it can be used."""
-    device = torch.device("cuda" if _should_use_cuda(config) else "cpu")
-    source = _locate(config, scratch_folder)
-    check_config(source, config)
-    tokenizer = load_tokenizer(source, config)
-    vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
-    language_model = read_model(source, config, vocabulary, device, merge=merge)
-    model = language_model.model
-    rows = len(language_model.head().weight)
-    if vocabulary > rows:
-        raise ModelError(
-            f"{source}: the tokenizer has {vocabulary} tokens but the embedding has {rows} rows; "
-            "use the tokenizer that belongs to these weights"
-        )
-    _check_finite(model, source)
+    files = open_files(config, scratch_folder)
+    source, tokenizer = files.source, files.tokenizer
+    language_model = read_model(source, config, files.vocab_size, files.device, merge=merge)
+    files.check_rows(language_model.model)
+    check_finite(language_model.model, source)
     language_model.check_split()
     reason = explain_no_sampling(language_model)
     language_model = replace(
@@ -102,10 +136,7 @@ def _load(
             f"{source}: backend.decoding is {decoding}, but {DECODING_NEEDS[decoding]} and a "
             "Llama-like model; write decoding: auto"
         )
-    extra_stops = find_stop_ids(tokenizer, config.stop, source)
-    stops = collect_stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])
-    renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
-    return LoadedModel(language_model, renderer, source)
+    return LoadedModel(language_model, files.build_renderer(config, language_model.model), source)
 
 
 def _locate(config: ModelConfig, scratch_folder: Path | None) -> str:
@@ -159,6 +190,15 @@ def load_student(
     if config.lora is not None and is_adapter_folder(loaded.source):
         copy_adapter(loaded.source, loaded.language_model.model)
     return loaded
+
+
+def load_by_role(
+    config: ModelConfig, seed: int, scratch_folder: Path | None = None, decoding: str = "auto"
+) -> LoadedModel:
+    """Load a student as `load_student` does, and any other model as `load` does."""
+    if isinstance(config, StudentConfig):
+        return load_student(config, seed, scratch_folder, decoding)
+    return load(config, scratch_folder, decoding)
 
 
 def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, source: str) -> None:
@@ -228,22 +268,25 @@ def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:
     return model
 
 
-def _check_finite(model: PreTrainedModel, source: str) -> None:
+def check_finite(model: PreTrainedModel, source: str) -> None:
+    """Raise ModelError if a weight is not finite; of a model in shards, if this rank's rows are."""
     for name, weight in model.named_parameters():
-        if not torch.isfinite(weight).all():
+        rows = weight.to_local() if isinstance(weight, DTensor) else weight
+        if not torch.isfinite(rows).all():
             raise ModelError(
                 f"{source}: weight {name} holds NaN or infinite values; download or convert the "
                 "model again"
             )
 
 
-def _should_use_cuda(config: ModelConfig) -> bool:
+def choose_device(config: ModelConfig) -> torch.device:
+    """Return the device that a recipe asks for. Raises ModelError if it is not there."""
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ModelError(
             "device is 'cuda', but no CUDA device is available; write device: auto or cpu"
         )
-    return available and config.device != "cpu"
+    return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 
 
 def _find_eos(source: str, model: PreTrainedModel) -> list[int]:

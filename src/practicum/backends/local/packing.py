@@ -75,11 +75,11 @@ def enable_packing(
     # transformers ignores the request for models whose attention cannot be exchanged.
     if model.config.get_text_config()._attn_implementation != NAME:
         return language_model
-    longest = max_packed_tokens or _find_max_packed_length(language_model)
+    longest = max_packed_tokens or find_max_packed_length(language_model)
     return replace(language_model, max_packed_tokens=longest)
 
 
-def _find_max_packed_length(language_model: LanguageModel) -> int:
+def find_max_packed_length(language_model: LanguageModel) -> int:
     """Return the longest text, in tokens, that may be packed; 0 if packing changes short texts.
 
     Compares packed and unpacked hidden states of three short texts.

@@ -4,7 +4,7 @@ See docs/clusters.md.
 """
 
 import os
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,7 +24,16 @@ class Config(MemoryConfig):
     checkpoints_here: ClassVar[bool] = True
     """True: checkpoints hold the student's weights."""
     not_compared: ClassVar[frozenset[str]] = frozenset(
-        {"sampling_batch", "trainers", "samplers", "teachers", "nodes", "restarts", "patience"}
+        {
+            "sampling_batch",
+            "trainers",
+            "samplers",
+            "teachers",
+            "teacher_shards",
+            "nodes",
+            "restarts",
+            "patience",
+        }
     )
     """Settings that may change when a run is resumed: they change nothing but rounding."""
     type: Literal["ray"] = "ray"
@@ -38,10 +47,16 @@ class Config(MemoryConfig):
         ge=1,
         description="processes that sample with the student's weights; one GPU each",
     )
-    teachers: int = Field(
+    teachers: Annotated[int, Field(ge=1)] | Literal["beside"] = Field(
+        default=1,
+        description="processes of each teacher, which share its requests; one GPU each; beside: in "
+        "shards in the trainers' processes, with no GPU of its own",
+    )
+    teacher_shards: int = Field(
         default=1,
         ge=1,
-        description="processes of each teacher, which share its requests; one GPU each",
+        description="processes of a teacher that hold it in shards together; with more than one, it "
+        "only scores",
     )
     nodes: int = Field(
         default=1,
@@ -59,11 +74,22 @@ class Config(MemoryConfig):
     )
 
     @model_validator(mode="after")
-    def _check_nodes(self) -> Self:
+    def _check_groups(self) -> Self:
         if self.trainers % self.nodes:
             raise ValueError(
                 f"{self.trainers} trainers cannot be divided among {self.nodes} nodes; write "
                 f"trainers: {self.nodes * max(self.trainers // self.nodes, 1)}"
+            )
+        if self.teachers == "beside":
+            if self.teacher_shards > 1:
+                raise ValueError(
+                    "teachers beside the trainers are in as many shards as the student; leave "
+                    "teacher_shards out"
+                )
+        elif self.teachers % self.teacher_shards:
+            raise ValueError(
+                f"{self.teachers} processes of a teacher cannot be divided into groups of "
+                f"{self.teacher_shards} shards; write teachers: {self.teacher_shards}"
             )
         return self
 

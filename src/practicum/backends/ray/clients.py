@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 import ray
@@ -11,7 +12,13 @@ from torch import Tensor
 
 from practicum.backends.ray.calls import AnswerLimits, ask_progress, wait_for
 from practicum.backends.ray.placement import end_processes
-from practicum.backends.ray.references import RayHead, RayStates, WeightsReference
+from practicum.backends.ray.processes import ModelSettings
+from practicum.backends.ray.references import (
+    PackedAnswers,
+    RayHead,
+    WeightsReference,
+    open_signals,
+)
 from practicum.costs import Meter, Phase
 from practicum.errors import ModelError, PracticumError, WorkerLost
 from practicum.objective import Objective, Signal
@@ -35,22 +42,33 @@ _numbers = itertools.count(1)
 
 
 class RankGroup:
-    """The ranks of the trainers as one: a request goes to all, and a failure of one ends all."""
+    """Ranks that hold models in shards: a request goes to all, and a failure of one ends all."""
 
-    def __init__(self, processes: Sequence[Any], patience: AnswerLimits) -> None:
-        self._processes = {f"trainer {rank}": process for rank, process in enumerate(processes)}
+    def __init__(self, title: str, processes: Sequence[Any], patience: AnswerLimits) -> None:
+        self._processes = {f"{title} {rank}": process for rank, process in enumerate(processes)}
         self._patience = patience
+        self.count = len(processes)
+        self._has_met = False
+        self._turn = Lock()
 
-    def load(self) -> dict[str, Any]:
-        """Load the student in all ranks; return the facts about it."""
-        first = next(iter(self._processes.values()))
+    def meet(self) -> None:
+        """Let the ranks meet, unless they have."""
+        if self._has_met:
+            return
+        self._has_met = True
+        title, first = next(iter(self._processes.items()))
         address_reference = first.find_address.remote()
-        wait_for({"trainer 0": address_reference}, "start", self._patience)
-        return self.ask("load", ray.get(address_reference), self._patience.seconds)[0]
+        wait_for({title: address_reference}, "start", self._patience)
+        self.ask("meet", ray.get(address_reference), self._patience.seconds)
 
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
         """Return the answers of all ranks, in their order; they are small."""
-        return [ray.get(reference) for reference in self._request(verb, arguments, {})]
+        return [ray.get(reference) for reference in self._request(verb, [arguments] * self.count)]
+
+    def ask_each(self, verb: str, arguments: Sequence[Sequence[Any]]) -> list[tuple[Any, Any]]:
+        """Ask each rank with its own arguments; return a small answer and a reference of each."""
+        pairs = self._request(verb, arguments, {"num_returns": 2})
+        return [(ray.get(answer), reference) for answer, reference in pairs]
 
     def ask_beside(self, verb: str, *arguments: Any) -> None:
         """Let all ranks do something beside their work; the group outlives a failure of it."""
@@ -62,18 +80,23 @@ class RankGroup:
 
     def publish(self, follower: str = "") -> WeightsReference:
         """Let every rank put its part of the weights into the object store."""
-        pairs = self._request("publish", (follower,), {"num_returns": 2})
-        size = sum(ray.get([size for size, _ in pairs]))
+        pairs = self.ask_each("publish", [(follower,)] * self.count)
+        size = sum(size for size, _ in pairs)
         return WeightsReference(next(_numbers), tuple(part for _, part in pairs), size)
 
     def _request(
-        self, verb: str, arguments: Sequence[Any], options: Mapping[str, Any]
+        self,
+        verb: str,
+        arguments: Sequence[Sequence[Any]],
+        options: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        processes = self._require_processes(verb)
-        references = {
-            title: getattr(process, verb).options(**options).remote(*arguments)
-            for title, process in processes.items()
-        }
+        # Threads take turns: the ranks would wait for each other if they had another order.
+        with self._turn:
+            processes = self._require_processes(verb)
+            references = {
+                title: getattr(process, verb).options(**options or {}).remote(*values)
+                for (title, process), values in zip(processes.items(), arguments, strict=True)
+            }
         answers = {
             title: reference[0] if options else reference for title, reference in references.items()
         }
@@ -116,7 +139,8 @@ class RayTrainer:
         """Take a step in all ranks."""
         metrics = self.group.ask("optim_step", params)[0]
         self.forget_published()
-        return metrics
+        canary = self._samplers.canary
+        return metrics if canary is None else {**metrics, "canary": canary}
 
     def forget_published(self) -> None:
         """Let the weights be published again before they are used: they have changed."""
@@ -161,6 +185,8 @@ class ModelPool:
         self._meter = meter
         self._heads: dict[int | None, RayHead] = {}
         self._fetched: dict[int, int] = {}
+        self.canary: float | None = None
+        """The largest difference of the engines' weights at the newest request; None: no engine."""
 
     def load(self) -> dict[str, Any]:
         """Load the model in all processes; return the facts about it."""
@@ -181,7 +207,10 @@ class ModelPool:
             for process, part in zip(self._processes, parts, strict=False)
         ]
         self._wait(references, "sample")
-        samples = [sample for reference in references for sample in ray.get(reference)]
+        answers = ray.get(references)
+        samples = [sample for part, _ in answers for sample in part]
+        differences = [difference for _, difference in answers if difference is not None]
+        self.canary = max(differences, default=self.canary)
         self._count_bytes("sample", sum(map(_count_sample_bytes, samples)))
         self._count_weights("sample", weights, len(parts))
         return samples
@@ -199,18 +228,10 @@ class ModelPool:
         self._wait([answers for answers, _ in references], "score")
         self._count_weights("score", weights, len(parts))
         signals: list[TeacherSignal] = []
-        for (answers, states), part in zip(references, parts, strict=True):
-            first = 0
-            size, pairs = ray.get(answers)
-            self._count_bytes("score", size)
-            for (answer, finite), request in zip(pairs, part, strict=True):
-                length = len(request.tokens)
-                if answer.is_empty:
-                    head = self._find_head(weights)
-                    hidden = RayStates(states, first, length, finite)
-                    answer = replace(answer, hidden=hidden, head=head)
-                signals.append(answer)
-                first += length
+        for (answer, states), part in zip(references, parts, strict=True):
+            answers: PackedAnswers = ray.get(answer)
+            self._count_bytes("score", answers[0])
+            signals += open_signals(answers, states, part, lambda: self._find_head(weights))
         return signals
 
     def _find_head(self, weights: WeightsReference | None) -> RayHead:
@@ -286,6 +307,55 @@ class ModelClient:
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Score each request's tokens."""
         return self.pool.score(requests, signal, self.get_weights()) if requests else []
+
+
+class ShardedTeacher:
+    """A `practicum.ports.SamplingClient` of a teacher in shards, whose ranks share its requests."""
+
+    def __init__(self, group: RankGroup, model: ModelSettings, meter: Meter | None = None) -> None:
+        self._group = group
+        self._model = model
+        self._meter = meter
+        self._head: RayHead | None = None
+        self._no_sampling_reason = ""
+
+    def load(self) -> dict[str, Any]:
+        """Load the teacher in all ranks; return the facts about it."""
+        facts = self._group.ask("load_scorer", self._model)[0]
+        self._no_sampling_reason = facts["no_sampling_reason"]
+        return facts
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Every signal: the full distribution is known."""
+        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
+        """Refuse: a token would take as many gathers as a pass over all texts."""
+        raise ModelError(self._no_sampling_reason)
+
+    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
+        """Score the requests; hidden states stay in the object store."""
+        signals: list[TeacherSignal] = []
+        count = self._group.count
+        for part in _cut(requests, -(-_count_objects(requests) // count)):
+            shares = _cut(part, count)
+            shares += [[]] * (count - len(shares))
+            name = self._model.name
+            answers = self._group.ask_each("score", [(name, share, signal) for share in shares])
+            for ((size, pairs), states), share in zip(answers, shares, strict=True):
+                if self._meter is not None:
+                    self._meter.count_bytes("score", size)
+                signals += open_signals((size, pairs), states, share, self._find_head)
+        return signals
+
+    def _find_head(self) -> RayHead:
+        """Return the head by reference; it is gathered once, for it never changes."""
+        if self._head is None:
+            arguments = [(self._model.name,)] * self._group.count
+            size, reference = self._group.ask_each("pack_head", arguments)[0]
+            self._head = RayHead(reference, next(_numbers), size)
+        return self._head
 
 
 class RaySelfTeacher:

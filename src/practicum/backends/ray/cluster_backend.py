@@ -17,6 +17,7 @@ from practicum.backends.ray.clients import (
     RankGroup,
     RaySelfTeacher,
     RayTrainer,
+    ShardedTeacher,
 )
 from practicum.backends.ray.placement import RETRIES, RayCluster, Starter
 from practicum.backends.ray.processes import (
@@ -27,8 +28,8 @@ from practicum.backends.ray.processes import (
     list_versions,
 )
 from practicum.core.faults import VARIABLE
-from practicum.errors import CapabilityError
-from practicum.models.config import ScorerConfig, StudentConfig
+from practicum.errors import CapabilityError, RecipeError
+from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
 from practicum.ports import BackendContext, Model, Student, WeightUpdateRule
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class RayBackend:
         self._config = config
         self._context = context
         self._cluster = RayCluster(context.at_end, config.list_smaller)
+        self._trainers: RankGroup | None = None
         self._patience = AnswerLimits(config.patience, config.restarts)
         faults = os.environ.get(VARIABLE, "")
         self._settings = ProcessSettings(list_versions(), torch.get_num_threads(), config, faults)
@@ -56,36 +58,73 @@ class RayBackend:
     def load_student(self, config: StudentConfig) -> RayStudent:
         """Start the trainers and the samplers; all of them load the student."""
         folder = prepare_folder(config, "student", self._context)
-        model = ModelSettings(config, folder, "student", self._context.seed)
-        count, nodes = self._config.trainers, self._config.nodes
-        ranks = self._cluster.reserve(
-            TrainerRank, count, config, max_restarts=0, concurrency_groups={"watch": 1, "write": 1}
-        )
+        engine = self._context.engine
+        if engine and (problems := engine.config.list_pool_problems(self._config.samplers)):
+            raise RecipeError("; ".join(problems))
+        model = ModelSettings(config, folder, "student", self._context.seed, engine)
         # All GPUs are reserved before a process starts, so nothing waits for one that never comes.
         starter = self._reserve_pool(self._config.samplers, model)
-        group = RankGroup(
-            [ranks.start(rank, count, nodes, self._settings, model) for rank in range(count)],
-            self._patience,
-        )
+        group = self._open_trainers(config)
         samplers = self._start_pool("sampler", self._config.samplers, model, starter)
-        facts = group.load()
-        decoding = samplers.load()["decoding"]
-        for note in facts.pop("notes"):
+        group.meet()
+        facts = group.ask("load", model)[0]
+        sampling = samplers.load()
+        for note in dict.fromkeys([*facts.pop("notes"), *sampling["notes"]]):
             log.info(note)
         trainer = RayTrainer(group, samplers)
-        facts |= {"decoding": decoding}
+        facts |= {"decoding": sampling["decoding"]}
         return RayStudent(trainer=trainer, samplers=samplers, **facts)
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
-        """Start the processes of a frozen model."""
+        """Start the processes of a frozen model, or put it beside the trainers."""
         folder = prepare_folder(config, name, self._context)
-        model, count = ModelSettings(config, folder, name), self._config.teachers
+        model = ModelSettings(config, folder, name)
+        count = self._config.teachers
+        if count == "beside" or self._config.teacher_shards > 1:
+            return self._load_in_shards(model)
         pool = self._start_pool(name, count, model, self._reserve_pool(count, model))
         facts = pool.load()
         for note in facts.pop("notes"):
             log.info(note)
         client = ModelClient(pool, _get_no_weights, facts["no_sampling_reason"])
         return Model(client=client, **facts)
+
+    def _load_in_shards(self, model: ModelSettings) -> Model:
+        """Load a frozen model in shards, in the trainers' processes or in others."""
+        config, count = model.config, self._config.teachers
+        if isinstance(config, ScorerConfig) and config.residency != "resident":
+            raise RecipeError(
+                f"{model.name}.residency: {config.residency!r} moves a whole model, and backend "
+                "'ray' keeps this one in shards; leave residency out"
+            )
+        if count == "beside":
+            group = self._open_trainers(config)
+        else:
+            copies = count // self._config.teacher_shards
+            group = self._start_group(model.name, config, count, copies)
+        group.meet()
+        client = ShardedTeacher(group, model, self._context.meter)
+        facts = client.load()
+        for note in facts.pop("notes"):
+            log.info(note)
+        return Model(client=client, **facts)
+
+    def _open_trainers(self, config: ModelConfig) -> RankGroup:
+        """Start the trainers, unless the student or a teacher beside them was loaded first."""
+        if self._trainers is None:
+            count, nodes = self._config.trainers, self._config.nodes
+            self._trainers = self._start_group("trainer", config, count, nodes)
+        return self._trainers
+
+    def _start_group(self, title: str, config: ModelConfig, count: int, nodes: int) -> RankGroup:
+        """Start processes with shards, which cannot be started again one by one."""
+        ranks = self._cluster.reserve(
+            TrainerRank, count, config, max_restarts=0, concurrency_groups={"watch": 1, "write": 1}
+        )
+        processes = [
+            ranks.start(title, rank, count, nodes, self._settings) for rank in range(count)
+        ]
+        return RankGroup(title, processes, self._patience)
 
     def _reserve_pool(self, count: int, model: ModelSettings) -> Starter:
         """Reserve the GPUs of processes that Ray starts again when one is lost."""

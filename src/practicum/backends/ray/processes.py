@@ -6,8 +6,9 @@ Nothing is loaded in a constructor: Ray reports an error there as the death of t
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -18,25 +19,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from practicum.backends._sharded.building import build_sharded_trainer
+from practicum.backends._engines._trainer import WeightKeeper
+from practicum.backends._sharded.building import build_sharded_trainer, load_in_shards
 from practicum.backends._sharded.fsdp_ranks import FsdpRanks
 from practicum.backends._sharded.parts import collect_part, copy_parts, load_parts, save_parts
+from practicum.backends._sharded.sharded_scorer import ShardedScorer
 from practicum.backends._sharded.sharding import copy_rows
+from practicum.backends._sharded.slices import ShardedModel
 from practicum.backends.local import MemoryConfig
 from practicum.backends.local.backend import note_noise
 from practicum.backends.local.device_limits import build_limits
+from practicum.backends.local.engine import open_keeper
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, load, load_student
+from practicum.backends.local.loading import LoadedModel, choose_device, load_by_role
 from practicum.backends.local.native import name_decoding
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.backends.ray.references import (
+    PackedAnswers,
     PackedHead,
     PackedTensor,
     ReaderDevice,
     WeightsReference,
+    pack_signals,
 )
 from practicum.core.faults import VARIABLE, inject_fault
 from practicum.core.notes import show_notes
@@ -44,6 +51,7 @@ from practicum.errors import ResourceError
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, SamplingClient, WeightUpdateRule
+from practicum.ports.engines import EngineChoice
 from practicum.ports.metering import count_heads
 from practicum.types import (
     Datum,
@@ -53,7 +61,6 @@ from practicum.types import (
     SampleRequest,
     SamplingParams,
     ScoreRequest,
-    TeacherSignal,
 )
 
 PACKAGES = ("practicum", "torch", "transformers", "ray")
@@ -95,16 +102,23 @@ class ModelSettings:
     folder: Path | None
     name: str
     seed: int = 0
+    engine: EngineChoice | None = None
+    """The engine by which a sampler samples; None: by itself."""
 
 
 def _load(settings: ModelSettings, decoding: str) -> LoadedModel:
     """Load a model, with the device of its weights as that of everything that is read."""
-    if isinstance(settings.config, StudentConfig):
-        loaded = load_student(settings.config, settings.seed, settings.folder, decoding)
-    else:
-        loaded = load(settings.config, settings.folder, decoding)
+    loaded = load_by_role(settings.config, settings.seed, settings.folder, decoding)
     ReaderDevice.device = loaded.language_model.device
     return loaded
+
+
+@contextmanager
+def _collect_notes() -> Iterator[list[str]]:
+    """Collect what the block logs for the user."""
+    notes: list[str] = []
+    with show_notes(notes.append):
+        yield notes
 
 
 def _describe(loaded: LoadedModel) -> dict[str, Any]:
@@ -120,20 +134,24 @@ def _describe(loaded: LoadedModel) -> dict[str, Any]:
 
 
 class TrainerRank:
-    """A process with a shard of the student; every verb is called in all ranks in one order."""
+    """A process with shards of the student, of teachers, or of both.
+
+    Every verb is called in all ranks in one order.
+    """
 
     def __init__(
-        self, rank: int, count: int, nodes: int, settings: ProcessSettings, model: ModelSettings
+        self, title: str, rank: int, count: int, nodes: int, settings: ProcessSettings
     ) -> None:
+        self._title = title
         self._rank = rank
         self._count = count
         self._nodes = nodes
         self._settings = settings
-        self._model = model
         self._verb = ""
         self._trainer: LocalTrainer | None = None
         self._ranks: FsdpRanks | None = None
         self._followers: dict[str, dict[str, Tensor]] = {}
+        self._scorers: dict[str, ShardedScorer] = {}
         self._copy: Callable[[Path], None] | None = None
 
     def find_address(self) -> str:
@@ -152,33 +170,68 @@ class TrainerRank:
         place = "" if self._ranks is None else self._ranks.place
         return f"{place} of {self._verb}" if place else self._verb
 
-    def load(self, address: str, patience: float) -> dict[str, Any]:
-        """Load the student, meet the other ranks, and keep a shard of it."""
-        self._verb = "load"
-        self._settings.apply(f"trainer {self._rank}")
-        notes: list[str] = []
-        with show_notes(notes.append):
-            loaded = _load(self._model, self._settings.limits.decoding)
-            config, model = self._model.config, loaded.language_model
-            assert isinstance(config, StudentConfig), "trainers train a student"
-            note_noise(config, loaded)
-        facts = _describe(loaded) | {"trainable_dims": measure_trainable(model)}
-        backend = "cpu:gloo,cuda:nccl" if model.device.type == "cuda" else "gloo"
+    def meet(self, address: str, patience: float) -> None:
+        """Meet the other ranks."""
+        self._verb = "meet"
+        self._settings.apply(f"{self._title} {self._rank}")
         dist.init_process_group(
-            backend,
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             init_method=address,
             rank=self._rank,
             world_size=self._count,
             timeout=timedelta(seconds=patience),
         )
+
+    def load(self, model: ModelSettings) -> dict[str, Any]:
+        """Load this rank's shard of the student."""
+        self._verb = "load"
+        config = model.config
+        assert isinstance(config, StudentConfig), "trainers train a student"
+        with _collect_notes() as notes:
+            loaded, sharded = self._load_shard(model)
+            with sharded.open():
+                note_noise(config, loaded)
+        language_model = sharded.language_model
         self._trainer, self._ranks = build_sharded_trainer(
-            model,
-            build_limits(model.device, self._settings.limits),
+            sharded,
+            build_limits(language_model.device, self._settings.limits),
             loaded.renderer.special_ids,
             dropout=config.dropout,
-            nodes=self._nodes,
         )
-        return facts | {"state_bytes": self._trainer.state_bytes, "notes": notes}
+        return _describe(loaded) | {
+            "trainable_dims": measure_trainable(language_model),
+            "state_bytes": self._trainer.state_bytes,
+            "notes": notes,
+        }
+
+    def load_scorer(self, model: ModelSettings) -> dict[str, Any]:
+        """Load this rank's shard of a teacher."""
+        self._verb = f"load_scorer of {model.name}"
+        with _collect_notes() as notes:
+            loaded, sharded = self._load_shard(model)
+        limits = build_limits(sharded.language_model.device, self._settings.limits)
+        self._scorers[model.name] = ShardedScorer(sharded, limits.chunk_tokens)
+        reason = f"{loaded.source}: a teacher in shards only scores; it is too slow to sample from"
+        return _describe(loaded) | {"no_sampling_reason": reason, "notes": notes}
+
+    def _load_shard(self, model: ModelSettings) -> tuple[LoadedModel, ShardedModel]:
+        ReaderDevice.device = choose_device(model.config)
+        return load_in_shards(model.config, model.folder, model.seed, self._nodes)
+
+    def score(
+        self, name: str, requests: Sequence[ScoreRequest], signal: Signal
+    ) -> tuple[PackedAnswers, PackedTensor | None]:
+        """Score this rank's texts with a teacher."""
+        self._verb = f"score of {name}"
+        answers = pack_signals(self._scorers[name].score(requests, signal))
+        inject_fault(f"{name}-{self._rank}.score")
+        return answers
+
+    def pack_head(self, name: str) -> tuple[int, PackedHead | None]:
+        """Return the size of a teacher's vocabulary, and its head in the first rank alone."""
+        self._verb = f"pack_head of {name}"
+        head = self._scorers[name].gather_head()
+        return head.vocab_size, PackedHead.from_head(head) if self._rank == 0 else None
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
@@ -277,6 +330,7 @@ class ModelProcess:
         self._facts: dict[str, Any] = {}
         self._head: PackedHead | None = None
         self._version: int | None = None
+        self._keeper: WeightKeeper | None = None
 
     def describe(self) -> dict[str, Any]:
         """Load the model and return the facts about it."""
@@ -292,35 +346,29 @@ class ModelProcess:
         requests: Sequence[SampleRequest],
         params: SamplingParams,
         weights: WeightsReference | None,
-    ) -> list[Sample]:
-        """Sample one completion a request."""
-        samples = self._open(weights).sample(requests, params)
+    ) -> tuple[list[Sample], float | None]:
+        """Sample one completion a request, and return how well the engine's weights agree.
+
+        This is the canary's largest difference in nats, None without an engine.
+        """
+        client = self._open(weights)
+        if self._keeper is None:
+            samples, difference = client.sample(requests, params), None
+        else:
+            # Without weights of their own number, they are those that were loaded.
+            version = self._version or 0
+            samples = self._keeper.sample(client, version, requests, params)
+            difference = self._keeper.difference
         inject_fault(f"{self._model.name}.sample")
-        return samples
+        return samples, difference
 
     def score(
         self, requests: Sequence[ScoreRequest], signal: Signal, weights: WeightsReference | None
-    ) -> tuple[tuple[int, list[tuple[TeacherSignal, bool]]], PackedTensor | None]:
-        """Score the requests; return signals without states, and the states of all of them.
-
-        True beside a signal says that its states are finite. The size of all states in bytes comes
-        first.
-        """
-        signals = self._open(weights).score(requests, signal)
-        states = [answer.states for answer in signals]
-        answers = [
-            (
-                replace(answer, hidden=None, head=None),
-                True if state is None else bool(torch.isfinite(state).all()),
-            )
-            for answer, state in zip(signals, states, strict=True)
-        ]
+    ) -> tuple[PackedAnswers, PackedTensor | None]:
+        """Score the requests; return signals without states, and the states of all of them."""
+        answers = pack_signals(self._open(weights).score(requests, signal))
         inject_fault(f"{self._model.name}.score")
-        present = [state for state in states if state is not None]
-        if not present:
-            return (0, answers), None
-        packed = PackedTensor.from_tensor(torch.cat(present))
-        return (packed.array.nbytes, answers), packed
+        return answers
 
     def pack_head(self, weights: WeightsReference | None) -> tuple[PackedHead, int]:
         """Return the head that reads the states of `score`, and the size of its vocabulary."""
@@ -347,8 +395,7 @@ class ModelProcess:
 
     def _load(self) -> None:
         self._settings.apply(self._model.name)
-        notes: list[str] = []
-        with show_notes(notes.append):
+        with _collect_notes() as notes:
             loaded = _load(self._model, self._settings.limits.decoding)
         model, config = loaded.language_model, self._model.config
         limits = build_limits(model.device, self._settings.limits)
@@ -356,9 +403,21 @@ class ModelProcess:
         self._facts = _describe(loaded) | {"no_sampling_reason": reason, "notes": notes}
         if isinstance(config, StudentConfig):
             self._language_model = model
-            self._client = LocalSampler(model, {}, limits.sampling_batch, limits.chunk_tokens)
+            sampler = LocalSampler(model, {}, limits.sampling_batch, limits.chunk_tokens)
+            self._client = sampler
+            self._open_engine(loaded, sampler)
             return
         # Packed while the weights are in memory: their residency may take them out.
         self._head = PackedHead.from_head(model.head())
         del model
         self._client = build_scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens)
+
+    def _open_engine(self, loaded: LoadedModel, sampler: LocalSampler) -> None:
+        """Start the engine of the recipe, which gets its weights from this process's student."""
+        if self._model.engine is None:
+            return
+        with _collect_notes() as notes:
+            self._keeper = open_keeper(loaded, self._model.engine, sampler)
+        self._facts["notes"] += notes
+        if self._keeper is not None:
+            self._facts["decoding"] = self._keeper.engine.name

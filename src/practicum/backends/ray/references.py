@@ -4,8 +4,8 @@ The object store of Ray holds them as arrays, so a reader on the same machine ma
 copy. The driver hands references on and reads none.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.functional.head import Head
+from practicum.types import HeadLike, ScoreRequest, TeacherSignal
 
 FETCH_SECONDS = 600.0
 """The time after which a reader gives up; an array that can no longer be fetched fails at once."""
@@ -144,3 +145,41 @@ class WeightsReference:
         """Fetch all parts."""
         parts = [fetch(reference) for reference in self.references]
         return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+PackedAnswers = tuple[int, list[tuple[TeacherSignal, bool]]]
+"""The bytes of all hidden states, and the signals without them; True says that they are finite."""
+
+
+def pack_signals(signals: Sequence[TeacherSignal]) -> tuple[PackedAnswers, PackedTensor | None]:
+    """Pack signals for another process: what is small, and the hidden states of all of them."""
+    states = [signal.states for signal in signals]
+    answers = [
+        (
+            replace(signal, hidden=None, head=None),
+            True if state is None else bool(torch.isfinite(state).all()),
+        )
+        for signal, state in zip(signals, states, strict=True)
+    ]
+    present = [state for state in states if state is not None]
+    if not present:
+        return (0, answers), None
+    packed = PackedTensor.from_tensor(torch.cat(present))
+    return (packed.array.nbytes, answers), packed
+
+
+def open_signals(
+    answers: PackedAnswers,
+    states: Any,
+    requests: Sequence[ScoreRequest],
+    find_head: Callable[[], HeadLike],
+) -> Iterator[TeacherSignal]:
+    """Yield the signals of `pack_signals` with their states, whose array is referred to."""
+    first = 0
+    for (answer, finite), request in zip(answers[1], requests, strict=True):
+        length = len(request.tokens)
+        if answer.is_empty:
+            hidden = RayStates(states, first, length, finite)
+            answer = replace(answer, hidden=hidden, head=find_head())
+        yield answer
+        first += length

@@ -48,6 +48,12 @@ class ServiceConfig(AddressConfig):
     give_up_after: float = Field(
         default=120.0, ge=0, description="seconds without a connection that end the run"
     )
+    seed_bits: int = Field(
+        default=63,
+        ge=16,
+        le=63,
+        description="bits of a completion's seed that the service takes; 31 for SkyRL",
+    )
 
 
 class SessionLost(TeacherError):
@@ -62,6 +68,7 @@ class Connection:
 
     def __init__(self, config: ServiceConfig, where: str) -> None:
         self.address = normalize_url(config.url, config.allow_http)
+        self.largest_seed = 2**config.seed_bits - 1
         self.reopened = -1
         self._config = config
         self._key = _read_key(config, where)

@@ -64,7 +64,7 @@ class ServiceSampler:
         def send(client: Any, request: SampleRequest) -> Any:
             settings = types.SamplingParams(
                 max_tokens=params.max_new_tokens,
-                seed=request.seed,
+                seed=request.seed & self._connection.largest_seed,
                 stop=sorted(params.stop_ids),
                 temperature=params.temperature,
                 top_k=params.top_k or -1,

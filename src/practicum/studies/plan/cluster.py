@@ -6,17 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from practicum.costs import Line, count_read_tokens
-from practicum.costs.cluster import (
-    GPUS,
-    HALF_BYTES,
-    Cluster,
-    Forecast,
-    ScoringWork,
-    Workload,
-    choose_split,
-    count_site_bytes,
-    scale_workload,
-)
+from practicum.costs.cluster import Forecast, choose_split, count_site_bytes, scale_workload
+from practicum.costs.workload import GPUS, HALF_BYTES, Cluster, ScoringWork, Workload
 from practicum.errors import ResourceError
 from practicum.studies.plan.dry_runs import DryRun
 from practicum.studies.plan.memory import FLOAT_BYTES, count_tiles, sends_hidden

@@ -1,0 +1,155 @@
+"""A cluster and a step's work, as data: GPUs and links, what models ask, and which GPUs do it."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from practicum.costs.footprint import Line
+from practicum.costs.shape import ModelDims, TrainableDims
+
+FLOAT_BYTES, HALF_BYTES = 4, 2
+
+USABLE = 0.9
+"""The share of a GPU's memory that a plan fills; the rest is its context and what is not planned."""
+
+SCORED_TOKENS = 16384
+"""The tokens of a teacher's pass on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU by its data sheet: dense bfloat16 operations a second, bytes a second, bytes."""
+
+    name: str
+    flops: float
+    bandwidth: float
+    memory: int
+
+
+# https://www.nvidia.com/en-us/data-center/: the SXM versions, without sparsity.
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("a100", 312e12, 2.04e12, 80 * 10**9),
+        Gpu("h100", 989e12, 3.35e12, 80 * 10**9),
+        Gpu("h200", 989e12, 4.8e12, 141 * 10**9),
+        Gpu("b200", 2250e12, 8.0e12, 180 * 10**9),
+    )
+}
+"""The GPUs that a plan knows, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """So many GPUs of one kind in nodes; links in bytes a second and GPU, one way.
+
+    Links are 80 % of the data sheets: NVLink of the fourth generation within a node, InfiniBand at
+    400 Gbit/s between nodes.
+    """
+
+    gpus: int
+    gpu: Gpu
+    per_node: int = 8
+    node_link: float = 360e9
+    network_link: float = 40e9
+
+    @property
+    def usable_memory(self) -> int:
+        """The bytes of one GPU that may be planned."""
+        return int(USABLE * self.gpu.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringWork:
+    """The work of one scorer in a step, whose answers are usually hidden states.
+
+    `tokens` are supervised, `flops` those of its body, `forward` the activations of a pass.
+    `item_bytes` are those of a weight and of an entry of a hidden state.
+    """
+
+    name: str
+    dims: ModelDims
+    tokens: int
+    flops: int
+    forward: Line
+    item_bytes: int = HALF_BYTES
+    sends_hidden: bool = True
+    is_student: bool = False
+    """True if it scores with weights of the student, so on the samplers' GPUs."""
+
+    def count_bytes(self, longest: int, shards: int = 1) -> int:
+        """Return the bytes of a GPU that holds a shard and scores a text of the longest length."""
+        return self.count_shard_bytes(shards) + self.count_pass_bytes(longest, shards)
+
+    def count_shard_bytes(self, shards: int) -> int:
+        """Return the bytes of its weights on each of so many GPUs."""
+        return self.item_bytes * self.dims.parameters // shards
+
+    def count_pass_bytes(self, longest: int, shards: int) -> int:
+        """Return the bytes that a pass takes besides: what is computed, and gathered for it."""
+        # Two layers, the second on its way while the first computes, and the head.
+        gathered = 2 * self.dims.body // max(self.dims.layers, 1) + self.dims.head
+        return self.forward.compute_bytes(longest) + (
+            self.item_bytes * gathered if shards > 1 else 0
+        )
+
+    def count_gathered_bytes(self, gpus: int, shards: int) -> int:
+        """Return the bytes that each GPU receives of the other shards in a step."""
+        passes = max(math.ceil(self.tokens / gpus / SCORED_TOKENS), 1)
+        return passes * self.item_bytes * self.dims.body * (shards - 1) // shards
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that it sends to the trainers: hidden states, or a number a token."""
+        token_bytes = self.item_bytes * self.dims.width if self.sends_hidden else FLOAT_BYTES
+        return token_bytes * self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The work of a step, whatever it runs on.
+
+    `contexts` is the sum of the context lengths of all sampled tokens, `longest` the tokens of the
+    longest text with its prompt, `texts` the number of texts that it trains on, `update_tokens`
+    their tokens, `graph` the memory of a pass through them with recomputed layers, and
+    `logit_bytes` that of the logits.
+    """
+
+    student: ModelDims
+    learning: TrainableDims
+    completions: int
+    sampled_tokens: int
+    longest_answer: int
+    longest: int
+    contexts: int
+    sample_flops: int
+    texts: int
+    update_tokens: int
+    update_flops: int
+    graph: Line
+    logit_bytes: int
+    scorers: tuple[ScoringWork, ...]
+
+    @property
+    def teachers(self) -> tuple[ScoringWork, ...]:
+        """The scorers with weights of their own."""
+        return tuple(scorer for scorer in self.scorers if not scorer.is_student)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The GPUs of each pool, as the backend `ray` takes them.
+
+    `teachers` are those of each one, 0 without one; or they are beside the trainers, in as many
+    shards as the student. `teacher_shards` GPUs hold a copy of a teacher together.
+    """
+
+    trainers: int
+    samplers: int
+    teachers: int | Literal["beside"]
+    teacher_shards: int = 1
+
+    @property
+    def teacher_gpus(self) -> int:
+        """The GPUs of each teacher alone."""
+        return 0 if self.teachers == "beside" else self.teachers

@@ -1,0 +1,63 @@
+"""Teachers in shards: in processes of their own, and beside the trainers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import toy_run
+
+from practicum.backends.ray import Config
+from practicum.errors import RecipeError, WorkerLost
+
+from .ray_session import cluster
+from .test_ray import assert_close_runs, on_ray, pytestmark, single
+
+assert cluster and pytestmark and single
+
+PLACES: list[dict[str, Any]] = [
+    {"teachers": "beside"},
+    {"trainers": 1, "teachers": 2, "teacher_shards": 2},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("place", PLACES, ids=["beside", "in shards"])
+def test_a_teacher_in_shards_gives_the_run_of_one_process(
+    models: Path, tmp_path: Path, single: Path, place: dict[str, Any]
+) -> None:
+    changes = on_ray(**place) | {"evaluation.teacher": False}
+    assert_close_runs(single, toy_run(models, tmp_path, changes).folder)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_teachers_shard_that_dies_is_named(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRACTICUM_FAULT", "teacher-1.score:2")
+    changes = on_ray(1, teachers=2, teacher_shards=2) | {"evaluation.teacher": False}
+    with pytest.raises(WorkerLost, match="teacher 1 was lost in score"):
+        toy_run(models, tmp_path, changes)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_residency_of_a_teacher_in_shards_is_refused(models: Path, tmp_path: Path) -> None:
+    changes = on_ray(1, teachers="beside") | {"teacher.residency": "swap"}
+    with pytest.raises(RecipeError, match="residency: 'swap' moves a whole model"):
+        toy_run(models, tmp_path, changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"teachers": 3, "teacher_shards": 2}, "write teachers: 2"),
+        ({"teachers": "beside", "teacher_shards": 2}, "leave teacher_shards out"),
+        ({"teachers": 0}, "greater than or equal to 1"),
+        ({"teachers": "aside"}, "beside"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Config(**settings)
