@@ -31,7 +31,15 @@ from typing import Any
 import pytest
 import ray
 from safetensors.torch import load_file
-from toy import JOURNALS, RecordingConsole, environment, rows, toy_recipe, toy_run
+from toy import (
+    JOURNALS,
+    RecordingConsole,
+    environment,
+    make_model,
+    rows,
+    toy_recipe,
+    toy_run,
+)
 
 from practicum.backends.local import MemoryConfig
 from practicum.backends.ray import Config, placement
@@ -274,6 +282,29 @@ def test_other_recipes_give_the_run_of_one_process(
         for name, backend in (("one", SIZES), ("two", on_ray()))
     )
     assert_close_runs(one, two)
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
+def test_a_search_gives_the_run_of_one_process(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for seed, name in enumerate(("student", "teacher"), start=1):
+        make_model(models / name, seed=seed, alphabet="abcd ")
+    search = {
+        "rollout": {
+            "source": "search(step=word, breadth=2, keep=3, agree=reference)",
+            "n": 4,
+            "max_new_tokens": 9,
+        },
+        "reference": {"type": "self", "weights": "frozen"},
+        "objective": {"signal": "text", "divergence": "ce"},
+    }
+    one, two = (
+        toy_run(models, tmp_path / name, backend | search).folder
+        for name, backend in (("one", SIZES), ("two", on_ray()))
+    )
+    assert_close_runs(one, two)
+    assert all(row["search_shared"] > 0 for row in rows(two / "metrics.jsonl"))
 
 
 def test_more_gpus_than_there_are_and_those_of_others_are_said_before_anything_starts(

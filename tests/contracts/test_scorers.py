@@ -13,13 +13,14 @@ from practicum.core.plugins import list_plugins, load_plugin
 from practicum.ports.scoring import Scorer, ScorerSettings, must_wait
 from practicum.runs.assembly import assemble_run
 from practicum.training.judging import add_judgements, judge_with
-from practicum.types import Judgement, Message, Prompt, Rollout
+from practicum.types import Judgement, Message, Prompt, Rollout, SearchStep
 
 LEARNED = {"learning_rate": 0.01}
 
 # One set of settings or more for each file; a scorer without an entry here fails the first test.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "discriminator": [LEARNED, {**LEARNED, "warmup_steps": 1}],
+    "process": [{**LEARNED, "step": "word"}],
     "judge": [{"teacher": {"type": "grading_teacher:Plugin"}}],
     "outcome": [{**LEARNED, "share": 0.5}],
     "value": [LEARNED, {**LEARNED, "gamma": 0.9, "gae_lambda": 0.7, "updates": 2}],
@@ -57,6 +58,7 @@ def write_rollouts() -> list[Rollout]:
             zeros = torch.zeros(length)
             mask = torch.ones(length, dtype=torch.bool)
             mask[0] = length == 1
+            reward = None if number == 7 else float((number + sample) % 2)
             rollouts.append(
                 Rollout(
                     prompt=prompt,
@@ -69,8 +71,9 @@ def write_rollouts() -> list[Rollout]:
                     stop_reason="stop",
                     text=f"{number}{sample}",
                     sample=sample,
-                    reward=None if number == 7 else float((number + sample) % 2),
+                    reward=reward,
                     source="teacher" if sample == 2 else "student",
+                    steps=(SearchStep(f"0.{sample}", length, 1, reward),),
                 )
             )
     return rollouts
@@ -133,7 +136,9 @@ def test_it_changes_by_learning_alone_and_its_state_is_all_of_it(assemble: Assem
 
 def test_it_says_nothing_false_of_what_it_cannot_learn_from(assemble: Assemble) -> None:
     scorer = assemble()
-    unrewarded = [replace(rollout, reward=None, source="student") for rollout in write_rollouts()]
+    unrewarded = [
+        replace(rollout, reward=None, source="student", steps=()) for rollout in write_rollouts()
+    ]
     before = {name: tensor.clone() for name, tensor in scorer.save_state().items()}
     metrics = scorer.fit(judge(scorer, unrewarded))
     if before:

@@ -116,6 +116,11 @@ def ssd(case: Case) -> Tensor:
     return case.token_mean(lambda token: -token.lS)
 
 
+def rstar(case: Case) -> Tensor:
+    """2408.06195 with training: cross-entropy of the answers that were selected."""
+    return case.token_mean(lambda token: -token.lS)
+
+
 def context_distillation(case: Case) -> Tensor:
     """2209.15189: cross-entropy of the sampled tokens without their context."""
     return case.token_mean(lambda token: -token.lS)

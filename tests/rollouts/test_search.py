@@ -26,7 +26,7 @@ from practicum.rollouts import (
     collect_rollouts,
     measure_search,
 )
-from practicum.rollouts.search import split_steps
+from practicum.rollouts.search import find_step_ends, split_steps
 from practicum.rollouts.tree import SearchTree, StepNode, back_up, list_steps
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import (
@@ -394,7 +394,7 @@ def test_a_step_ends_with_the_token_that_completes_its_end() -> None:
     )
 
     def split(step: str) -> list[list[int]]:
-        parts = list(split_steps(sample, texts.__getitem__, step))
+        parts = split_steps(sample, find_step_ends(sample.tokens.tolist(), texts.__getitem__, step))
         assert torch.cat([part.sampling_logprobs for part in parts]).equal(torch.arange(9.0))
         assert all(part.sampling_logprobs.equal(-part.policy_logprobs) for part in parts)
         return [part.tokens.tolist() for part in parts]
@@ -402,8 +402,7 @@ def test_a_step_ends_with_the_token_that_completes_its_end() -> None:
     assert split("line") == [[1, 2], [1, 3], [5, 2], [2], [4], [1]]
     assert split("paragraph") == [[1, 2, 1, 3], [5, 2, 2], [4], [1]]
     assert split("word") == [[1, 2, 1, 3, 5], [2, 2, 4, 1]]
-    empty = Sample(torch.zeros(0).long(), torch.zeros(0), torch.zeros(0), "stop")
-    assert list(split_steps(empty, texts.__getitem__, "line")) == []
+    assert find_step_ends([], texts.__getitem__, "line") == []
 
 
 # Whole runs.

@@ -6,6 +6,7 @@ from practicum.objective import VERIFIER, ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import (
+    Search,
     Source,
     needs_reference_samples,
     needs_replay,
@@ -110,14 +111,27 @@ def find_staleness_problems(
     return problems
 
 
-def find_scorer_problems(objective: Objective, scorers: Sequence[str]) -> list[str]:
-    """Return a problem for each loss term whose scorer the recipe does not have."""
+def find_scorer_problems(
+    objective: Objective, scorers: Sequence[str], rollout: RolloutConfig
+) -> list[str]:
+    """Return a problem for each loss term, and for a search, whose scorer is not in the recipe."""
     problems = [
         f"objective.losses[{number}].scorer: no scorer is named {term.scorer!r}; write "
         f"{' or '.join([VERIFIER, *scorers])}, or add it to scorers: {{{term.scorer}: {{type: ...}}}}"
         for number, term in enumerate(objective.losses)
         if term.scorer not in (VERIFIER, *scorers)
     ]
+    guide = rollout.source.scorer if isinstance(rollout.source, Search) else None
+    if guide is not None and guide not in scorers:
+        problems.append(
+            f"rollout.source: search(scorer={guide}): no scorer is named {guide!r}; add it to "
+            f"scorers: {{{guide}: {{type: process}}}}, or leave it out"
+        )
+    if guide is not None and rollout.max_staleness:
+        problems.append(
+            f"{STALENESS} is {rollout.max_staleness}, and scorer {guide!r}, which may learn from "
+            "each step, guides the search; write max_staleness: 0, or leave scorer out"
+        )
     if VERIFIER in scorers:
         problems.append(
             f"scorers.{VERIFIER}: that is the name of the task's own reward; choose another name"

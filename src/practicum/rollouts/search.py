@@ -10,8 +10,9 @@ never on the other prompts. Answers from the root have the seeds of the source `
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -19,6 +20,7 @@ from practicum.core.randomness import seed_of
 from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, DataError
 from practicum.ports import PromptedClient, SamplingClient, Task, Teacher
+from practicum.ports.scoring import Scorer
 from practicum.ports.steps import ChecksSteps
 from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed, concatenate_samples
@@ -37,12 +39,13 @@ NOTE = "agreement"
 
 @dataclass(frozen=True, slots=True)
 class StepSearch:
-    """A search: its settings, its sampler and task, and the student that writes."""
+    """A search: its settings, its sampler and task, the student that writes, and a step's judge."""
 
     source: Search
     sampler: RolloutSampler
     task: Task
     student: SamplingClient
+    scorer: Scorer | None = None
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return one rollout for each key; the keys of one prompt stand together."""
@@ -71,6 +74,24 @@ class StepSearch:
         )
         for tree, start, sample, rollout in zip(trees, starts, samples, rollouts, strict=True):
             tree.add(start, *self._list_valid_steps(start, sample, rollout), self._reward(rollout))
+        if self.scorer is not None:
+            self._score_steps(trees, self.scorer)
+
+    def _score_steps(self, trees: "Sequence[_PromptTree]", scorer: Scorer) -> None:
+        """Give the new nodes of the round what the scorer thinks of them."""
+        rollouts = [replace(tree.rollouts[-1], steps=list_steps(tree.leaves[-1])) for tree in trees]
+        for tree, judgement in zip(trees, scorer.score(rollouts), strict=True):
+            path = tree.leaves[-1].path
+            if judgement.tokens is None and path:
+                raise CapabilityError(
+                    f"rollout.source: search(scorer={self.source.scorer}) needs one number a step, "
+                    "and this scorer says one an answer; take {type: process}"
+                )
+            for node, end in zip(
+                path, accumulate(len(node.step.tokens) for node in path), strict=True
+            ):
+                if node.score is None and judgement.tokens is not None:
+                    node.score = judgement.tokens[end - 1].item()
 
     def _sample(
         self, trees: "Sequence[_PromptTree]", starts: Sequence[StepNode]
@@ -103,7 +124,8 @@ class StepSearch:
         self, start: StepNode, sample: Sample, rollout: Rollout
     ) -> tuple[list[Sample], bool]:
         """Return the new steps that hold, and whether the answer holds to its end."""
-        steps = list(split_steps(sample, self.sampler.renderer.decode_token, self.source.step))
+        tokens, decode_token = sample.tokens.tolist(), self.sampler.renderer.decode_token
+        steps = split_steps(sample, find_step_ends(tokens, decode_token, self.source.step))
         if sample.stop_reason in FAILURES:
             return [], False
         if not isinstance(self.task, ChecksSteps):
@@ -191,20 +213,30 @@ def _mask(rollout: Rollout) -> Rollout:
     return replace(rollout, loss_mask=torch.zeros_like(rollout.loss_mask))
 
 
-def split_steps(sample: Sample, decode_token: Callable[[int], str], step: str) -> Iterator[Sample]:
-    """Yield the steps of an answer; one ends with the token that completes the step's end."""
-    start, text = 0, ""
-    for index, token in enumerate(sample.tokens.tolist(), start=1):
+def split_steps(sample: Sample, ends: Sequence[int]) -> list[Sample]:
+    """Return the steps of an answer, which end after so many tokens."""
+    return [
+        Sample(
+            sample.tokens[start:end],
+            sample.sampling_logprobs[start:end],
+            sample.policy_logprobs[start:end],
+            sample.stop_reason,
+        )
+        for start, end in pairwise((0, *ends))
+    ]
+
+
+def find_step_ends(
+    tokens: Sequence[int], decode_token: Callable[[int], str], step: str
+) -> list[int]:
+    """Return after how many tokens each step ends: with the token that completes the step's end."""
+    ends, text = [], ""
+    for count, token in enumerate(tokens, start=1):
         text += decode_token(token)
-        if STEP_ENDS[step] in text or index == len(sample.tokens):
-            part = slice(start, index)
-            yield Sample(
-                sample.tokens[part],
-                sample.sampling_logprobs[part],
-                sample.policy_logprobs[part],
-                sample.stop_reason,
-            )
-            start, text = index, ""
+        if STEP_ENDS[step] in text or count == len(tokens):
+            ends.append(count)
+            text = ""
+    return ends
 
 
 def _tokens(node: StepNode) -> list[int]:
@@ -315,10 +347,16 @@ def measure_search(rollouts: Sequence[Rollout]) -> Metrics:
     }
     if values:
         metrics["search_value"] = sum(values) / len(values)
-    notes = [rollout.notes[NOTE] for rollout in searched if NOTE in rollout.notes]
-    if notes:
-        metrics["search_agreed"] = notes.count("yes") / len(notes)
-    return metrics
+    return metrics | _measure_agreement(searched)
+
+
+def _measure_agreement(rollouts: Sequence[Rollout]) -> Metrics:
+    """Return the share of answers that another model reached too, and the mean reward of these."""
+    checked = [rollout for rollout in rollouts if NOTE in rollout.notes]
+    agreed = [rollout for rollout in checked if rollout.notes[NOTE] == "yes"]
+    rewards = [rollout.reward for rollout in agreed if rollout.reward is not None]
+    metrics = {"search_agreed": len(agreed) / len(checked)} if checked else {}
+    return metrics | ({"search_agreed_reward": sum(rewards) / len(rewards)} if rewards else {})
 
 
 def _holds(rollout: Rollout) -> bool:

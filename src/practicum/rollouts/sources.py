@@ -105,7 +105,8 @@ class Search(Call):
 
     A step ends with its `step` (line, paragraph or word). The search goes on from any of the first
     `depth` steps: `breadth` times from one, then from the child with the largest mean reward plus
-    `exploration * sqrt(ln N(parent) / N(child))` (UCT). With `agree`, that model completes each
+    `exploration * sqrt(ln N(parent) / N(child))` (UCT). With `scorer`, what that one of the recipe's
+    `scorers` says of a step counts as one more answer through it (2501.04519). With `agree`, that model completes each
     answer again from one of its steps, and answers with which it does not agree have no loss
     (rStar 2408.06195). With `keep`, only that many answers of a prompt have a loss: the best by
     their reward, then by the mean value of their steps.
@@ -118,6 +119,7 @@ class Search(Call):
     exploration: float = Field(default=1.4, ge=0)
     keep: int | None = Field(default=None, ge=1)
     agree: Literal["teacher", "reference"] | None = None
+    scorer: str | None = None
 
 
 class Cache(Call):

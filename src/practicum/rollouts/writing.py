@@ -5,7 +5,7 @@ A completion depends on (seed, step, prompt, number), never on the completions b
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
@@ -22,6 +22,7 @@ from practicum.ports import (
     Task,
     Teacher,
 )
+from practicum.ports.scoring import Scorer
 from practicum.rollouts.batch import (
     RolloutBatch,
     RolloutKey,
@@ -62,7 +63,8 @@ Writer = Literal[
 class RolloutWriters:
     """The writers of rollouts: student, teacher and reference, and the archive of earlier rollouts.
 
-    With an `environment`, every completion is a conversation with it. A search asks the `task`.
+    With an `environment`, every completion is a conversation with it. A search asks the `task`
+    and one of the `scorers`.
     """
 
     student: SamplingClient
@@ -72,6 +74,7 @@ class RolloutWriters:
     environment: Environment | None = None
     reference: Teacher | None = None
     task: Task | None = None
+    scorers: Mapping[str, Scorer] = field(default_factory=dict)
 
 
 def collect_rollouts(
@@ -304,7 +307,11 @@ class _BatchWriter:
     def _write_search(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return the answers of a tree search, marked by the model that has to agree, if any."""
         assert isinstance(self.source, Search) and self.writers.task is not None
-        search = StepSearch(self.source, self.sampler, self.writers.task, self.writers.student)
+        name = self.source.scorer
+        scorer = None if name is None else self.writers.scorers[name]
+        search = StepSearch(
+            self.source, self.sampler, self.writers.task, self.writers.student, scorer
+        )
         rollouts = search.collect(keys)
         role = self.source.agree
         model = self.writers.reference if role == "reference" else self.writers.teacher

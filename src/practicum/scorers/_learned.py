@@ -1,6 +1,7 @@
 """The common part of the scorers that learn: their model, its optimizer, and its own prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -9,13 +10,21 @@ from pydantic import Field
 from torch import Tensor
 
 from practicum.core.randomness import seed_of
+from practicum.errors import ModelError
 from practicum.models.config import StudentConfig
+from practicum.models.tensors import read_tensors
 from practicum.ports import AdamParams
-from practicum.ports.scoring import ScalarModel, Scorer, ScorerContext
+from practicum.ports.scoring import ScalarModel, Scorer, ScorerContext, name_role
 from practicum.types import FrozenConfig, Metrics, Rollout, ScoreRequest
 
 Loss = Callable[[Float[Tensor, " N"]], Tensor]
 """The loss of a scorer as a function of all numbers that its model predicts."""
+
+
+class FinishedStage(FrozenConfig):
+    """A finished stage of a pipeline, by the folder of its student."""
+
+    model: str = Field(description="`{stage: NAME}`, or the model folder of a finished stage")
 
 
 class LearnedConfig(FrozenConfig):
@@ -28,6 +37,10 @@ class LearnedConfig(FrozenConfig):
         default=None,
         description="model whose body it starts from, and what of it learns; none: a copy of the "
         "student as the run begins",
+    )
+    begin: FinishedStage | None = Field(
+        default=None,
+        description="stage whose scorer of this name it goes on from, as `{model: {stage: NAME}}`",
     )
     learning_rate: float = Field(default=1e-5, gt=0, description="of its own AdamW")
     max_grad_norm: float = Field(default=1.0, gt=0, description="its gradient's largest norm")
@@ -54,6 +67,10 @@ class LearnedScorer(Scorer):
         self._model: ScalarModel = context.load_scalar(config.model)
         self._seed = context.seed
         self.steps = 0
+        if config.begin is not None and not context.is_dry_run:
+            path = find_state(config.begin.model, context.name)
+            context.register_file(path)
+            self.load_state(read_tensors(path))
 
     @property
     def is_warming_up(self) -> bool:
@@ -89,6 +106,19 @@ class LearnedScorer(Scorer):
             weights = dict(tensors)
             self.steps = int(weights.pop("steps").item())
             self._model.load_state(weights)
+
+
+def find_state(model: str, name: str) -> Path:
+    """Return the file of a scorer's newest state in the stage that a model folder belongs to."""
+    folder = Path(model).parent / "checkpoints"
+    paths = folder.glob(f"step-*/{name_role(name)}.safetensors")
+    newest = max(paths, key=lambda path: int(path.parent.name.partition("-")[2]), default=None)
+    if newest is None:
+        raise ModelError(
+            f"scorers.{name}.begin: {folder} holds no state of a scorer {name!r}; name a stage that "
+            "has this scorer, and learned with it"
+        )
+    return newest
 
 
 def end_text(rollout: Rollout) -> ScoreRequest:

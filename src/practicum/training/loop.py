@@ -151,6 +151,7 @@ def generate_rollouts(
         as_environment(parts.task),
         parts.reference,
         parts.task,
+        parts.scorers,
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)

@@ -37,7 +37,7 @@ BASE = "base"
 PIPELINE_KEYS = ("name", *WORDS)
 """The keys that describe the pipeline itself; no stage inherits them."""
 
-MODELS = ("student", "teacher", "reference")
+MODELS = ("student", "teacher", "reference", "scorers")
 """The sections of a recipe that name models."""
 
 PLACEHOLDER = "stage:"
@@ -269,7 +269,7 @@ def _list_stage_problems(
             "beside `stages`"
         )
     yield from _check_reference("start", stage.start, stage, names)
-    for role in ("teacher", "reference"):
+    for role in MODELS[1:]:
         for field, model in _find_references(role, stage.data.get(role)):
             if set(model) != {"stage"}:
                 yield f"{field}: the model of a stage is written {{stage: NAME}} and nothing more"

@@ -1,0 +1,232 @@
+"""The process preference model: which steps it compares, what it learns, and the search that it guides."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import curve, make_model, toy_data, toy_recipe, toy_run
+
+from practicum.errors import CapabilityError, ModelError, RecipeError
+from practicum.models.tensors import read_tensors
+from practicum.ports.scoring import Scorer
+from practicum.rollouts.batch import RolloutBatch, list_all_keys
+from practicum.rollouts.sampling import RolloutSampler
+from practicum.rollouts.search import StepSearch
+from practicum.rollouts.sources import Search
+from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.runs.pipeline import parse_pipeline
+from practicum.runs.pipeline.runner import run as run_pipeline
+from practicum.scorers._learned import find_state
+from practicum.scorers.process import find_step_pairs
+from practicum.types import Judgement, Message, Prompt, Rollout, SamplingParams, SearchStep
+
+LETTERS = "abcd "
+BREADTH = 4
+
+
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("spaced")
+    make_model(folder / "student", seed=1, alphabet=LETTERS)
+    return folder
+
+
+CHANGES: dict[str, Any] = {
+    "rollout": {
+        "source": "search(step=word, breadth=2, scorer=steps)",
+        "n": 5,
+        "max_new_tokens": 8,
+    },
+    "objective": {"signal": "score(group_mean)"},
+    "teacher": {"type": "none"},
+    "scorers": {"steps": {"type": "process", "step": "word", "learning_rate": 0.01}},
+}
+
+
+@pytest.fixture
+def built(spaced: Path, tmp_path: Path) -> RunComponents:
+    return assemble_run(toy_recipe(spaced, CHANGES), tmp_path)
+
+
+def answer(sample: int, tokens: Sequence[int], *steps: SearchStep) -> Rollout:
+    count = len(tokens)
+    return Rollout(
+        Prompt("p", (Message("user", "ab"),)),
+        (7, 8),
+        torch.tensor(tokens),
+        torch.ones(count, dtype=torch.bool),
+        torch.zeros(count),
+        torch.zeros(count),
+        0,
+        "stop",
+        "",
+        sample=sample,
+        steps=steps,
+    )
+
+
+def write_tree() -> list[Rollout]:
+    """A root with three children, of which the first one has two; one child's worth is unknown."""
+    first = SearchStep("0.0", 2, 2, 0.25)
+    return [
+        answer(0, [1, 2, 3], first, SearchStep("0.0.0", 1, 1, 0.5)),
+        answer(1, [1, 2, 4, 5], first, SearchStep("0.0.1", 2, 1, 0.0)),
+        answer(2, [3, 3], SearchStep("0.1", 2, 1, 0.75)),
+        answer(3, [2, 2, 2], SearchStep("0.2", 3, 1, 0.5)),
+        answer(4, [5, 1], SearchStep("0.3", 2, 0, None)),
+    ]
+
+
+def test_the_best_step_is_compared_with_the_worst_after_the_same_beginning() -> None:
+    pairs = find_step_pairs(write_tree())
+    texts = [(best.prompt_tokens[2:], worst.prompt_tokens[2:]) for best, worst in pairs]
+    assert texts == [((3, 3), (1, 2)), ((1, 2, 3), (1, 2, 4, 5))]
+    assert find_step_pairs(write_tree()[2:3]) == []
+
+
+def test_its_loss_is_the_pairwise_one_and_it_learns_the_order(built: RunComponents) -> None:
+    scorer, rollouts = built.parts.scorers["steps"], write_tree()
+    metrics = [scorer.fit(rollouts) for _ in range(12)]
+    assert metrics[0]["pairs"] == 2.0 and metrics[0]["accuracy"] == 0.5
+    assert metrics[0]["loss"] == pytest.approx(torch.tensor(2.0).log().item(), abs=1e-6)
+    assert metrics[-1]["accuracy"] == 1.0 and metrics[-1]["loss"] < 0.3
+
+    scores = [judgement.tokens for judgement in scorer.score(rollouts)]
+    logits = [torch.logit(row) for row in scores if row is not None]
+    margins = torch.stack([logits[2][-1] - logits[0][1], logits[0][-1] - logits[1][-1]])
+    expected = torch.log(1 + torch.exp(-margins)).mean().item()
+    assert scorer.fit(rollouts)["loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_judgement_has_one_score_a_step(built: RunComponents) -> None:
+    scorer, rollouts = built.parts.scorers["steps"], write_tree()
+    for _ in range(3):
+        scorer.fit(rollouts)
+    shared, other = (judgement.tokens for judgement in scorer.score(rollouts[:2]))
+    assert shared is not None and other is not None
+    assert shared[0] == shared[1] and shared[1] != shared[2]
+    assert other[2] == other[3]
+    torch.testing.assert_close(shared[:2], other[:2], rtol=0, atol=1e-6)
+    # Without a search the steps are found in the text; the last step's score is the answer's.
+    space = built.parts.renderer.encode(" ")[0]
+    (plain,) = scorer.score([answer(0, [1, space, 2, 3])])
+    assert plain.tokens is not None and plain.value == pytest.approx(plain.tokens[-1].item())
+    assert plain.tokens[0] == plain.tokens[1] != plain.tokens[2] == plain.tokens[3]
+    (broken,) = scorer.score([replace(answer(0, [1, 2, 3]), steps=(SearchStep("0.0", 1, 1, 1.0),))])
+    assert broken.tokens is not None and broken.tokens[0] != broken.tokens[1] == broken.tokens[2]
+
+
+class Favourite(Scorer):
+    """Likes one node of each prompt's tree."""
+
+    def __init__(self, liked: dict[str, str], *, per_token: bool = True) -> None:
+        self.liked = liked
+        self.per_token = per_token
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
+        judgements = []
+        for rollout in rollouts:
+            likes = float(rollout.steps[0].node == self.liked.get(rollout.prompt.id))
+            tokens = torch.full((len(rollout.tokens),), likes)
+            judgements.append(Judgement(likes, tokens if self.per_token else None))
+        return judgements
+
+
+def collect(built: RunComponents, scorer: Scorer | None) -> list[Rollout]:
+    parts = built.parts
+    batch = RolloutBatch(parts.prompts[:4], 12, 0, 1)
+    params = SamplingParams(8, stop_ids=parts.renderer.stop_ids)
+    search = StepSearch(
+        Search(step="word", breadth=BREADTH, exploration=0.0, scorer="steps"),
+        RolloutSampler(batch, parts.renderer, params, None),
+        parts.task,
+        built.trainer.build_sampling_client(),
+        scorer,
+    )
+    return search.collect(list_all_keys(batch))
+
+
+def test_the_search_goes_on_from_what_the_scorer_likes(built: RunComponents) -> None:
+    # A random student answers nothing right, so all rewards are 0 and the scores alone decide.
+    unguided = collect(built, None)
+    assert all(rollout.reward == 0.0 for rollout in unguided)
+    liked = {
+        rollout.prompt.id: rollout.steps[0].node
+        for rollout in unguided
+        if rollout.sample < BREADTH and len(rollout.steps) > 1
+    }
+    guided = collect(built, Favourite(liked))
+    chosen, plain = (
+        {
+            rollout.prompt.id: rollout.steps[0].node
+            for rollout in rollouts
+            if rollout.sample == BREADTH and rollout.prompt.id in liked
+        }
+        for rollouts in (guided, unguided)
+    )
+    assert chosen == liked != plain
+    for rollout in guided:
+        first = rollout.steps[0]
+        score = float(first.node == liked.get(rollout.prompt.id))
+        assert first.value == pytest.approx(score / (first.visits + 1))
+
+
+def test_a_scorer_of_whole_answers_cannot_guide(built: RunComponents) -> None:
+    with pytest.raises(
+        CapabilityError, match="needs one number a step, and this scorer says one an"
+    ):
+        collect(built, Favourite({}, per_token=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scorers": {}}, "search(scorer=steps): no scorer is named 'steps'; add it to scorers"),
+        (
+            {"rollout": {**CHANGES["rollout"], "max_staleness": 1}},
+            "guides the search; write max_st",
+        ),
+    ],
+)
+def test_what_cannot_guide_is_refused(spaced: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        toy_recipe(spaced, {**CHANGES, **changes})
+    assert message in str(refused.value)
+
+
+def test_a_guided_run_is_resumed_with_the_same_bytes(spaced: Path, tmp_path: Path) -> None:
+    whole = toy_run(spaced, tmp_path / "whole", CHANGES).folder
+    assert max(curve(whole, "scorer-steps/undecided")) == 0.0
+    toy_run(spaced, tmp_path / "cut", {**CHANGES, "train.steps": 2})
+    cut = toy_run(
+        spaced, tmp_path / "cut", CHANGES, resume=True, allow_changed=["train.steps"]
+    ).folder
+    assert (whole / "rollouts.jsonl").read_bytes() == (cut / "rollouts.jsonl").read_bytes()
+    state = "checkpoints/step-4/scorer-steps.safetensors"
+    assert (whole / state).read_bytes() == (cut / state).read_bytes()
+
+
+def test_a_stage_goes_on_from_the_scorer_of_another(spaced: Path, tmp_path: Path) -> None:
+    data = {**toy_data(spaced, CHANGES), "name": "rounds"}
+    data["train"] = {**data["train"], "steps": 2}
+    first = dict(data["scorers"]["steps"])
+    again = {"steps": {**first, "begin": {"model": {"stage": "one"}}}}
+    data["stages"] = [{"name": "one"}, {"name": "two", "scorers": again}]
+    pipeline = parse_pipeline(data, "rounds")
+    assert pipeline.resolve()["stages"][1]["scorers"]["steps"]["begin"] == {
+        "model": {"stage": "one"}
+    }
+    folder = Path(run_pipeline(pipeline, out=tmp_path).folder)
+    states = [
+        read_tensors(find_state(str(stage / "model"), "steps"))
+        for stage in sorted((folder / "stages").iterdir())
+    ]
+    assert [int(state["steps"]) for state in states] == [2, 4]
+    with pytest.raises(ModelError, match=r"holds no state of a scorer 'other'; name a stage"):
+        find_state(str(folder / "stages" / "01-one" / "model"), "other")
+    data["stages"][1]["scorers"]["steps"]["begin"]["model"]["stage"] = "three"
+    with pytest.raises(RecipeError, match=r"scorers.steps.begin.model: no stage named 'three'"):
+        parse_pipeline(data, "rounds")
