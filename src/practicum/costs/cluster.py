@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from practicum.costs.amounts import format_bytes
+from practicum.costs.collectives import count_collective_bytes, count_summed_bytes
 from practicum.costs.workload import (
     FLOAT_BYTES,
     HALF_BYTES,
@@ -131,7 +132,14 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
         "answers to the driver": ANSWER_BYTES * work.sampled_tokens,
         "hidden states to trainers": sent,
         "weights to samplers": copied * split.samplers,
-        "between trainers": _count_collective_bytes(work, split, shards, pass_tokens),
+        "heads to trainers": split.trainers * _count_head_bytes(work),
+        "between trainers": count_collective_bytes(
+            work.student,
+            work.learning,
+            split.trainers,
+            shards,
+            count_passes(work, split, pass_tokens),
+        ),
         "between a teacher's shards": _count_teacher_gathers(work, split, shards),
     }
     return Forecast(split, shards, seconds, memory, links, total, tokens / total)
@@ -364,29 +372,15 @@ def _time_update(
     update = work.update_flops / (cluster.gpu.flops * busy * EFFICIENCY["update"])
     # A ring over several nodes is as fast as its slowest link.
     link = cluster.node_link if shards <= cluster.per_node else cluster.network_link
-    total = _count_collective_bytes(work, split, shards, pass_tokens) / split.trainers
-    collectives = total / link
-    if shards < split.trainers:
-        copies = split.trainers // shards
-        summed = 2 * FLOAT_BYTES * work.learning.parameters / shards * (copies - 1) / copies
-        collectives += summed / cluster.network_link
-    return update, collectives
-
-
-def _count_collective_bytes(work: Workload, split: Split, shards: int, pass_tokens: int) -> int:
-    """Return the bytes that all trainers receive to gather weights and to add up gradients.
-
-    Each pass gathers the body in 16 bits forward and backward, and adds up its gradient in float32;
-    heads are gathered once a call.
-    """
-    if shards == 1:
-        return 0
     passes = count_passes(work, split, pass_tokens)
-    body = 2 * HALF_BYTES * work.student.body + FLOAT_BYTES * work.learning.body
-    head = (HALF_BYTES + FLOAT_BYTES * work.learning.head) * work.student.head
-    return (
-        split.trainers * (passes * body + head + _count_head_bytes(work)) * (shards - 1) // shards
-    )
+    total = count_collective_bytes(work.student, work.learning, split.trainers, shards, passes)
+    copies = split.trainers // shards
+    summed = count_summed_bytes(work.student, work.learning, passes)
+    # Copies on other nodes are summed over the network, everything else within.
+    between = 2 * summed * (copies - 1)
+    collectives = (total - between) / split.trainers / link
+    collectives += between / split.trainers / cluster.network_link
+    return update, collectives
 
 
 def count_passes(work: Workload, split: Split, pass_tokens: int) -> int:

@@ -186,4 +186,8 @@ def _sum_rows(parameter: torch.nn.Parameter, rows: Tensor) -> DTensor:
     partial = DTensor.from_local(
         gradient, mesh, [Partial() for _ in range(mesh.ndim)], run_check=False
     )
-    return partial.redistribute(placements=place_rows(mesh))
+    # Scattered first: what the nodes add up is then a shard each, and not the whole.
+    scattered = partial.redistribute(
+        placements=[*(Partial() for _ in range(mesh.ndim - 1)), Shard(0)]
+    )
+    return scattered.redistribute(placements=place_rows(mesh))
