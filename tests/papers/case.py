@@ -1,6 +1,6 @@
 """A small random batch in float64, what the library makes of it, and the loops that the papers' formulas are written in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -30,7 +30,7 @@ class Token:
     """One token of a rollout: distributions as log-probabilities [V], of which `S` carries the gradient.
 
     `uniforms` are the random numbers with which `mc` signals draw more tokens in its place, and `level` is what
-    the teacher's raw logits have above its log-probabilities.
+    the teacher's raw logits have above its log-probabilities. `advantage` is what a critic says of the token.
     """
 
     S: Tensor
@@ -41,6 +41,7 @@ class Token:
     sampler: float
     uniforms: Tensor
     level: float
+    advantage: float
 
     @property
     def special(self) -> bool:
@@ -138,6 +139,9 @@ ROWS: list[tuple[str, Source, float, int]] = [
 SCORES = [(row * 7 % 15 - 6) / 4 for row in range(len(ROWS))]
 """What scorers say of the answers: quarters in another order than the rewards, some below 0."""
 
+ADVANTAGES = [(place * 5 % 11 - 4) / 4 for place in range(sum(length for *_, length in ROWS))]
+"""What a critic says of the tokens: above and below 0, in no order."""
+
 TEXTS = ["x", "x", "y", "x", "y", "z", "x", "z", "z", "z", "x", "y", "z", "y", "y", "x", "z", "y"]
 
 
@@ -171,7 +175,7 @@ def library_and_formula(
         ScheduleState(recipe.schedules, recipe.train.steps).compute_numbers(step)
     ).objective
     level = 5.0 + 2.0 * torch.randn(count, generator=generator, dtype=torch.float64)
-    judges = tuple(recipe.scorers)
+    judges = {name: config.type for name, config in recipe.scorers.items()}
     ours, uniforms = _library(
         objective, judges, student, teacher, reference, ids, sampler, starts, level
     )
@@ -184,7 +188,7 @@ def library_and_formula(
 
 def _library(
     objective: Objective,
-    judges: tuple[str, ...],
+    judges: Mapping[str, str],
     logits: Tensor,
     teacher: Tensor,
     reference: Tensor,
@@ -210,7 +214,12 @@ def _library(
             sample=row,
             reward=reward,
             source=source,
-            judgements={name: Judgement(SCORES[row]) for name in judges},
+            judgements={
+                name: Judgement(
+                    SCORES[row], torch.tensor(ADVANTAGES[part]) if kind == "value" else None
+                )
+                for name, kind in judges.items()
+            },
         )
         data.append(Datum(rollout, TeacherSignal()))
     leaf = logits.clone().requires_grad_()
@@ -258,6 +267,7 @@ def _formula(
                 float(sampler[place]),
                 uniforms[place],
                 float(level[place]),
+                ADVANTAGES[place],
             )
             for place in range(starts[row], starts[row + 1])
         ]

@@ -105,6 +105,11 @@ def ovd(case: Case) -> Tensor:
     return total / len(case.sequences)
 
 
+def ppo(case: Case) -> Tensor:
+    """Equation 7 of 1707.06347: the clipped surrogate of each token's own advantage, the mean over tokens."""
+    return case.token_mean(lambda token: clipped(ratio(token), token.advantage))
+
+
 def dr_grpo(case: Case) -> Tensor:
     """Section 3.2 of 2503.20783: the clipped surrogate of the centred reward, summed over tokens, over the token limit."""
     rows = list(advantages(case, centred))

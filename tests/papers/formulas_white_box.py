@@ -59,7 +59,7 @@ def ratio(token: Token) -> Tensor:
     return (token.lS - token.sampler).exp()
 
 
-def ppo(token: Token, advantage: float, epsilon: float) -> Tensor:
+def clipped_part(token: Token, advantage: float, epsilon: float) -> Tensor:
     """PPO's clipped objective of one token, with its sign turned."""
     value = ratio(token)
     return -torch.minimum(value * advantage, value.clamp(1 - epsilon, 1 + epsilon) * advantage)
@@ -268,7 +268,7 @@ def entropy_aware_opd(case: Case) -> Tensor:
     """
 
     def loss(token: Token) -> Tensor:
-        clipped = ppo(token, number(token.lT) - token.sampler, 0.2)
+        clipped = clipped_part(token, number(token.lT) - token.sampler, 0.2)
         support = likeliest(token.T, 16)
         truncated = torch.log_softmax(token.T[support], -1)
         return clipped + kl(truncated, token.S[support]) if entropy(token.T) > 0.8 else clipped
@@ -320,7 +320,7 @@ def stable_opd(case: Case) -> Tensor:
     for row in case.sequences:
         for token in row.tokens:
             if row.source == "student":
-                losses += [ppo(token, gap(token), 0.2), 0.1 * kl(token.S, token.R)]
+                losses += [clipped_part(token, gap(token), 0.2), 0.1 * kl(token.S, token.R)]
             if row.source == "dataset":
                 losses.append(1.0 * likelihood(token))
     return total(losses) / case.count
