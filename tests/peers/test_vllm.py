@@ -147,6 +147,23 @@ def test_a_server_of_vllm_samples_as_vllm_in_process(
     assert sum(equal) >= len(equal) - 1
 
 
+def test_a_sampler_of_a_cluster_samples_as_vllm_in_process(models: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    from practicum.backends.ray.placement import connect
+
+    engine = {"rollout.engine": "vllm", "train.steps": 2}
+    here = toy_run(models, tmp_path / "here", engine).folder
+    connect(object_store_memory=200 * 2**20)
+    try:
+        there = toy_run(models, tmp_path / "there", {"backend": {"type": "ray"}, **engine}).folder
+    finally:
+        ray.shutdown()
+    note("toy, in a process of Ray", there)
+    assert max(curve(there, "canary")) < ROUNDING
+    assert max(curve(there, "sampler_mismatch")) < ROUNDING
+    assert texts(here) == texts(there)
+
+
 @pytest.mark.parametrize("place", ["in process", "at a server"])
 def test_a_head_that_is_not_handed_over_stops_the_run(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, url: str
