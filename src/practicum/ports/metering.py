@@ -112,7 +112,7 @@ class MeteredScalar(StepFollower):
         self._scalar = scalar
         self._meter = meter
 
-    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " T"]]:
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
         """Predict with the model and count its tokens."""
         if texts:
             self._meter.count_scored(_measure_texts(texts), heads=False)
@@ -121,7 +121,7 @@ class MeteredScalar(StepFollower):
     def fit(
         self,
         texts: Sequence[ScoreRequest],
-        slopes: Sequence[Float[Tensor, " T"]],
+        slopes: Sequence[Float[Tensor, " _"]],
         params: AdamParams,
     ) -> Metrics:
         """Take a step of the model and count its FLOPs; the tokens of updates are the student's."""

@@ -93,7 +93,7 @@ class ScalarModel(StepFollower, Protocol):
     The output starts at 0, so a new model says 0 of everything.
     """
 
-    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " T"]]:
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
         """Return the number of the state before each of a text's `tokens`, in float32.
 
         The state after a whole completion is before one more token, whatever that is.
@@ -103,7 +103,7 @@ class ScalarModel(StepFollower, Protocol):
     def fit(
         self,
         texts: Sequence[ScoreRequest],
-        slopes: Sequence[Float[Tensor, " T"]],
+        slopes: Sequence[Float[Tensor, " _"]],
         params: AdamParams,
     ) -> Metrics:
         """Take one step of AdamW; `slopes` are the loss's derivatives in each number of `predict`.

@@ -219,7 +219,7 @@ class PaperScalar(StepFollower):
     def __init__(self, requests: list[ScoreRequest]) -> None:
         self._requests = requests
 
-    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " T"]]:
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
         """Return zeros."""
         self._requests.extend(texts)
         return [torch.zeros(len(text.tokens)) for text in texts]
@@ -227,7 +227,7 @@ class PaperScalar(StepFollower):
     def fit(
         self,
         texts: Sequence[ScoreRequest],
-        slopes: Sequence[Float[Tensor, " T"]],
+        slopes: Sequence[Float[Tensor, " _"]],
         params: AdamParams,
     ) -> Metrics:
         """Change nothing."""

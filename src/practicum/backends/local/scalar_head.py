@@ -45,7 +45,7 @@ class LocalScalarModel(StepFollower):
         self._bytes_a_token: int | None = None
 
     @torch.no_grad()
-    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " T"]]:
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
         """Return the number of the state before each of a text's tokens."""
         model = self._language_model
         model.model.eval()
@@ -56,7 +56,7 @@ class LocalScalarModel(StepFollower):
     def fit(
         self,
         texts: Sequence[ScoreRequest],
-        slopes: Sequence[Float[Tensor, " T"]],
+        slopes: Sequence[Float[Tensor, " _"]],
         params: AdamParams,
     ) -> Metrics:
         """Take one step of AdamW down the slopes; see `practicum.ports.scoring.ScalarModel`."""
