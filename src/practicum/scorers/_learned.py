@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from torch import Tensor
 
 from practicum.core.randomness import seed_of
@@ -24,7 +24,10 @@ Loss = Callable[[Float[Tensor, " N"]], Tensor]
 class FinishedStage(FrozenConfig):
     """A finished stage of a pipeline, by the folder of its student."""
 
-    model: str = Field(description="`{stage: NAME}`, or the model folder of a finished stage")
+    # An editor's schema adds `{stage: NAME}` to the choices that it finds here.
+    model: Annotated[str, WithJsonSchema({"anyOf": [{"type": "string"}]})] = Field(
+        description="`{stage: NAME}`, or the model folder of a finished stage"
+    )
 
 
 class LearnedConfig(FrozenConfig):
