@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from practicum.backends.local.adamw import take_step
 from practicum.backends.local.device_limits import TrainerLimits, build_limits
 from practicum.backends.local.graph import (
     activation_checkpointing,
@@ -174,14 +175,7 @@ class LocalTrainer:
         finite = norm < float("inf")
         if finite and gradients:
             self._ranks.clip(self._parameters.values(), params.max_grad_norm, norm)
-            for group in self._optimizer.param_groups:
-                group.update(
-                    lr=params.learning_rate,
-                    betas=params.betas,
-                    eps=params.epsilon,
-                    weight_decay=params.weight_decay,
-                )
-            self._optimizer.step()
+            take_step(self._optimizer, params)
         self._optimizer.zero_grad(set_to_none=True)
         return {
             "grad_norm": norm,
