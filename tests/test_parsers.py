@@ -318,6 +318,7 @@ def test_answers_of_a_service_are_read_or_refused(
         address="http://localhost",
         reopened=0,
         service=None,
+        largest_seed=2**31 - 1,
         wait=lambda requests, what: list(requests),
         request=lambda request, what: request(),
     )

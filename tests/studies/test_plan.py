@@ -304,7 +304,7 @@ def test_what_fits_on_no_split_is_said_beside_the_clusters_that_hold_it(models: 
     run = plan(toy_recipe(models)).run
     tiny = replace(parse_cluster("8xh100"), gpu=Gpu("tiny", 1e12, 1e12, 1000))
     small, large = describe_clusters(run, [tiny, parse_cluster("8xh100")])
-    assert "a teacher is not divided among GPUs" in small["refused"] and not small["splits"]
+    assert "each sampler holds the whole student" in small["refused"] and not small["splits"]
     assert large["refused"] is None and large["splits"]
 
 
