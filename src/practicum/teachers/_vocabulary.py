@@ -97,6 +97,40 @@ class FoldedHead:
         return fold_outside(scores, self.student_size, *ids)
 
 
+@dataclass(frozen=True, slots=True)
+class ReorderedHead:
+    """A head with some of its tokens, in any order; see `practicum.types.HeadLike`."""
+
+    bare: HeadLike
+    columns: Int[Tensor, " C"]
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of columns."""
+        return len(self.columns)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The key of the head: all of its signals are reordered alike."""
+        return self.bare.key
+
+    def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
+        """Return the log-probabilities, normalised over all tokens of the teacher."""
+        scores = self.bare.logprobs(hidden)
+        return scores[..., self.columns.to(scores.device)]
+
+    def logits(
+        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
+        """Return the logits."""
+        scores = self.bare.logits(hidden)
+        return scores[..., self.columns.to(scores.device)]
+
+    def release(self) -> None:
+        """Release the head."""
+        self.bare.release()
+
+
 class TranslatingClient:
     """A `practicum.ports.SamplingClient` between the student's ids and a teacher's.
 
@@ -180,7 +214,9 @@ class TranslatingClient:
         unknown = torch.isin(torch.tensor(request.tokens, dtype=torch.long), self._outside)
         if logprobs is not None:
             logprobs = logprobs.masked_fill(unknown.to(logprobs.device), 0.0)
+        own = None
         if head is not None:
+            own = ReorderedHead(head, self._own)
             head = FoldedHead(head, self._vocabulary.student_size, self._outside, self._own)
         ids, topk_logprobs = answer.topk_ids, answer.topk_logprobs
         if ids is not None and topk_logprobs is not None:
@@ -200,6 +236,7 @@ class TranslatingClient:
             head=head,
             outside=self._outside,
             unknown=unknown,
+            own=own,
         )
 
     def _replace_candidates(self, candidates: Int[Tensor, "T K"]) -> Int[Tensor, "T K"]:

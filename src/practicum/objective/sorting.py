@@ -1,0 +1,42 @@
+"""Compare the distributions of two vocabularies by rank, as ULD and GOLD do."""
+
+import torch
+from torch import Tensor
+
+from practicum.errors import TeacherError
+from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.sorting import sorted_l1
+from practicum.objective.spec import Term
+from practicum.objective.tokens import TeacherDistribution
+
+
+def compare_by_rank(term: Term, student: Tensor, teacher: TeacherDistribution) -> Tensor:
+    """Return the distance of sorted probabilities at each position, differentiable in the student.
+
+    With matched tokens it is their divergence times their share of the teacher's vocabulary, plus
+    the distance of all others times the rest (GOLD). Raises TeacherError for a teacher whose other
+    tokens are known by their sum only.
+    """
+    full, own, matched = teacher.full, teacher.own, term.signal.matched
+    assert full is not None, "the signal asks for whole distributions"
+    if teacher.outside is None:
+        return _sum_matched(term, student, full) if matched else sorted_l1(student, full)
+    if own is None:
+        raise TeacherError(
+            f"signal 'sorted' reads every token of the {term.against}, and of several teachers of "
+            "other vocabularies only the common ones are known; write signal: full, or one teacher"
+        )
+    is_shared = torch.ones(student.shape[-1], dtype=torch.bool, device=student.device)
+    is_shared[teacher.outside] = False
+    shared = is_shared.nonzero()[:, 0]
+    if not matched:
+        return sorted_l1(student, torch.cat([full[:, shared], own], dim=-1))
+    weight = len(shared) / (len(shared) + own.shape[-1])
+    others = sorted_l1(student[:, teacher.outside], own)
+    same = _sum_matched(term, student[:, shared], full[:, shared])
+    return weight * same + (1.0 - weight) * others
+
+
+def _sum_matched(term: Term, student: Tensor, teacher: Tensor) -> Tensor:
+    entry = DIVERGENCES[term.divergence.name]
+    return entry.contributions(student, teacher, term.parameter).sum(dim=-1)
