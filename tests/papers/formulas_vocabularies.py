@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .case import OUTSIDE, OWN, Case, Token, V, jsd
+from .case import OUTSIDE, OWN, Case, Token, V, jsd, sg
 
 
 def alm(case: Case) -> Tensor:
@@ -25,9 +25,9 @@ def dpca(case: Case) -> Tensor:
     for row in case.sequences:
         for span in row.spans():
             l_T = float(sum(token.lT for token in span))
-            l_S = float(sum(token.lS for token in span))
+            l_S = float(sum(sg(token.lS) for token in span))
             for token in span:
-                total = total - (l_T / l_S - 1) * float(token.lS) * token.lS
+                total = total - (l_T / l_S - 1) * sg(token.lS) * token.lS
     return total / case.count
 
 

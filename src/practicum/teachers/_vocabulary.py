@@ -92,6 +92,10 @@ class FoldedHead:
         """Release the teacher's head."""
         self.bare.release()
 
+    def take_head(self, bare: HeadLike) -> "FoldedHead":
+        """Return the same view of another head of the teacher's."""
+        return replace(self, bare=bare)
+
     def _fold(self, scores: Tensor) -> Tensor:
         ids = self.outside.to(scores.device), self.own.to(scores.device)
         return fold_outside(scores, self.student_size, *ids)
@@ -129,6 +133,10 @@ class ReorderedHead:
     def release(self) -> None:
         """Release the head."""
         self.bare.release()
+
+    def take_head(self, bare: HeadLike) -> "ReorderedHead":
+        """Return the same view of another head of the teacher's."""
+        return replace(self, bare=bare)
 
 
 class TranslatingClient:
