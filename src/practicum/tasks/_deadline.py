@@ -60,7 +60,7 @@ class VerifierProcess:
     PYTHONPATH, or from those of `path`. `what` is what errors call it: a tool runs in the same way.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (the settings of one process, one by one)
         self,
         module: str,
         *arguments: str,

@@ -23,6 +23,8 @@ class Failed(Exception):
 def run_program(code: str, variables: dict[str, Any]) -> str:
     """Return what a program prints and the value of its last expression; Failed if it fails."""
     printed = io.StringIO()
+    # The requests come over standard input: a program must neither read nor close it.
+    sys.stdin = io.StringIO()
     try:
         tree = ast.parse(code, NAME)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

@@ -66,7 +66,7 @@ class PackageConnection:
         self._open: list[AbstractContextManager[Any]] = []
         try:
             # What the server logs would stand in the middle of the console's lines.
-            nowhere = self._enter(open(os.devnull, "w"))
+            nowhere = self._enter(open(os.devnull, "w"))  # noqa: SIM115  (`close` closes it)
             self._portal = self._enter(start_blocking_portal())
             streams = self._enter(
                 self._portal.wrap_async_context_manager(stdio_client(settings, nowhere))
