@@ -49,7 +49,7 @@ def test_what_a_template_writes_is_read_back(form: str, query: str, most: int) -
     assert RENDERERS[form].read_calls(as_written(form, call)) == [call]
 
 
-@pytest.mark.parametrize("form", ["hermes", "xml", "mistral"])
+@pytest.mark.parametrize("form", ["hermes", "xml", "mistral", "pythonic"])
 def test_several_calls_are_read_in_order(form: str) -> None:
     calls = [ToolCall("search", {"query": "a"}), ToolCall("clock", {})]
     text = as_written(form, *calls)
@@ -57,6 +57,11 @@ def test_several_calls_are_read_in_order(form: str) -> None:
     if form in ("hermes", "xml"):
         assert read_calls(f"Let me see.\n{text}", form, USE.schemas) == calls
     assert read_calls(text, form, USE.schemas) == calls
+
+
+def test_an_odd_escape_in_a_call_is_no_warning() -> None:
+    (call,) = read_calls(r'[search(query="\d")]', "pythonic", USE.schemas)
+    assert call.arguments == {"query": r"\d"}
 
 
 @FORM
@@ -108,6 +113,15 @@ def test_a_call_that_cannot_be_read_says_why(text: str, why: str) -> None:
         ),
         ("mistral", '[TOOL_CALLS]{"name": "clock"}'),
         ("mistral", "[TOOL_CALLS][]"),
+        ("pythonic", "[clock(]"),
+        ("pythonic", "[search('a')]"),
+        ("pythonic", "[search(query=open('x'))]"),
+        ("pythonic", "[search(**{'query': 'a'})]"),
+        ("pythonic", "[search(query='a', query='b')]"),
+        ("pythonic", "[os.system(x=1)]"),
+        ("pythonic", "[clock(), 3]"),
+        ("pythonic", "[clock(x=" + "(" * 5000 + "]"),
+        ("pythonic", "[clock(x=" + "-" * 60000 + "1)]"),
         ("json", '{"name": "clock", "parameters": {'),
         ("json", '{"name": "clock", "parameters": 3}'),
         ("json", "<|python_tag|>print(3)"),
@@ -190,12 +204,18 @@ def test_prompts_with_tools_are_those_of_transformers(form: str) -> None:
     assert own.render([Message("user", "What time?")]) == tuple(theirs)
 
 
+OWN_STOPS = {"hermes": 2, "xml": 2, "json": 2, "mistral": 0, "pythonic": 1}
+
+
 @FORM
 def test_control_tokens_in_a_schema_stay_text(form: str) -> None:
     tokens = RENDERERS[form].render([Message("user", "?")])
-    assert tokens.count(258) == (0 if form == "mistral" else 2), "the template's own"
+    assert tokens.count(258) == OWN_STOPS[form], "the template's own"
     text = str(RENDERERS[form].tokenizer.decode(list(tokens)))
     assert SEARCH.description in text
+
+
+REPLY_STOPS = {"hermes": 1, "xml": 1, "json": 1, "mistral": 0, "pythonic": 2}
 
 
 @FORM
@@ -205,7 +225,7 @@ def test_results_follow_the_very_call(form: str) -> None:
     results = [Message("tool", "3 <|im_end|>", "clock"), Message("tool", "4", "clock")]
     whole = own._apply_template([question, Message("assistant", ""), *results], calls="clock")
     reply = own.render_reply(*results)
-    assert reply.count(258) == (0 if form == "mistral" else 1), "what a tool says stays text"
+    assert reply.count(258) == REPLY_STOPS[form], "what a tool says stays text"
     call = as_written(form, ToolCall("clock", {}))
     prompt = own._apply_template([question])
     assert prompt + call + "<|im_end|>" + str(own.tokenizer.decode(list(reply))) == whole

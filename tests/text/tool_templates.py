@@ -40,7 +40,15 @@ MISTRAL = (
     "{{ ', ' if not loop.last else '' }}{% endfor %}{{ ']<|im_end|>' }}"
     "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
 )
-TEMPLATES = {"hermes": HERMES, "xml": XML, "json": JSON, "mistral": MISTRAL}
+PYTHONIC = (
+    "{% if tools %}{{ 'func_name1(x=y)' }}{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}{% for m in messages %}"
+    + OPEN
+    + "{{ m.content }}{% if m.tool_calls %}{{ '[' }}{% for c in m.tool_calls %}{{ c.function.name + '(' }}"
+    "{% for k, v in c.function.arguments.items() %}{{ k + '=' }}{{ v | tojson }}{{ ', ' if not loop.last else '' }}{% endfor %}"
+    "{{ ')' }}{{ ', ' if not loop.last else '' }}{% endfor %}{{ ']' }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TEMPLATES = {"hermes": HERMES, "xml": XML, "json": JSON, "mistral": MISTRAL, "pythonic": PYTHONIC}
 
 SEARCH = ToolSchema(
     "search",

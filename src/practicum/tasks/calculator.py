@@ -2,15 +2,15 @@
 
 The expression `37*48` is more than a tiny model can do by itself. It calls the tool `calc` and
 copies the result. The task knows what to say, so the teacher `expert` can teach it without a model.
-Calls have the form `json`.
+Calls have the shortest form, `[calc(x="37*48")]`.
 """
 
-import json
 import operator
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from string import printable
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -86,7 +86,7 @@ class Calculator:
     @property
     def use(self) -> ToolUse:
         """The schema of the tool."""
-        return ToolUse((SCHEMA,), "json")
+        return ToolUse((SCHEMA,), "pythonic")
 
     def open(self, prompt: Prompt, seed: int) -> "Calculator":
         """Return the tool itself: it keeps nothing."""
@@ -112,9 +112,8 @@ class Expressions(PromptSet):
 
     @property
     def letters(self) -> str:
-        """The letters of calls, of results and of their errors."""
-        errors = "error: this call cannot be read: no tool; the tools are calc x is no a+b"
-        return "".join(sorted({*json.dumps(SCHEMA.to_json()), *errors, *"0123456789+-*{}"}))
+        """All of ASCII's: an observation may quote what the model wrote."""
+        return printable.strip() + " "
 
     def reward(self, rollout: Rollout) -> float | None:
         """Return 1 if the last turn is the value, else 0."""
@@ -128,7 +127,7 @@ class Expressions(PromptSet):
 
 def write_call(expression: str) -> str:
     """Return the call that works an expression out."""
-    return json.dumps({"name": SCHEMA.name, "parameters": {"x": expression}})
+    return f'[{SCHEMA.name}(x="{expression}")]'
 
 
 def build(config: Config, context: TaskContext) -> Task:

@@ -31,7 +31,7 @@ class Config(FrozenConfig):
     tools: tuple[Plugin(KINDS), ...] = Field(  # type: ignore[valid-type]
         min_length=1, description="the tools, each of a type `function`, `interpreter` or `mcp`"
     )
-    calls: Literal["auto", "hermes", "xml", "mistral", "json"] = Field(
+    calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"] = Field(
         default="auto", description="the form of calls; `auto`: that of the chat template"
     )
     turns: int = Field(

@@ -4,8 +4,10 @@ A form is strict: a text that begins a call must be calls to its end, or it is u
 told to the model and counted. What a call says is data. Reasoning up to `</think>` holds no calls.
 """
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +102,36 @@ def _read_json(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
     return [_build_call(_parse_json(body), "parameters")]
 
 
+def _read_pythonic(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
+    """Read `[NAME(KEY=VALUE, ...), ...]` as the whole text; values are literals of Python."""
+    if re.match(r"\[\s*[^\W\d][\w.]*\(", text) is None:
+        return []
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            # The parser warns of odd escapes in a text, which are the model's.
+            tree = ast.parse(text, mode="eval").body
+        calls = tree.elts if isinstance(tree, ast.List) else [tree]
+        return [_build_python_call(call) for call in calls]
+    except UnreadableCall:
+        raise
+    # Deep nesting and odd characters end the parser in many ways.
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise UnreadableCall(f"not a list of calls ({type(error).__name__})") from None
+
+
+def _build_python_call(call: ast.expr) -> ToolCall:
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        raise UnreadableCall("write NAME(KEY=VALUE) for each call")
+    arguments = {
+        keyword.arg: ast.literal_eval(keyword.value)
+        for keyword in call.keywords
+        if keyword.arg is not None
+    }
+    if len(arguments) < len(call.keywords):
+        raise UnreadableCall("write each argument once, as KEY=VALUE")
+    return ToolCall(call.func.id, arguments)
+
+
 _FUNCTION = re.compile(r"<function=(?P<name>[^<>\s]+)>(?P<body>.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(
     r"\s*<parameter=(?P<key>[^<>\s]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL
@@ -109,6 +141,7 @@ FORMS: Mapping[str, CallForm] = {
     "xml": CallForm(("<tool_call>", "<function="), _read_xml),
     "hermes": CallForm(("<tool_call>",), _read_hermes),
     "mistral": CallForm(("[TOOL_CALLS]",), _read_mistral),
+    "pythonic": CallForm(("func_name1(",), _read_pythonic),
     "json": CallForm(('"parameters"',), _read_json),
 }
 """Every form by name; the first whose marks stand in a template is its form."""
