@@ -39,7 +39,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that a model may call, and the form of its calls: see `practicum.text.calls`."""
+    """The tools that a model may call, and the form of its calls: see `practicum.text.tool_calls`."""
 
     schemas: tuple[ToolSchema, ...]
     calls: str = "auto"

@@ -207,6 +207,7 @@ class _OpenConversation:
         self.turns[-1] = replace(turn, calls=observation.calls, reward=observation.reward)
         if not observation.messages:
             self.stop_reason = observation.stop_reason
+        # The last turn is answered all the same: its calls and its reward count.
         elif params.max_turns is not None and self.count_turns() >= params.max_turns:
             self.stop_reason = "turns"
         else:

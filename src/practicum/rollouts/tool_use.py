@@ -13,7 +13,7 @@ from typing import get_args
 from practicum.ports import Environment, Episode, HasTools, Observation, Task, ToolSession
 from practicum.ports.tasks import ToolProblem
 from practicum.text import Renderer, excerpt
-from practicum.text.calls import UnreadableCall
+from practicum.text.tool_calls import UnreadableCall
 from practicum.types import (
     CallOutcome,
     CallRecord,
@@ -98,12 +98,13 @@ class ToolEpisode:
 
     def _answer(self, call: ToolCall) -> tuple[Message, CallRecord]:
         toolbox = self.task.toolbox
-        known = {schema.name for schema in toolbox.use.schemas}
+        names = {schema.name for schema in toolbox.use.schemas}
         # A name is the model's text: cut, it cannot fill the journal.
         name = excerpt(call.name, most=64)
-        if call.name not in known:
-            text = f"error: no tool {name!r}; the tools are {', '.join(sorted(known))}"
+        if call.name not in names:
+            text = f"error: no tool {name!r}; the tools are {', '.join(sorted(names))}"
             return Message("tool", text, "unknown"), CallRecord(name, "unknown")
+        # Most conversations of an untrained model never call: a process starts when it is asked.
         if self.session is None:
             self.session = toolbox.open(self.prompt, self.seed)
             self.opened.callback(self.session.close)
@@ -137,14 +138,16 @@ def measure_conversations(rollouts: Sequence[Rollout]) -> Metrics:
 
     Empty if no rollout is a conversation; without calls, nothing is said of calls.
     """
-    held = [rollout for rollout in rollouts if rollout.turns]
-    if not held:
+    conversations = [rollout for rollout in rollouts if rollout.turns]
+    if not conversations:
         return {}
-    turns = [turn for rollout in held for turn in rollout.turns if turn.role == "assistant"]
-    stops = Counter(rollout.stop_reason for rollout in held)
+    turns = [
+        turn for rollout in conversations for turn in rollout.turns if turn.role == "assistant"
+    ]
+    stops = Counter(rollout.stop_reason for rollout in conversations)
     metrics = {
-        "turns": len(turns) / len(held),
-        "turn_limit": stops["turns"] / len(held),
+        "turns": len(turns) / len(conversations),
+        "turn_limit": stops["turns"] / len(conversations),
     }
     outcomes = Counter(call.outcome for turn in turns for call in turn.calls)
     if not outcomes:
@@ -152,7 +155,7 @@ def measure_conversations(rollouts: Sequence[Rollout]) -> Metrics:
     calls = outcomes.total()
     return {
         **metrics,
-        "calls": calls / len(held),
-        "bad_calls": stops["bad_calls"] / len(held),
+        "calls": calls / len(conversations),
+        "bad_calls": stops["bad_calls"] / len(conversations),
         **{f"calls_{name}": outcomes[name] / calls for name in get_args(CallOutcome)},
     }

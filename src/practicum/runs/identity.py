@@ -92,8 +92,8 @@ def digest_tools(tools: ToolUse | None) -> dict[str, str]:
     """Return the digest of the tools that prompts show, if there are any."""
     if tools is None:
         return {}
-    shown = json.dumps([tools.calls, *(schema.to_json() for schema in tools.schemas)])
-    return {"tools": hashlib.sha256(shown.encode()).hexdigest()}
+    contents = json.dumps([tools.calls, *(schema.to_json() for schema in tools.schemas)])
+    return {"tools": hashlib.sha256(contents.encode()).hexdigest()}
 
 
 def _encode_prompt(prompt: Prompt) -> list[Any]:

@@ -135,11 +135,11 @@ def build(config: Config, context: TaskContext) -> Task:
     seed = context.seed if config.seed is None else config.seed
     draw = random.Random(seed_of(seed, "calculator"))
     low = 10 ** (config.digits - 1)
-    drawn: dict[str, None] = {}
-    while len(drawn) < config.heldout_size + config.train_size:
+    texts: dict[str, None] = {}
+    while len(texts) < config.heldout_size + config.train_size:
         first, second = (draw.randrange(low, 10 * low) for _ in range(2))
-        drawn[f"{first}{draw.choice(config.operators)}{second}"] = None
-    prompts = [Prompt(text, (Message("user", text),), answer=str(compute(text))) for text in drawn]
+        texts[f"{first}{draw.choice(config.operators)}{second}"] = None
+    prompts = [Prompt(text, (Message("user", text),), answer=str(compute(text))) for text in texts]
     return Expressions(
         train=prompts[config.heldout_size :],
         heldout=prompts[: config.heldout_size],

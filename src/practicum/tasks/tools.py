@@ -165,6 +165,7 @@ def build(config: Config, context: TaskContext) -> Task:
     kinds = [load_plugin(KINDS, tool.type).build(tool) for tool in config.tools]
     toolbox = Tools(kinds, config.calls, config.turns, config.bad_calls, config.characters)
     names = [schema.name for schema in toolbox.use.schemas]
+    # A model calls a tool by its name alone.
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"task.tools: two tools are called {twice[0]!r}; rename one of them")
     if isinstance(task, Environment):

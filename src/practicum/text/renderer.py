@@ -10,10 +10,10 @@ import jinja2
 
 from practicum.errors import DataError, ModelError
 from practicum.prompts import Message, ToolCall, ToolSchema, ToolUse
-from practicum.text.calls import FORMS, UnreadableCall, find_form, read_calls, read_message
 from practicum.text.control import compile_control_pattern, find_unused_marker, split_control_tokens
 from practicum.text.safe import excerpt
 from practicum.text.templates import TooMuch, render_template
+from practicum.text.tool_calls import FORMS, UnreadableCall, find_form, read_calls, read_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,8 +75,8 @@ class Renderer:
         form.
         """
         renderer = replace(self, tools=tools)
-        shown = [schema.to_json() for schema in tools.schemas]
-        text = renderer._write(self._add_system([Message("user", "")]), shown)
+        schemas = [schema.to_json() for schema in tools.schemas]
+        text = renderer._write(self._add_system([Message("user", "")]), schemas)
         missing = [schema.name for schema in tools.schemas if schema.name not in text]
         if missing:
             raise ModelError(
@@ -94,13 +94,13 @@ class Renderer:
             return form
         if self.template is None and self.tokenizer.response_template is not None:
             return "response"
-        found = find_form(self._template)
-        if found is None:
+        form = find_form(self._template)
+        if form is None:
             raise ModelError(
                 f"{self._name}: the chat template asks for calls in no known form; write "
                 f"task.calls: one of {', '.join(FORMS)}"
             )
-        return found
+        return form
 
     def read_calls(self, text: str) -> list[ToolCall]:
         """Return the calls of tools in a model's turn; UnreadableCall if one cannot be read."""
@@ -327,8 +327,10 @@ class Renderer:
             raise ModelError(f"{self._name}: the model has no chat template; {_ADVICE}")
         try:
             # Some tokenizers have a template of their own for tools.
-            shown = None if self.tools is None else [tool.to_json() for tool in self.tools.schemas]
-            return self.tokenizer.get_chat_template(self.template, shown)
+            schemas = (
+                None if self.tools is None else [tool.to_json() for tool in self.tools.schemas]
+            )
+            return self.tokenizer.get_chat_template(self.template, schemas)
         except ValueError as error:
             raise ModelError(
                 f"{self._name}: none of the model's chat templates is the default; {_ADVICE}"
@@ -360,8 +362,8 @@ class Renderer:
         With `after_call` the answer is a call of a tool, and the text is that after its name.
         """
         question, answer = f"{marker}q{marker}", f"{marker}a{marker}"
-        said = Message("assistant", "" if after_call else answer)
-        turns = self._add_system([Message("user", question), said, *replies])
+        answer_turn = Message("assistant", "" if after_call else answer)
+        turns = self._add_system([Message("user", question), answer_turn, *replies])
         text = self._apply_template(turns, calls=answer if after_call else "")
         before, separator, after = text.partition(answer)
         if not separator or question not in before:
@@ -430,6 +432,7 @@ class Renderer:
 def _write_turn(turn: Message, calls: str) -> dict[str, Any]:
     """Return a turn as templates read it; an answer without text calls the tool `calls`."""
     fields: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    # Templates that write no name and no identity read neither.
     if turn.role == "tool":
         return {**fields, "name": turn.name or "tool", "tool_call_id": CALL_ID}
     if calls and turn.role == "assistant":

@@ -27,6 +27,7 @@ def run_program(code: str, variables: dict[str, Any]) -> str:
     sys.stdin = io.StringIO()
     try:
         tree = ast.parse(code, NAME)
+        # A notebook shows the value of a cell's last expression, and models write for notebooks.
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         with contextlib.redirect_stdout(printed):
             exec(compile(tree, NAME, "exec"), variables)

@@ -12,7 +12,7 @@ from practicum.errors import DataError
 from practicum.foreign import explain_missing, is_external
 from practicum.prompts import ToolSchema
 from practicum.tasks._deadline import SECONDS, START_SECONDS, OwnWalls, VerifierProcess
-from practicum.tasks._tools._process import call_process
+from practicum.tasks._tools._calling import call_process
 from practicum.types import FrozenConfig
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from pydantic import Field
 from practicum.prompts import ToolSchema
 from practicum.tasks._deadline import SECONDS, VerifierProcess, Walls
 from practicum.tasks._sandbox import ProcessLimits
-from practicum.tasks._tools._process import call_process
+from practicum.tasks._tools._calling import call_process
 from practicum.types import FrozenConfig
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ class Config(FrozenConfig):
     seconds: float = Field(default=30.0, gt=0, description="the longest call")
 
 
-class Connection(Protocol):
+class ToolServer(Protocol):
     """A connection to a server; answers are the JSON objects of the protocol."""
 
     def list_tools(self) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ class Connection(Protocol):
         ...
 
 
-class PackageConnection:
+class PackageServer:
     """A connection through the `mcp` package, whose event loop runs in a thread of its own."""
 
     def __init__(self, config: Config) -> None:
@@ -129,7 +129,7 @@ class McpTool:
     """The tools of one server, for all conversations."""
 
     schemas: Sequence[ToolSchema]
-    connection: Connection
+    connection: ToolServer
     seconds: float
 
     def open(self, seed: int) -> "McpTool":
@@ -158,20 +158,20 @@ def _read_content(part: Mapping[str, Any]) -> str:
     return text if isinstance(text, str) else f"[{part.get('type', 'content')}]"
 
 
-def read_schemas(tools: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> list[ToolSchema]:
-    """Return the schemas of a server's tools, of those that are wanted; DataError if one lacks."""
-    known = {tool["name"]: tool for tool in tools}
-    if lacking := [name for name in wanted if name not in known]:
+def read_schemas(tools: Sequence[Mapping[str, Any]], offered: Sequence[str]) -> list[ToolSchema]:
+    """Return the schemas of a server's tools, of those that are offered; DataError if one lacks."""
+    by_name = {tool["name"]: tool for tool in tools}
+    if lacking := [name for name in offered if name not in by_name]:
         raise DataError(
-            f"task.tools: the MCP server has no tool {lacking[0]!r}; it has {', '.join(known)}"
+            f"task.tools: the MCP server has no tool {lacking[0]!r}; it has {', '.join(by_name)}"
         )
     return [
-        ToolSchema(name, known[name].get("description") or "", known[name]["inputSchema"])
-        for name in wanted or known
+        ToolSchema(name, by_name[name].get("description") or "", by_name[name]["inputSchema"])
+        for name in offered or by_name
     ]
 
 
-def connect(config: Config) -> Connection:
+def connect(config: Config) -> ToolServer:
     """Start the server and greet it; DataError if it does not start or does not answer."""
     if importlib.util.find_spec("mcp") is None:
         raise DataError(
@@ -179,7 +179,7 @@ def connect(config: Config) -> Connection:
             "pip install 'practicum[mcp]'"
         )
     try:
-        return PackageConnection(config)
+        return PackageServer(config)
     # A program of the user's may end or answer in any way, and groups of errors come out of anyio.
     except Exception as error:
         raise DataError(

@@ -43,15 +43,16 @@ def find_form(template: str) -> str | None:
 
 def read_calls(text: str, form: str, schemas: Sequence[ToolSchema]) -> list[ToolCall]:
     """Return the calls in a model's turn, in order; UnreadableCall if one cannot be read."""
-    said = text.rpartition("</think>")[2].strip()
-    if len(said) > LONGEST_CALL:
+    turn = text.rpartition("</think>")[2].strip()
+    if len(turn) > LONGEST_CALL:
         raise UnreadableCall(f"the turn has more than {LONGEST_CALL} characters")
-    return FORMS[form].read(said, {schema.name: schema for schema in schemas})
+    return FORMS[form].read(turn, {schema.name: schema for schema in schemas})
 
 
 def _read_hermes(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
     """Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once or more."""
     calls: list[ToolCall] = []
+    # Some models of this family write one list of calls between the tags.
     for body in _split_tagged(text):
         parsed = _parse_json(body)
         calls += [
@@ -68,14 +69,14 @@ def _read_xml(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
         function = _FUNCTION.fullmatch(body.strip())
         if function is None:
             raise UnreadableCall("write <function=NAME>...</function> inside <tool_call>")
-        rest, arguments = function["body"], {}
+        tail, arguments = function["body"], {}
         schema = schemas.get(function["name"])
-        while match := _PARAMETER.match(rest):
+        while match := _PARAMETER.match(tail):
             if match["key"] in arguments:
                 raise UnreadableCall(f"the parameter {match['key']!r} stands twice")
             arguments[match["key"]] = _read_value(match["value"], match["key"], schema)
-            rest = rest[match.end() :]
-        if rest.strip():
+            tail = tail[match.end() :]
+        if tail.strip():
             raise UnreadableCall("write nothing but <parameter=KEY>...</parameter> in a function")
         calls.append(ToolCall(function["name"], arguments))
     return calls
@@ -138,6 +139,7 @@ _PARAMETER = re.compile(
 )
 
 FORMS: Mapping[str, CallForm] = {
+    # The order decides: the marks of `xml` hold those of `hermes`.
     "xml": CallForm(("<tool_call>", "<function="), _read_xml),
     "hermes": CallForm(("<tool_call>",), _read_hermes),
     "mistral": CallForm(("[TOOL_CALLS]",), _read_mistral),
@@ -152,10 +154,10 @@ def _split_tagged(text: str) -> list[str]:
     _, *parts = text.split("<tool_call>")
     bodies = []
     for part in parts:
-        body, end, rest = part.partition("</tool_call>")
+        body, end, tail = part.partition("</tool_call>")
         if not end:
             raise UnreadableCall("a <tool_call> has no </tool_call>")
-        if rest.strip():
+        if tail.strip():
             raise UnreadableCall("text stands after </tool_call>; end the turn there")
         bodies.append(body)
     if not parts and "</tool_call>" in text:
@@ -197,8 +199,8 @@ def _build_call(parsed: Any, key: str) -> ToolCall:
 def _read_value(text: str, key: str, schema: ToolSchema | None) -> Any:
     """Return the value of a parameter: JSON if its schema wants no text, else the text itself."""
     properties = {} if schema is None else schema.parameters.get("properties", {})
-    wanted = properties.get(key, {})
-    if not isinstance(wanted, Mapping) or wanted.get("type", "string") == "string":
+    declared = properties.get(key, {})
+    if not isinstance(declared, Mapping) or declared.get("type", "string") == "string":
         return text
     return _parse_json(text)
 

@@ -12,7 +12,7 @@ from tool_templates import CLOCK, SEARCH, TEMPLATES, USE, renderer
 from practicum.errors import ModelError
 from practicum.prompts import Message, ToolCall, ToolUse
 from practicum.text import Renderer
-from practicum.text.calls import FORMS, LONGEST_CALL, UnreadableCall, find_form, read_calls
+from practicum.text.tool_calls import FORMS, LONGEST_CALL, UnreadableCall, find_form, read_calls
 
 RENDERERS = {form: renderer(form) for form in TEMPLATES}
 FORM = pytest.mark.parametrize("form", TEMPLATES)
