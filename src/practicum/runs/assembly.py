@@ -468,8 +468,8 @@ class _Assembly:
 
     def add_tools(self, renderer: Renderer) -> Renderer:
         """Return a renderer that shows the task's tools, if it has any."""
-        has_tools = isinstance(self.task, HasTools)
-        return renderer.with_tools(self.task.toolbox.use) if has_tools else renderer
+        task = self.task
+        return renderer.with_tools(task.toolbox.use) if isinstance(task, HasTools) else renderer
 
     def _needs_samples(self, is_reference: bool) -> bool:
         """Return True if teacher or reference must sample, for training or for its evaluation."""

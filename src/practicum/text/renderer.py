@@ -114,7 +114,7 @@ class Renderer:
         # A parser of the model's own reads foreign text, and may fail in any way.
         except Exception as error:
             raise UnreadableCall(f"{type(error).__name__}: {excerpt(str(error))}") from None
-        return read_message(message)
+        return read_message(message if isinstance(message, dict) else {})
 
     @cached_property
     def _answer_start(self) -> str:

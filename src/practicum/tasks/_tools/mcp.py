@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, Protocol
 
 from pydantic import Field
@@ -55,12 +56,10 @@ class PackageServer:
     """A connection through the `mcp` package, whose event loop runs in a thread of its own."""
 
     def __init__(self, config: Config) -> None:
-        from anyio.from_thread import start_blocking_portal
-        from mcp import ClientSession, StdioServerParameters
-        from mcp.client.stdio import stdio_client
-
+        start_blocking_portal = import_module("anyio.from_thread").start_blocking_portal
+        mcp, stdio = import_module("mcp"), import_module("mcp.client.stdio")
         program, *arguments = config.command
-        settings = StdioServerParameters(
+        settings = mcp.StdioServerParameters(
             command=program, args=arguments, env=dict(config.env) or None
         )
         self._open: list[AbstractContextManager[Any]] = []
@@ -69,11 +68,11 @@ class PackageServer:
             nowhere = self._enter(open(os.devnull, "w"))  # noqa: SIM115  (`close` closes it)
             self._portal = self._enter(start_blocking_portal())
             streams = self._enter(
-                self._portal.wrap_async_context_manager(stdio_client(settings, nowhere))
+                self._portal.wrap_async_context_manager(stdio.stdio_client(settings, nowhere))
             )
             self._session = self._enter(
                 self._portal.wrap_async_context_manager(
-                    ClientSession(*streams, read_timeout_seconds=config.seconds)
+                    mcp.ClientSession(*streams, read_timeout_seconds=config.seconds)
                 )
             )
             self._portal.call(self._session.initialize)
@@ -88,12 +87,11 @@ class PackageServer:
 
     def list_tools(self) -> list[dict[str, Any]]:
         """Return the server's tools, page by page."""
-        from mcp.types import PaginatedRequestParams
-
+        types = import_module("mcp.types")
         tools: list[dict[str, Any]] = []
         cursor = None
         for _ in range(MAX_PAGES):
-            params = PaginatedRequestParams(cursor=cursor)
+            params = types.PaginatedRequestParams(cursor=cursor)
             page = self._portal.call(lambda params=params: self._session.list_tools(params=params))
             tools += [tool.model_dump(mode="json", by_alias=True) for tool in page.tools]
             cursor = page.next_cursor
@@ -103,17 +101,15 @@ class PackageServer:
 
     def call_tool(self, name: str, arguments: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Return the result of a call, an error of the protocol as a result with an error."""
-        from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
-
+        mcp, types = import_module("mcp"), import_module("mcp.types")
         try:
             result = self._portal.call(
                 lambda: self._session.call_tool(name, dict(arguments), read_timeout_seconds=seconds)
             )
-        except MCPError as error:
-            if error.code == REQUEST_TIMEOUT:
+        except mcp.MCPError as error:
+            if error.code == types.REQUEST_TIMEOUT:
                 raise TimeoutError(error.message) from None
-            if error.code == CONNECTION_CLOSED:
+            if error.code == types.CONNECTION_CLOSED:
                 raise ConnectionError("the MCP server ended by itself") from error
             return {"isError": True, "content": [{"type": "text", "text": error.message}]}
         return result.model_dump(mode="json", by_alias=True)
