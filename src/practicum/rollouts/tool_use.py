@@ -108,12 +108,12 @@ class ToolEpisode:
         if self.session is None:
             self.session = toolbox.open(self.prompt, self.seed)
             self.opened.callback(self.session.close)
-        outcome: CallOutcome = "answered"
         try:
             result = self.session.call(call.name, call.arguments)
         except ToolProblem as problem:
-            outcome, result = problem.outcome, f"error: {problem}"
-        return Message("tool", result, call.name), CallRecord(name, outcome)
+            refusal = Message("tool", f"error: {problem}", call.name)
+            return refusal, CallRecord(name, problem.outcome)
+        return Message("tool", result, call.name), CallRecord(name, "answered")
 
     def _observe(self, answers: Sequence[tuple[Message, CallRecord]]) -> Observation:
         """Return the answers as one observation; too many calls without a result are the end."""
