@@ -112,7 +112,7 @@ class ToolProblem(Exception):
     """A call without a result: its outcome, and what the model reads instead of a result."""
 
     def __init__(self, outcome: CallOutcome, text: str) -> None:
-        self.outcome = outcome
+        self.outcome: CallOutcome = outcome
         super().__init__(text)
 
 
