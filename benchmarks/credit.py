@@ -1,4 +1,4 @@
-"""What published losses between two tokenizers do to the gradient that they estimate, by enumeration over random pairs.
+"""Hold published losses between two tokenizers against the gradient that they estimate, by enumeration over random pairs.
 
     python -m benchmarks credit [--pairs 200] [--seed 0]
 
@@ -65,18 +65,19 @@ def compare_share(share: str, logits: list[Tensor], teacher: Tensor) -> Tensor:
     student = first[:, None] + second
     kl = (student.exp() * (student - teacher)).sum()
     exact = flatten(torch.autograd.grad(kl, leaves, retain_graph=True))
+    # The score function, each pair of tokens as often as the student writes it.
     total = torch.zeros((), dtype=torch.float64)
-    for one in range(V):
-        for other in range(V):
-            tokens = torch.stack([first[one], second[one, other]])
-            own = tokens.detach()
-            ratio = (teacher[one, other] - own.sum()).expand(2)
+    for first_id in range(V):
+        for second_id in range(V):
+            tokens = torch.stack([first[first_id], second[first_id, second_id]])
+            logprobs = tokens.detach()
+            ratio = (teacher[first_id, second_id] - logprobs.sum()).expand(2)
             spans = torch.zeros(2, dtype=torch.long)
-            parts = ratio if share == "whole" else share_spans(ratio, own, spans, share)
-            total = total - own.sum().exp() * (parts * tokens).sum()
-    mine = flatten(torch.autograd.grad(total, leaves))
-    cosine = torch.nn.functional.cosine_similarity(mine, exact, dim=0)
-    return torch.stack([cosine, (mine - exact).norm() / exact.norm()])
+            parts = ratio if share == "whole" else share_spans(ratio, logprobs, spans, share)
+            total = total - logprobs.sum().exp() * (parts * tokens).sum()
+    estimate = flatten(torch.autograd.grad(total, leaves))
+    cosine = torch.nn.functional.cosine_similarity(estimate, exact, dim=0)
+    return torch.stack([cosine, (estimate - exact).norm() / exact.norm()])
 
 
 def flatten(parts: tuple[Tensor, ...]) -> Tensor:

@@ -30,6 +30,7 @@ def binarise(logprobs: Float[Tensor, "*s"], tau: float = 1.0) -> Float[Tensor, "
     if not tau > 0:
         raise ValueError(f"tau must be positive, got {tau:g}")
     inside = precise(logprobs) / tau
+    # expm1 keeps the digits of a complement near 0, where 1 - exp loses all of them.
     outside = torch.log(-torch.expm1(inside.clamp(max=LEAST)))
     return torch.stack([inside, outside], dim=-1)
 
@@ -61,8 +62,9 @@ def binarised_advantage(
     """
     # Callers may hold tensors of inference mode, which autograd refuses: clone them outside it.
     with torch.inference_mode(False), torch.enable_grad():
+        # In float64: the derivative divides by the complement, which may be as small as the tail.
         leaf = student.detach().double().clone().requires_grad_()
-        other = teacher.detach().double().clone()
-        value = binarised(divergence, leaf, other, tau, parameter)
+        fixed = teacher.detach().double().clone()
+        value = binarised(divergence, leaf, fixed, tau, parameter)
         (gradient,) = torch.autograd.grad(value.sum(), leaf)
     return -gradient.to(precise(student).dtype)

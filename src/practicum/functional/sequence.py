@@ -54,6 +54,7 @@ def share_spans(
     """
     parts = 1.0 / sum_spans(torch.ones_like(values), spans)
     if share == "surprise":
+        # Both branches are finite where they are taken: a certain span divides by 0.
         totals = sum_spans(logprobs, spans)
         parts = torch.where(totals == 0, parts, logprobs / totals)
     return values * parts

@@ -16,6 +16,7 @@ def sorted_l1(
     It sees no token's name: it is 0 for any renaming of the teacher's tokens, wrong ones included.
     """
     size = max(student.shape[-1], teacher.shape[-1])
+    # Ranks and not tokens: autograd sends each difference back to the token that holds the rank.
     ranked = [
         torch.nn.functional.pad(
             precise(logprobs).exp().sort(dim=-1, descending=True).values,

@@ -28,7 +28,7 @@ def read_tokens(
     """
     if signal.pool is not None:
         return _pool(signal.pool, [read_tokens(member, part) for member in signal.pool.members])
-    full = level = own = None
+    full = level = own_logprobs = None
     states = signal.states
     if states is not None and signal.head is not None:
         with torch.no_grad():
@@ -39,13 +39,15 @@ def read_tokens(
             else:
                 full = signal.head.logprobs(states[part])
             if with_own and signal.own is not None:
-                own = signal.own.logprobs(states[part])
+                own_logprobs = signal.own.logprobs(states[part])
     columns = (signal.topk_ids, signal.topk_logprobs, signal.logprobs, signal.unknown)
     ids, topk_logprobs, logprobs, unknown = (
         None if column is None else column[part] for column in columns
     )
     outside = signal.outside if full is not None else None
-    return TeacherDistribution(full, ids, topk_logprobs, logprobs, outside, unknown, level, own)
+    return TeacherDistribution(
+        full, ids, topk_logprobs, logprobs, outside, unknown, level, own_logprobs
+    )
 
 
 def measure_level(logits: Float[Tensor, "t V"], logprobs: Float[Tensor, "t V"]) -> Tensor:

@@ -167,8 +167,8 @@ class Sampled(SignalCall):
 
 
 class Binarised(SignalCall):
-    """Whether a sampled span is written or anything else, for both models with probability
-    p ** (1 / `tau`); its divergence is differentiated. ALM 2503.20083.
+    """The divergence of two Bernoulli variables, a sampled span or anything else, differentiated.
+    Both have probability p ** (1 / `tau`). ALM 2503.20083.
     """
 
     type: Literal["binarised"] = "binarised"

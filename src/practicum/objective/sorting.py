@@ -17,24 +17,26 @@ def compare_by_rank(term: Term, student: Tensor, teacher: TeacherDistribution) -
     the distance of all others times the rest (GOLD). Raises TeacherError for a teacher whose other
     tokens are known by their sum only.
     """
-    full, own, matched = teacher.full, teacher.own, term.signal.matched
+    full, unshared, matched = teacher.full, teacher.own, term.signal.matched
     assert full is not None, "the signal asks for whole distributions"
     if teacher.outside is None:
         return _sum_matched(term, student, full) if matched else sorted_l1(student, full)
-    if own is None:
+    if unshared is None:
         raise TeacherError(
             f"signal 'sorted' reads every token of the {term.against}, and of several teachers of "
             "other vocabularies only the common ones are known; write signal: full, or one teacher"
         )
+    # The bucket is left out: its tokens are ranked one by one.
     is_shared = torch.ones(student.shape[-1], dtype=torch.bool, device=student.device)
     is_shared[teacher.outside] = False
     shared = is_shared.nonzero()[:, 0]
     if not matched:
-        return sorted_l1(student, torch.cat([full[:, shared], own], dim=-1))
-    weight = len(shared) / (len(shared) + own.shape[-1])
-    others = sorted_l1(student[:, teacher.outside], own)
+        return sorted_l1(student, torch.cat([full[:, shared], unshared], dim=-1))
+    # The published weight counts tokens of the vocabulary, whatever mass is on them.
+    weight = len(shared) / (len(shared) + unshared.shape[-1])
+    ranked = sorted_l1(student[:, teacher.outside], unshared)
     same = _sum_matched(term, student[:, shared], full[:, shared])
-    return weight * same + (1.0 - weight) * others
+    return weight * same + (1.0 - weight) * ranked
 
 
 def _sum_matched(term: Term, student: Tensor, teacher: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ def compute_span_advantage(
     if isinstance(signal, Binarised):
         if spans is not None:
             student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
+        # Not relative to the larger, as below: a Bernoulli variable needs the probability itself.
         entry = DIVERGENCES[term.divergence.name]
         return binarised_advantage(entry, student, teacher, signal.tau, term.parameter)
     if spans is None:

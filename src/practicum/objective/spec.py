@@ -255,6 +255,7 @@ class Term(BaseModel):
         """Return why the scorer cannot answer the term, and what to write instead, or None."""
         if problem := self.signal.explain_refusal(capabilities):
             return problem
+        # A binarised divergence is of a distribution of two, and knows both probabilities.
         name = self.divergence.name
         by_span = capabilities.by_span and isinstance(self.signal, Sampled)
         if not by_span or DIVERGENCES[name].f_divergence:

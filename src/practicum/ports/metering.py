@@ -174,10 +174,10 @@ def count_heads(datums: Sequence[Datum], reads: Counter[str]) -> list[Datum]:
 
     def count_scores(signal: TeacherSignal) -> TeacherSignal:
         pool = signal.pool
-        head, own = (part and _count_into(part, reads) for part in (signal.head, signal.own))
+        head, own_head = (part and _count_into(part, reads) for part in (signal.head, signal.own))
         if pool is not None:
             pool = replace(pool, members=tuple(count_scores(member) for member in pool.members))
-        return replace(signal, head=head, own=own, pool=pool)
+        return replace(signal, head=head, own=own_head, pool=pool)
 
     return [
         replace(datum, signal=count_scores(datum.signal), reference=count_scores(datum.reference))

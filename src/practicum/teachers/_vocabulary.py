@@ -222,9 +222,9 @@ class TranslatingClient:
         unknown = torch.isin(torch.tensor(request.tokens, dtype=torch.long), self._outside)
         if logprobs is not None:
             logprobs = logprobs.masked_fill(unknown.to(logprobs.device), 0.0)
-        own = None
+        own_head = None
         if head is not None:
-            own = ReorderedHead(head, self._own)
+            own_head = ReorderedHead(head, self._own)
             head = FoldedHead(head, self._vocabulary.student_size, self._outside, self._own)
         ids, topk_logprobs = answer.topk_ids, answer.topk_logprobs
         if ids is not None and topk_logprobs is not None:
@@ -244,7 +244,7 @@ class TranslatingClient:
             head=head,
             outside=self._outside,
             unknown=unknown,
-            own=own,
+            own=own_head,
         )
 
     def _replace_candidates(self, candidates: Int[Tensor, "T K"]) -> Int[Tensor, "T K"]:
