@@ -9,7 +9,7 @@ from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.sorting import sorted_l1
 from practicum.objective import Objective, TeacherDistribution
-from practicum.objective.sorting import compare_by_rank
+from practicum.objective.sorting import compare_by_rank as compare
 
 from .vocabularies import COMMON, OUTSIDE, OWN, STUDENT_SIZE, TEACHER_SIZE, logits, signal_of
 
@@ -17,6 +17,12 @@ SORTED = Objective.model_validate({"signal": "sorted"}).losses[0]
 MATCHED = Objective.model_validate(
     {"signal": "sorted(matched=true)", "divergence": "jsd(0.3)"}
 ).losses[0]
+
+
+def compare_by_rank(term, student, signal):
+    return compare(term, student, signal, matched=term.signal.matched)
+
+
 OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]
 
 

@@ -10,14 +10,16 @@ from practicum.objective.spec import Term
 from practicum.objective.tokens import TeacherDistribution
 
 
-def compare_by_rank(term: Term, student: Tensor, teacher: TeacherDistribution) -> Tensor:
+def compare_by_rank(
+    term: Term, student: Tensor, teacher: TeacherDistribution, *, matched: bool
+) -> Tensor:
     """Return the distance of sorted probabilities at each position, differentiable in the student.
 
-    With matched tokens it is their divergence times their share of the teacher's vocabulary, plus
+    With `matched` it is the divergence of the matched tokens times their share of the teacher's vocabulary, plus
     the distance of all others times the rest (GOLD). Raises TeacherError for a teacher whose other
     tokens are known by their sum only.
     """
-    full, unshared, matched = teacher.full, teacher.own, term.signal.matched
+    full, unshared = teacher.full, teacher.own
     assert full is not None, "the signal asks for whole distributions"
     if teacher.outside is None:
         return _sum_matched(term, student, full) if matched else sorted_l1(student, full)

@@ -342,7 +342,7 @@ def _compute_divergence(
     # Under other estimators the divergence is only measured, so it needs no graph.
     student = student if isinstance(term.gradient, Pathwise) else student.detach()
     if isinstance(term.signal, Sorted):
-        return compare_by_rank(term, student, teacher)
+        return compare_by_rank(term, student, teacher, matched=term.signal.matched)
     if term.signal.whole and teacher.full is not None:
         with torch.no_grad():
             target, size = _build_target(term, student, signals)

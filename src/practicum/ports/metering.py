@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -163,7 +163,8 @@ def _count_into(head: HeadLike, reads: Counter[str]) -> HeadLike:
     """Return a head whose metered part, however deep in views, counts into `reads`."""
     if isinstance(head, MeteredHead):
         name = head.name
-        return MeteredHead(head.bare, name, lambda tokens: reads.update({name: tokens}))
+        counted = MeteredHead(head.bare, name, lambda tokens: reads.update({name: tokens}))
+        return cast(HeadLike, counted)
     if isinstance(head, HeadView):
         return head.take_head(_count_into(head.bare, reads))
     return head
