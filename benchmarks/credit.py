@@ -8,11 +8,15 @@ two lines need no gradient: a loss of logits should not change when a constant i
 averages the logits of a span), and a merged row (GOLD) should be a distribution.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from benchmarks.measuring import build_parser, format_table
 from practicum.functional.sequence import share_spans
+
+Share = Literal["whole", "even", "surprise"]
 
 V = 3
 SHIFT = 2.0
@@ -58,7 +62,7 @@ def draw_pair(generator: torch.Generator) -> tuple[list[Tensor], Tensor]:
     return [first, second], teacher.log_softmax(0).view(V, V)
 
 
-def compare_share(share: str, logits: list[Tensor], teacher: Tensor) -> Tensor:
+def compare_share(share: Share, logits: list[Tensor], teacher: Tensor) -> Tensor:
     """Return the cosine of the expected gradient with the exact one, and the relative error."""
     leaves = [part.clone().requires_grad_() for part in logits]
     first, second = (part.log_softmax(-1) for part in leaves)

@@ -15,9 +15,9 @@ def compare_by_rank(
 ) -> Tensor:
     """Return the distance of sorted probabilities at each position, differentiable in the student.
 
-    With `matched` it is the divergence of the matched tokens times their share of the teacher's vocabulary, plus
-    the distance of all others times the rest (GOLD). Raises TeacherError for a teacher whose other
-    tokens are known by their sum only.
+    With `matched` it is the divergence of the tokens that both have, times their share of the
+    teacher's vocabulary, plus the distance of all others times the rest (GOLD). Raises TeacherError
+    for a teacher whose other tokens are known by their sum only.
     """
     full, unshared = teacher.full, teacher.own
     assert full is not None, "the signal asks for whole distributions"
