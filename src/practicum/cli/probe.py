@@ -161,7 +161,7 @@ def find_methods(result: Probe) -> AllowedMethods:
 
 def to_json(result: Probe, comparison: ModelComparison | None = None) -> dict[str, object]:
     """Return the probe's result as JSON data, and that of a comparison if there was one."""
-    compared = {} if comparison is None else {"against": asdict(comparison)}
+    compared: dict[str, object] = {} if comparison is None else {"against": asdict(comparison)}
     return compared | {
         "model": result.model,
         "models": list(result.models),
