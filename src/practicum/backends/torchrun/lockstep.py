@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,14 +22,19 @@ from practicum.backends._sharded.rank_verbs import ProcessSettings
 from practicum.backends.torchrun import Config
 from practicum.backends.torchrun.rank_process import RankProcess
 from practicum.core.abandon import Cancelled
+from practicum.core.notes import hide_notes
 from practicum.core.options import spell_options
+from practicum.core.waits import display_waits
 from practicum.errors import PracticumError, RecipeError, WorkerLost
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables by which torchrun tells a process its place."""
 
-AFTERMATH = timedelta(seconds=3)
+AFTERMATH_SECONDS = 2.0
 """The time in which other processes still say why they cannot go on."""
+
+POLL_SECONDS = 0.1
+"""The time between two looks into the store."""
 
 BEAT_SECONDS = 0.5
 """The time between two signs of life of a process that serves."""
@@ -162,10 +168,12 @@ class LockstepGroup:
                 self._store.set(f"trouble-{self.rank}", pickle.dumps(reason))
             if isinstance(reason, str):
                 raise
+            if reason is not None:
+                # The first process says it, once this one's end has broken the link.
+                return (reason if isinstance(reason, PracticumError) else PracticumError).exit_code
         with suppress(RuntimeError):
-            self._store.wait([ENDED], 2 * AFTERMATH)
-            return int(self._store.get(ENDED))
-        with suppress(RuntimeError):
+            if self._await_keys([ENDED], 2 * AFTERMATH_SECONDS):
+                return int(self._store.get(ENDED))
             if self._store.add("told", 1) > 1:
                 return WorkerLost.exit_code
         raise WorkerLost(
@@ -174,7 +182,16 @@ class LockstepGroup:
         )
 
     def _beat(self) -> None:
-        self._store.add(f"beat-{self.rank}", 1)
+        with suppress(RuntimeError):
+            self._store.add(f"beat-{self.rank}", 1)
+
+    def _await_keys(self, keys: Sequence[str], seconds: float) -> bool:
+        """Return True once the store has all keys, False if it has not after some seconds."""
+        deadline = time.monotonic() + seconds
+        # The store's own wait writes to standard error when its time is over.
+        while not (has_all := self._store.check(list(keys))) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return has_all
 
     def _end_with(self, error: BaseException, verb: str) -> NoReturn:
         """End the group, of which a rank cannot go on, and raise what explains it best."""
@@ -188,7 +205,7 @@ class LockstepGroup:
         others = range(1, self.count)
         before = [self._count_beats(rank) for rank in others]
         with suppress(RuntimeError):
-            self._store.wait([f"trouble-{rank}" for rank in others], AFTERMATH)
+            self._await_keys([f"trouble-{rank}" for rank in others], AFTERMATH_SECONDS)
         troubles = {rank: self._read_trouble(rank) for rank in others}
         for trouble in troubles.values():
             if isinstance(trouble, Exception):
@@ -262,7 +279,8 @@ def join_processes(config: Config) -> Iterator[bool]:
             with group.lead():
                 yield True
             return
-        with _ignore_stop_signals():
+        # What a model has to say is said in the first process.
+        with _ignore_stop_signals(), hide_notes(), display_waits(None):
             code = group.serve()
         if code:
             raise SystemExit(code)
