@@ -22,6 +22,7 @@ from practicum.rollouts import (
     add_rewards,
     as_environment,
     collect_rollouts,
+    measure_conversations,
     measure_search,
     select_prompts,
 )
@@ -148,7 +149,7 @@ def generate_rollouts(
         parts.teacher,
         parts.renderer,
         parts.archive,
-        as_environment(parts.task),
+        as_environment(parts.task, parts.renderer),
         parts.reference,
         parts.task,
         parts.scorers,
@@ -379,6 +380,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
+    metrics |= measure_conversations(rollouts)
     metrics |= measure_search(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
