@@ -5,7 +5,6 @@ on writes the reason into the launcher's store before it ends, and the first pro
 """
 
 import os
-import pickle
 import signal
 import threading
 import time
@@ -17,6 +16,8 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from practicum.backends._sharded.rank_verbs import ProcessSettings
 from practicum.backends.torchrun import Config
@@ -72,17 +73,19 @@ class LockstepGroup:
         on_gpus = torch.cuda.is_available()
         if on_gpus:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        store, self.rank, self.count = next(dist.rendezvous("env://", timeout=limit))
+        store, self.rank, self.count = next(rendezvous("env://", timeout=limit))
         store.set_timeout(limit)
-        self._store = dist.PrefixStore("practicum", store)
+        self._store = PrefixStore("practicum", store)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
-            store=dist.PrefixStore("ranks", store),
+            store=PrefixStore("ranks", store),
             rank=self.rank,
             world_size=self.count,
             timeout=limit,
         )
-        self._control = dist.new_group(backend="gloo", timeout=limit)
+        control = dist.new_group(backend="gloo", timeout=limit)
+        assert isinstance(control, dist.ProcessGroup), "every process is in the group of all"
+        self._control = control
         self.processes: dict[int, RankProcess] = {}
         self._numbers = 0
         self._turn = threading.Lock()
@@ -163,14 +166,14 @@ class LockstepGroup:
                     dist.gather_object(self._perform(request), dst=0, group=self._control)
                 return request
         except BaseException as error:
-            reason = _describe_trouble(error)
+            trouble = _describe_trouble(error)
             with suppress(RuntimeError):
-                self._store.set(f"trouble-{self.rank}", pickle.dumps(reason))
-            if isinstance(reason, str):
+                self._store.set(f"trouble-{self.rank}", f"{trouble.code} {trouble.text}")
+            if trouble.is_bug:
                 raise
-            if reason is not None:
+            if trouble.code:
                 # The first process says it, once this one's end has broken the link.
-                return (reason if isinstance(reason, PracticumError) else PracticumError).exit_code
+                return trouble.code
         with suppress(RuntimeError):
             if self._await_keys([ENDED], 2 * AFTERMATH_SECONDS):
                 return int(self._store.get(ENDED))
@@ -196,7 +199,7 @@ class LockstepGroup:
     def _end_with(self, error: BaseException, verb: str) -> NoReturn:
         """End the group, of which a rank cannot go on, and raise what explains it best."""
         self._loss = WorkerLost(f"{verb} failed")
-        if _describe_trouble(error) is None:
+        if _describe_trouble(error).is_elsewhere:
             raise self._explain_loss(error, verb) from error
         raise error
 
@@ -206,18 +209,21 @@ class LockstepGroup:
         before = [self._count_beats(rank) for rank in others]
         with suppress(RuntimeError):
             self._await_keys([f"trouble-{rank}" for rank in others], AFTERMATH_SECONDS)
-        troubles = {rank: self._read_trouble(rank) for rank in others}
-        for trouble in troubles.values():
-            if isinstance(trouble, Exception):
-                return trouble
-        failed = [f"trainer {rank}" for rank, text in troubles.items() if isinstance(text, str)]
+        troubles = [self._read_trouble(rank) for rank in others]
+        for trouble in troubles:
+            if trouble.code > 0:
+                told = PracticumError(trouble.text)
+                told.exit_code = trouble.code
+                return told
+        failed = [rank for rank, trouble in zip(others, troubles, strict=True) if trouble.is_bug]
         silent = [
-            f"trainer {rank}"
+            rank
             for rank, beats in zip(others, before, strict=True)
             if beats == self._count_beats(rank)
         ]
-        reason = next((f" ({text})" for text in troubles.values() if isinstance(text, str)), "")
-        names = ", ".join(failed or silent) or f"a trainer ({_shorten(error)})"
+        names = ", ".join(f"trainer {rank}" for rank in failed or silent)
+        names = names or f"a trainer ({_shorten(error)})"
+        reason = next((f" ({trouble.text})" for trouble in troubles if trouble.is_bug), "")
         go_on = spell_options(resume=True)
         if not failed and "Timed out" in str(error):
             return WorkerLost(
@@ -235,12 +241,13 @@ class LockstepGroup:
         except RuntimeError:
             return 0
 
-    def _read_trouble(self, rank: int) -> Any:
+    def _read_trouble(self, rank: int) -> "_Trouble":
         key = f"trouble-{rank}"
-        try:
-            return pickle.loads(self._store.get(key)) if self._store.check([key]) else None
-        except RuntimeError:
-            return None
+        with suppress(RuntimeError):
+            if self._store.check([key]):
+                code, _, text = self._store.get(key).decode().partition(" ")
+                return _Trouble(int(code), text)
+        return _Trouble(0)
 
     @contextmanager
     def lead(self) -> Iterator[None]:
@@ -344,14 +351,35 @@ def _repeat(act: Callable[[], None], seconds: float) -> Iterator[None]:
         thread.join()
 
 
-def _describe_trouble(error: BaseException) -> Exception | str | None:
-    """Return the error if it is for the user, its text if it is not, None for a broken link."""
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """The reason why a rank cannot go on: an exit code and a text for the user.
+
+    The code 0 is a link that another rank broke, and -1 an error that nobody foresaw.
+    """
+
+    code: int
+    text: str = ""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if another rank is the cause."""
+        return self.code == 0
+
+    @property
+    def is_bug(self) -> bool:
+        """True if the error is none for the user."""
+        return self.code < 0
+
+
+def _describe_trouble(error: BaseException) -> _Trouble:
     if isinstance(error, PracticumError | OSError):
-        return error
+        known = error if isinstance(error, PracticumError) else PracticumError
+        return _Trouble(known.exit_code, _shorten(error))
     if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
-        return None
-    return f"{type(error).__name__}: {_shorten(error)}"
+        return _Trouble(0)
+    return _Trouble(-1, f"{type(error).__name__}: {_shorten(error)}")
 
 
 def _shorten(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())[:400]

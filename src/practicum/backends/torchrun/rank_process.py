@@ -22,6 +22,7 @@ from practicum.backends.local.native import name_decoding
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.core.notes import hide_notes
+from practicum.models.config import ScorerConfig
 from practicum.objective import Full, Signal
 from practicum.ports import SamplingClient
 from practicum.types import (
@@ -68,6 +69,7 @@ class RankProcess(ShardedRank):
     def load_scorer(self, model: ModelSettings) -> dict[str, Any]:
         """Load a frozen model in whole."""
         config, limits = model.config, self._settings.limits
+        assert isinstance(config, ScorerConfig), "a frozen model is a scorer"
         with collect_notes() as notes:
             loaded = load_by_role(config, model.seed, model.folder, limits.decoding)
         facts = describe_model(loaded) | {"notes": notes}
