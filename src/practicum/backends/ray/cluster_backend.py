@@ -148,7 +148,7 @@ class RayBackend:
         """Let every rank copy its part to its host; return what lets them write it."""
         group = _require_ray(student).trainer.group
         group.ask("copy_state")
-        return lambda folder: group.ask_beside("write_copy", folder.absolute())
+        return lambda folder: group.ask_beside("write_beside", folder.absolute())
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Let every rank read its rows, of a checkpoint of any number of ranks."""

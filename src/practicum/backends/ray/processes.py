@@ -138,9 +138,9 @@ class TrainerRank(ShardedRank):
         return sum(packed.array.nbytes for packed in part.values()), part
 
     @ray.method(concurrency_group="write")
-    def write_copy(self, folder: Path) -> None:
+    def write_beside(self, folder: Path) -> None:
         """Write the copied tensors; another thread does this, beside the next steps."""
-        super().write_copy(folder)
+        self.write_copy(folder)
 
 
 class ModelProcess:
