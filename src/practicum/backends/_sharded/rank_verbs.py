@@ -1,4 +1,4 @@
-"""What each rank of a sharded trainer does when it is asked, whichever program asks."""
+"""The verbs of each rank of a sharded trainer, whichever program asks for them."""
 
 import os
 import socket

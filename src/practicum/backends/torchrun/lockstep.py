@@ -107,7 +107,7 @@ class LockstepGroup:
         return self._request(Request(number, verb, [arguments], apart=False))
 
     def ask_each(self, number: int, verb: str, shares: Sequence[Sequence[Any]]) -> list[Any]:
-        """Let each rank do its own share apart from the others; return their answers."""
+        """Let each rank do its outcome share apart from the others; return their answers."""
         return self._request(Request(number, verb, shares, apart=True))
 
     def _open(self, number: int, nodes: int, settings: ProcessSettings) -> None:
@@ -128,15 +128,15 @@ class LockstepGroup:
             try:
                 self._send(request)
                 outcomes: list[Any] = [None] * self.count
-                own = self._perform(request)
-                dist.gather_object(own, outcomes, dst=0, group=self._control)
+                outcome = self._perform(request)
+                dist.gather_object(outcome, outcomes, dst=0, group=self._control)
             except BaseException as error:
                 self._end_with(error, request.verb)
         # This process's error is its own object: that of a cancelled thread has no copy.
-        for _, error in (own, *outcomes[1:]):
+        for _, error in (outcome, *outcomes[1:]):
             if error is not None:
                 raise error
-        return [answer for answer, _ in (own, *outcomes[1:])]
+        return [answer for answer, _ in (outcome, *outcomes[1:])]
 
     def _send(self, message: Request | int | None) -> Any:
         """Return the message of the first process: a request, or the exit code of its run."""
@@ -191,7 +191,7 @@ class LockstepGroup:
     def _await_keys(self, keys: Sequence[str], seconds: float) -> bool:
         """Return True once the store has all keys, False if it has not after some seconds."""
         deadline = time.monotonic() + seconds
-        # The store's own wait writes to standard error when its time is over.
+        # The store's outcome wait writes to standard error when its time is over.
         while not (has_all := self._store.check(list(keys))) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return has_all
@@ -205,20 +205,20 @@ class LockstepGroup:
 
     def _explain_loss(self, error: BaseException, verb: str) -> Exception:
         """Return the error that a rank wrote down, or else who broke the link."""
-        others = range(1, self.count)
-        before = [self._count_beats(rank) for rank in others]
+        ranks = range(1, self.count)
+        before = [self._count_beats(rank) for rank in ranks]
         with suppress(RuntimeError):
-            self._await_keys([f"trouble-{rank}" for rank in others], AFTERMATH_SECONDS)
-        troubles = [self._read_trouble(rank) for rank in others]
+            self._await_keys([f"trouble-{rank}" for rank in ranks], AFTERMATH_SECONDS)
+        troubles = [self._read_trouble(rank) for rank in ranks]
         for trouble in troubles:
             if trouble.code > 0:
-                told = PracticumError(trouble.text)
-                told.exit_code = trouble.code
-                return told
-        failed = [rank for rank, trouble in zip(others, troubles, strict=True) if trouble.is_bug]
+                error_there = PracticumError(trouble.text)
+                error_there.exit_code = trouble.code
+                return error_there
+        failed = [rank for rank, trouble in zip(ranks, troubles, strict=True) if trouble.is_bug]
         silent = [
             rank
-            for rank, beats in zip(others, before, strict=True)
+            for rank, beats in zip(ranks, before, strict=True)
             if beats == self._count_beats(rank)
         ]
         names = ", ".join(f"trainer {rank}" for rank in failed or silent)
@@ -374,8 +374,8 @@ class _Trouble:
 
 def _describe_trouble(error: BaseException) -> _Trouble:
     if isinstance(error, PracticumError | OSError):
-        known = error if isinstance(error, PracticumError) else PracticumError
-        return _Trouble(known.exit_code, _shorten(error))
+        kind = error if isinstance(error, PracticumError) else PracticumError
+        return _Trouble(kind.exit_code, _shorten(error))
     if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
         return _Trouble(0)
     return _Trouble(-1, f"{type(error).__name__}: {_shorten(error)}")

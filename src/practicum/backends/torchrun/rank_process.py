@@ -1,4 +1,4 @@
-"""What each process does: it holds a shard of the student, and whole models that answer."""
+"""The work of each process: it holds a shard of the student, and whole models that answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -89,18 +89,18 @@ class RankProcess(ShardedRank):
         The models `dropped` are not asked any more. All ranks call this.
         """
         self._verb = "take_weights"
-        for gone in dropped:
-            self._clients.pop(gone, None)
-            self._heads.pop(gone, None)
+        for model in dropped:
+            self._clients.pop(model, None)
+            self._heads.pop(model, None)
         student = self._get_student()
-        own = student.language_model.trainable_parameters()
+        parameters = student.language_model.trainable_parameters()
         overlay = {}
         for key, rows in self._find_weights(follower).items():
             full = gather_tensor(rows)
             if name == STUDENT:
-                own[key].copy_(full)
+                parameters[key].copy_(full)
             else:
-                overlay[key] = full.to(own[key].device, copy=True)
+                overlay[key] = full.to(parameters[key].device, copy=True)
         if name != STUDENT:
             self._clients[name] = replace(student, overlay=overlay)
         self._heads.pop(name, None)
@@ -139,7 +139,7 @@ class RankProcess(ShardedRank):
 
 
 def _move_to_host(signal: TeacherSignal) -> TeacherSignal:
-    """Return a signal whose states any rank can read: on the host, for the reader's own device."""
+    """Return a signal whose states any rank can read: on the host, for the reader's parameters device."""
     states = signal.hidden
     if not isinstance(states, Tensor) or states.device.type == "cpu":
         return signal
