@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from toy import make_model, rows, toy_run
+from traced import node, talk, write
 
 from practicum.errors import DataError
 from practicum.models.config import ScorerConfig
@@ -31,59 +32,6 @@ def renderer(models: Path) -> Renderer:
     return load_renderer(ScorerConfig(model=str(models / "student")))
 
 
-def node(
-    parent: int | None, role: str, text: str, ids: list[int], sampled: int = 0
-) -> dict[str, Any]:
-    """A message whose last `sampled` tokens the model wrote, each with its own log-probability."""
-    return {
-        "parent": parent,
-        "message": {"role": role, "content": text},
-        "sampled": bool(sampled),
-        "token_ids": ids,
-        "mask": [False] * (len(ids) - sampled) + [True] * sampled,
-        "logprobs": [-0.1 * (place + 1) for place in range(sampled)],
-        "timestamp": 0.0,
-    }
-
-
-def trace(nodes: list[dict[str, Any]], task: str = "a", **fields: Any) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "id": "t",
-        "verifiers": {"version": "0.4.0"},
-        "task": {"type": "Task", "data": {"idx": 0, "id": task, "prompt": "x"}},
-        "agent": {"config": {}, "trainable": True},
-        "nodes": nodes,
-        "rewards": {
-            "right": {"score": 0.5, "weight": 2.0},
-            "form": {"score": 1.0, "weight": 0.25},
-            "late": None,
-        },
-        "stop_condition": "agent_completed",
-        **fields,
-    }
-
-
-def talk(renderer: Renderer, question: str = "abc", **fields: Any) -> dict[str, Any]:
-    """Two turns of the model with a tool's result between them; the template's tokens belong to the turn before."""
-    from practicum.types import Message
-
-    prompt = list(renderer.render((Message("user", question),)))
-    nodes = [
-        node(None, "user", question, prompt[:-1]),
-        node(0, "assistant", "ab", [prompt[-1], 5, 6, 7], 3),
-        node(1, "tool", "result", [8, 9]),
-        node(2, "assistant", "c", [3, 4, 6], 2),
-        node(3, "user", "thanks", [9, 9]),
-    ]
-    return trace(nodes, **fields)
-
-
-def write(path: Path, *traces: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(each) + "\n" for each in traces))
-    return path
-
-
 def test_a_trace_is_a_conversation_token_for_token(renderer: Renderer, tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", talk(renderer))
     (answer,) = read_traced_answers(path)
@@ -103,6 +51,19 @@ def test_a_trace_is_a_conversation_token_for_token(renderer: Renderer, tmp_path:
     assert rollout.mark_tokens_by("environment").tolist() == [
         not seen for seen in rollout.loss_mask
     ]
+
+
+def test_lines_that_verifiers_wrote_are_read(renderer: Renderer) -> None:
+    """Recorded with verifiers 0.4.0: two tasks, each answered in one turn."""
+    path = Path(__file__).parent / "verifiers_traces.jsonl"
+    answers = read_traced_answers(path)
+    recorded = load_traced_rollouts(path, [answer.prompt for answer in answers], renderer, 16)
+    assert {name: row[0].tokens.tolist() for name, row in recorded.items()} == {
+        "0": [7, 8, 2],
+        "1": [9, 10, 2],
+    }
+    assert [rollouts[0].reward for rollouts in recorded.values()] == [1.0, 0.0]
+    assert recorded["0"][0].sampling_logprobs.tolist() == [-0.5, -0.625, -0.75]
 
 
 def test_each_path_that_may_be_learned_from_is_one_answer(
@@ -141,13 +102,15 @@ def test_each_path_that_may_be_learned_from_is_one_answer(
         ({"is_timeout": True}, "timeout"),
         ({"errors": [{"type": "X", "message": "y"}]}, "error"),
         ({"stop_condition": None}, "stop"),
+        ({"calls": [{"node": 3, "finish_reason": "length"}]}, "length"),
+        ({"calls": [{"node": 1, "finish_reason": "length"}]}, "stop"),
     ],
 )
 def test_what_ended_a_trace_is_the_stop_reason(
     renderer: Renderer, tmp_path: Path, fields: dict[str, Any], reason: str
 ) -> None:
     (answer,) = read_traced_answers(write(tmp_path / "t.jsonl", talk(renderer, **fields)))
-    assert answer.trace.stop_reason == reason
+    assert answer.stop_reason == reason
 
 
 def test_a_run_learns_from_traces_with_their_rewards(
@@ -209,7 +172,7 @@ def test_what_this_student_did_not_write_is_refused(renderer: Renderer, tmp_path
     (answer,) = read_traced_answers(path)
     with pytest.raises(DataError, match="line 1: the prompt of 'a' differs from token 0 on"):
         load_traced_rollouts(path, [answer.prompt], renderer, 64)
-    with pytest.raises(DataError, match="has 8 tokens after its prompt; raise rollout.max_new"):
+    with pytest.raises(DataError, match=r"has 8 tokens after its prompt; raise rollout\.max_new"):
         load_traced_rollouts(write(path, talk(renderer)), [answer.prompt], renderer, 7)
     with pytest.raises(DataError, match="no trace has tokens that a model sampled"):
         read_traced_answers(write(path, talk(renderer, agent={"trainable": False})))

@@ -181,6 +181,28 @@ def answers(
             write_file(recipe, overrides or [], out, n, temperature, console)
 
 
+@app.command(epilog="Example: practicum score my.yaml --out scored.jsonl")
+def score(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSONL file, which may not exist")
+    ] = Path("scored.jsonl"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the teacher's log-probabilities into the traces that a recipe learns from."""
+    with handle_errors(debug):
+        from dataclasses import asdict
+
+        from practicum.recipe import load_recipe
+        from practicum.runs.trace_file import score_traces
+
+        with show_waiting():
+            scored = score_traces(load_recipe(recipe, overrides or []), out)
+        print_summary({**asdict(scored), "file": str(out)}, as_json)
+
+
 @app.command("eval", epilog="Example: practicum eval runs/quickstart evaluation.prompts=121")
 def evaluate(
     target: RunOrModel,

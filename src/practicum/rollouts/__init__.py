@@ -27,7 +27,7 @@ from practicum.rollouts.tape import (
     to_exact_floats,
 )
 from practicum.rollouts.tool_use import answers_back, as_environment, measure_conversations
-from practicum.rollouts.traces import load_traced_rollouts
+from practicum.rollouts.traces import list_traced_rollouts, load_traced_rollouts
 from practicum.rollouts.writing import (
     RolloutWriters,
     add_rewards,
@@ -58,6 +58,7 @@ __all__ = [
     "list_conversation_problems",
     "list_other_writers",
     "list_source_problems",
+    "list_traced_rollouts",
     "load_recorded_rollouts",
     "load_traced_rollouts",
     "measure_conversations",

@@ -18,21 +18,32 @@ def load_traced_rollouts(
 ) -> dict[str, list[Rollout]]:
     """Return the rollouts of a file of traces for these prompts, by prompt id, with their rewards.
 
+    Raises the errors of `list_traced_rollouts`.
+    """
+    recorded: dict[str, list[Rollout]] = {}
+    for _, rollout in list_traced_rollouts(path, prompts, renderer, max_tokens):
+        recorded.setdefault(rollout.prompt.id, []).append(rollout)
+    return recorded
+
+
+def list_traced_rollouts(
+    path: Path, prompts: Sequence[Prompt], renderer: Renderer, max_tokens: int
+) -> list[tuple[TracedAnswer, Rollout]]:
+    """Return the conversations of a file of traces about these prompts, each with its rollout.
+
     Raises DataError with the line of a conversation that another tokenizer or template wrote, or
     that is longer than `max_tokens`.
     """
     by_id = {prompt.id: prompt for prompt in prompts}
-    recorded: dict[str, list[Rollout]] = {}
+    rollouts = []
     for answer in read_traced_answers(path):
         if (prompt := by_id.get(answer.prompt.id)) is not None:
             _check_answer(answer, prompt, renderer, max_tokens, f"{path}: line {answer.line}")
-            recorded.setdefault(prompt.id, []).append(
-                build_traced_rollout(answer, prompt, renderer)
-            )
-    return recorded
+            rollouts.append((answer, _build_rollout(answer, prompt, renderer)))
+    return rollouts
 
 
-def build_traced_rollout(answer: TracedAnswer, prompt: Prompt, renderer: Renderer) -> Rollout:
+def _build_rollout(answer: TracedAnswer, prompt: Prompt, renderer: Renderer) -> Rollout:
     """Return a traced conversation as a rollout of the student, with the trace's reward."""
     mask = torch.tensor(answer.mask)
     replies = [turn.text for turn in answer.turns if turn.role == "assistant"]
@@ -45,7 +56,7 @@ def build_traced_rollout(answer: TracedAnswer, prompt: Prompt, renderer: Rendere
         sampling_logprobs=torch.tensor(answer.logprobs, dtype=torch.float32),
         policy_logprobs=torch.full((len(answer.tokens),), math.nan),
         policy_version=0,
-        stop_reason=answer.trace.stop_reason,
+        stop_reason=answer.stop_reason,
         text=text or renderer.decode(answer.tokens),
         reward=answer.trace.reward,
         authors=None if mask.all() else mark_authors(mask, "student", "environment"),

@@ -8,7 +8,7 @@ such lines; they are read here without it.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -94,6 +94,11 @@ class _RewardRow(_Row):
     weight: float = 1.0
 
 
+class _CallRow(_Row):
+    node: int | None = None
+    finish_reason: str | None = None
+
+
 class TraceRow(_Row):
     """One trace: its graph of messages, and the rewards of the whole."""
 
@@ -103,6 +108,7 @@ class TraceRow(_Row):
     agent: _AgentRow = _AgentRow()
     nodes: list[NodeRow]
     rewards: dict[str, _RewardRow | None] = {}
+    calls: list[_CallRow] = []
     stop_condition: str | None = None
     is_timeout: bool = False
     errors: list[JsonValue] = []
@@ -121,7 +127,7 @@ class TraceRow(_Row):
         """The name of the task that the trace is about, else its own."""
         data = self.task.data
         index = None if data.idx is None else str(data.idx)
-        return data.id or self.task.key or index or self.id
+        return data.id or index or self.task.key or self.id
 
     @property
     def reward(self) -> float | None:
@@ -129,12 +135,15 @@ class TraceRow(_Row):
         given = [reward for reward in self.rewards.values() if reward is not None]
         return sum(reward.score * reward.weight for reward in given) if given else None
 
-    @property
-    def stop_reason(self) -> StopReason:
-        """What ended the trace."""
+    def find_stop_reason(self, path: Sequence[int]) -> StopReason:
+        """Return what ended a conversation: the trace's end, or the limit of its last answer."""
         if self.is_timeout:
             return "timeout"
-        return "error" if self.errors else STOP_REASONS.get(self.stop_condition or "", "stop")
+        if self.errors:
+            return "error"
+        last = max(number for number in path if any(self.nodes[number].mask))
+        cut = any(call.node == last and call.finish_reason == "length" for call in self.calls)
+        return STOP_REASONS.get(self.stop_condition or "", "length" if cut else "stop")
 
     def list_paths(self) -> list[tuple[int, ...]]:
         """Return the nodes of each conversation that may be learned from, from its beginning.
@@ -178,6 +187,7 @@ class TracedAnswer:
     mask: list[bool]
     logprobs: list[float]
     turns: tuple[Turn, ...]
+    stop_reason: StopReason
 
 
 def read_traced_answers(path: Path) -> list[TracedAnswer]:
@@ -228,11 +238,20 @@ def read_lines(path: Path) -> list[bytes]:
 
 
 def add_reference_logprobs(line: bytes, scores: Mapping[int, Sequence[float]]) -> str:
-    """Return a trace's line with the teacher's log-probabilities of the tokens of some nodes."""
+    """Return a trace's line with a teacher's log-probabilities of the sampled tokens of some nodes."""
     trace: dict[str, Any] = json.loads(line)
     for number, values in scores.items():
         trace["nodes"][number]["reference_logprobs"] = list(values)
     return json.dumps(trace, ensure_ascii=False)
+
+
+def split_by_node(answer: TracedAnswer, values: Sequence[float]) -> dict[int, list[float]]:
+    """Return the numbers of an answer's sampled tokens by the nodes of the trace that they are in."""
+    sampled = iter(
+        [value for value, is_sampled in zip(values, answer.mask, strict=True) if is_sampled]
+    )
+    counts = {number: sum(answer.trace.nodes[number].mask) for number in answer.path}
+    return {number: list(islice(sampled, count)) for number, count in counts.items() if count}
 
 
 def _build_answer(
@@ -255,6 +274,7 @@ def _build_answer(
         mask[start:stop],
         logprobs[start:stop],
         _list_turns(parts[first:], mask[start:stop]),
+        trace.find_stop_reason(nodes),
     )
 
 
