@@ -16,7 +16,7 @@ from practicum.models.config import ScorerConfig
 from practicum.rollouts.traces import load_traced_rollouts
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
-from practicum.text.traces import add_reference_logprobs, read_traced_answers
+from practicum.text.trace_rows import add_reference_logprobs, read_traced_answers
 
 
 @pytest.fixture(scope="module")

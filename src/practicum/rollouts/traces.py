@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from practicum.errors import DataError
 from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer
-from practicum.text.traces import TracedAnswer, read_traced_answers
+from practicum.text.trace_rows import TracedAnswer, read_traced_answers
 from practicum.types import Prompt, Rollout
 
 
@@ -67,11 +68,12 @@ def _build_rollout(answer: TracedAnswer, prompt: Prompt, renderer: Renderer) -> 
 def _check_answer(
     answer: TracedAnswer, prompt: Prompt, renderer: Renderer, max_tokens: int, where: str
 ) -> None:
+    # The teacher renders the prompt in its own template, so the messages have to say all of it.
     rendered = renderer.render(prompt.messages)
     if answer.prompt_tokens != rendered:
-        pairs = enumerate(zip(answer.prompt_tokens, rendered, strict=False))
-        shorter = min(len(rendered), len(answer.prompt_tokens))
-        place = next((place for place, (ours, its) in pairs if ours != its), shorter)
+        pairs = zip(answer.prompt_tokens, rendered, strict=False)
+        equal = takewhile(lambda pair: pair[0] == pair[1], pairs)
+        place = sum(1 for _ in equal)
         raise DataError(
             f"{where}: the prompt of {prompt.id!r} differs from token {place} on from how this "
             "student's template writes its messages; a trace is learned from by the student that it "

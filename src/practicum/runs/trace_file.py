@@ -12,7 +12,7 @@ from practicum.recipe import Recipe
 from practicum.rollouts import Traces, list_traced_rollouts
 from practicum.run_dir import write_text
 from practicum.runs.teacher_alone import TeacherLoader
-from practicum.text.traces import add_reference_logprobs, read_lines, split_by_node
+from practicum.text.trace_rows import add_reference_logprobs, read_lines, split_by_node
 
 CHUNK = 64
 """Conversations that are scored together."""
@@ -64,6 +64,7 @@ def score_traces(recipe: Recipe, path: Path) -> ScoredTraces:
                     by_node = split_by_node(answer, signal.logprobs.tolist())
                     scores.setdefault(answer.line, {}).update(by_node)
                 wait.advance(len(chunk))
+    # Read once more: the rows that were read keep only what is used here of each line.
     lines = [
         add_reference_logprobs(line, scores[number]) if number in scores else line.decode()
         for number, line in enumerate(read_lines(file), start=1)

@@ -12,7 +12,7 @@ from pydantic import Field
 from practicum.errors import DataError
 from practicum.ports import Task
 from practicum.tasks import PromptSet, TaskContext
-from practicum.text.traces import read_traced_answers
+from practicum.text.trace_rows import read_traced_answers
 from practicum.types import FrozenConfig
 
 

@@ -26,20 +26,20 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "context_length": "length",
     "length": "length",
 }
-"""What ended a trace, where that is neither the model nor an error."""
+"""The conditions that end a trace, other than the model and an error."""
 
 
-class _Row(BaseModel):
+class _TracePart(BaseModel):
     # Fields that are not read here belong to others; a later schema has another `version`.
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
 
-class _TextPart(_Row):
+class _TextPart(_TracePart):
     type: Literal["text"]
     text: str
 
 
-class _MessageRow(_Row):
+class _MessageRow(_TracePart):
     role: str
     content: str | list[_TextPart] | None = None
     name: str | None = None
@@ -51,12 +51,12 @@ class _MessageRow(_Row):
         return Message(self.role, "".join(texts), self.name)
 
 
-class _LinkRow(_Row):
+class _LinkRow(_TracePart):
     node: int
     type: str
 
 
-class NodeRow(_Row):
+class NodeRow(_TracePart):
     """One message: the tokens that it adds, and which of them the model sampled."""
 
     parent: int | None = None
@@ -75,31 +75,31 @@ class NodeRow(_Row):
         return self
 
 
-class _DataRow(_Row):
+class _DataRow(_TracePart):
     id: str | None = None
     idx: int | None = None
 
 
-class _TaskRow(_Row):
+class _TaskRow(_TracePart):
     data: _DataRow
     key: str | None = None
 
 
-class _AgentRow(_Row):
+class _AgentRow(_TracePart):
     trainable: bool = True
 
 
-class _RewardRow(_Row):
+class _RewardRow(_TracePart):
     score: float
     weight: float = 1.0
 
 
-class _CallRow(_Row):
+class _ModelCallRow(_TracePart):
     node: int | None = None
     finish_reason: str | None = None
 
 
-class TraceRow(_Row):
+class TraceRow(_TracePart):
     """One trace: its graph of messages, and the rewards of the whole."""
 
     version: Literal[1]
@@ -108,7 +108,7 @@ class TraceRow(_Row):
     agent: _AgentRow = _AgentRow()
     nodes: list[NodeRow]
     rewards: dict[str, _RewardRow | None] = {}
-    calls: list[_CallRow] = []
+    calls: list[_ModelCallRow] = []
     stop_condition: str | None = None
     is_timeout: bool = False
     errors: list[JsonValue] = []
@@ -132,8 +132,8 @@ class TraceRow(_Row):
     @property
     def reward(self) -> float | None:
         """The weighted sum of its rewards; None if nothing was scored."""
-        given = [reward for reward in self.rewards.values() if reward is not None]
-        return sum(reward.score * reward.weight for reward in given) if given else None
+        rewards = [reward for reward in self.rewards.values() if reward is not None]
+        return sum(reward.score * reward.weight for reward in rewards) if rewards else None
 
     def find_stop_reason(self, path: Sequence[int]) -> StopReason:
         """Return what ended a conversation: the trace's end, or the limit of its last answer."""
@@ -160,6 +160,7 @@ class TraceRow(_Row):
             is_attempt = any(link.type == "compaction_attempt" for link in node.semantic_parents)
             if leaf in followed or (is_attempt and leaf not in resumed):
                 continue
+            # Parents stand before their children, so this ends.
             path, place = [leaf], node.parent
             while place is not None:
                 path.append(place)
@@ -305,7 +306,8 @@ def _list_turns(parts: Sequence[NodeRow], mask: Sequence[bool]) -> tuple[Turn, .
         if sampled:
             turns.append(Turn("assistant", count, replies[number // 2].content))
             continue
-        said = between[number // 2]
-        text = "\n".join(message.content for message in said)
-        turns.append(Turn(said[-1].role if said else "user", count, text))
+        messages = between[number // 2]
+        text = "\n".join(message.content for message in messages)
+        # The role of the newest message; a harness may also let the model go on without one.
+        turns.append(Turn(messages[-1].role if messages else "user", count, text))
     return tuple(turns) if len(turns) > 1 else ()
