@@ -55,6 +55,7 @@ def score_traces(recipe: Recipe, path: Path) -> ScoredTraces:
             for start in range(0, len(pairs), CHUNK):
                 chunk = pairs[start : start + CHUNK]
                 signals = opened.teacher.score([rollout for _, rollout in chunk], Sampled())
+                # A message that stands in several conversations has the same tokens before it in all.
                 for (answer, _), signal in zip(chunk, signals, strict=True):
                     if signal.logprobs is None:
                         raise CapabilityError(

@@ -165,6 +165,7 @@ class TraceRow(_TracePart):
             while place is not None:
                 path.append(place)
                 place = self.nodes[place].parent
+            # A conversation without sampled tokens was recorded for evaluation, as text alone.
             if any(any(self.nodes[number].mask) for number in path):
                 paths.append(tuple(reversed(path)))
         return paths
@@ -197,6 +198,8 @@ def read_traced_answers(path: Path) -> list[TracedAnswer]:
     Prompts have the name of their task; other messages of one task get a number behind it. Raises
     DataError with the line that is no trace, and if the file has nothing to learn from.
     """
+    # A task may be asked in several ways, and a prompt's id has to name one of them: tapes, random
+    # streams and reports go by it.
     names: dict[str, dict[tuple[Message, ...], str]] = {}
     answers = []
     for line, trace in read_traces(path):
@@ -248,6 +251,7 @@ def add_reference_logprobs(line: bytes, scores: Mapping[int, Sequence[float]]) -
 
 def split_by_node(answer: TracedAnswer, values: Sequence[float]) -> dict[int, list[float]]:
     """Return the numbers of an answer's sampled tokens by the nodes of the trace that they are in."""
+    # In the order of the path, in which the answer's tokens were joined.
     sampled = iter(
         [value for value, is_sampled in zip(values, answer.mask, strict=True) if is_sampled]
     )
@@ -281,6 +285,8 @@ def _build_answer(
 
 def _spread(node: NodeRow) -> list[float]:
     """Return a number for each token: the log-probability of a sampled one, else 0."""
+    # 0 for a token whose log-probability was not recorded: a behaviour probability of 1, as the
+    # tokens of a dataset have.
     values = iter(node.logprobs)
     return [next(values, 0.0) if sampled else 0.0 for sampled in node.mask]
 
