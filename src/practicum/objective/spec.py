@@ -126,13 +126,16 @@ class Term(BaseModel):
 
     def _check_candidates(self) -> str | None:
         gradient = self.gradient
+        by_turn = isinstance(gradient, ScoreFunction) and gradient.unit == "turn"
+        if by_turn and (gradient.start, gradient.length) != (0, "sum"):
+            return "unit=turn adds up the rest of a turn; leave out start and length"
         if isinstance(gradient, ScoreFunction) and gradient.over == "candidates":
             if not self.signal.candidates:
                 return (
                     "over=candidates sums over the candidates of a topk signal; write signal: "
                     "topk(16)"
                 )
-            if gradient.gamma > 0 or gradient.baseline != "none":
+            if gradient.gamma > 0 or gradient.unit == "turn" or gradient.baseline != "none":
                 return "over=candidates is about one state at a time; leave out gamma and baseline"
         return None
 
@@ -324,7 +327,7 @@ class Term(BaseModel):
         gradient = self.gradient
         # A return or a group's mean adds up other tokens, as do products and sorted weights below.
         sequence = isinstance(gradient, ScoreFunction) and (
-            gradient.gamma > 0 or gradient.baseline == "group_mean"
+            gradient.gamma > 0 or gradient.unit == "turn" or gradient.baseline == "group_mean"
         )
         return (
             sequence
