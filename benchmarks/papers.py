@@ -85,7 +85,7 @@ def fingerprint(recipe: Recipe) -> str:
         del settings["student"]["dropout"]
     if settings["task"].get("seed", 0) is None:
         del settings["task"]["seed"]
-    for key in ("columns", "strict"):
+    for key in ("columns", "strict", "turn_rewards"):
         if not settings["task"].get(key, True):
             del settings["task"][key]
     if settings["task"].get("reward_range") == [0.0, 1.0]:

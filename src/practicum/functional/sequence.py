@@ -50,9 +50,9 @@ def turn_returns(
     bounds = [0, *counts.cumsum(0).tolist()]
     later, returns = values.new_zeros(()), []
     for start, end in reversed(list(pairwise(bounds))):
-        own = reward_to_go(values[start:end], 1.0)
-        returns.append(own + gamma * later)
-        later = own[0] + gamma * later
+        turn_sums = reward_to_go(values[start:end], 1.0)
+        returns.append(turn_sums + gamma * later)
+        later = turn_sums[0] + gamma * later
     return torch.cat(returns[::-1]) if returns else values
 
 

@@ -88,9 +88,9 @@ def _compare_turns(term: Term, advantage: str, batch: TokenBatch, source: str) -
         ]
         for turn in range(max((len(by_row[row]) for row in compared), default=0)):
             reached = {
-                row: mine[turn]
+                row: row_returns[turn]
                 for row in compared
-                if (mine := returns[row]) is not None and turn < len(mine)
+                if (row_returns := returns[row]) is not None and turn < len(row_returns)
             }
             advantages = ADVANTAGES[advantage].function(list(reached.values()))
             for row, turn_advantage in zip(reached, advantages, strict=True):
