@@ -48,6 +48,7 @@ def turn_returns(
     values = precise(values)
     _, counts = torch.unique_consecutive(turns, return_counts=True)
     bounds = [0, *counts.cumsum(0).tolist()]
+    # Turns are summed one by one: a difference of sums over all of them would lose digits.
     later, returns = values.new_zeros(()), []
     for start, end in reversed(list(pairwise(bounds))):
         turn_sums = reward_to_go(values[start:end], 1.0)

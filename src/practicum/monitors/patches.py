@@ -114,6 +114,7 @@ def grow_conversations(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Begin with conversations of one turn and let them grow, as a curriculum over turns does."""
     if recipe["rollout"]["max_turns"] is not None:
         return None
+    # Tasks of a fixed length say how many turns there are; 8 is the limit of tasks with tools.
     return {"rollout.max_turns": f"linear(1, {recipe['task'].get('turns', 8)})"}
 
 

@@ -143,6 +143,7 @@ def measure_by_turn(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings
             [
                 judge_turns(rollout.turns, *numbers)
                 for rollout, *numbers in zip(rollouts, logprobs, distances, strict=True)
+                # A teacher's conversation says nothing about the student's mistakes.
                 if rollout.source == "student"
             ]
         )

@@ -92,6 +92,7 @@ def _compare_turns(term: Term, advantage: str, batch: TokenBatch, source: str) -
                 for row in compared
                 if (row_returns := returns[row]) is not None and turn < len(row_returns)
             }
+            # A baseline over the same turn of other conversations knows nothing of this turn's action.
             advantages = ADVANTAGES[advantage].function(list(reached.values()))
             for row, turn_advantage in zip(reached, advantages, strict=True):
                 by_row[row][turn] = turn_advantage

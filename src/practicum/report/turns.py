@@ -47,6 +47,7 @@ def build_turns_section(run: RunData) -> Section | None:
     ]
     if not conversations:
         return None
+    # The sample is spread over the run: its last rows are the newest, but not of one step.
     newest = sorted(conversations, key=lambda conversation: conversation.row["step"])[-SHOWN:]
     judged = [conversation.judged for conversation in conversations]
     body = render_panels(

@@ -138,6 +138,7 @@ class Walker:
         walk, turns = self._walks[prompt.id], self._config.turns
         return FunctionEpisode(
             lambda actions: None if len(actions) >= turns else walk.observe(actions),
+            # In all at most 1, as much as the walk's own reward.
             (lambda actions: float(walk.find_position(actions) == 0) / turns)
             if self._config.turn_rewards
             else None,
