@@ -274,7 +274,8 @@ class TeacherSignal:
 
     A teacher with another tokenizer knows the probability of a span of tokens and not of each:
     `span_starts` is True at the first token of each span, and the `logprobs` of a span's tokens add
-    up to that of its text. None: each token is a span.
+    up to that of its text. None: each token is a span. `own` reads its tokens that the student
+    lacks, of which the head's last column is the sum.
     """
 
     logprobs: Float[Tensor, " T"] | None = None
@@ -287,6 +288,7 @@ class TeacherSignal:
     outside: Int[Tensor, " M"] | None = None
     unknown: Bool[Tensor, " T"] | None = None
     span_starts: Bool[Tensor, " T"] | None = None
+    own: HeadLike | None = None
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:
