@@ -123,12 +123,16 @@ def test_credit_by_turn_is_unbiased_and_varies_less() -> None:
 def test_with_one_turn_it_is_the_credit_of_the_answer(advantage: str, has_turns: bool) -> None:
     rollouts = []
     for number, last in enumerate((0.1, 0.9, 1 / 3, None)):
-        rollout = replace(talk((1,), number, last), tokens=torch.tensor([1, 2, 3]))
         turns = (Turn("assistant", 3, "1"),) if has_turns else ()
-        ones, zeros = torch.ones(3, dtype=torch.bool), torch.zeros(3)
+        zeros = torch.zeros(3)
         rollouts.append(
             replace(
-                rollout, loss_mask=ones, sampling_logprobs=zeros, policy_logprobs=zeros, turns=turns
+                talk((1,), number, last),
+                tokens=torch.tensor([1, 2, 3]),
+                loss_mask=torch.ones(3, dtype=torch.bool),
+                sampling_logprobs=zeros,
+                policy_logprobs=zeros,
+                turns=turns,
             )
         )
     one, other = (
