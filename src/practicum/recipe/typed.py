@@ -32,14 +32,14 @@ class BackendSection(TypedDict, total=False):
     chunk_tokens: int | None
     sampling_batch: int | None
     decoding: Literal["auto", "native", "graph", "torch"]
-    type: Literal["local", "ray", "tinker"] | str
+    type: Literal["local", "ray", "tinker", "torchrun"] | str
     trainers: int
+    nodes: int
+    patience: float
     samplers: int
     teachers: int | Literal["beside"]
     teacher_shards: int
-    nodes: int
     restarts: int
-    patience: float
     url: str
     allow_http: bool
     api_key_env: str | None
