@@ -39,6 +39,12 @@ class ScoreFunction(Call):
     over: Literal["sampled", "candidates"] = "sampled"
     unit: Literal["token", "turn"] = "token"
 
+    def explain_turns(self) -> str | None:
+        """Return why returns by turn do not go with the other settings, or None."""
+        if self.unit == "turn" and (self.start, self.length) != (0, "sum"):
+            return "unit=turn adds up the rest of a turn; leave out start and length"
+        return None
+
 
 class K2Surrogate(Call):
     """Back-propagate half the squared log-ratio of a token: exactly the gradient of reverse KL."""

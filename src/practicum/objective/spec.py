@@ -135,9 +135,8 @@ class Term(BaseModel):
 
     def _check_candidates(self) -> str | None:
         gradient = self.gradient
-        by_turn = isinstance(gradient, ScoreFunction) and gradient.unit == "turn"
-        if by_turn and (gradient.start, gradient.length) != (0, "sum"):
-            return "unit=turn adds up the rest of a turn; leave out start and length"
+        if isinstance(gradient, ScoreFunction) and gradient.explain_turns():
+            return gradient.explain_turns()
         if isinstance(gradient, ScoreFunction) and gradient.over == "candidates":
             if not self.signal.candidates:
                 return (
