@@ -135,6 +135,7 @@ class TaskSection(TypedDict, total=False):
             "reverse",
             "skills",
             "tools",
+            "traces",
             "walker",
         ]
         | str
