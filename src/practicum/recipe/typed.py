@@ -173,6 +173,7 @@ class TaskSection(TypedDict, total=False):
     spread: int
     noise: float
     slip: float
+    turn_rewards: bool
 
 
 class RolloutSection(TypedDict, total=False):
