@@ -61,7 +61,12 @@ class Config(ServiceConfig):
         return self
 
     def problems(
-        self, student: StudentConfig, objective: Objective, source: str, staleness: int
+        self,
+        student: StudentConfig,
+        objective: Objective,
+        source: str,
+        staleness: int,
+        models: Mapping[str, ScorerConfig],
     ) -> list[str]:
         """List what a service cannot do for a recipe, each with what to write instead."""
         problems = list(_list_student_problems(student))
