@@ -47,6 +47,7 @@ def test_residency_of_a_teacher_in_shards_is_refused(models: Path, changes: dict
     inside = {
         "type": "privileged",
         "teacher": {"type": "model", "model": str(models / "teacher"), "residency": "swap"},
+        "system": "Reverse.",
     }
     for name in ("teacher", "reference"):
         with pytest.raises(

@@ -1,7 +1,7 @@
 """A student at a service: its settings, the recipes it refuses, and the backend that reaches it."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
