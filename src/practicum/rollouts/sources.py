@@ -122,10 +122,7 @@ class Search(Call):
     scorer: str | None = None
 
 
-class Cache(Call):
-    """Completions of an earlier rollouts.jsonl, token for token (Lightning OPD 2604.13010)."""
-
-    type: Literal["cache"] = "cache"
+class _Recorded(Call):
     path: str = Field(min_length=1)
 
     @field_validator("path")
@@ -141,6 +138,21 @@ class Cache(Call):
         return path
 
 
+class Cache(_Recorded):
+    """Completions of an earlier rollouts.jsonl, token for token (Lightning OPD 2604.13010)."""
+
+    type: Literal["cache"] = "cache"
+
+
+class Traces(_Recorded):
+    """Conversations that an agent of the student recorded under another harness, token for token.
+
+    `path` has traces of the library verifiers (schema 1), one a line, with their rewards.
+    """
+
+    type: Literal["traces"] = "traces"
+
+
 SOURCES = index_by_type(
     StudentSource,
     DatasetSource,
@@ -152,6 +164,7 @@ SOURCES = index_by_type(
     Prefix,
     Search,
     Cache,
+    Traces,
 )
 """The sources by name."""
 
@@ -166,6 +179,7 @@ Source = (
     | Prefix
     | Search
     | Cache
+    | Traces
 )
 SourceChoice = Annotated[Source, Field(discriminator="type"), build_validator("source", SOURCES)]
 

@@ -55,7 +55,16 @@ from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingPara
 SampleOrRollout = TypeVar("SampleOrRollout", Sample, Rollout)
 
 Writer = Literal[
-    "student", "dataset", "teacher", "reference", "replay", "token_mix", "prefix", "search", "cache"
+    "student",
+    "dataset",
+    "teacher",
+    "reference",
+    "replay",
+    "token_mix",
+    "prefix",
+    "search",
+    "cache",
+    "traces",
 ]
 
 
@@ -199,7 +208,7 @@ class _BatchWriter:
                 return self._write_prefix(keys)
             case "search":
                 return self._write_search(keys)
-            case "cache":
+            case "cache" | "traces":
                 return [self._recall(key) for key in keys]
 
     def _write_teacher(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
