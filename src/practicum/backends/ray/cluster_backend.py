@@ -73,6 +73,11 @@ class RayBackend:
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Start the processes of a frozen model, or put it beside the trainers."""
+        if config.residency == "shared":
+            raise RecipeError(
+                f"{name}.residency: shared keeps one base for several models of a process, and "
+                "backend 'ray' gives each model processes of its own; leave residency out"
+            )
         folder = prepare_folder(config, name, self._context)
         model = ModelSettings(config, folder, name)
         if self._config.are_teachers_sharded:
