@@ -152,7 +152,7 @@ class Recipe(FrozenConfig):
         problems += self.backend.problems(
             self.student, self.objective, self.rollout.source.type, self.rollout.max_staleness
         )
-        problems += find_scorer_problems(self.objective, list(self.scorers), self.rollout)
+        problems += find_scorer_problems(self.objective, self.scorers, self.rollout)
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
         if problems:

@@ -1,11 +1,13 @@
 """From prompts to rollouts: sampled by the writer that the source names, decoded, and rewarded."""
 
 from practicum.rollouts.batch import RolloutBatch, select_prompts
+from practicum.rollouts.replacing import measure_replaced
 from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
     Prefix,
+    Replace,
     Search,
     Source,
     SourceChoice,
@@ -15,6 +17,7 @@ from practicum.rollouts.sources import (
     list_conversation_problems,
     list_other_writers,
     list_source_problems,
+    name_guide,
     needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
@@ -38,6 +41,7 @@ __all__ = [
     "SOURCES",
     "Cache",
     "Prefix",
+    "Replace",
     "RolloutArchive",
     "RolloutBatch",
     "RolloutRow",
@@ -55,7 +59,9 @@ __all__ = [
     "list_other_writers",
     "list_source_problems",
     "load_recorded_rollouts",
+    "measure_replaced",
     "measure_search",
+    "name_guide",
     "needs_reference_samples",
     "needs_replay",
     "needs_teacher_samples",

@@ -22,6 +22,7 @@ from practicum.rollouts import (
     add_rewards,
     as_environment,
     collect_rollouts,
+    measure_replaced,
     measure_search,
     select_prompts,
 )
@@ -279,6 +280,7 @@ def run_updates(
                 batch, plan.objective, seed_of(settings.seed, "update", step, number)
             )
             results.append(replace(result, metrics=result.metrics | student.optim_step(plan.adam)))
+            inject_fault("mini_batch")
         epochs.append(merge_updates(results))
     # Only the first epoch sees the policy that sampled the rollouts, so its per-token numbers are
     # the on-policy ones.
@@ -379,7 +381,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
-    metrics |= measure_search(rollouts)
+    metrics |= measure_search(rollouts) | measure_replaced(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 
