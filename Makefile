@@ -12,7 +12,7 @@ TORCH := torch>=2.6,<2.14
 # and its threads sleep while they wait. The last digits of a result may depend on the number of threads.
 FREE_CORES := import os; cores = os.cpu_count() or 1; print(max(1, cores - round(os.getloadavg()[0])))
 
-.PHONY: demo test check short gates slow peers bench clean
+.PHONY: demo test check whole short gates slow peers bench clean
 
 demo: $(VENV)/.ready-demo
 	@echo "== distilling SmolLM2-135M-Instruct on its own answers (one to five minutes on two cores) =="
@@ -25,15 +25,17 @@ demo: $(VENV)/.ready-demo
 	@echo "practicum chat runs/quickstart"
 	@echo "practicum export runs/quickstart my-model"
 
-test: gates
-	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves; services, processes, studies =="
-	@$(PYTEST) -n auto -m "not slow and not gpu"
-
 # The gates run beside the tests, and what they found is printed after them.
-check: $(VENV)/.ready-dev
+test: BESIDE := whole
+check: BESIDE := short
+test check: $(VENV)/.ready-dev
 	@$(MAKE) --no-print-directory gates >$(VENV)/gates.log 2>&1 & gates=$$!; \
-	$(MAKE) --no-print-directory short; tests=$$?; \
+	$(MAKE) --no-print-directory $(BESIDE); tests=$$?; \
 	wait $$gates; gates=$$?; cat $(VENV)/gates.log; exit $$((tests + gates))
+
+whole: $(VENV)/.ready-dev
+	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves; services, processes, studies =="
+	@$(PYTEST) -n auto --durations 25 -m "not slow and not gpu"
 
 # Shapes are checked by `make test`: checking them takes as long as all else. So are all cases of a test that has many.
 short: $(VENV)/.ready-dev

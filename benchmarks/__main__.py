@@ -42,6 +42,7 @@ NAMES = (
     "soak",
     "workers",
     "papers",
+    "credit",
     "plan",
     "gpu",
     "page",

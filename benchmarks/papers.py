@@ -78,8 +78,9 @@ def fingerprint(recipe: Recipe) -> str:
     # Lines are older than these settings, which change nothing as they stand by default.
     if not settings["rollout"]["max_staleness"]:
         del settings["rollout"]["max_staleness"]
-    if settings["rollout"]["engine"] is None:
-        del settings["rollout"]["engine"]
+    for key in ("engine", "max_turns"):
+        if settings["rollout"][key] is None:
+            del settings["rollout"][key]
     if not settings["student"]["dropout"]:
         del settings["student"]["dropout"]
     if settings["task"].get("seed", 0) is None:

@@ -175,6 +175,17 @@ def use_track() -> None:
         assert list(Path.cwd().glob(pattern)), f"{tracker} wrote no {pattern}"
 
 
+@uses("mcp", "mcp")
+def use_mcp() -> None:
+    """Call a tool of an MCP server."""
+    from practicum.tasks._tools import mcp
+
+    server = str(ROOT / "tests" / "tasks" / "mcp_server.py")
+    tool = mcp.build(mcp.Config(command=(sys.executable, server)))
+    assert tool.call("count_letter", {"word": "banana", "letter": "a"}) == "3"
+    tool.connection.close()
+
+
 @uses("tinker", "tinker", "httpx2")
 def use_tinker() -> None:
     """Train under a teacher at a service that speaks the Tinker API."""

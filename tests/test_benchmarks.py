@@ -10,6 +10,7 @@ import pytest
 from benchmarks import __main__ as dispatcher
 from benchmarks import (
     ceilings,
+    credit,
     digests,
     goals,
     gpu,
@@ -186,6 +187,17 @@ def test_an_unknown_name_says_which_there_are():
         ended.returncode == 1
         and "no benchmark is named 'rolout'; there are ceilings, loss" in ended.stderr
     )
+
+
+def test_a_whole_log_ratio_alone_is_a_gradient(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["credit", "--quick"])
+    credit.main()
+    lines = capsys.readouterr().out.splitlines()
+    errors = {line.split()[0]: float(line.split()[-1]) for line in lines[2:5]}
+    assert errors["whole"] < 1e-9 and min(errors["even"], errors["surprise"]) > 0.4
+    assert "a merged row sums to 0." in lines[-1]
 
 
 @pytest.mark.long

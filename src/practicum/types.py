@@ -14,9 +14,13 @@ from torch import Tensor
 
 from practicum.prompts import Message as Message
 from practicum.prompts import Prompt as Prompt
+from practicum.prompts import ToolCall as ToolCall
+from practicum.prompts import ToolSchema as ToolSchema
+from practicum.prompts import ToolUse as ToolUse
 
-StopReason = Literal["stop", "length", "error", "timeout"]
-"""A completion's end: a stop, the token limit, or an environment's failure or timeout."""
+StopReason = Literal["stop", "length", "error", "timeout", "turns", "bad_calls"]
+"""A completion's end: a stop, the token limit, an environment's failure or timeout, the limit of
+turns, or too many calls of tools that no tool could answer."""
 
 FAILURES: tuple[StopReason, ...] = ("error", "timeout")
 """The stop reasons of a conversation that its environment ended by failing."""
@@ -35,7 +39,7 @@ class SamplingParams:
 
     A completion stops after one of the `stop_ids` and after one of the `stop_texts`, which may
     begin and end within a token; `practicum.text.stop_check` looks for both. The `banned_ids` are
-    never sampled.
+    never sampled. A conversation ends after `max_turns` turns of the model, None: never.
     """
 
     max_new_tokens: int
@@ -45,6 +49,7 @@ class SamplingParams:
     stop_ids: frozenset[int] = frozenset()
     stop_texts: tuple[str, ...] = ()
     banned_ids: frozenset[int] = frozenset()
+    max_turns: int | None = None
 
     def should_stop(self, tokens: Sequence[int]) -> bool:
         """Return True if the last token is a stop token. `max_new_tokens` is not checked."""
@@ -88,16 +93,32 @@ class Sample:
     """The words of a writer with tokens of its own, which the student's may not spell; else None."""
 
 
+CallOutcome = Literal["answered", "unreadable", "unknown", "invalid", "failed", "timeout"]
+"""The end of a call: a result, or why there is none. It could not be read, named no tool, or had
+arguments that the tool does not take; or the tool failed, or took too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One call of a tool: the tool's name as the model wrote it, and the outcome."""
+
+    tool: str
+    outcome: CallOutcome
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One turn of a rollout's conversation: its role (as in `Message`), token count and text.
 
-    The tokens of an environment's turn include the chat template's tokens around its text.
+    The tokens of an environment's turn include the chat template's tokens around its text. A turn
+    of the model has the `calls` that it made, and the `reward` that the environment gave for it.
     """
 
     role: str
     tokens: int
     text: str
+    calls: tuple[CallRecord, ...] = ()
+    reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +274,8 @@ class TeacherSignal:
 
     A teacher with another tokenizer knows the probability of a span of tokens and not of each:
     `span_starts` is True at the first token of each span, and the `logprobs` of a span's tokens add
-    up to that of its text. None: each token is a span.
+    up to that of its text. None: each token is a span. `own` reads its tokens that the student
+    lacks, of which the head's last column is the sum.
     """
 
     logprobs: Float[Tensor, " T"] | None = None
@@ -266,6 +288,7 @@ class TeacherSignal:
     outside: Int[Tensor, " M"] | None = None
     unknown: Bool[Tensor, " T"] | None = None
     span_starts: Bool[Tensor, " T"] | None = None
+    own: HeadLike | None = None
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:

@@ -11,6 +11,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from toy import in_check
 
 from practicum.backends.local.decode_batch import PaddedDecodeBatch, SlotDecodeBatch
+from practicum.backends.local.device_limits import ON_CPU
 from practicum.backends.local.drawing import (
     VOCABULARY_BLOCK,
     draw_exponentials,
@@ -155,6 +156,20 @@ def test_a_prompt_is_read_once_however_many_complete_it():
     decoded = sum(len(sample.tokens) - 1 for sample in samples)
     prompts = {request.prompt_tokens for request in asked}
     assert sum(read) - decoded == len(root) + sum(len(prompt) - len(root) for prompt in prompts)
+
+
+def test_a_shared_beginning_counts_once_in_the_limit_of_a_prefill(monkeypatch):
+    """Worked examples before short questions: each pass would read them again."""
+    narrow = replace(ON_CPU, prefill_tokens=64)
+    monkeypatch.setattr("practicum.backends.local.prefill.find_limits", lambda device: narrow)
+    model, read = tiny(), []
+    model.model.base_model.embed_tokens.register_forward_pre_hook(
+        lambda _, inputs: read.append(inputs[0].numel())
+    )
+    root = random_tokens(40, 5)
+    prompts = [(*root, *random_tokens(2, row)) for row in range(15)]
+    LocalSampler(model).sample([SampleRequest(prompt, 0) for prompt in prompts], SamplingParams(1))
+    assert read == [40 + 12 * 2, 40 + 3 * 2]
 
 
 def test_prompts_wait_unread_until_there_is_room():

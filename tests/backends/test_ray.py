@@ -41,14 +41,15 @@ from toy import (
     toy_run,
 )
 
+from practicum.backends._sharded.rank_verbs import ProcessSettings, list_versions
 from practicum.backends.local import MemoryConfig
 from practicum.backends.ray import Config, placement
 from practicum.backends.ray.clients import RayTrainer
-from practicum.backends.ray.processes import ProcessSettings, list_versions
 from practicum.costs.cluster import forecast_step
 from practicum.costs.workload import Split
 from practicum.errors import RecipeError, ResourceError, TooFewGpus, WorkerLost
 from practicum.ports import AdamParams
+from practicum.recipe import load_recipe
 from practicum.run_dir import RunDir, find_checkpoint
 from practicum.runs import run
 from practicum.runs.assembly import assemble_run
@@ -307,6 +308,22 @@ def test_a_search_gives_the_run_of_one_process(tmp_path: Path) -> None:
     assert all(row["search_shared"] > 0 for row in rows(two / "metrics.jsonl"))
 
 
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
+def test_conversations_with_tools_give_the_run_of_one_process(tmp_path: Path) -> None:
+    changes = [
+        *("student.model.hidden_size=32", "student.model.layers=1", "student.model.heads=2"),
+        *("train.steps=2", "train.prompts_per_step=12", "evaluation.prompts=4"),
+        "rollout.source=mix(student=0.5, other=teacher)",
+    ]
+    one, two = (
+        Path(run(load_recipe("smoke/tools", [*changes, *backend]), out=tmp_path / name).folder)
+        for name, backend in (("one", []), ("two", ["backend={type: ray, trainers: 2}"]))
+    )
+    assert_close_runs(one, two)
+    assert all(row["calls_answered"] > 0.5 for row in rows(two / "metrics.jsonl"))
+
+
 def test_more_gpus_than_there_are_and_those_of_others_are_said_before_anything_starts(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +418,7 @@ def test_another_version_on_a_machine_is_named() -> None:
 def test_what_cannot_be_is_said_in_one_line(models: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="3 trainers cannot be divided among 2 nodes; write trai"):
         toy_recipe(models, on_ray(3, nodes=2))
-    with pytest.raises(RecipeError, match="backend 'ray'; write source: mix"):
+    with pytest.raises(RecipeError, match=r"backend 'ray' answer .*; write source: mix"):
         toy_recipe(models, on_ray() | {"rollout.source": "token_mix(0.2)"})
 
 

@@ -20,12 +20,8 @@ from .test_engines import install
 from .vllm_double import VERSION, VllmServer
 
 pytest.importorskip("ray")
-from practicum.backends.ray.processes import (
-    ModelProcess,
-    ModelSettings,
-    ProcessSettings,
-    list_versions,
-)
+from practicum.backends._sharded.rank_verbs import ModelSettings, ProcessSettings, list_versions
+from practicum.backends.ray.processes import ModelProcess
 from practicum.backends.ray.references import PackedTensor, WeightsReference
 
 from .ray_session import cluster

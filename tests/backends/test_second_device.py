@@ -14,12 +14,15 @@ from .places import ON_SECOND
 HERE = Path(__file__).parent
 
 
-@pytest.mark.long
-def test_the_suites_pass_on_a_second_device() -> None:
+@pytest.mark.parametrize(
+    "every", [pytest.param(3, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.slow)]
+)
+def test_the_suites_pass_on_a_second_device(every: int) -> None:
+    """Of a test with many cases each third one, and by `make slow` all."""
     files = [str(HERE / f"{name}.py") for name in SUITES]
-    marks = "not slow and not gpu"
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu", "--every", str(every)]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *files],
+        [sys.executable, "-m", "pytest", *options, *files],
         env={**os.environ, ON_SECOND: "1"},
         capture_output=True,
         text=True,

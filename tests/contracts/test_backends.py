@@ -39,6 +39,7 @@ BACKENDS = {
         "backend": {"type": "tinker"},
     },
     "ray": {"backend": {"type": "ray", "trainers": 2}},
+    "torchrun": {"backend": {"type": "torchrun"}},
     "backends.child": {"backend": {"type": "backends.child"}},
 }
 """What each needs of a recipe; a name with dots is one of the tests' own."""
@@ -53,7 +54,7 @@ def test_every_backend_on_disk_is_under_contract() -> None:
     assert (
         list_plugins("backends")
         == sorted(name for name in BACKENDS if "." not in name)
-        == ["local", "ray", "tinker"]
+        == ["local", "ray", "tinker", "torchrun"]
     )
 
 
@@ -64,6 +65,15 @@ def url(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
     with serving(models, tmp_path_factory.mktemp("served")) as served:
         yield served.url
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is the only one of a run by torchrun."""
+    from backends.torchrun_forks import join_alone
+
+    with join_alone(monkeypatch):
+        yield
 
 
 @pytest.fixture(
@@ -80,6 +90,8 @@ def build(
 ) -> Iterator[Build]:
     """Builds the same student and teacher anew each time."""
     changes = dict(BACKENDS[backend])
+    if backend == "torchrun":
+        request.getfixturevalue("alone")
     if backend == "tinker":
         changes["backend"] = {"type": "tinker", "url": request.getfixturevalue("url")}
     made: list[RunComponents] = []

@@ -165,6 +165,15 @@ def test_a_silent_teacher_and_one_that_is_the_student_teach_nothing():
     )
 
 
+def test_a_teacher_that_says_the_same_of_every_token_is_counted():
+    lost = output(8, teacher_logprobs=[-math.log(11)] * 8)
+    sure = output(8, teacher_logprobs=[-1e-3] * 8)
+    brief = output(7, teacher_logprobs=[-2.0] * 7)
+    answers = [rollout([1] * 8, "p"), rollout([1] * 8, "q"), rollout([1] * 7, "r")]
+    assert readings(answers, [lost, sure, brief])["constant_teacher"] == 0.5
+    assert "constant_teacher" not in readings([answers[2]], [brief])
+
+
 def test_tokens_without_weight_are_counted_where_weights_select():
     weighed = output(4, weight=[0.0, 0.0, 0.0, 0.5])
     assert (

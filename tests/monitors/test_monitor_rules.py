@@ -40,6 +40,7 @@ HEALTHY = {
     "importance_mean": 1.0,
     "staleness_p95": 0.0,
     "unanswered": 0.0,
+    "constant_teacher": 0.0,
     "unique_answers": 0.9,
     "distinct_2": 0.8,
     "signal_share": 1.0,
@@ -81,6 +82,7 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M26": {"teacher_share/a": 0.9, "teacher_share/b": 0.1},
     "M32": {"empty_updates": 1.0},
     "M33": {"empty": 0.8},
+    "M35": {"constant_teacher": 1.0},
 }
 
 RECIPE = resolve_recipe(load_recipe("smoke/toy"))

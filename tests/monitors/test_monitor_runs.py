@@ -4,11 +4,13 @@ A teacher that is the student itself (`live`) has nothing to teach, which M22 sa
 """
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 from toy import (
     RecordingConsole,
     assert_same_run,
@@ -302,3 +304,17 @@ def test_the_command_line_ends_with_10_and_one_line(models: Path, tmp_path: Path
         "run", str(path), "monitors.M22=off", "--out", str(tmp_path / "runs"), "--resume"
     )
     assert forked(resumed, output=output) == 0
+
+
+def test_a_teacher_that_lost_its_weights_pauses_the_run(models: Path, tmp_path: Path) -> None:
+    lost = tmp_path / "lost"
+    shutil.copytree(models / "teacher", lost)
+    weights = load_file(lost / "model.safetensors")
+    save_file(
+        {name: torch.zeros_like(weight) for name, weight in weights.items()},
+        lost / "model.safetensors",
+        {"format": "pt"},
+    )
+    teacher = {"type": "model", "model": str(lost), "residency": "disk"}
+    with pytest.raises(AlarmError, match=r"paused by M35 .* at step 1: constant_teacher 1;"):
+        toy_run(models, tmp_path / "run", {"teacher": teacher, "rollout.max_new_tokens": 16})

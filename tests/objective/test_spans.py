@@ -238,3 +238,67 @@ def test_sums_over_spans_are_those_of_a_loop() -> None:
     kept = keep_span_starts(values, spans)
     assert kept.ne(0).tolist() == [True, False, True, True, False, False, True]
     assert kept[kept != 0].equal(values[kept != 0])
+
+
+@pytest.mark.parametrize("tau", [1.0, 5.0])
+@pytest.mark.parametrize("divergence", ["forward_kl", "jsd(0.3)"])
+def test_a_binarised_span_is_differentiated_by_autograd(divergence: str, tau: float) -> None:
+    """The slow twin: the divergence of two Bernoulli variables of each span, written out and differentiated."""
+    pair = Pair(2)
+    objective = Objective.model_validate(
+        {
+            "losses": [{"signal": f"binarised({tau})", "divergence": divergence}],
+            "aggregate": "seq_mean_token_sum",
+        }
+    )
+    term = objective.losses[0]
+    logits = [part.clone().requires_grad_() for part in pair.logits]
+    total = torch.zeros((), dtype=torch.float64)
+    for tokens in SEQUENCES:
+        student = pair.student(logits, tokens)
+        often = pair.student(pair.logits, tokens).sum().exp()
+        for start, end in pair.spans(tokens):
+            inside = student[start:end].sum() / tau
+            other = (pair.text(tokens[:end]) - pair.text(tokens[:start])) / tau
+            both = [torch.stack([part, (1 - part.exp()).log()]) for part in (inside, other)]
+            entry = DIVERGENCES[term.divergence.name]
+            total = total + often * entry.contributions(*both, term.parameter).sum()
+    exact = list(torch.autograd.grad(total, logits))
+    assert_equal(expected_gradient(pair, objective), exact)
+
+
+@pytest.mark.parametrize("share", ["even", "surprise"])
+def test_shares_are_as_published_and_no_gradient(share: str) -> None:
+    pair = Pair(3)
+    pair.cuts = [torch.zeros(V**n).bool() for n in range(LENGTH)] + [torch.ones(V**LENGTH).bool()]
+    objective = sampled("reverse_kl", 0.0)
+    term = objective.losses[0]
+    shared = Objective(
+        losses=(term.model_validate({"signal": f"sampled({share})"}),),
+        aggregate="seq_mean_token_sum",
+    )
+    logits = [part.clone().requires_grad_() for part in pair.logits]
+    total = torch.zeros((), dtype=torch.float64)
+    for tokens in SEQUENCES:
+        student = pair.student(logits, tokens)
+        own = student.detach()
+        ratio = pair.text(tokens) - own.sum()
+        # DPCA: (l_T / l_S - 1) log S(y_i), which adds up to l_T - l_S.
+        advantage = ratio / LENGTH if share == "even" else (pair.text(tokens) / own.sum() - 1) * own
+        total = total - own.sum().exp() * (advantage * student).sum()
+    published = list(torch.autograd.grad(total, logits))
+    assert_equal(expected_gradient(pair, shared), published)
+    exact = torch.cat([part.flatten() for part in expected_gradient(pair, objective)])
+    wrong = torch.cat([part.flatten() for part in published])
+    assert (wrong - exact).norm() > 0.1 * exact.norm()
+
+
+def test_what_shares_and_binarised_signals_cannot_go_with_is_refused() -> None:
+    for choice, reason in (
+        ({"signal": "sampled(even)", "divergence": "jsd"}, "share 'even' divides the log-ratio"),
+        ({"signal": "binarised", "estimator": "score_function"}, "differentiates a divergence"),
+        ({"signal": "binarised", "clip": "loss(0.1)"}, "leave out reward and clip"),
+        ({"signal": "binarised", "clip": "advantage(-5, 5)"}, "leave out reward and clip"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            Objective.model_validate(choice)

@@ -167,7 +167,8 @@ WRONG = [
     ),
     (
         {"signal": "samples"},
-        r"no signal named 'samples'; did you mean 'sampled'\? known: full, logits, mc, pair, sampled, score, text, topk, unlikely",
+        r"no signal named 'samples'; did you mean 'sampled'\? known: "
+        "binarised, full, logits, mc, pair, sampled, score, sorted, text, topk, unlikely",
     ),
     ({"signal": {"type": "top"}}, r"no signal named 'top'; did you mean 'topk'\?"),
     (

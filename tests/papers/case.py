@@ -21,6 +21,9 @@ from practicum.types import Datum, Judgement, Prompt, Rollout, Source, TeacherSi
 V = 300
 """More than the candidates of every paper, so that top-k is a choice."""
 
+OUTSIDE, OWN = 40, 26
+"""The tokens that a student lacks in a teacher with another tokenizer, its last ones, and the teacher's that it lacks."""
+
 SPECIAL = range(100)
 """Every third token: enough that some of the batch are."""
 
@@ -31,6 +34,7 @@ class Token:
 
     `uniforms` are the random numbers with which `mc` signals draw more tokens in its place, and `level` is what
     the teacher's raw logits have above its log-probabilities. `advantage` is what a critic says of the token.
+    For a teacher with another tokenizer `own` are its tokens that the student lacks, and T those that both have.
     """
 
     S: Tensor
@@ -42,6 +46,12 @@ class Token:
     uniforms: Tensor
     level: float
     advantage: float
+    own: Tensor
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a teacher with another tokenizer has the token."""
+        return self.id < V - OUTSIDE
 
     @property
     def special(self) -> bool:
@@ -78,6 +88,15 @@ class Sequence:
     text: str
     score: float
 
+    def spans(self) -> list[list[Token]]:
+        """The tokens as a teacher with another tokenizer knows them: two together, then one, and so on."""
+        spans: list[list[Token]] = []
+        for place, token in enumerate(self.tokens):
+            if starts_span(place):
+                spans.append([])
+            spans[-1].append(token)
+        return spans
+
 
 @dataclass
 class Case:
@@ -113,6 +132,11 @@ class Case:
             sum(loss(token) for token in row.tokens) / len(row.tokens) for row in self.sequences
         ]
         return sum(means, torch.zeros(())) / len(means)
+
+
+def starts_span(place: int) -> bool:
+    """Whether a span of a teacher with another tokenizer begins at a place of an answer."""
+    return place % 3 != 1
 
 
 # (group, source, reward, length): right, wrong and partly right answers, a failed prompt, other people's tokens.
@@ -176,12 +200,32 @@ def library_and_formula(
     ).objective
     level = 5.0 + 2.0 * torch.randn(count, generator=generator, dtype=torch.float64)
     judges = {name: config.type for name, config in recipe.scorers.items()}
+    own = torch.cat(
+        [
+            teacher[:, V - OUTSIDE : V - OUTSIDE + OWN - 1],
+            teacher[:, V - OUTSIDE + OWN - 1 :].logsumexp(-1, keepdim=True),
+        ],
+        dim=-1,
+    )
+    distribution = TeacherDistribution(full=teacher, level=level)
+    is_translated = recipe.teacher.type == "translated"
+    if is_translated:
+        outside = torch.arange(V - OUTSIDE, V)
+        folded = torch.cat([teacher, own.logsumexp(-1, keepdim=True)], dim=-1)
+        folded[:, outside] = -torch.inf
+        distribution = (
+            TeacherDistribution(logprobs=teacher.gather(-1, ids[:, None])[:, 0])
+            if objective.signal is not None and objective.signal.sampled
+            else TeacherDistribution(
+                full=folded, outside=outside, unknown=torch.isin(ids, outside), own=own
+            )
+        )
     ours, uniforms = _library(
-        objective, judges, student, teacher, reference, ids, sampler, starts, level
+        objective, judges, student, distribution, reference, ids, sampler, starts, is_translated
     )
     steps = (step, recipe.train.steps)
     theirs = _formula(
-        formula, student, teacher, reference, ids, sampler, uniforms, starts, steps, level
+        formula, student, teacher, reference, ids, sampler, uniforms, starts, steps, level, own
     )
     return ours, theirs
 
@@ -190,12 +234,12 @@ def _library(
     objective: Objective,
     judges: Mapping[str, str],
     logits: Tensor,
-    teacher: Tensor,
+    teacher: TeacherDistribution,
     reference: Tensor,
     ids: Tensor,
     sampler: Tensor,
     starts: list[int],
-    level: Tensor,
+    is_translated: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradient, and the random numbers [T, K] of drawn tokens."""
     data = []
@@ -221,12 +265,13 @@ def _library(
                 for name, kind in judges.items()
             },
         )
-        data.append(Datum(rollout, TeacherSignal()))
+        begins = torch.tensor([starts_span(place) for place in range(length)])
+        data.append(Datum(rollout, TeacherSignal(span_starts=begins if is_translated else None)))
     leaf = logits.clone().requires_grad_()
     batch = build_token_batch(data, objective, special=SPECIAL)
     values = compute_term_values(
         torch.log_softmax(leaf, -1),
-        TeacherDistribution(full=teacher, level=level),
+        teacher,
         batch,
         objective,
         TeacherDistribution(full=reference),
@@ -252,6 +297,7 @@ def _formula(
     starts: list[int],
     steps: tuple[int, int],
     level: Tensor,
+    own: Tensor,
 ) -> Tensor:
     leaf = logits.clone().requires_grad_()
     student = torch.log_softmax(leaf, -1)
@@ -268,6 +314,7 @@ def _formula(
                 uniforms[place],
                 float(level[place]),
                 ADVANTAGES[place],
+                own[place],
             )
             for place in range(starts[row], starts[row + 1])
         ]

@@ -397,7 +397,7 @@ def written(built: RunComponents, source: str, **changes: Any) -> list[Rollout]:
         changes.pop("student", built.trainer.build_sampling_client()),
         changes.pop("teacher", parts.teacher),
         parts.renderer,
-        environment=as_environment(parts.task),
+        environment=as_environment(parts.task, parts.renderer),
     )
     sampling = replace(built.settings.plan(1).sampling, **changes)
     return collect_rollouts(
@@ -413,7 +413,10 @@ def test_the_student_of_a_mix_of_itself_alone_holds_the_same_conversations(built
         RolloutBatch(built.parts.prompts[:6], 2, 0, 1),
         built.settings.plan(1).sampling,
     )
-    client, environment = built.trainer.build_sampling_client(), as_environment(built.parts.task)
+    client, environment = (
+        built.trainer.build_sampling_client(),
+        as_environment(built.parts.task, built.parts.renderer),
+    )
     plain = sample_rollouts(batch, client, built.parts.renderer, sampling, environment)
     for source in ("student", "mix(student=1.0, other=teacher)"):
         for one, other in zip(plain, written(built, source), strict=True):
@@ -483,7 +486,7 @@ def test_evaluation_measures_what_the_student_said_and_nothing_else(built: RunCo
     batch = RolloutBatch(
         settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation"
     )
-    environment = as_environment(parts.task)
+    environment = as_environment(parts.task, parts.renderer)
     rollouts = sample_rollouts(batch, client, parts.renderer, settings.sampling, environment)
     own = [rollout.policy_logprobs[rollout.loss_mask] for rollout in rollouts]
     assert [answer.logprob for answer in found.answers] == [
@@ -540,7 +543,7 @@ def test_sampling_counts_what_is_read_again_each_turn(built: RunComponents):
     parts = built.parts
     parts.ledger.take()
     batch = RolloutBatch(parts.prompts[:1], 1, 0, 1)
-    environment = as_environment(parts.task)
+    environment = as_environment(parts.task, parts.renderer)
     (one,) = sample_rollouts(
         batch,
         parts.sampler,
@@ -593,7 +596,10 @@ def test_a_run_whose_environment_breaks_is_saved_and_goes_on(
 
 
 def test_a_conversation_of_a_tape_without_turns_has_them_again(built: RunComponents):
-    client, environment = built.parts.sampler, as_environment(built.parts.task)
+    client, environment = (
+        built.parts.sampler,
+        as_environment(built.parts.task, built.parts.renderer),
+    )
     sampling = replace(built.settings.plan(1).sampling, max_new_tokens=24)
     batch = RolloutBatch(built.parts.prompts[:6], 2, 0, 1)
     rollouts = sample_rollouts(batch, client, built.parts.renderer, sampling, environment)

@@ -308,6 +308,23 @@ def test_what_fits_on_no_split_is_said_beside_the_clusters_that_hold_it(models: 
     assert large["refused"] is None and large["splits"]
 
 
+def test_what_a_run_keeps_beside_its_steps_is_planned(models: Path) -> None:
+    """Copies of frozen weights laid out for decoding, and the state while it is saved."""
+    changes = {"student.trainable_layers": 1, "rollout.max_new_tokens": 16}
+    frozen = plan(toy_recipe(models, changes))
+    dims, learning = frozen.run.record.dims, frozen.run.record.trainable_dims
+    kept = 4 * (dims.body * (dims.layers - 1) // dims.layers + (0 if learning.head else dims.head))
+    name = "weights kept laid out for decoding"
+    assert {phase[name] for phase in frozen.memory.phases.values()} == {kept}
+    assert frozen.memory.phases["sample"]["weights laid out for decoding"] == (
+        4 * (dims.body + dims.head) - kept
+    )
+    saving = plan(toy_recipe(models, {**changes, "train.save_in_background": True}))
+    copied = saving.memory.phases["update"]["copy of the state being saved"]
+    assert copied == 3 * 4 * learning.parameters
+    assert saving.memory.of("update") == frozen.memory.of("update") + copied
+
+
 def test_a_folder_without_weights_can_be_planned_and_not_run(models: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sizes"
     shutil.copytree(models / "student", folder)

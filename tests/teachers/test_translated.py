@@ -260,10 +260,6 @@ def test_what_it_cannot_be_around_is_said_when_the_recipe_is_read() -> None:
             {"type": "translated", "teacher": {"type": "pool", "teachers": {"a": inner}}},
             "a pool is several teachers; put `translated` around each member",
         ),
-        (
-            {"type": "pool", "kind": "arithmetic", "teachers": {"a": translated, "b": inner}},
-            "knows that of several together; write kind: geometric or sum",
-        ),
     ):
         with pytest.raises(RecipeError, match=reason):
             parse_recipe(recipe(teacher), "r")
@@ -416,7 +412,13 @@ def test_words_are_joined_up_to_where_a_space_begins_a_new_one() -> None:
 def test_a_permuted_vocabulary_has_the_same_distributions(models: Path, tmp_path: Path) -> None:
     other = permute(models / "teacher", tmp_path / "permuted")
     plain = {"teacher": {"type": "model", "model": str(models / "teacher")}}
-    for signal in ("full", "topk(3)", "topk(3, support=teacher)"):
+    for signal in (
+        "full",
+        "topk(3)",
+        "topk(3, support=teacher)",
+        "sorted(matched=true)",
+        "binarised",
+    ):
         changed = {"objective": {"signal": signal}, "train.steps": 2}
         first = toy_run(models, tmp_path / f"plain {signal}", plain | changed).folder
         second = toy_run(models, tmp_path / f"other {signal}", changes(other) | changed).folder

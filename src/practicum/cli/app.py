@@ -347,7 +347,7 @@ def compare(  # noqa: PLR0913  (its options, one by one)
 
 
 @app.command(epilog="Example: practicum probe http://localhost:8000")
-def probe(
+def probe(  # noqa: PLR0913 - one a line of its help
     url: Annotated[str, typer.Argument(help="address of the server")],
     model: Annotated[
         str | None,
@@ -362,19 +362,28 @@ def probe(
     allow_http: Annotated[
         bool, typer.Option("--allow-http", help="allow plain http to another machine")
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="compare it with this model; exit code 5 if it is another"
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Find out what a server can give as a teacher. Asks for signals, candidates and time."""
     with handle_errors(debug):
-        from practicum.cli.probe import find_methods, probe_server, to_json
-        from practicum.studies.doctor import SHOWN_METHODS
+        from practicum.cli.probe import print_probe
 
-        result = probe_server(
-            url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http
+        print_probe(
+            url,
+            against,
+            as_json=as_json,
+            model=model,
+            dialect=dialect,
+            api_key_env=api_key_env,
+            allow_http=allow_http,
         )
-        lines = [*result.render_lines(), *find_methods(result).render_lines(SHOWN_METHODS)]
-        print(json.dumps(to_json(result)) if as_json else "\n".join(lines))
 
 
 @app.command(epilog="Example: practicum serve smollm2-135m-instruct")

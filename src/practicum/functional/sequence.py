@@ -1,6 +1,7 @@
 """Operations along the tokens of a sequence, and the loss coefficient of each token of a batch."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -38,6 +39,25 @@ def sum_spans(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Te
     """Return at each value the sum over its span; a span is a run of equal numbers in `spans`."""
     places, count = _number_spans(spans)
     return values.new_zeros(count).index_add_(0, places, values)[places]
+
+
+def share_spans(
+    values: Float[Tensor, " T"],
+    logprobs: Float[Tensor, " T"],
+    spans: Int[Tensor, " T"],
+    share: Literal["even", "surprise"],
+) -> Float[Tensor, " T"]:
+    """Return the part of its span's value that each token gets, so that parts add up to the value.
+
+    Parts are equal, or as log S of the token is to that of the span (DPCA, arXiv 2606.09456); a
+    span that is certain is shared evenly. No share is a gradient: see `sum_spans` for the whole.
+    """
+    parts = 1.0 / sum_spans(torch.ones_like(values), spans)
+    if share == "surprise":
+        # Both branches are finite where they are taken: a certain span divides by 0.
+        totals = sum_spans(logprobs, spans)
+        parts = torch.where(totals == 0, parts, logprobs / totals)
+    return values * parts
 
 
 def keep_span_starts(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Tensor, " T"]:

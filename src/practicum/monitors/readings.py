@@ -29,6 +29,7 @@ from practicum.statistics import (
     window_means,
 )
 from practicum.statistics.repetition import LONGEST_PERIOD
+from practicum.statistics.signal import MIN_CONSTANT_TOKENS, constant
 from practicum.training.evaluation import Evaluation, compare_accuracy, compare_overconfidence
 from practicum.training.loop import StepResult
 from practicum.types import Metrics, Rollout, TokenRecord
@@ -115,6 +116,7 @@ def compute_readings(result: StepResult, history: History, facts: RecipeFacts) -
         | measure_engine(tokens, result, facts)
         | measure_groups(rollouts)
         | measure_signal(tokens, rollouts, facts)
+        | measure_constancy(tokens, rollouts)
     )
 
 
@@ -286,6 +288,22 @@ def measure_signal(tokens: StepTokens, rollouts: Sequence[Rollout], facts: Recip
     if facts.has_token_weights and len(weight):
         readings["weightless"] = _compute_share(weight == 0)
     return readings
+
+
+def measure_constancy(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings:
+    """Measure the share of completions whose tokens all have one and the same teacher score.
+
+    Only completions with eight scored tokens or more are counted, as in `constant`.
+    """
+    columns = tokens.outputs.teacher_logprobs.split([len(rollout.tokens) for rollout in rollouts])
+    scored = [
+        scores for column in columns if len(scores := _drop_nan(column)) >= MIN_CONSTANT_TOKENS
+    ]
+    if not scored:
+        return {}
+    return {
+        "constant_teacher": sum(constant(scores) is not None for scores in scored) / len(scored)
+    }
 
 
 def compute_evaluation_readings(

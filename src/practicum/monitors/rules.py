@@ -231,6 +231,14 @@ def judge_teacher_health(view: StepView, limits: Thresholds) -> RuleResult | Non
     return RuleResult("unanswered", share, share / _require(limits.level), base)
 
 
+def judge_constancy(view: StepView, limits: Thresholds) -> RuleResult | None:
+    """Completions whose tokens the teacher all finds equally likely: it has lost its weights."""
+    share = view.row.get("constant_teacher")
+    if share is None:
+        return None
+    return RuleResult("constant_teacher", share, share / _require(limits.level))
+
+
 def judge_diversity(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Completions of a prompt become alike, though not right, and the teacher's are not alike."""
     results = []

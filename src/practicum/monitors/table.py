@@ -355,6 +355,18 @@ _MONITORS = (
         (patches.add_dataset_answers, patches.sample_from_teacher),
         level=0.5,
     ),
+    Monitor(
+        "M35",
+        "constant teacher",
+        rules.judge_constancy,
+        "{level:g} of the completions have one teacher score for all of their tokens: look at the "
+        "teacher's weights, above all after they were moved",
+        (patches.save_every_step,),
+        "Relax, pull request 287",
+        action="pause",
+        level=0.5,
+        persistence=1,
+    ),
 )
 
 MONITORS: dict[str, Monitor] = {monitor.id: monitor for monitor in _MONITORS}

@@ -17,12 +17,14 @@ from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signals import (
     AdvantageName,
+    Binarised,
     Draws,
     Full,
     Logits,
     Pair,
     Sampled,
     Score,
+    Sorted,
     Text,
     TopK,
     Unlikely,
@@ -193,7 +195,9 @@ def index_by_type(*classes: type[Call]) -> dict[str, type[Call]]:
 
 
 AXES = {
-    "signals": index_by_type(Full, Sampled, TopK, Draws, Logits, Text, Score, Pair, Unlikely),
+    "signals": index_by_type(
+        Full, Sampled, Binarised, Sorted, TopK, Draws, Logits, Text, Score, Pair, Unlikely
+    ),
     "targets": index_by_type(TeacherTarget, LogLinear, Mixture, Contrast),
     "estimators": index_by_type(Auto, Pathwise, ScoreFunction, K2Surrogate),
     "rewards": index_by_type(NoReward, AddAdvantage, Modulate),
@@ -251,7 +255,7 @@ def _read_own_reward(raw: Any) -> Any:
 
 
 Signal = Annotated[
-    Full | Sampled | TopK | Draws | Logits | Text | Score | Pair | Unlikely,
+    Full | Sampled | Binarised | Sorted | TopK | Draws | Logits | Text | Score | Pair | Unlikely,
     _read_choice("signal"),
     Field(discriminator="type"),
 ]

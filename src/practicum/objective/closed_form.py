@@ -105,7 +105,9 @@ class Autograd:
     ) -> None:
         tokens = slice(0, len(hidden))
         teacher, reference = (
-            read_tokens(signal, tokens, with_level=objective.needs_logits).to(hidden.device)
+            read_tokens(
+                signal, tokens, with_level=objective.needs_logits, with_own=objective.needs_own
+            ).to(hidden.device)
             for signal in signals
         )
         self._hidden = hidden.detach().requires_grad_()

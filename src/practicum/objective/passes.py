@@ -143,6 +143,7 @@ def pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) 
         pool=pool,
         outside=signals[0].outside,
         unknown=concatenate([signal.unknown for signal in signals]),
+        own=signals[0].own,
     )
 
 

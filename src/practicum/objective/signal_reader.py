@@ -15,15 +15,20 @@ from practicum.types import PooledSignal, TeacherSignal
 
 
 def read_tokens(
-    signal: TeacherSignal, part: slice | Int[Tensor, " t"], *, with_level: bool = False
+    signal: TeacherSignal,
+    part: slice | Int[Tensor, " t"],
+    *,
+    with_level: bool = False,
+    with_own: bool = False,
 ) -> TeacherDistribution:
     """Return a teacher's distribution at some tokens; its head reads only their hidden states.
 
-    With `with_level` the level of the raw logits comes with it, if there are such.
+    With `with_level` the level of the raw logits comes with it, if there are such, and with
+    `with_own` the tokens that the student lacks, if it lacks any.
     """
     if signal.pool is not None:
         return _pool(signal.pool, [read_tokens(member, part) for member in signal.pool.members])
-    full = level = None
+    full = level = own_logprobs = None
     states = signal.states
     if states is not None and signal.head is not None:
         with torch.no_grad():
@@ -33,12 +38,16 @@ def read_tokens(
                 level = measure_level(logits, full)
             else:
                 full = signal.head.logprobs(states[part])
+            if with_own and signal.own is not None:
+                own_logprobs = signal.own.logprobs(states[part])
     columns = (signal.topk_ids, signal.topk_logprobs, signal.logprobs, signal.unknown)
     ids, topk_logprobs, logprobs, unknown = (
         None if column is None else column[part] for column in columns
     )
     outside = signal.outside if full is not None else None
-    return TeacherDistribution(full, ids, topk_logprobs, logprobs, outside, unknown, level)
+    return TeacherDistribution(
+        full, ids, topk_logprobs, logprobs, outside, unknown, level, own_logprobs
+    )
 
 
 def measure_level(logits: Float[Tensor, "t V"], logprobs: Float[Tensor, "t V"]) -> Tensor:

@@ -134,25 +134,91 @@ class Full(SignalCall):
 
 
 class Sampled(SignalCall):
-    """The teacher's log-probability of each token that the student sampled."""
+    """The teacher's log-probability of each token that the student sampled.
+
+    `share` is what each token of a span gets of its log-ratio: `whole`, the exact gradient; `even`;
+    or `surprise`, as the token's log-probability is to the span's (DPCA 2606.09456). The latter two
+    are no gradients: see [another tokenizer](teachers.md#another-tokenizer).
+    """
 
     type: Literal["sampled"] = "sampled"
+    share: Literal["whole", "even", "surprise"] = "whole"
     sampled: ClassVar[bool] = True
     usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
 
     @property
     def question(self) -> "Sampled":
-        """Return the signal itself."""
-        return self
+        """Return the signal without the share, which is no business of the teacher's."""
+        return Sampled()
 
     def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
         """Refuse to differentiate a divergence that is known at one token only."""
+        if self.share != "whole" and divergence != "reverse_kl":
+            return (
+                f"share {self.share!r} divides the log-ratio of a span among its tokens; write "
+                "divergence: reverse_kl, or leave share out"
+            )
         if not isinstance(gradient, Pathwise):
             return None
         return (
             "estimator 'pathwise' needs more than one token's log-probability; "
             "with signal 'sampled' write estimator: score_function"
         )
+
+
+class Binarised(SignalCall):
+    """The divergence of two Bernoulli variables, a sampled span or anything else, differentiated.
+    Both have probability p ** (1 / `tau`). ALM 2503.20083.
+    """
+
+    type: Literal["binarised"] = "binarised"
+    tau: float = Field(default=1.0, gt=0)
+    sampled: ClassVar[bool] = True
+
+    @property
+    def question(self) -> Sampled:
+        """Return the log-probabilities of sampled tokens."""
+        return Sampled()
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse every estimator but the derivative itself."""
+        if isinstance(gradient, Pathwise) and plain:
+            return None
+        return (
+            "signal 'binarised' differentiates a divergence to the teacher itself; leave out "
+            "target and estimator"
+        )
+
+
+class Sorted(SignalCall):
+    """The L1 distance of probabilities that are sorted, whatever their tokens (ULD 2402.12030).
+
+    With `matched` the tokens that both vocabularies have are compared by the divergence, times
+    their share of the teacher's vocabulary, and the others are sorted (GOLD).
+    """
+
+    type: Literal["sorted"] = "sorted"
+    matched: bool = False
+    measures: ClassVar[bool] = True
+
+    @property
+    def question(self) -> Full:
+        """Return the full distribution."""
+        return Full()
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse every estimator but the derivative, and a divergence that nothing reads."""
+        if not isinstance(gradient, Pathwise) or not plain:
+            return (
+                "signal 'sorted' differentiates a distance to the teacher itself; leave out target "
+                "and estimator"
+            )
+        if not self.matched and divergence != "reverse_kl":
+            return (
+                "signal 'sorted' has a distance of its own; leave out divergence, or write "
+                "sorted(matched=true), whose matched tokens it compares"
+            )
+        return None
 
 
 class TopK(SignalCall):

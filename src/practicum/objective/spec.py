@@ -35,7 +35,16 @@ from practicum.objective.choices import (
 )
 from practicum.objective.entries import Choice
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.signals import Full, Sampled, Score, TopK, Unlikely
+from practicum.objective.signals import (
+    Binarised,
+    Capabilities,
+    Full,
+    Sampled,
+    Score,
+    Sorted,
+    TopK,
+    Unlikely,
+)
 from practicum.types import FrozenConfig
 
 VERIFIER = "verifier"
@@ -159,6 +168,15 @@ class Term(BaseModel):
             return "among=source compares the answers of one writer; write source: student"
         if isinstance(self.signal, Unlikely) and not isinstance(self.reward, NoReward):
             return "signal 'unlikely' has an advantage of its own; leave out reward"
+        if isinstance(self.signal, Binarised) and (self.reward, self.clip) != (
+            NoReward(),
+            NoClip(),
+        ):
+            return "signal 'binarised' is a divergence of spans; leave out reward and clip"
+        if isinstance(self.signal, Sorted) and isinstance(self.clip, ClipEntries):
+            return (
+                "clip 'entries' is of tokens, and sorted probabilities have none; write clip: loss"
+            )
         if self.signal.step and isinstance(self.reward, Modulate):
             return "reward 'modulate' takes log T - log S for its size; write signal: sampled"
         if self.signal.step and isinstance(self.clip, ClipAdvantage):
@@ -232,6 +250,21 @@ class Term(BaseModel):
     def compute_advantage(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the divergence's advantage of tokens with these log-probabilities."""
         return DIVERGENCES[self.divergence.name].advantage(student, teacher, self.parameter)
+
+    def explain_refusal(self, capabilities: Capabilities) -> str | None:
+        """Return why the scorer cannot answer the term, and what to write instead, or None."""
+        if problem := self.signal.explain_refusal(capabilities):
+            return problem
+        # A binarised divergence is of a distribution of two, and knows both probabilities.
+        name = self.divergence.name
+        by_span = capabilities.by_span and isinstance(self.signal, Sampled)
+        if not by_span or DIVERGENCES[name].f_divergence:
+            return None
+        # It depends on more than the ratio of the two probabilities, which spans compare by.
+        return (
+            f"tells of spans by the ratio of their probabilities, and {name!r} is no function of "
+            "it; write divergence: reverse_kl or another f-divergence"
+        )
 
     @property
     def gradient(self) -> Pathwise | ScoreFunction | K2Surrogate:
@@ -308,7 +341,7 @@ class Term(BaseModel):
         gradient = self.gradient
         if isinstance(gradient, ScoreFunction):
             return gradient.over == "sampled" and not self.signal.drawn
-        return isinstance(gradient, K2Surrogate)
+        return isinstance(gradient, K2Surrogate) or isinstance(self.signal, Binarised)
 
     @property
     def baseline(self) -> str:
@@ -395,6 +428,11 @@ class Objective(FrozenConfig):
     def needs_logits(self) -> bool:
         """Return True if any term reads a model's raw logits."""
         return any(term.signal.step for term in self.losses)
+
+    @property
+    def needs_own(self) -> bool:
+        """Return True if any term reads the tokens of a teacher that the student lacks."""
+        return any(isinstance(term.signal, Sorted) for term in self.losses)
 
     @property
     def needs_sequences(self) -> bool:

@@ -24,6 +24,7 @@ from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, O
 from practicum.objective.estimators import ScoreFunction
 from practicum.objective.pairs import compute_pair_coefficients
 from practicum.objective.signals import Score, Unlikely
+from practicum.objective.spans import answers_for_ends, carry_to_next, compute_span_advantage
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import AUTHORS
@@ -114,25 +115,9 @@ def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Ten
         return torch.zeros_like(values.logprobs)
     learner = values.logprobs if term.advantage_logprob == "learner" else batch.sampling_logprobs
     teacher = values.teacher_logprobs
-    if batch.spans is not None:
-        # The span is one action: its gradient is the whole advantage times that of the sum of its
-        # tokens' log-probabilities, so no token gets a share.
-        learner, teacher = _sum_both(learner, teacher, batch.spans)
-    advantage = term.compute_advantage(learner, teacher)
+    advantage = compute_span_advantage(term, learner, teacher, batch.spans)
     clip = term.clip
     return F.clip(advantage, clip.low, clip.high) if isinstance(clip, ClipAdvantage) else advantage
-
-
-def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both log-probabilities of each span, those of several tokens relative to the larger.
-
-    Advantages of f-divergences are functions of their difference. They floor the teacher at a value
-    for one token, below which any long text lies.
-    """
-    sizes = sum_spans(torch.ones_like(student), spans)
-    student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
-    largest = torch.where(sizes > 1, torch.maximum(student, teacher), 0.0)
-    return student - largest, teacher - largest
 
 
 def _compute_returns(
@@ -182,8 +167,8 @@ def _compute_teacher_returns(
         advantages = returns = torch.where(values.is_scored, advantages, 0.0)
     if gradient.gamma > 0:
         returns = _sum_returns(returns, gradient, batch)
-    if batch.spans is not None:
-        returns = returns + _carry_to_next(advantages, batch.spans, batch)
+    if batch.spans is not None and answers_for_ends(term):
+        returns = returns + carry_to_next(advantages, batch.spans, batch)
     if gradient.baseline == "kl":
         assert values.divergence is not None, "the capability check asks for candidates"
         return returns + torch.where(values.is_scored, ratio * values.divergence, 0.0)
@@ -202,21 +187,6 @@ def _sum_returns(advantages: Tensor, gradient: ScoreFunction, batch: TokenBatch)
     if batch.spans is None:
         return returns
     return sum_spans(keep_span_starts(returns, batch.spans), batch.spans)
-
-
-def _carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tensor:
-    """Return at the first token of each span the advantage of the span right before it, else 0.
-
-    Where a span ends is decided by what comes after it: an early stop makes a word of what would
-    have been its beginning, and it is the stop that must answer for it.
-    """
-    carried = torch.zeros_like(advantages)
-    follows = (batch.rows[1:] == batch.rows[:-1]) & (
-        batch.positions[1:] == batch.positions[:-1] + 1
-    )
-    is_next = follows & (spans[1:] != spans[:-1])
-    carried[1:] = torch.where(is_next, advantages[:-1], 0.0)
-    return carried
 
 
 def _compute_step_returns(

@@ -94,7 +94,7 @@ class TeacherDistribution:
     It is the full distribution, the candidates, the sampled token alone, or nothing. With `outside`
     the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
     tokens the numbers about the sampled token mean nothing. `level` added to the full distribution
-    gives the raw logits, if they are known and asked for.
+    gives the raw logits, and `own` the tokens that the student lacks, if they are known and asked for.
     """
 
     full: Float[Tensor, "T V"] | None = None
@@ -104,6 +104,7 @@ class TeacherDistribution:
     outside: Int[Tensor, " M"] | None = None
     unknown: Bool[Tensor, " T"] | None = None
     level: Float[Tensor, " T"] | None = None
+    own: Float[Tensor, "T U"] | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -29,7 +29,8 @@ from practicum.objective.choices import (
     TeacherTarget,
 )
 from practicum.objective.estimators import Pathwise
-from practicum.objective.signals import Logits
+from practicum.objective.signals import Logits, Sorted
+from practicum.objective.sorting import compare_by_rank
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair, share_support
 from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch
@@ -123,6 +124,9 @@ def forget_unknown(values: Tensor | None, unknown: Tensor | None) -> Tensor | No
 
 def _share_support(term: Term, student: Tensor, signals: _Signals) -> tuple[Tensor, _Signals]:
     """Return the distributions that a term compares, over the tokens that all its models have."""
+    if isinstance(term.signal, Sorted):
+        # Ranks are of all tokens, those in the bucket included.
+        return student, signals
     parts = [TeacherDistribution(student)]
     if term.needs_signal:
         parts.append(signals.of(term))
@@ -337,6 +341,8 @@ def _compute_divergence(
         return None
     # Under other estimators the divergence is only measured, so it needs no graph.
     student = student if isinstance(term.gradient, Pathwise) else student.detach()
+    if isinstance(term.signal, Sorted):
+        return compare_by_rank(term, student, teacher, matched=term.signal.matched)
     if term.signal.whole and teacher.full is not None:
         with torch.no_grad():
             target, size = _build_target(term, student, signals)

@@ -18,11 +18,19 @@ from practicum.costs import Meter, ModelDims, TrainableDims
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Capabilities, Objective, Signal
 from practicum.ports.engines import EngineChoice
+from practicum.ports.tasks import Environment as Environment
+from practicum.ports.tasks import Episode as Episode
+from practicum.ports.tasks import Expert as Expert
+from practicum.ports.tasks import HasAlphabet as HasAlphabet
+from practicum.ports.tasks import HasTools as HasTools
+from practicum.ports.tasks import Observation as Observation
+from practicum.ports.tasks import Task as Task
+from practicum.ports.tasks import Toolbox as Toolbox
+from practicum.ports.tasks import ToolSession as ToolSession
 from practicum.text import Renderer, VocabularyMap, compare_renderers
 from practicum.types import (
     Datum,
     ForwardResult,
-    Message,
     Metrics,
     Prompt,
     Rollout,
@@ -311,7 +319,7 @@ class TeacherContext:
         lambda client, _: client
     )
     """Wrap a client as the enclosing teacher asks; the function names its scores in a cache."""
-    task: "Task | None" = None
+    task: Task | None = None
     """The source of the prompts, for teachers that ask the task itself."""
     register_file: Callable[[Path], None] = lambda path: None
     """Register a file besides models that changes the signals; a resumed run checks its digest."""
@@ -403,7 +411,7 @@ class BackendContext:
     """The seed of new weights."""
     models_dir: Path
     """The folder in which from-scratch models are made."""
-    task: "Callable[[], Task]"
+    task: Callable[[], Task]
     """Return the task, whose characters and answers make a from-scratch model."""
     local: Callable[[], Backend]
     """Open the backend of this process, for models that a service does not hold."""
@@ -413,88 +421,3 @@ class BackendContext:
     """Counts bytes to and from other processes."""
     engine: EngineChoice | None = None
     """The program that samples for the student; `Student.decoding` then begins with its type."""
-
-
-@runtime_checkable
-class Task(Protocol):
-    """A source of prompts with a verifier; a task handles text and no tokens."""
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        """Return the prompts to train on, in a fixed order."""
-        ...
-
-    def heldout_prompts(self) -> Sequence[Prompt]:
-        """Return the prompts to evaluate on; none of them is a training prompt."""
-        ...
-
-    def reward(self, rollout: Rollout) -> float | None:
-        """Return the reward of a rollout, from 0 to 1, or None if it cannot be decided.
-
-        `rollout.text` is the student's text. A conversation also has `rollout.turns`, and
-        `rollout.stop_reason` tells if the environment ended it early.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """An episode's answer to one turn of the student."""
-
-    message: Message | None
-    """The next turn, with the role `user` or another role of the chat template, such as `tool`.
-
-    None: the conversation is over.
-    """
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Texts about the rollout by name; the student does not read them."""
-
-
-@runtime_checkable
-class Episode(Protocol):
-    """One conversation with an environment: it may hold a process or a browser, and may fail.
-
-    An exception of a method ends this conversation only, with the stop reason `timeout` for
-    TimeoutError and `error` for others. The rollout's note `error` holds its text.
-    """
-
-    def step(self, turn: str) -> Observation:
-        """Answer the student's turn."""
-        ...
-
-    def close(self) -> None:
-        """Release the episode's resources; called once, also after an error."""
-        ...
-
-
-@runtime_checkable
-class Environment(Task, Protocol):
-    """A task that answers the student: a completion is a conversation and has one reward."""
-
-    def open(self, prompt: Prompt, seed: int) -> Episode:
-        """Begin a conversation about a prompt; all randomness in it follows from `seed`.
-
-        A conversation that ends within its first turn is never opened.
-        """
-        ...
-
-
-@runtime_checkable
-class Expert(Task, Protocol):
-    """A task that knows the right turns.
-
-    If it is an environment too, its episodes may depend on the prompt and the turns only.
-    """
-
-    def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
-        """Return the probability of each full text of the next turn; the probabilities sum to 1."""
-        ...
-
-
-@runtime_checkable
-class HasAlphabet(Task, Protocol):
-    """A task that lists every character it can use, for from-scratch models."""
-
-    @property
-    def letters(self) -> str:
-        """Each character once."""
-        ...

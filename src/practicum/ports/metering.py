@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, cast, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -23,6 +24,7 @@ from practicum.ports.scoring import LoadedScalar
 from practicum.types import (
     Datum,
     ForwardResult,
+    HeadLike,
     Metrics,
     Sample,
     SampleRequest,
@@ -146,18 +148,37 @@ def _measure_texts(texts: Sequence[ScoreRequest]) -> list[tuple[tuple[int, ...],
     return [(text.prompt_tokens, len(text.tokens)) for text in texts]
 
 
+@runtime_checkable
+class HeadView(HeadLike, Protocol):
+    """A head that reads another one, `bare`, in other ids."""
+
+    bare: HeadLike
+
+    def take_head(self, bare: HeadLike) -> HeadLike:
+        """Return the same view of another head."""
+        ...
+
+
+def _count_into(head: HeadLike, reads: Counter[str]) -> HeadLike:
+    """Return a head whose metered part, however deep in views, counts into `reads`."""
+    if isinstance(head, MeteredHead):
+        name = head.name
+        counted = MeteredHead(head.bare, name, lambda tokens: reads.update({name: tokens}))
+        return cast(HeadLike, counted)
+    if isinstance(head, HeadView):
+        return head.take_head(_count_into(head.bare, reads))
+    return head
+
+
 def count_heads(datums: Sequence[Datum], reads: Counter[str]) -> list[Datum]:
     """Return the datums with heads that count into `reads`, for a process without a ledger."""
 
     def count_scores(signal: TeacherSignal) -> TeacherSignal:
-        head, pool = signal.head, signal.pool
-        if isinstance(head, MeteredHead):
-            head = MeteredHead(
-                head.bare, head.name, lambda tokens, name=head.name: reads.update({name: tokens})
-            )
+        pool = signal.pool
+        head, own_head = (part and _count_into(part, reads) for part in (signal.head, signal.own))
         if pool is not None:
             pool = replace(pool, members=tuple(count_scores(member) for member in pool.members))
-        return replace(signal, head=head, pool=pool)
+        return replace(signal, head=head, own=own_head, pool=pool)
 
     return [
         replace(datum, signal=count_scores(datum.signal), reference=count_scores(datum.reference))

@@ -54,6 +54,8 @@ class PaperRecord:
     """The head is prepacked for products of so many rows or more."""
     min_prepack_tokens: int
     """All weights are prepacked for completions of so many tokens or more."""
+    max_kept_bytes: int
+    """Prepacked weights that never change are kept from step to step up to so many bytes."""
     chunk_tokens: int
     sampling_batch: int
     scorers: dict[str, PaperModel] = field(default_factory=dict)

@@ -43,7 +43,7 @@ def find_capability_problems(
                 "teacher: ..., or a signal that asks nobody: score for the verifier's reward, "
                 "text for the rollout's own tokens"
             )
-        elif problem := term.signal.explain_refusal(capabilities):
+        elif problem := term.explain_refusal(capabilities):
             problems.append(f"{where}: {against} {teacher!r} {problem}")
     return problems
 

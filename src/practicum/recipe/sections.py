@@ -28,6 +28,11 @@ class RolloutConfig(FrozenConfig):
     )
     n: int = Field(default=1, ge=1, description="completions per prompt")
     max_new_tokens: int = Field(default=256, ge=1)
+    max_turns: int | None = Field(
+        default=None,
+        ge=1,
+        description="turns of the student in a conversation; none: until the task ends it",
+    )
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
@@ -53,7 +58,12 @@ class RolloutConfig(FrozenConfig):
     def build_sampling_params(self, stop_ids: frozenset[int]) -> SamplingParams:
         """Return these settings with the student's stop tokens."""
         return SamplingParams(
-            self.max_new_tokens, self.temperature, self.top_p, self.top_k, stop_ids
+            self.max_new_tokens,
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            stop_ids,
+            max_turns=self.max_turns,
         )
 
 

@@ -32,14 +32,14 @@ class BackendSection(TypedDict, total=False):
     chunk_tokens: int | None
     sampling_batch: int | None
     decoding: Literal["auto", "native", "graph", "torch"]
-    type: Literal["local", "ray", "tinker"] | str
+    type: Literal["local", "ray", "tinker", "torchrun"] | str
     trainers: int
+    nodes: int
+    patience: float
     samplers: int
     teachers: int | Literal["beside"]
     teacher_shards: int
-    nodes: int
     restarts: int
-    patience: float
     url: str
     allow_http: bool
     api_key_env: str | None
@@ -126,10 +126,26 @@ class TaskSection(TypedDict, total=False):
 
     type: (
         Literal[
-            "datasets", "jsonl", "memos", "programs", "reasoning_gym", "reverse", "skills", "walker"
+            "calculator",
+            "datasets",
+            "jsonl",
+            "memos",
+            "programs",
+            "reasoning_gym",
+            "reverse",
+            "skills",
+            "tools",
+            "walker",
         ]
         | str
     )
+    digits: int | str
+    operators: str
+    turns: int
+    bad_calls: int
+    train_size: int
+    heldout_size: int
+    seed: int | None
     path: str | Sequence[str]
     heldout: int | float | str | Sequence[str]
     columns: Mapping[str, Any]
@@ -143,18 +159,16 @@ class TaskSection(TypedDict, total=False):
     max_row_bytes: int
     train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
     memos: int
-    train_size: int
-    heldout_size: int
-    seed: int | None
-    digits: str
-    operators: str
     shortest: int
     longest: int
     generator: str
     config: Mapping[str, Any]
     alphabet: str
     skills: Sequence[str]
-    turns: int
+    task: str | Mapping[str, Any]
+    tools: Sequence[str | Mapping[str, Any]]
+    calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
+    characters: int
     spread: int
     noise: float
     slip: float
@@ -168,6 +182,7 @@ class RolloutSection(TypedDict, total=False):
     engine: str | Mapping[str, Any] | None
     n: int | str
     max_new_tokens: int | str
+    max_turns: int | str | None
     temperature: float | str
     top_p: float | str
     top_k: int | str

@@ -28,10 +28,10 @@ from practicum.rollouts.tape import (
     load_recorded_rollouts,
     to_exact_floats,
 )
+from practicum.rollouts.tool_use import answers_back, as_environment, measure_conversations
 from practicum.rollouts.writing import (
     RolloutWriters,
     add_rewards,
-    as_environment,
     collect_rollouts,
     sample_rollouts,
     sample_teacher_rollouts,
@@ -52,6 +52,7 @@ __all__ = [
     "StudentSource",
     "TeacherSource",
     "add_rewards",
+    "answers_back",
     "as_environment",
     "collect_rollouts",
     "count_teacher_answers",
@@ -59,6 +60,7 @@ __all__ = [
     "list_other_writers",
     "list_source_problems",
     "load_recorded_rollouts",
+    "measure_conversations",
     "measure_replaced",
     "measure_search",
     "name_guide",

@@ -204,11 +204,19 @@ class _OpenConversation:
         if observation is None:
             return
         self.notes |= observation.notes
-        if observation.message is None:
-            self.stop_reason = "stop"
+        self.turns[-1] = replace(turn, calls=observation.calls, reward=observation.reward)
+        if not observation.messages:
+            self.stop_reason = observation.stop_reason
+        # The last turn is answered all the same: its calls and its reward count.
+        elif params.max_turns is not None and self.count_turns() >= params.max_turns:
+            self.stop_reason = "turns"
         else:
-            reply_tokens = renderer.render_reply(observation.message)
-            self._append_reply(observation.message, reply_tokens, params)
+            reply_tokens = renderer.render_reply(*observation.messages)
+            self._append_reply(observation.messages, reply_tokens, params)
+
+    def count_turns(self) -> int:
+        """Return the number of the model's turns."""
+        return sum(turn.role == "assistant" for turn in self.turns)
 
     def _step(self, environment: Environment, turn: str) -> Observation:
         if self.episode is None:
@@ -221,14 +229,14 @@ class _OpenConversation:
                 f"step() returned a {type(observation).__name__}; "
                 "return a practicum.ports.Observation"
             )
-        if observation.message is not None and observation.message.role == "assistant":
+        if any(message.role == "assistant" for message in observation.messages):
             raise ValueError(
                 "step() spoke in the role assistant, which is the student's; write user or tool"
             )
         return observation
 
     def _append_reply(
-        self, message: Message, tokens: Sequence[int], params: SamplingParams
+        self, messages: Sequence[Message], tokens: Sequence[int], params: SamplingParams
     ) -> None:
         count = len(tokens)
         if count >= self.count_room(params):
@@ -239,7 +247,8 @@ class _OpenConversation:
         self._append(
             list(tokens), torch.zeros(count), torch.full((count,), torch.nan), is_from_model=False
         )
-        self.turns.append(Turn(message.role, count, message.content))
+        text = "\n".join(message.content for message in messages)
+        self.turns.append(Turn(messages[0].role, count, text))
         self.turn_start = len(self.tokens)
 
     def close(self) -> None:

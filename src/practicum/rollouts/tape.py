@@ -18,6 +18,8 @@ from practicum.text import Renderer
 from practicum.types import (
     AUTHORS,
     Author,
+    CallOutcome,
+    CallRecord,
     Prompt,
     Rollout,
     SearchStep,
@@ -33,13 +35,28 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Number = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
+class CallRow(BaseModel):
+    """One call of a tool; see `practicum.types.CallRecord`."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    tool: str
+    outcome: CallOutcome
+
+
 class TurnRow(BaseModel):
     """One turn of a conversation; see `practicum.types.Turn`."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
     role: str
     tokens: Annotated[int, Field(ge=0)]
     text: str
+    calls: list[CallRow] = []
+    reward: float | None = None
+
+    def to_turn(self) -> Turn:
+        """Return the turn of the row."""
+        calls = tuple(CallRecord(call.tool, call.outcome) for call in self.calls)
+        return Turn(self.role, self.tokens, self.text, calls, self.reward)
 
 
 class StepRow(BaseModel):
@@ -118,10 +135,7 @@ class RolloutRow(BaseModel):
             sampling_logprobs=to_exact_floats(rollout.sampling_logprobs),
             policy_logprobs=to_exact_floats(rollout.policy_logprobs),
             authors=_encode_authors(rollout.authors),
-            turns=[
-                TurnRow(role=turn.role, tokens=turn.tokens, text=turn.text)
-                for turn in rollout.turns
-            ],
+            turns=[TurnRow.model_validate(_encode_turn(turn)) for turn in rollout.turns],
             notes=dict(rollout.notes),
             steps=[StepRow.model_validate(asdict(step)) for step in rollout.steps],
         )
@@ -145,7 +159,7 @@ class RolloutRow(BaseModel):
             sample=self.sample,
             source=self.source,
             authors=_decode_authors(self.authors),
-            turns=tuple(Turn(turn.role, turn.tokens, turn.text) for turn in self.turns),
+            turns=tuple(turn.to_turn() for turn in self.turns),
             notes=self.notes,
             steps=tuple(SearchStep(**step.model_dump()) for step in self.steps),
         )
@@ -170,6 +184,11 @@ def _restore_turns(rollout: Rollout) -> Rollout:
     ]
     authors = mark_authors(rollout.loss_mask, rollout.source, "environment")
     return replace(rollout, turns=tuple(turns), authors=authors)
+
+
+def _encode_turn(turn: Turn) -> dict[str, Any]:
+    """Return a turn as JSON data, with lists in place of tuples, as strict rows want them."""
+    return {**asdict(turn), "calls": [asdict(call) for call in turn.calls]}
 
 
 def mark_authors(mask: Bool[Tensor, " T"], inside: Author, outside: Author) -> UInt8[Tensor, " T"]:

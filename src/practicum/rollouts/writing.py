@@ -137,11 +137,6 @@ def sample_teacher_rollouts(
     return sampler.sample_teacher(list_all_keys(batch), teacher)
 
 
-def as_environment(task: Task) -> Environment | None:
-    """Return the task if it is an environment, else None."""
-    return task if isinstance(task, Environment) else None
-
-
 def add_rewards(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
     """Return the rollouts with the task's rewards."""
     rewarded = []

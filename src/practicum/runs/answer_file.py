@@ -23,7 +23,6 @@ from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.digests import digest_model
 from practicum.ports import (
     BackendContext,
-    Environment,
     HoldsTeachers,
     Model,
     SelfTeacher,
@@ -35,7 +34,7 @@ from practicum.ports import (
     walk,
 )
 from practicum.recipe import Recipe
-from practicum.rollouts import TeacherSource
+from practicum.rollouts import TeacherSource, answers_back
 from practicum.run_dir import Journal
 from practicum.runs.console import Console, SilentConsole
 from practicum.runs.identity import add_prefix, digest_prompts, digest_student
@@ -134,7 +133,7 @@ class _TeacherLoader:
     def open(self) -> _OpenedTeacher:
         """Return the recipe's teacher; raises CapabilityError if its members differ in tokens."""
         recipe = self.recipe
-        if isinstance(self.task, Environment):
+        if answers_back(self.task):
             raise CapabilityError(
                 f"task {recipe.task.type!r} answers every turn, and a row holds one answer; write "
                 "rollout.source: teacher, which lets the teacher converse during the run"

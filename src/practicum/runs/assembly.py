@@ -20,7 +20,7 @@ from practicum.models.files import digest_file
 from practicum.ports import (
     Backend,
     BackendContext,
-    Environment,
+    HasTools,
     HoldsTeachers,
     Model,
     SelfTeacher,
@@ -42,6 +42,7 @@ from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
     Cache,
     RolloutArchive,
+    answers_back,
     list_conversation_problems,
     list_source_problems,
     load_recorded_rollouts,
@@ -54,6 +55,7 @@ from practicum.runs.identity import (
     digest_prompts,
     digest_student,
     digest_tokenizer,
+    digest_tools,
     name_decoding,
 )
 from practicum.runs.opening import build_task, open_backend, open_local, resolve_run
@@ -264,7 +266,7 @@ class _Assembly:
         self.scores = scores
         self.packages: list[str] = []
         self.task = build_task(recipe, rejected, self.packages)
-        if isinstance(self.task, Environment) and (
+        if answers_back(self.task) and (
             problems := list_conversation_problems(recipe.rollout.source)
         ):
             raise CapabilityError(problems)
@@ -292,7 +294,8 @@ class _Assembly:
         recipe, task, ledger = self.recipe, self.task, self.ledger
         self.backend = backend or open_backend(recipe, self.backend_context)
         self.on_paper = on_paper
-        self.student = student = self.backend.load_student(resolve_run(recipe.student))
+        student = self.backend.load_student(resolve_run(recipe.student))
+        self.student = student = replace(student, renderer=self.add_tools(student.renderer))
         engine = self.backend_context.engine
         is_unused = engine and not student.decoding.startswith(engine.config.type)
         if engine and is_unused and not on_paper and not engine.config.may_decline:
@@ -324,7 +327,12 @@ class _Assembly:
         evaluation = build_evaluation_settings(recipe, task, student)
         heldout = evaluation.prompts if evaluation else ()
         self.identities.append(
-            lambda: {"prompts": digest_prompts(prompts), "heldout": digest_prompts(heldout), **tape}
+            lambda: {
+                "prompts": digest_prompts(prompts),
+                "heldout": digest_prompts(heldout),
+                **digest_tools(student.renderer.tools),
+                **tape,
+            }
         )
         settings = build_step_settings(recipe, schedule_state, student.renderer.stop_ids)
         parts = StepComponents(
@@ -435,6 +443,7 @@ class _Assembly:
     def load_model(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model; raises a PracticumError if it does not fit the student."""
         model = self.backend.load_scorer(resolve_run(config), name)
+        model = replace(model, renderer=self.add_tools(model.renderer))
         is_reference = name.startswith("reference")
         if model.no_sampling_reason and self._needs_samples(is_reference):
             raise ModelError(
@@ -453,9 +462,14 @@ class _Assembly:
 
     def load_renderer(self, config: ModelConfig, name: str) -> Renderer:
         """Load the tokenizer of a model that is at a service."""
-        renderer = load_renderer(resolve_run(config))
+        renderer = self.add_tools(load_renderer(resolve_run(config)))
         self.identities.append(lambda: digest_tokenizer(name, renderer))
         return renderer
+
+    def add_tools(self, renderer: Renderer) -> Renderer:
+        """Return a renderer that shows the task's tools, if it has any."""
+        task = self.task
+        return renderer.with_tools(task.toolbox.use) if isinstance(task, HasTools) else renderer
 
     def _needs_samples(self, is_reference: bool) -> bool:
         """Return True if teacher or reference must sample, for training or for its evaluation."""

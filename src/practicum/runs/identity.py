@@ -11,7 +11,7 @@ from practicum.models.digests import digest_model
 from practicum.ports import Model, Student
 from practicum.recipe import Recipe
 from practicum.text import Renderer
-from practicum.types import Prompt
+from practicum.types import Prompt, ToolUse
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,14 @@ def digest_prompts(prompts: Sequence[Prompt]) -> str:
     """Return the digest of prompts with all that decides what is asked and rewarded."""
     contents = json.dumps([_encode_prompt(prompt) for prompt in prompts])
     return hashlib.sha256(contents.encode()).hexdigest()
+
+
+def digest_tools(tools: ToolUse | None) -> dict[str, str]:
+    """Return the digest of the tools that prompts show, if there are any."""
+    if tools is None:
+        return {}
+    contents = json.dumps([tools.calls, *(schema.to_json() for schema in tools.schemas)])
+    return {"tools": hashlib.sha256(contents.encode()).hexdigest()}
 
 
 def _encode_prompt(prompt: Prompt) -> list[Any]:

@@ -32,7 +32,7 @@ from practicum.recipe.typed import (
 from practicum.run_dir import RunDir
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console
-from practicum.runs.opening import require_newest
+from practicum.runs.opening import join_processes, require_newest
 from practicum.runs.progress import show_progress
 from practicum.runs.python_objects import name_objects, write_objects
 from practicum.runs.result import RunResult
@@ -74,15 +74,18 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
     with show_progress(console, progress=progress) as screen:
         if not isinstance(recipe, Recipe):
             recipe = load_recipe(recipe, overrides)
-        return run_in_folder(
-            recipe,
-            Path(out),
-            screen,
-            resume=resume,
-            allow_changed=allow_changed,
-            overwrite=overwrite,
-            stop=stop,
-        )
+        with join_processes(recipe.backend) as leads:
+            if not leads:
+                return RunResult.read(Path(out) / recipe.name)
+            return run_in_folder(
+                recipe,
+                Path(out),
+                screen,
+                resume=resume,
+                allow_changed=allow_changed,
+                overwrite=overwrite,
+                stop=stop,
+            )
 
 
 def run_in_folder(
@@ -150,7 +153,7 @@ def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     *,
     student: StudentSection | ModelSection,
-    teacher: TeacherSection | ModelSection,
+    teacher: TeacherSection | ModelSection | None = None,
     task: TaskSection | Section | Iterable[Mapping[str, Any]],
     objective: ObjectiveSection | Section | Objective | None = None,
     rollout: RolloutSection | Section | None = None,
@@ -175,6 +178,8 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     console: Console | None = None,
 ) -> RunResult:
     """Run a recipe whose sections are given as in YAML; missing sections have their defaults.
+
+    Without a `teacher`, the objective is one that asks none, such as `score(group_mean)`.
 
     Example: `distill(student={"model": "Qwen/Qwen3-0.6B"},
     teacher={"type": "model", "model": "Qwen/Qwen3-8B"},

@@ -2,8 +2,9 @@
 
 import hashlib
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from practicum import run_dir as folders
 from practicum.core.plugins import load_plugin
@@ -30,6 +31,16 @@ AnyModelConfig = TypeVar("AnyModelConfig", bound=ModelConfig)
 def open_backend(recipe: Recipe, context: BackendContext) -> Backend:
     """Open the backend that the recipe names."""
     return load_plugin("backends", recipe.backend.type).build(recipe.backend, context)
+
+
+def join_processes(backend: Any) -> AbstractContextManager[bool]:
+    """Meet the processes that were started for a run together, if its backend is made of such.
+
+    The block is True in the process that runs the recipe. In the others it is entered, False, when
+    that run has ended well; if it fails, they end with its exit code.
+    """
+    join = vars(load_plugin("backends", backend.type)).get("join")
+    return nullcontext(True) if join is None else join(backend)
 
 
 def open_local(context: BackendContext) -> Backend:

@@ -6,7 +6,7 @@ from typing import Any
 
 from practicum.report.cards import describe_summary, render_card, render_run_card
 from practicum.report.tables import build_stage_rows
-from practicum.run_dir import RunDir, read_rows, shapes, shorten_path
+from practicum.run_dir import RunDir, read_json, read_rows, shapes, shorten_path
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -15,6 +15,14 @@ class RunResult:
 
     folder: Path
     summary: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunResult":
+        """Return the result of a run or of a pipeline that another process has finished."""
+        run_dir = RunDir(folder)
+        is_pipeline = run_dir.pipeline_json.is_file()
+        shape = shapes.PIPELINE_SUMMARY if is_pipeline else shapes.SUMMARY
+        return cls(folder, read_json(run_dir.summary_json, shape))
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return a row of metrics for each step; `pandas.DataFrame(result.metrics())` is a table.

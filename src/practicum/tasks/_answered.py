@@ -1,7 +1,7 @@
 """The usual task: prompts with an answer each, and a function that compares a reply with it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from practicum.tasks._verifiers import compare_exactly
 from practicum.types import Prompt, Rollout
@@ -34,3 +34,19 @@ class PromptSet:
             return self.grade(rollout.text, rollout.prompt)
         answer = rollout.prompt.answer
         return None if answer is None else self.verify(rollout.text, answer)
+
+
+def keep_answer(rollout: Rollout) -> Rollout:
+    """Return the rollout as its last turn alone if that is an answer, else as an empty one."""
+    last = rollout.turns[-1] if rollout.turns else None
+    if last is None:
+        return rollout
+    answers = last.role == "assistant" and not last.calls
+    return replace(rollout, text=last.text if answers else "", turns=())
+
+
+def leave_out_calls(rollout: Rollout) -> Rollout:
+    """Return the rollout without the turns that call tools and without the tools' results."""
+    turns = tuple(turn for turn in rollout.turns if turn.role != "tool" and not turn.calls)
+    replies = [turn.text.replace("\n", " ") for turn in turns if turn.role == "assistant"]
+    return replace(rollout, text="\n".join(replies), turns=turns)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from practicum.errors import DataError, SandboxError, VerifierError
-from practicum.tasks._sandbox import NoLine, Sandbox, SandboxedProcess, missing
+from practicum.tasks._sandbox import NoLine, ProcessLimits, Sandbox, SandboxedProcess, missing
 
 Walls = Literal["require", "best_effort"]
 """The choice between refusing a verifier if a wall around it is missing, and running without it."""
@@ -57,10 +57,10 @@ class VerifierProcess:
     Text of a model never ends the run: a call that is too slow or fails scores 0, or the end of the
     range `scores` that is nearest to 0. `timeouts` counts the calls without an answer, `errors`
     those in which the verifier failed or gave no score. The process imports from the folders of
-    PYTHONPATH, or from those of `path`.
+    PYTHONPATH, or from those of `path`. `what` is what errors call it: a tool runs in the same way.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (the settings of one process, one by one)
         self,
         module: str,
         *arguments: str,
@@ -69,6 +69,8 @@ class VerifierProcess:
         sandbox: OwnWalls = "require",
         scores: tuple[float, float] = (0.0, 1.0),
         path: Sequence[str] | None = None,
+        limits: ProcessLimits | None = None,
+        what: str = "verifier",
     ) -> None:
         self.timeouts = 0
         self.errors = 0
@@ -77,7 +79,10 @@ class VerifierProcess:
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._seconds = seconds
         self._canary = canary
-        self._sandbox = Sandbox(required=sandbox == "require", walls=sandbox != "off")
+        self._sandbox = Sandbox(
+            limits or ProcessLimits(), required=sandbox == "require", walls=sandbox != "off"
+        )
+        self._what = what
         self._scores = scores
         self._path = path
         self._process: SandboxedProcess | None = None
@@ -115,7 +120,7 @@ class VerifierProcess:
                 self._start()
 
     def ask(self, request: dict[str, Any], seconds: float) -> Any:
-        """Return the answer to a request that holds no text of a model.
+        """Return the answer to a request.
 
         Errors: NoLine without an answer, VerifierFailed, DataError if the process refuses to serve.
         """
@@ -132,11 +137,13 @@ class VerifierProcess:
         lacks = "; ".join(missing()) if self._sandbox.walls else ""
         if lacks and self._sandbox.required:
             raise SandboxError(
-                f"the verifier {self._module} is not started, because this machine cannot wall off "
+                f"the {self._what} {self._module} is not started, because this machine cannot wall off "
                 f"{lacks}; use another machine, or write sandbox: best_effort under task to do "
                 "without these walls"
             )
-        return f"the verifier {self._module} runs without a wall around {lacks}" if lacks else None
+        return (
+            f"the {self._what} {self._module} runs without a wall around {lacks}" if lacks else None
+        )
 
     def close(self) -> None:
         """Kill the process."""
@@ -195,7 +202,7 @@ class VerifierProcess:
         except NoLine as reason:
             self.close()
             raise VerifierError(
-                f"the verifier {self._module} did not start ({reason}); to see why, run: "
+                f"the {self._what} {self._module} did not start ({reason}); to see why, run: "
                 f"{' '.join(self._command)}"
             ) from reason
         return process

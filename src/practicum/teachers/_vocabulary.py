@@ -92,9 +92,51 @@ class FoldedHead:
         """Release the teacher's head."""
         self.bare.release()
 
+    def take_head(self, bare: HeadLike) -> "FoldedHead":
+        """Return the same view of another head of the teacher's."""
+        return replace(self, bare=bare)
+
     def _fold(self, scores: Tensor) -> Tensor:
         ids = self.outside.to(scores.device), self.own.to(scores.device)
         return fold_outside(scores, self.student_size, *ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderedHead:
+    """A head with some of its tokens, in any order; see `practicum.types.HeadLike`."""
+
+    bare: HeadLike
+    columns: Int[Tensor, " C"]
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of columns."""
+        return len(self.columns)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The key of the head: all of its signals are reordered alike."""
+        return self.bare.key
+
+    def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
+        """Return the log-probabilities, normalised over all tokens of the teacher."""
+        scores = self.bare.logprobs(hidden)
+        return scores[..., self.columns.to(scores.device)]
+
+    def logits(
+        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
+        """Return the logits."""
+        scores = self.bare.logits(hidden)
+        return scores[..., self.columns.to(scores.device)]
+
+    def release(self) -> None:
+        """Release the head."""
+        self.bare.release()
+
+    def take_head(self, bare: HeadLike) -> "ReorderedHead":
+        """Return the same view of another head of the teacher's."""
+        return replace(self, bare=bare)
 
 
 class TranslatingClient:
@@ -180,7 +222,9 @@ class TranslatingClient:
         unknown = torch.isin(torch.tensor(request.tokens, dtype=torch.long), self._outside)
         if logprobs is not None:
             logprobs = logprobs.masked_fill(unknown.to(logprobs.device), 0.0)
+        own_head = None
         if head is not None:
+            own_head = ReorderedHead(head, self._own)
             head = FoldedHead(head, self._vocabulary.student_size, self._outside, self._own)
         ids, topk_logprobs = answer.topk_ids, answer.topk_logprobs
         if ids is not None and topk_logprobs is not None:
@@ -200,6 +244,7 @@ class TranslatingClient:
             head=head,
             outside=self._outside,
             unknown=unknown,
+            own=own_head,
         )
 
     def _replace_candidates(self, candidates: Int[Tensor, "T K"]) -> Int[Tensor, "T K"]:

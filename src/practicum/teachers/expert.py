@@ -27,7 +27,6 @@ from practicum.functional.truncation import sampling_logprobs
 from practicum.objective import Signal
 from practicum.ports import (
     Capabilities,
-    Environment,
     Episode,
     Expert,
     PromptedClient,
@@ -36,9 +35,11 @@ from practicum.ports import (
     TeacherContext,
     TeacherRequest,
 )
+from practicum.rollouts import as_environment
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
     FrozenConfig,
+    Message,
     Prompt,
     Rollout,
     Sample,
@@ -126,7 +127,7 @@ class ExpertTeacher(Teacher):
         count: Callable[[SamplingClient], SamplingClient] = lambda client: client,
     ) -> None:
         self.task = task
-        self.environment = task if isinstance(task, Environment) else None
+        self.environment = as_environment(task, renderer)
         self.renderer = renderer
         self._softness = softness
         self._meter = meter
@@ -279,18 +280,18 @@ class _ExpertWalk:
         self._turns = (*self._turns, turn)
         self._turn = []
         environment = self._teacher.environment
-        reply = None
+        reply: tuple[Message, ...] = ()
         if environment is not None:
             if self._episode is None:
                 self._episode = self._ask(lambda: environment.open(self._prompt, 0))
             episode = self._episode
-            reply = self._ask(lambda: episode.step(turn).message)
-        if reply is None:
+            reply = self._ask(lambda: episode.step(turn).messages)
+        if not reply:
             # Tokens after the end of the conversation belong to nobody: all are alike.
             self._to_skip = math.inf
             return
         # The tokens of the environment, with what the template writes around them, are skipped.
-        self._to_skip = len(renderer.render_reply(reply))
+        self._to_skip = len(renderer.render_reply(*reply))
         self._candidates = self._teacher.list_candidates(self._prompt, self._turns)
 
     def _ask(self, call: Callable[[], T]) -> T:

@@ -67,10 +67,11 @@ class Config(FrozenConfig):
                 "gate: a sum is read teacher by teacher, so none can step in for another; "
                 "write kind: geometric"
             )
-        if self.kind == "arithmetic" and self._intersect().by_span:
+        if not self.capabilities().signals and self._intersect().by_span:
             raise ValueError(
                 "kind: the average of probabilities is of single tokens, and a member with another "
-                "tokenizer knows that of several together; write kind: geometric or sum"
+                "tokenizer knows that of several together; write kind: geometric or sum, or take "
+                "members that give whole distributions"
             )
         if self.gate is not None and "full" not in self._intersect().signals:
             raise ValueError(
@@ -93,8 +94,12 @@ class Config(FrozenConfig):
 
 def _pool_capabilities(members: Capabilities, kind: str) -> Capabilities:
     """Return what can be combined from members that have these capabilities in common."""
+    signals = members.signals
+    if kind == "arithmetic" and members.by_span:
+        # Probabilities of spans have no average by which a token could be known: distributions do.
+        signals = signals - {"sampled"} if "full" in signals else frozenset()
     pool = Capabilities(
-        members.signals,
+        signals,
         writes=False,
         follows_student=members.follows_student,
         splits_answers=kind == "sum",
@@ -102,7 +107,7 @@ def _pool_capabilities(members: Capabilities, kind: str) -> Capabilities:
     )
     if "full" in members.signals:
         return pool
-    return replace(pool, signals=members.signals & {"sampled"}, supports=frozenset())
+    return replace(pool, signals=signals & {"sampled"}, supports=frozenset())
 
 
 class PoolTeacher(TeacherOfMembers):

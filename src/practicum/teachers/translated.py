@@ -7,13 +7,13 @@ the span, which is the exact gradient of the reverse KL over spans.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -32,7 +32,7 @@ from practicum.ports import (
 from practicum.teachers import pool, route
 from practicum.teachers._chat import PromptWriter
 from practicum.teachers._client import FollowerTeacher
-from practicum.teachers._vocabulary import FoldedHead, take_rows
+from practicum.teachers._vocabulary import FoldedHead, ReorderedHead, take_rows
 from practicum.teachers.text_only import rewrite_sample
 from practicum.text import Renderer
 from practicum.text.translation import TranslatedText, Translator
@@ -212,46 +212,16 @@ class CommonTokens:
             student_ids,
         )
 
+    def read_own(self, head: HeadLike) -> ReorderedHead:
+        """Return the teacher's head over the tokens that the student lacks."""
+        return ReorderedHead(head, self.columns[self.student_size :])
+
     def fold(self, head: HeadLike) -> FoldedHead:
         """Return the teacher's head over the student's tokens and one bucket."""
         teacher_only = torch.arange(self.student_size, len(self.columns))
         return FoldedHead(
             ReorderedHead(head, self.columns), self.student_size, self.outside, teacher_only
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ReorderedHead:
-    """A head with its tokens in another order; see `practicum.types.HeadLike`."""
-
-    bare: HeadLike
-    columns: Int[Tensor, " C"]
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of columns."""
-        return len(self.columns)
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The key of the head: all of its signals are reordered alike."""
-        return self.bare.key
-
-    def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
-        """Return the log-probabilities, normalised over all tokens of the teacher."""
-        scores = self.bare.logprobs(hidden)
-        return scores[..., self.columns.to(scores.device)]
-
-    def logits(
-        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
-    ) -> Float[Tensor, "*s v"]:
-        """Return the logits."""
-        scores = self.bare.logits(hidden)
-        return scores[..., self.columns.to(scores.device)]
-
-    def release(self) -> None:
-        """Release the head."""
-        self.bare.release()
 
 
 def pick_single_tokens(
@@ -281,6 +251,7 @@ def pick_single_tokens(
         topk_ids=ids,
         topk_logprobs=topk_logprobs,
         head=None if signal.head is None else common.fold(signal.head),
+        own=None if signal.head is None else common.read_own(signal.head),
         outside=common.outside,
         unknown=unknown,
     )

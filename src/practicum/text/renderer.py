@@ -1,7 +1,7 @@
 """Messages to token ids by a chat template, and token ids back to text."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from practicum.errors import DataError, ModelError
-from practicum.prompts import Message
+from practicum.prompts import Message, ToolCall, ToolSchema, ToolUse
 from practicum.text.control import compile_control_pattern, find_unused_marker, split_control_tokens
 from practicum.text.safe import excerpt
 from practicum.text.templates import TooMuch, render_template
+from practicum.text.tool_calls import FORMS, UnreadableCall, find_form, read_calls, read_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,6 +26,9 @@ _ADVICE = (
 MAX_CACHED_REPLIES = 2048
 """The environment replies whose tokens are remembered."""
 
+CALL_ID = "call00000"
+"""The identity of a call, for templates that write one; results follow their calls in order."""
+
 
 @dataclass(frozen=True)
 class Renderer:
@@ -32,7 +36,8 @@ class Renderer:
 
     `system` is the system turn of prompts without one: None leaves it to the template, which may
     write a default, and "" means no system turn at all. `template` replaces the tokenizer's chat
-    template; `thinking` sets the template's `enable_thinking`.
+    template; `thinking` sets the template's `enable_thinking`. The template writes the `tools` that
+    the model may call before each prompt.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -40,6 +45,7 @@ class Renderer:
     template: str | None = None
     thinking: bool | None = None
     stop_ids: frozenset[int] = frozenset()
+    tools: ToolUse | None = None
 
     @cached_property
     def vocab_size(self) -> int:
@@ -55,10 +61,77 @@ class Renderer:
         """Return the prompt's tokens, up to the beginning of the answer."""
         turns = self._add_system(messages)
         # The text is encoded piece by piece between markers, and a marker stands inside each
-        # control token of a user's: it stays text.
-        marker = find_unused_marker(self._template, *(turn.content for turn in turns))
-        text = self._write([self._mark_control(turn, marker) for turn in turns])
+        # control token of a user's or a tool's: it stays text.
+        schemas = () if self.tools is None else self.tools.schemas
+        marker = find_unused_marker(self._template, str(schemas), *(turn.content for turn in turns))
+        marked = [self._mark_control(turn, marker) for turn in turns]
+        text = self._write(marked, [self._mark_schema(schema, marker) for schema in schemas])
         return tuple(self._tokenize(text.split(marker)))
+
+    def with_tools(self, tools: ToolUse) -> "Renderer":
+        """Return a renderer of prompts with these tools, whose calls it can read.
+
+        Raises ModelError if the chat template does not show them, or if its calls have no known
+        form.
+        """
+        renderer = replace(self, tools=tools)
+        schemas = [schema.to_json() for schema in tools.schemas]
+        text = renderer._write(self._add_system([Message("user", "")]), schemas)
+        missing = [schema.name for schema in tools.schemas if schema.name not in text]
+        if missing:
+            raise ModelError(
+                f"{self._name}: the chat template does not show the tools ({excerpt(missing[0])}); "
+                "write a `template:` that writes `tools`, or take a model that was made for them"
+            )
+        assert renderer.call_form
+        return renderer
+
+    @cached_property
+    def call_form(self) -> str:
+        """Return the form of calls: the tools' own, the tokenizer's `response`, or the template's."""
+        form = "auto" if self.tools is None else self.tools.calls
+        if form != "auto":
+            return form
+        if self.template is None and self.tokenizer.response_template is not None:
+            return "response"
+        form = find_form(self._template)
+        if form is None:
+            raise ModelError(
+                f"{self._name}: the chat template asks for calls in no known form; write "
+                f"task.calls: one of {', '.join(FORMS)}"
+            )
+        return form
+
+    def read_calls(self, text: str) -> list[ToolCall]:
+        """Return the calls of tools in a model's turn; UnreadableCall if one cannot be read."""
+        schemas = () if self.tools is None else self.tools.schemas
+        if self.call_form != "response":
+            return read_calls(text, self.call_form, schemas)
+        try:
+            message = self.tokenizer.parse_response(
+                text, prefix=self._answer_start, tools=[schema.to_json() for schema in schemas]
+            )
+        # A parser of the model's own reads foreign text, and may fail in any way.
+        except Exception as error:
+            raise UnreadableCall(f"{type(error).__name__}: {excerpt(str(error))}") from None
+        return read_message(message if isinstance(message, dict) else {})
+
+    @cached_property
+    def _answer_start(self) -> str:
+        """Return a prompt's text, with what the template writes of the answer already."""
+        return self._apply_template([Message("user", "")])
+
+    def _mark_schema(self, schema: ToolSchema, marker: str) -> dict[str, Any]:
+        """Return a tool as a template reads it, with a marker inside each control token."""
+
+        def mark(part: Any) -> Any:
+            if isinstance(part, str):
+                return marker.join(split_control_tokens(part, self._control))
+            if isinstance(part, dict):
+                return {mark(key): mark(member) for key, member in part.items()}
+            return [mark(member) for member in part] if isinstance(part, list) else part
+
+        return mark(schema.to_json())
 
     def render_all(self, prompts: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
         """Return the tokens of each prompt; equal prompts, as in a group, are rendered once."""
@@ -67,23 +140,25 @@ class Renderer:
         }
         return [rendered[tuple(messages)] for messages in prompts]
 
-    def render_reply(self, message: Message) -> tuple[int, ...]:
+    def render_reply(self, *messages: Message) -> tuple[int, ...]:
         """Return the tokens of a reply: from the student's stop token to its next turn.
 
-        Control tokens in the message stay text. Raises ModelError if the template shows no earlier
-        turns or refuses the message's role.
+        Control tokens in the messages stay text. Raises ModelError if the template shows no earlier
+        turns or refuses a message's role.
         """
-        return self._replies(message)
+        return self._replies(messages)
 
     @cached_property
-    def _replies(self) -> Callable[[Message], tuple[int, ...]]:
+    def _replies(self) -> Callable[[tuple[Message, ...]], tuple[int, ...]]:
         """Cache the newest replies: environments repeat themselves, and templates are slow."""
         return lru_cache(maxsize=MAX_CACHED_REPLIES)(self._render_reply)
 
-    def _render_reply(self, message: Message) -> tuple[int, ...]:
-        marker = find_unused_marker(self._template, message.content)
-        after_answer = self._render_after_answer(marker, self._mark_control(message, marker))
-        skipped, stop = self._answer_end
+    def _render_reply(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        marker = find_unused_marker(self._template, *(message.content for message in messages))
+        after_call = messages[0].role == "tool" and self._wants_calls
+        marked = [self._mark_control(message, marker) for message in messages]
+        after_answer = self._render_after_answer(marker, marked, after_call)
+        skipped, stop = self._call_end if after_call else self._answer_end
         first, *later = after_answer[len(skipped) :].split(marker)
         # A tokenizer may split text after a stop token otherwise than at the beginning of a text,
         # so the first piece is encoded together with the stop token.
@@ -174,11 +249,13 @@ class Renderer:
             turns.insert(0, Message("system", self.system))
         return turns
 
-    def _write(self, turns: Sequence[Message]) -> str:
-        text = self._apply_template(turns)
+    def _write(self, turns: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         if self.system == "" and all(turn.role != "system" for turn in turns):
-            return self._drop_default_system(text)
-        return text
+            if tools:
+                # The tools stand in the system turn, which must stay.
+                return self._apply_template([Message("system", ""), *turns], tools=tools)
+            return self._drop_default_system(self._apply_template(turns))
+        return self._apply_template(turns, tools=tools)
 
     def _drop_default_system(self, text: str) -> str:
         """Return the text without the system turn that the template writes by default."""
@@ -206,19 +283,28 @@ class Renderer:
         before, _, after = text.partition(marker)
         return before, after
 
-    def _apply_template(self, turns: Sequence[Message], *, generation: bool = True) -> str:
+    def _apply_template(
+        self,
+        turns: Sequence[Message],
+        *,
+        generation: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        calls: str = "",
+    ) -> str:
+        """Return the text of the turns; the last answer calls the tool `calls`, if any."""
         switches: dict[str, Any] = (
             {} if self.thinking is None else {"enable_thinking": self.thinking}
         )
         try:
             return render_template(
                 self._template,
-                [{"role": turn.role, "content": turn.content} for turn in turns],
+                [_write_turn(turn, calls) for turn in turns],
                 {
                     **self.tokenizer.special_tokens_map,
                     "add_generation_prompt": generation,
                     **switches,
                 },
+                tools or None,
             )
         except TooMuch as error:
             raise ModelError(
@@ -240,7 +326,11 @@ class Renderer:
         if self.template is None and self.tokenizer.chat_template is None:
             raise ModelError(f"{self._name}: the model has no chat template; {_ADVICE}")
         try:
-            return self.tokenizer.get_chat_template(self.template)
+            # Some tokenizers have a template of their own for tools.
+            schemas = (
+                None if self.tools is None else [tool.to_json() for tool in self.tools.schemas]
+            )
+            return self.tokenizer.get_chat_template(self.template, schemas)
         except ValueError as error:
             raise ModelError(
                 f"{self._name}: none of the model's chat templates is the default; {_ADVICE}"
@@ -264,11 +354,17 @@ class Renderer:
         eos = self.tokenizer.eos_token_id
         return next(iter(stops), eos if eos in self.stop_ids else min(self.stop_ids))
 
-    def _render_after_answer(self, marker: str, reply: Message) -> str:
-        """Return the template's text between an answer and the next one, with a reply between."""
+    def _render_after_answer(
+        self, marker: str, replies: Sequence[Message], after_call: bool = False
+    ) -> str:
+        """Return the template's text between an answer and the next one, with replies between.
+
+        With `after_call` the answer is a call of a tool, and the text is that after its name.
+        """
         question, answer = f"{marker}q{marker}", f"{marker}a{marker}"
-        turns = [Message("user", question), Message("assistant", answer), reply]
-        text = self._apply_template(self._add_system(turns))
+        answer_turn = Message("assistant", "" if after_call else answer)
+        turns = self._add_system([Message("user", question), answer_turn, *replies])
+        text = self._apply_template(turns, calls=answer if after_call else "")
         before, separator, after = text.partition(answer)
         if not separator or question not in before:
             raise ModelError(
@@ -278,14 +374,32 @@ class Renderer:
         return after
 
     @cached_property
+    def _wants_calls(self) -> bool:
+        """Return True if the template takes a tool's result after a call alone."""
+        marker = find_unused_marker(self._template)
+        try:
+            self._render_after_answer(marker, [Message("tool", marker, "tool")])
+        except ModelError:
+            return True
+        return False
+
+    @cached_property
     def _answer_end(self) -> tuple[str, str]:
         """Return the template's text after an answer up to its stop token, and that token.
 
         Both are empty if the template writes no stop token there.
         """
+        return self._find_answer_end("user")
+
+    @cached_property
+    def _call_end(self) -> tuple[str, str]:
+        """Return the same after the name of a tool that an answer calls."""
+        return self._find_answer_end("tool", after_call=True)
+
+    def _find_answer_end(self, role: str, *, after_call: bool = False) -> tuple[str, str]:
         marker = find_unused_marker(self._template)
-        reply = Message("user", f"{marker}r{marker}")
-        between = self._render_after_answer(marker, reply).partition(marker)[0]
+        reply = Message(role, f"{marker}r{marker}", "tool" if after_call else None)
+        between = self._render_after_answer(marker, [reply], after_call).partition(marker)[0]
         stops = [
             (between.find(stop), stop)
             for stop in map(self.decode_token, sorted(self.stop_ids))
@@ -313,6 +427,18 @@ class Renderer:
     @property
     def _name(self) -> str:
         return self.tokenizer.name_or_path or "the tokenizer"
+
+
+def _write_turn(turn: Message, calls: str) -> dict[str, Any]:
+    """Return a turn as templates read it; an answer without text calls the tool `calls`."""
+    fields: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    # Templates that write no name and no identity read neither.
+    if turn.role == "tool":
+        return {**fields, "name": turn.name or "tool", "tool_call_id": CALL_ID}
+    if calls and turn.role == "assistant":
+        call = {"name": calls, "arguments": {}}
+        fields["tool_calls"] = [{"type": "function", "id": CALL_ID, "function": call}]
+    return fields
 
 
 @cache

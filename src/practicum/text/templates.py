@@ -98,9 +98,12 @@ _BUDGET: ContextVar[_RenderingBudget] = ContextVar("_BUDGET")
 
 
 def render_template(
-    template: str, turns: Sequence[Mapping[str, str]], variables: Mapping[str, Any]
+    template: str,
+    turns: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
-    """Render a chat template, byte for byte as `apply_chat_template` without tools and documents.
+    """Render a chat template, byte for byte as `apply_chat_template` without documents.
 
     `variables` are the switches and special tokens that the template sees. Raises TooMuch if the
     template exceeds a limit, and any exception that the template itself raises.
@@ -108,7 +111,7 @@ def render_template(
     token = _BUDGET.set(_RenderingBudget(monotonic() + SECONDS))
     try:
         return _compile(template).render(
-            messages=list(map(dict, turns)), tools=None, documents=None, **variables
+            messages=list(map(dict, turns)), tools=tools, documents=None, **variables
         )
     finally:
         _BUDGET.reset(token)

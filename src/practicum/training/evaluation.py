@@ -148,7 +148,7 @@ def evaluate(
 ) -> Evaluation:
     """Sample and verify completions, and compare student and teacher on the student's tokens."""
     rollouts = sample_rollouts(
-        settings.batch, client, renderer, settings.sampling, as_environment(task)
+        settings.batch, client, renderer, settings.sampling, as_environment(task, renderer)
     )
     rollouts = add_rewards(rollouts, task)
     comparison = _TeacherComparison()
@@ -162,7 +162,7 @@ def evaluate_teacher(
 ) -> Evaluation | None:
     """Evaluate the teacher's answers in its own context. Returns None if it cannot generate."""
     rollouts = sample_teacher_rollouts(
-        settings.batch, teacher, renderer, settings.sampling, as_environment(task)
+        settings.batch, teacher, renderer, settings.sampling, as_environment(task, renderer)
     )
     if rollouts is None:
         return None

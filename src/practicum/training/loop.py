@@ -22,6 +22,7 @@ from practicum.rollouts import (
     add_rewards,
     as_environment,
     collect_rollouts,
+    measure_conversations,
     measure_replaced,
     measure_search,
     select_prompts,
@@ -149,7 +150,7 @@ def generate_rollouts(
         parts.teacher,
         parts.renderer,
         parts.archive,
-        as_environment(parts.task),
+        as_environment(parts.task, parts.renderer),
         parts.reference,
         parts.task,
         parts.scorers,
@@ -381,7 +382,8 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
-    metrics |= measure_search(rollouts) | measure_replaced(rollouts)
+    for measure in (measure_conversations, measure_search, measure_replaced):
+        metrics |= measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 

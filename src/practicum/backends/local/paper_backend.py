@@ -13,6 +13,7 @@ from practicum.backends.local import Config
 from practicum.backends.local.device_limits import build_limits, find_limits
 from practicum.backends.local.graph import plan_micro_batch
 from practicum.backends.local.loading import LoadedModel
+from practicum.backends.local.native.kept import MAX_BYTES
 from practicum.backends.local.paper import load_weightless, measure_footprint
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS, count_kept_bytes
 from practicum.backends.local.scratch import prepare_scratch_folder
@@ -88,6 +89,7 @@ class LocalPaper:
             scored_tokens=find_limits(model.device).scored_tokens,
             min_head_rows=MIN_HEAD_ROWS,
             min_prepack_tokens=MIN_DECODE_STEPS,
+            max_kept_bytes=MAX_BYTES,
             chunk_tokens=limits.chunk_tokens,
             sampling_batch=limits.sampling_batch,
         )

@@ -1,8 +1,10 @@
 """Read waiting prompts ahead of their completions, each different one once."""
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from practicum.backends.local.decode_step import DecodeJob, LayerStates, PromptTokens
 from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.packing import PackedBatch
+from practicum.costs.segments import split_by_tokens
 from practicum.types import ScoreRequest
 
 
@@ -52,23 +55,23 @@ class PromptQueue:
 
     def _run_prefill(self) -> None:
         """Prefill waiting prompts, each once, up to the device's limit and the number of rows."""
-        most_tokens = find_limits(self._job.device).prefill_tokens
         chosen: dict[PromptTokens, None] = {}
-        tokens = 0
-        for prompt in self._job.prompts[self._next :]:
-            if prompt in self.prefilled or prompt in chosen:
-                continue
-            is_too_long = tokens + len(prompt) > most_tokens
-            if chosen and (is_too_long or len(chosen) == self._job.rows):
+        for prompt in islice(self._job.prompts, self._next, None):
+            if prompt not in self.prefilled:
+                chosen[prompt] = None
+            if len(chosen) == self._job.rows:
                 break
-            chosen[prompt] = None
-            tokens += len(prompt)
         # Token 0 stands for the completion: the prompt's last hidden state predicts it, and a
         # text's last token is never read.
         requests = [ScoreRequest(prompt, (0,)) for prompt in chosen]
+        # What prompts share is read once, so it counts once.
+        most_tokens = find_limits(self._job.device).prefill_tokens
+        requests = requests[next(split_by_tokens(requests, most_tokens, sys.maxsize))]
         batch = PackedBatch(requests, self._job.device, keep_kv=True)
         assert batch.kv_by_layer is not None
         with self._job.weights() as model:
             hidden = batch.compute_hidden_states(model)
-        for prompt, indices, last in zip(chosen, batch.locate_tokens(), hidden, strict=True):
-            self.prefilled[prompt] = PrefilledPrompt(batch.kv_by_layer, indices, last)
+        for request, indices, last in zip(requests, batch.locate_tokens(), hidden, strict=True):
+            self.prefilled[request.prompt_tokens] = PrefilledPrompt(
+                batch.kv_by_layer, indices, last
+            )

@@ -8,40 +8,24 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from practicum.backends.local import Config as LocalConfig
-from practicum.backends.local import MemoryConfig
+from practicum.backends._sharded.config import ShardedConfig
 from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
-from practicum.models.config import StudentConfig
-from practicum.objective import Objective
 from practicum.ports import Backend, BackendContext
 from practicum.ports.paper import PaperBackend
 
 
-class Config(MemoryConfig):
+class Config(ShardedConfig):
     """The processes of a cluster, and the limits on memory of each of them."""
 
-    checkpoints_here: ClassVar[bool] = True
-    """True: checkpoints hold the student's weights."""
-    not_compared: ClassVar[frozenset[str]] = frozenset(
-        {
-            "sampling_batch",
-            "trainers",
-            "samplers",
-            "teachers",
-            "teacher_shards",
-            "nodes",
-            "restarts",
-            "patience",
-        }
-    )
+    not_compared: ClassVar[frozenset[str]] = ShardedConfig.not_compared | {
+        "samplers",
+        "teachers",
+        "teacher_shards",
+        "restarts",
+    }
     """Settings that may change when a run is resumed: they change nothing but rounding."""
     type: Literal["ray"] = "ray"
-    trainers: int = Field(
-        default=1,
-        ge=1,
-        description="processes that hold a shard of the student each and learn together; one GPU each",
-    )
     samplers: int = Field(
         default=1,
         ge=1,
@@ -58,28 +42,15 @@ class Config(MemoryConfig):
         description="processes of a teacher that hold it in shards together; with more than one, it "
         "only scores",
     )
-    nodes: int = Field(
-        default=1,
-        ge=1,
-        description="machines of the trainers: shards stay within one, and each has all of them",
-    )
     restarts: int = Field(
         default=0,
         ge=0,
         description="times that a run goes on by itself from its newest checkpoint after a trainer "
         "was lost",
     )
-    patience: float = Field(
-        default=1800.0, gt=0, description="seconds in which each request to a process is answered"
-    )
 
     @model_validator(mode="after")
-    def _check_groups(self) -> Self:
-        if self.trainers % self.nodes:
-            raise ValueError(
-                f"{self.trainers} trainers cannot be divided among {self.nodes} nodes; write "
-                f"trainers: {self.nodes * max(self.trainers // self.nodes, 1)}"
-            )
+    def _check_teachers(self) -> Self:
         if self.teachers == "beside":
             if self.teacher_shards > 1:
                 raise ValueError(
@@ -104,22 +75,6 @@ class Config(MemoryConfig):
         nodes = max(most // share, 1)
         trainers = f"backend.trainers={min(most, nodes * share)}"
         return [trainers, f"backend.nodes={nodes}"] if self.nodes > 1 else [trainers]
-
-    def build_single(self) -> LocalConfig:
-        """Return the settings of the local backend, which opens the same checkpoints."""
-        names = MemoryConfig.model_fields
-        return LocalConfig(**{name: getattr(self, name) for name in names})
-
-    def problems(
-        self, student: StudentConfig, objective: Objective, source: str, staleness: int
-    ) -> list[str]:
-        """List what processes of their own cannot do for a recipe, with what to write instead."""
-        if source == "token_mix":
-            return [
-                "rollout.source: 'token_mix' decodes token by token with the teacher, which is in "
-                "another process of backend 'ray'; write source: mix(other=teacher)"
-            ]
-        return []
 
 
 def build(config: Config, context: BackendContext) -> Backend:

@@ -10,9 +10,9 @@ from typing import Any
 import ray
 from torch import Tensor
 
+from practicum.backends._sharded.rank_verbs import ModelSettings
 from practicum.backends.ray.calls import AnswerLimits, ask_progress, wait_for
 from practicum.backends.ray.placement import end_processes
-from practicum.backends.ray.processes import ModelSettings
 from practicum.backends.ray.references import (
     PackedAnswers,
     RayHead,

@@ -1,13 +1,11 @@
 """The backend: it starts the processes of a run and hands out clients of them."""
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from practicum.backends._sharded.rank_verbs import ModelSettings, ProcessSettings
 from practicum.backends.local.backend import prepare_folder
 from practicum.backends.ray import Config
 from practicum.backends.ray.calls import AnswerLimits
@@ -20,14 +18,7 @@ from practicum.backends.ray.clients import (
     ShardedTeacher,
 )
 from practicum.backends.ray.placement import RETRIES, RayCluster, Starter
-from practicum.backends.ray.processes import (
-    ModelProcess,
-    ModelSettings,
-    ProcessSettings,
-    TrainerRank,
-    list_versions,
-)
-from practicum.core.faults import VARIABLE
+from practicum.backends.ray.processes import PACKAGES, ModelProcess, TrainerRank
 from practicum.errors import CapabilityError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
 from practicum.ports import BackendContext, Model, Student, WeightUpdateRule
@@ -52,8 +43,7 @@ class RayBackend:
         self._cluster = RayCluster(context.at_end, config.list_smaller)
         self._trainers: RankGroup | None = None
         self._patience = AnswerLimits(config.patience, config.restarts)
-        faults = os.environ.get(VARIABLE, "")
-        self._settings = ProcessSettings(list_versions(), torch.get_num_threads(), config, faults)
+        self._settings = ProcessSettings.read(config, PACKAGES)
 
     def load_student(self, config: StudentConfig) -> RayStudent:
         """Start the trainers and the samplers; all of them load the student."""
@@ -158,7 +148,7 @@ class RayBackend:
         """Let every rank copy its part to its host; return what lets them write it."""
         group = _require_ray(student).trainer.group
         group.ask("copy_state")
-        return lambda folder: group.ask_beside("write_copy", folder.absolute())
+        return lambda folder: group.ask_beside("write_beside", folder.absolute())
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Let every rank read its rows, of a checkpoint of any number of ranks."""

@@ -33,7 +33,7 @@ from practicum.run_dir import (
 )
 from practicum.runs import RunResult, open_student
 from practicum.runs.console import Console
-from practicum.runs.opening import build_task, create_scratch_model
+from practicum.runs.opening import build_task, create_scratch_model, join_processes
 from practicum.runs.pipeline.stages import (
     BASE,
     PIPELINE_KEYS,
@@ -71,23 +71,26 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
         if not isinstance(recipe, Recipe | Pipeline):
             recipe = load_pipeline_or_recipe(recipe, overrides)
         if isinstance(recipe, Recipe):
-            return runs.run_in_folder(
+            return runs.run(
                 recipe,
-                Path(out),
-                screen,
+                out=out,
                 resume=resume,
                 allow_changed=allow_changed,
                 overwrite=overwrite,
+                console=screen,
             )
         _check_stages(allow_changed, [stage.name for stage in recipe.stages])
         name, out = recipe.recipe.name, Path(out)
-        run_dir = (
-            RunDir.open_pipeline(out / name)
-            if resume
-            else RunDir.create_pipeline(out, name, overwrite=overwrite)
-        )
-        with run_dir.lock():
-            return _PipelineRun(recipe, run_dir, screen, allow_changed).execute()
+        with join_processes(recipe.recipe.backend) as leads:
+            if not leads:
+                return RunResult.read(out / name)
+            run_dir = (
+                RunDir.open_pipeline(out / name)
+                if resume
+                else RunDir.create_pipeline(out, name, overwrite=overwrite)
+            )
+            with run_dir.lock():
+                return _PipelineRun(recipe, run_dir, screen, allow_changed).execute()
 
 
 def _check_stages(allow_changed: Sequence[str], names: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from practicum.ports.charges import ChargedConfig
 from practicum.ports.scoring import RewardReader
 from practicum.recipe import Recipe, find_capability_problems, list_recipe_names, load_recipe
 from practicum.rollouts import (
-    as_environment,
+    answers_back,
     count_teacher_answers,
     list_conversation_problems,
     list_other_writers,
@@ -231,7 +231,7 @@ def diagnose_methods(evidence: Evidence) -> AllowedMethods:
         capabilities,
         any(reward is not None for reward in rewards),
         evidence.prompts,
-        as_environment(evidence.components.parts.task) is not None,
+        answers_back(evidence.components.parts.task),
         _estimate_money(evidence),
     )
 

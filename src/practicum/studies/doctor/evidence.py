@@ -207,7 +207,7 @@ def collect_evidence(
     client = parts.sampler
     log.info(f"the student answers {len(prompts)} prompts {samples} times")
     batch = RolloutBatch(prompts, samples, recipe.seed, step=1, stream=STREAM)
-    environment = as_environment(parts.task)
+    environment = as_environment(parts.task, parts.renderer)
     rollouts = add_rewards(
         sample_rollouts(batch, client, parts.renderer, plan.sampling, environment), parts.task
     )

@@ -98,7 +98,10 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         * sum(scorer.num_copied_weights for scorer in record.scorers.values()),
         "moments of AdamW": 2 * (trained + fitted),
         "logit side": count_tiles(recipe.objective) * record.chunk_tokens * vocabulary_row,
+        "weights kept laid out for decoding": _count_kept_weights(run),
     }
+    if recipe.train.save_in_background:
+        always["copy of the state being saved"] = 3 * (trained + fitted)
     hidden = _count_hidden_bytes(run)
     lag = recipe.rollout.max_staleness
     if lag:
@@ -237,21 +240,37 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
     record, dims = run.record, run.record.dims
     rows = min(record.sampling_batch, completions)
     max_tokens = max(map(len, run.prompts), default=0) + new_tokens
-    # Weights are prepacked by oneDNN, in float32 on x86 only, if enough tokens repay the copy.
-    is_prepacked = (
-        run.recipe.student.dtype == "float32"
-        and platform.machine().lower() in ("x86_64", "amd64")
-        and rows > 0
-        and new_tokens >= record.min_prepack_tokens
-        and torch.backends.mkldnn.is_available()
-    )
+    is_prepacked = rows > 0 and _is_prepacked(run, new_tokens)
+    laid_out = FLOAT_BYTES * (dims.body + dims.head) - _count_kept_weights(run)
     return {
-        "weights laid out for decoding": FLOAT_BYTES * (dims.body + dims.head)
-        if is_prepacked
-        else 0,
+        "weights laid out for decoding": laid_out if is_prepacked else 0,
         "keys and values": dims.count_kv_bytes(rows * max_tokens, FLOAT_BYTES),
         "logits": rows * dims.vocabulary * FLOAT_BYTES * SAMPLING_TILES,
     }
+
+
+def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
+    """Tell whether decoding lays the student's weights out, which enough tokens must repay."""
+    return (
+        run.recipe.student.dtype == "float32"
+        and platform.machine().lower() in ("x86_64", "amd64")
+        and new_tokens >= run.record.min_prepack_tokens
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+def _count_kept_weights(run: DryRun) -> int:
+    """Return the bytes of the student's frozen weights whose laid-out copies outlive a step.
+
+    The compiled step keeps them, other steps do not; it is not known which of them will decode.
+    """
+    record = run.record
+    if not _is_prepacked(run, run.recipe.rollout.max_new_tokens):
+        return 0
+    dims, learning = record.dims, record.trainable_dims
+    frozen = dims.body * (dims.layers - learning.layers) // dims.layers
+    frozen += 0 if learning.head else dims.head
+    return min(FLOAT_BYTES * frozen, record.max_kept_bytes)
 
 
 def _estimate_scoring(run: DryRun) -> int:

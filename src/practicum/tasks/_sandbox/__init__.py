@@ -12,7 +12,13 @@ system calls (seccomp) and resource limits of Linux; they need no rights. A mach
 up a wall is refused, unless `required` is false: then `missing()` returns what to tell the user.
 """
 
-from practicum.tasks._sandbox._process import NoLine, ProcessLimits, Sandbox, SandboxedProcess
+from practicum.tasks._sandbox._process import (
+    NoLine,
+    ProcessLimits,
+    Sandbox,
+    SandboxedProcess,
+    TooSlow,
+)
 from practicum.tasks._sandbox._walls import missing
 
-__all__ = ["NoLine", "ProcessLimits", "Sandbox", "SandboxedProcess", "missing"]
+__all__ = ["NoLine", "ProcessLimits", "Sandbox", "SandboxedProcess", "TooSlow", "missing"]

@@ -27,6 +27,10 @@ class NoLine(Exception):
     """The process sent no line in time, sent too much, or ended."""
 
 
+class TooSlow(NoLine):
+    """The process sent or read no line in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
     """The limits of a process, which is always a single one and writes no file."""
@@ -121,7 +125,7 @@ class SandboxedProcess:
                 remaining = remaining[os.write(self._input, remaining) :]
             except BlockingIOError:
                 if not _is_ready(self._input, selectors.EVENT_WRITE, until):
-                    raise NoLine(f"over {seconds:g} s") from None
+                    raise TooSlow(f"over {seconds:g} s") from None
             except OSError as error:
                 raise NoLine("its process ended by itself") from error
 
@@ -134,7 +138,7 @@ class SandboxedProcess:
         line = b""
         while not line.endswith(b"\n"):
             if not _is_ready(self._output, selectors.EVENT_READ, until):
-                raise NoLine(f"over {seconds:g} s")
+                raise TooSlow(f"over {seconds:g} s")
             part = os.read(self._output, 1 << 16)
             line += part
             if not part:

@@ -1,0 +1,60 @@
+"""The settings that every backend of sharded trainers has."""
+
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from practicum.backends.local import Config as LocalConfig
+from practicum.backends.local import MemoryConfig
+from practicum.models.config import StudentConfig
+from practicum.objective import Objective
+
+
+class ShardedConfig(MemoryConfig):
+    """The ranks of a trainer, and the limits on memory of each of them."""
+
+    checkpoints_here: ClassVar[bool] = True
+    """True: checkpoints hold the student's weights."""
+    not_compared: ClassVar[frozenset[str]] = frozenset(
+        {"sampling_batch", "trainers", "nodes", "patience"}
+    )
+    """Settings that may change when a run is resumed: they change nothing but rounding."""
+    trainers: int = Field(
+        default=1,
+        ge=1,
+        description="processes that hold a shard of the student each and learn together; one GPU each",
+    )
+    nodes: int = Field(
+        default=1,
+        ge=1,
+        description="machines of the trainers: shards stay within one, and each has all of them",
+    )
+    patience: float = Field(
+        default=1800.0, gt=0, description="seconds in which each request to a process is answered"
+    )
+
+    @model_validator(mode="after")
+    def _check_nodes(self) -> Self:
+        if self.trainers % self.nodes:
+            raise ValueError(
+                f"{self.trainers} trainers cannot be divided among {self.nodes} nodes; write "
+                f"trainers: {self.nodes * max(self.trainers // self.nodes, 1)}"
+            )
+        return self
+
+    def build_single(self) -> LocalConfig:
+        """Return the settings of the local backend, which opens the same checkpoints."""
+        names = MemoryConfig.model_fields
+        return LocalConfig(**{name: getattr(self, name) for name in names})
+
+    def problems(
+        self, student: StudentConfig, objective: Objective, source: str, staleness: int
+    ) -> list[str]:
+        """List what processes of their own cannot do for a recipe, with what to write instead."""
+        if source == "token_mix":
+            return [
+                "rollout.source: 'token_mix' decodes token by token with the teacher, and processes "
+                f"of backend {type(self).model_fields['type'].default!r} answer with whole texts; "
+                "write source: mix(other=teacher)"
+            ]
+        return []

@@ -1,0 +1,70 @@
+"""Binarised divergences: a text of several tokens against anything else (ALM, arXiv 2503.20083).
+
+Two models with different tokenizers share no distribution, but each has a probability of a span of
+text, p = exp(l). To write the span or not is a Bernoulli variable, so any divergence of
+distributions is one of spans. By data processing an f-divergence of the two is at most that of the
+whole distributions over spans. A temperature tau takes p to the power 1 / tau: as it grows, tau
+times the forward KL tends to (l_T - l_S) + l_T log(l_S / l_T), which sees probabilities that are
+too small for the plain one.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.functional.distributions import SMALLEST_TAIL
+from practicum.functional.divergence_entry import Divergence
+from practicum.functional.precision import precise
+
+LEAST = math.log1p(-SMALLEST_TAIL)
+"""The log-probability of a span that is certain: its complement has the mass of the smallest tail."""
+
+
+def binarise(logprobs: Float[Tensor, "*s"], tau: float = 1.0) -> Float[Tensor, "*s 2"]:
+    """Return the log-probabilities of a span and of anything else, at a temperature.
+
+    The complement is never smaller than the smallest tail, where it is constant.
+    """
+    if not tau > 0:
+        raise ValueError(f"tau must be positive, got {tau:g}")
+    inside = precise(logprobs) / tau
+    # expm1 keeps the digits of a complement near 0, where 1 - exp loses all of them.
+    outside = torch.log(-torch.expm1(inside.clamp(max=LEAST)))
+    return torch.stack([inside, outside], dim=-1)
+
+
+def binarised(
+    divergence: Divergence,
+    student: Float[Tensor, "*s"],
+    teacher: Float[Tensor, "*s"],
+    tau: float = 1.0,
+    parameter: float | None = None,
+) -> Float[Tensor, "*s"]:
+    """Return the divergence of two Bernoulli variables, from the log-probabilities of spans.
+
+    It is 0 only where both models find the span equally likely.
+    """
+    return divergence.value(binarise(student, tau), binarise(teacher, tau), parameter)
+
+
+def binarised_advantage(
+    divergence: Divergence,
+    student: Float[Tensor, " T"],
+    teacher: Float[Tensor, " T"],
+    tau: float = 1.0,
+    parameter: float | None = None,
+) -> Float[Tensor, " T"]:
+    """Return minus the derivative of the binarised divergence in the student's log-probability.
+
+    A span's log-probability is the sum of its tokens', so each token of it has this derivative.
+    """
+    # Callers may hold tensors of inference mode, which autograd refuses: clone them outside it.
+    with torch.inference_mode(False), torch.enable_grad():
+        # In float64: the derivative divides by the complement, which may be as small as the tail.
+        leaf = student.detach().double().clone().requires_grad_()
+        fixed = teacher.detach().double().clone()
+        value = binarised(divergence, leaf, fixed, tau, parameter)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    return -gradient.to(precise(student).dtype)

@@ -1,0 +1,66 @@
+"""Treat a span of tokens as one action: the advantage of a text that has one log-probability."""
+
+import torch
+from torch import Tensor
+
+from practicum.functional.binarised import binarised_advantage
+from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.sequence import share_spans, sum_spans
+from practicum.objective.signals import Binarised, Sampled
+from practicum.objective.spec import Term
+from practicum.objective.tokens import TokenBatch
+
+
+def compute_span_advantage(
+    term: Term, student: Tensor, teacher: Tensor, spans: Tensor | None
+) -> Tensor:
+    """Return the advantage of each token's span, from the log-probabilities of the tokens.
+
+    The span is one action: its gradient is the whole advantage times that of the sum of its tokens'
+    log-probabilities, so no token gets a share, unless the term asks for shares as published.
+    """
+    signal = term.signal
+    if isinstance(signal, Binarised):
+        if spans is not None:
+            student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
+        # Not relative to the larger, as below: a Bernoulli variable needs the probability itself.
+        entry = DIVERGENCES[term.divergence.name]
+        return binarised_advantage(entry, student, teacher, signal.tau, term.parameter)
+    if spans is None:
+        return term.compute_advantage(student, teacher)
+    advantage = term.compute_advantage(*_sum_both(student, teacher, spans))
+    if isinstance(signal, Sampled) and signal.share != "whole":
+        return share_spans(advantage, student, spans, signal.share)
+    return advantage
+
+
+def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both log-probabilities of each span, those of several tokens relative to the larger.
+
+    Advantages of f-divergences are functions of their difference. They floor the teacher at a value
+    for one token, below which any long text lies.
+    """
+    sizes = sum_spans(torch.ones_like(student), spans)
+    student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
+    largest = torch.where(sizes > 1, torch.maximum(student, teacher), 0.0)
+    return student - largest, teacher - largest
+
+
+def answers_for_ends(term: Term) -> bool:
+    """Return True if the token after a span answers for its end: not for losses as published."""
+    return isinstance(term.signal, Sampled) and term.signal.share == "whole"
+
+
+def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tensor:
+    """Return at the first token of each span the advantage of the span right before it, else 0.
+
+    Where a span ends is decided by what comes after it: an early stop makes a word of what would
+    have been its beginning, and it is the stop that must answer for it.
+    """
+    carried = torch.zeros_like(advantages)
+    follows = (batch.rows[1:] == batch.rows[:-1]) & (
+        batch.positions[1:] == batch.positions[:-1] + 1
+    )
+    is_next = follows & (spans[1:] != spans[:-1])
+    carried[1:] = torch.where(is_next, advantages[:-1], 0.0)
+    return carried

@@ -1,0 +1,166 @@
+"""The protocols of tasks: prompts with a verifier, conversations, experts, and tools.
+
+A task handles text and no tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from practicum.types import CallOutcome, CallRecord, Message, Prompt, Rollout, StopReason, ToolUse
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A source of prompts with a verifier; a task handles text and no tokens."""
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return the prompts to train on, in a fixed order."""
+        ...
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return the prompts to evaluate on; none of them is a training prompt."""
+        ...
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the reward of a rollout, from 0 to 1, or None if it cannot be decided.
+
+        `rollout.text` is the student's text. A conversation also has `rollout.turns`, and
+        `rollout.stop_reason` tells if the environment ended it early.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """An episode's answer to one turn of the student."""
+
+    message: Message | None
+    """The next turn, with the role `user` or another role of the chat template, such as `tool`.
+
+    None: the conversation is over.
+    """
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Texts about the rollout by name; the student does not read them."""
+    more: tuple[Message, ...] = ()
+    """The messages after the first one, such as the results of a turn's other calls."""
+    reward: float | None = None
+    """The reward of the turn, if the environment gives one for each turn."""
+    calls: tuple[CallRecord, ...] = ()
+    """The calls of tools that the turn made."""
+    stop_reason: StopReason = "stop"
+    """Why the conversation is over, if it is."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Return all messages of the next turn; none if the conversation is over."""
+        return () if self.message is None else (self.message, *self.more)
+
+
+@runtime_checkable
+class Episode(Protocol):
+    """One conversation with an environment: it may hold a process or a browser, and may fail.
+
+    An exception of a method ends this conversation only, with the stop reason `timeout` for
+    TimeoutError and `error` for others. The rollout's note `error` holds its text.
+    """
+
+    def step(self, turn: str) -> Observation:
+        """Answer the student's turn."""
+        ...
+
+    def close(self) -> None:
+        """Release the episode's resources; called once, also after an error."""
+        ...
+
+
+@runtime_checkable
+class Environment(Task, Protocol):
+    """A task that answers the student: a completion is a conversation and has one reward."""
+
+    def open(self, prompt: Prompt, seed: int) -> Episode:
+        """Begin a conversation about a prompt; all randomness in it follows from `seed`.
+
+        A conversation that ends within its first turn is never opened.
+        """
+        ...
+
+
+@runtime_checkable
+class Expert(Task, Protocol):
+    """A task that knows the right turns.
+
+    If it is an environment too, its episodes may depend on the prompt and the turns only.
+    """
+
+    def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
+        """Return the probability of each full text of the next turn; the probabilities sum to 1."""
+        ...
+
+
+@runtime_checkable
+class HasAlphabet(Task, Protocol):
+    """A task that lists every character it can use, for from-scratch models."""
+
+    @property
+    def letters(self) -> str:
+        """Each character once."""
+        ...
+
+
+class ToolProblem(Exception):
+    """A call without a result: its outcome, and what the model reads instead of a result."""
+
+    def __init__(self, outcome: CallOutcome, text: str) -> None:
+        self.outcome: CallOutcome = outcome
+        super().__init__(text)
+
+
+@runtime_checkable
+class ToolSession(Protocol):
+    """The tools of one conversation; they may hold a process."""
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return the result of a call that a model wrote; ToolProblem if there is none."""
+        ...
+
+    def close(self) -> None:
+        """Release what the session holds; called once, also after an error."""
+        ...
+
+
+@runtime_checkable
+class Toolbox(Protocol):
+    """The tools of a task. Nothing that a model writes may harm them or the run."""
+
+    @property
+    def use(self) -> ToolUse:
+        """The schemas of the tools, and the form of the calls."""
+        ...
+
+    @property
+    def turns(self) -> int:
+        """The number of turns with calls after which a conversation ends."""
+        ...
+
+    @property
+    def bad_calls(self) -> int:
+        """The number of calls without a result after which a conversation ends."""
+        ...
+
+    def open(self, prompt: Prompt, seed: int) -> ToolSession:
+        """Open the tools for one conversation; all randomness in them follows from `seed`."""
+        ...
+
+
+@runtime_checkable
+class HasTools(Task, Protocol):
+    """A task whose answers may call tools: a turn without a call is the answer.
+
+    If the task is an environment too, its episode replies to the turns without a call.
+    """
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """The tools."""
+        ...

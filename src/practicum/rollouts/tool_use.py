@@ -1,0 +1,161 @@
+"""Conversations with tools: a turn's calls are read, answered by the task's tools, and counted.
+
+A turn without a call is the answer. What cannot be answered, such as a call that cannot be read, is
+an observation as well: the model reads why, and may call again.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import get_args
+
+from practicum.ports import Environment, Episode, HasTools, Observation, Task, ToolSession
+from practicum.ports.tasks import ToolProblem
+from practicum.text import Renderer, excerpt
+from practicum.text.tool_calls import UnreadableCall
+from practicum.types import (
+    CallOutcome,
+    CallRecord,
+    Message,
+    Metrics,
+    Prompt,
+    Rollout,
+    ToolCall,
+)
+
+
+def answers_back(task: Task) -> bool:
+    """Return True if the task's completions are conversations."""
+    return isinstance(task, Environment | HasTools)
+
+
+def as_environment(task: Task, renderer: Renderer) -> Environment | None:
+    """Return the task as an environment if its completions are conversations, else None.
+
+    The renderer reads the calls of a task with tools.
+    """
+    if isinstance(task, HasTools):
+        return ToolEnvironment(task, renderer)
+    return task if isinstance(task, Environment) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEnvironment:
+    """A task with tools as an environment; see `practicum.ports.Environment`."""
+
+    task: HasTools
+    renderer: Renderer
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return the task's training prompts."""
+        return self.task.train_prompts()
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return the task's held-out prompts."""
+        return self.task.heldout_prompts()
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the task's reward."""
+        return self.task.reward(rollout)
+
+    def open(self, prompt: Prompt, seed: int) -> "ToolEpisode":
+        """Begin a conversation; its tools and the task's own episode open when they are asked."""
+        return ToolEpisode(self.task, self.renderer, prompt, seed)
+
+
+@dataclass(slots=True)
+class ToolEpisode:
+    """A conversation in which the model may call tools; see `practicum.ports.Episode`."""
+
+    task: HasTools
+    renderer: Renderer
+    prompt: Prompt
+    seed: int
+    problems: int = 0
+    turns: int = 0
+    session: ToolSession | None = None
+    inner: Episode | None = None
+    opened: ExitStack = field(default_factory=ExitStack)
+
+    def step(self, turn: str) -> Observation:
+        """Answer the calls of the turn, or end the conversation with a turn that has none."""
+        try:
+            calls = self.renderer.read_calls(turn)
+        except UnreadableCall as reason:
+            refusal = Message("tool", f"error: this call cannot be read: {reason}", "unreadable")
+            return self._observe([(refusal, CallRecord("", "unreadable"))])
+        return self._observe(list(map(self._answer, calls))) if calls else self._reply(turn)
+
+    def _reply(self, turn: str) -> Observation:
+        """Return the reply of the task's own episode to a turn without a call, if it has one."""
+        if not isinstance(self.task, Environment):
+            return Observation(None)
+        if self.inner is None:
+            self.inner = self.task.open(self.prompt, self.seed)
+            self.opened.callback(self.inner.close)
+        return self.inner.step(turn)
+
+    def _answer(self, call: ToolCall) -> tuple[Message, CallRecord]:
+        toolbox = self.task.toolbox
+        names = {schema.name for schema in toolbox.use.schemas}
+        # A name is the model's text: cut, it cannot fill the journal.
+        name = excerpt(call.name, most=64)
+        if call.name not in names:
+            text = f"error: no tool {name!r}; the tools are {', '.join(sorted(names))}"
+            return Message("tool", text, "unknown"), CallRecord(name, "unknown")
+        # Most conversations of an untrained model never call: a process starts when it is asked.
+        if self.session is None:
+            self.session = toolbox.open(self.prompt, self.seed)
+            self.opened.callback(self.session.close)
+        try:
+            result = self.session.call(call.name, call.arguments)
+        except ToolProblem as problem:
+            refusal = Message("tool", f"error: {problem}", call.name)
+            return refusal, CallRecord(name, problem.outcome)
+        return Message("tool", result, call.name), CallRecord(name, "answered")
+
+    def _observe(self, answers: Sequence[tuple[Message, CallRecord]]) -> Observation:
+        """Return the answers as one observation; too many calls without a result are the end."""
+        records = tuple(record for _, record in answers)
+        self.problems += sum(record.outcome != "answered" for record in records)
+        self.turns += 1
+        toolbox = self.task.toolbox
+        if self.problems >= toolbox.bad_calls:
+            return Observation(None, calls=records, stop_reason="bad_calls")
+        if self.turns >= toolbox.turns:
+            return Observation(None, calls=records, stop_reason="turns")
+        first, *more = (message for message, _ in answers)
+        return Observation(first, more=tuple(more), calls=records)
+
+    def close(self) -> None:
+        """Close the tools and the task's own episode."""
+        self.opened.close()
+
+
+def measure_conversations(rollouts: Sequence[Rollout]) -> Metrics:
+    """Return turns and calls a rollout, and the shares of bad ends and of calls by their outcome.
+
+    Empty if no rollout is a conversation; without calls, nothing is said of calls.
+    """
+    conversations = [rollout for rollout in rollouts if rollout.turns]
+    if not conversations:
+        return {}
+    turns = [
+        turn for rollout in conversations for turn in rollout.turns if turn.role == "assistant"
+    ]
+    stops = Counter(rollout.stop_reason for rollout in conversations)
+    metrics = {
+        "turns": len(turns) / len(conversations),
+        "turn_limit": stops["turns"] / len(conversations),
+    }
+    outcomes = Counter(call.outcome for turn in turns for call in turn.calls)
+    if not outcomes:
+        return metrics
+    calls = outcomes.total()
+    return {
+        **metrics,
+        "calls": calls / len(conversations),
+        "bad_calls": stops["bad_calls"] / len(conversations),
+        **{f"calls_{name}": outcomes[name] / calls for name in get_args(CallOutcome)},
+    }

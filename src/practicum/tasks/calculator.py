@@ -1,0 +1,147 @@
+"""Work out an expression with a calculator: the built-in task with a tool, without a download.
+
+The expression `37*48` is more than a tiny model can do by itself. It calls the tool `calc` and
+copies the result. The task knows what to say, so the teacher `expert` can teach it without a model.
+Calls have the shortest form, `[calc(x="37*48")]`.
+"""
+
+import operator
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from string import printable
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from practicum.core.randomness import seed_of
+from practicum.ports import Task
+from practicum.ports.tasks import ToolProblem
+from practicum.tasks import PromptSet, TaskContext
+from practicum.tasks._answered import keep_answer
+from practicum.types import FrozenConfig, Message, Prompt, Rollout, ToolSchema, ToolUse
+
+OPERATORS: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
+LONGEST_NUMBER = 9
+"""The most digits of a number in a call, so that no call takes long."""
+
+_EXPRESSION = re.compile(rf"(\d{{1,{LONGEST_NUMBER}}})([-+*])(\d{{1,{LONGEST_NUMBER}}})")
+
+SCHEMA = ToolSchema(
+    "calc",
+    "Work out a+b, a-b or a*b.",
+    {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
+)
+
+
+class Config(FrozenConfig):
+    """The expressions: two numbers of `digits` digits each."""
+
+    type: Literal["calculator"] = "calculator"
+    digits: int = Field(default=2, ge=1, le=4, description="digits of each number")
+    operators: str = Field(
+        default="+-*", pattern=r"^[-+*]+$", description="some of + - *, each once"
+    )
+    turns: int = Field(default=4, ge=1, description="turns with calls, after which it ends")
+    bad_calls: int = Field(default=2, ge=1, description="calls without a result, likewise")
+    train_size: int = Field(default=512, ge=1, description="expressions to train on")
+    heldout_size: int = Field(default=64, ge=0, description="other expressions, to evaluate on")
+    seed: int | None = Field(default=None, ge=0, description="of the expressions; none: the run's")
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> "Config":
+        if len(set(self.operators)) < len(self.operators):
+            raise ValueError(f"operators {self.operators!r} repeats one; write each once")
+        count = self.train_size + self.heldout_size
+        available = len(self.operators) * (9 * 10 ** (self.digits - 1)) ** 2
+        if count > available:
+            raise ValueError(
+                f"train_size and heldout_size ask for {count} expressions, but there are only "
+                f"{available}; raise digits, or lower the sizes"
+            )
+        return self
+
+
+def compute(expression: str) -> int | None:
+    """Return the value of an expression of two numbers, or None if it is none."""
+    match = _EXPRESSION.fullmatch(expression)
+    if match is None:
+        return None
+    first, sign, second = match.groups()
+    return OPERATORS[sign](int(first), int(second))
+
+
+@dataclass(frozen=True, slots=True)
+class Calculator:
+    """The tool `calc` of every conversation; see `practicum.ports.Toolbox`."""
+
+    turns: int
+    bad_calls: int
+
+    @property
+    def use(self) -> ToolUse:
+        """The schema of the tool."""
+        return ToolUse((SCHEMA,), "pythonic")
+
+    def open(self, prompt: Prompt, seed: int) -> "Calculator":
+        """Return the tool itself: it keeps nothing."""
+        return self
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return the value of the expression; ToolProblem if it is none."""
+        expression = arguments.get("x")
+        value = compute(expression) if isinstance(expression, str) else None
+        if value is None or len(arguments) > 1:
+            raise ToolProblem("invalid", "x is no a+b")
+        return str(value)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+
+@dataclass(frozen=True)
+class Expressions(PromptSet):
+    """Expressions with a calculator; see `practicum.ports.HasTools` and `Expert`."""
+
+    toolbox: Calculator = Calculator(4, 2)
+
+    @property
+    def letters(self) -> str:
+        """All of ASCII's: an observation may quote what the model wrote."""
+        return printable.strip() + " "
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return 1 if the last turn is the value, else 0."""
+        return PromptSet.reward(self, keep_answer(rollout))
+
+    def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
+        """Return the one right turn: first the call, then the value."""
+        expression = prompt.messages[-1].content
+        return {write_call(expression) if not turns else str(prompt.answer): 1.0}
+
+
+def write_call(expression: str) -> str:
+    """Return the call that works an expression out."""
+    return f'[{SCHEMA.name}(x="{expression}")]'
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Draw distinct expressions, the held-out ones first: they do not depend on `train_size`."""
+    seed = context.seed if config.seed is None else config.seed
+    draw = random.Random(seed_of(seed, "calculator"))
+    low = 10 ** (config.digits - 1)
+    texts: dict[str, None] = {}
+    while len(texts) < config.heldout_size + config.train_size:
+        first, second = (draw.randrange(low, 10 * low) for _ in range(2))
+        texts[f"{first}{draw.choice(config.operators)}{second}"] = None
+    prompts = [Prompt(text, (Message("user", text),), answer=str(compute(text))) for text in texts]
+    return Expressions(
+        train=prompts[config.heldout_size :],
+        heldout=prompts[: config.heldout_size],
+        toolbox=Calculator(config.turns, config.bad_calls),
+    )

@@ -1,0 +1,173 @@
+"""Any task whose answers may call tools: functions of yours, Python in a sandbox, an MCP server.
+
+The tools stand in the student's prompt as its chat template writes them, and a turn that calls one
+is answered with the result. A turn without a call is the answer, which the inner task rewards.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from string import printable
+from typing import Any, Literal, Protocol
+
+from pydantic import Field, model_validator
+
+from practicum.core.plugins import Plugin, load_plugin
+from practicum.errors import DataError
+from practicum.ports import Environment, Episode, HasAlphabet, Task, ToolSession
+from practicum.tasks import TaskContext
+from practicum.tasks._answered import keep_answer, leave_out_calls
+from practicum.types import FrozenConfig, Prompt, Rollout, ToolSchema, ToolUse
+
+KINDS = "practicum.tasks._tools"
+"""The package with the kinds of tools."""
+
+
+class Config(FrozenConfig):
+    """The inner task, its tools, and when a conversation ends."""
+
+    type: Literal["tools"] = "tools"
+    task: Plugin("tasks") = Field(description="the task whose answers may call tools")  # type: ignore[valid-type]
+    tools: tuple[Plugin(KINDS), ...] = Field(  # type: ignore[valid-type]
+        min_length=1, description="the tools, each of a type `function`, `interpreter` or `mcp`"
+    )
+    calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"] = Field(
+        default="auto", description="the form of calls; `auto`: that of the chat template"
+    )
+    turns: int = Field(
+        default=8, ge=1, description="turns with calls after which the conversation ends"
+    )
+    bad_calls: int = Field(
+        default=3, ge=1, description="calls without a result after which the conversation ends"
+    )
+    characters: int = Field(
+        default=2000, ge=1, description="longer results are cut off, and the model is told"
+    )
+
+    @model_validator(mode="after")
+    def _check_task(self) -> "Config":
+        if self.task.type == self.type:
+            raise ValueError("task: tools within tools; write all of them into one list")
+        return self
+
+
+class ToolKind(Protocol):
+    """The tools that the file of a kind builds."""
+
+    @property
+    def schemas(self) -> Sequence[ToolSchema]:
+        """The schemas of the tools; several if they come from one server."""
+        ...
+
+    def open(self, seed: int) -> ToolSession:
+        """Return the tools for one conversation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a task; see `practicum.ports.Toolbox`."""
+
+    kinds: Sequence[ToolKind]
+    calls: str
+    turns: int
+    bad_calls: int
+    characters: int
+
+    @property
+    def use(self) -> ToolUse:
+        """The schemas of all tools, in order."""
+        schemas = tuple(schema for kind in self.kinds for schema in kind.schemas)
+        return ToolUse(schemas, self.calls)
+
+    def open(self, prompt: Prompt, seed: int) -> "ToolsSession":
+        """Return a session that opens each kind of tool with its first call."""
+        return ToolsSession(self, seed)
+
+
+@dataclass(slots=True)
+class ToolsSession:
+    """The tools of one conversation."""
+
+    tools: Tools
+    seed: int
+    sessions: dict[str, ToolSession] = field(default_factory=dict)
+    opened: ExitStack = field(default_factory=ExitStack)
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return the result of a call, cut to its longest; ToolProblem if there is none."""
+        result = self._find(name).call(name, arguments)
+        if len(result) <= self.tools.characters:
+            return result
+        return f"{result[: self.tools.characters]}... ({len(result)} characters, cut off)"
+
+    def _find(self, name: str) -> ToolSession:
+        if name not in self.sessions:
+            kind = next(
+                kind
+                for kind in self.tools.kinds
+                if any(schema.name == name for schema in kind.schemas)
+            )
+            session = kind.open(self.seed)
+            self.opened.callback(session.close)
+            self.sessions |= dict.fromkeys((schema.name for schema in kind.schemas), session)
+        return self.sessions[name]
+
+    def close(self) -> None:
+        """Close every session that was opened."""
+        self.opened.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTask:
+    """A task with tools; see `practicum.ports.HasTools`."""
+
+    task: Task
+    toolbox: Tools
+
+    @property
+    def letters(self) -> str:
+        """The inner task's letters and all of ASCII's: a tool may answer anything."""
+        inner = self.task.letters if isinstance(self.task, HasAlphabet) else ""
+        return "".join(sorted({*inner, *printable.strip(), " "}))
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return the inner task's training prompts."""
+        return self.task.train_prompts()
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return the inner task's held-out prompts."""
+        return self.task.heldout_prompts()
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the inner task's reward of the last turn, which is the answer."""
+        return self.task.reward(keep_answer(rollout))
+
+
+@dataclass(frozen=True, slots=True)
+class ConversingToolTask(ToolTask):
+    """A task with tools that replies to turns without calls; see `practicum.ports.Environment`."""
+
+    environment: Environment
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the inner task's reward of the turns without calls."""
+        return self.task.reward(leave_out_calls(rollout))
+
+    def open(self, prompt: Prompt, seed: int) -> Episode:
+        """Begin the inner task's conversation."""
+        return self.environment.open(prompt, seed)
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Build the inner task and start its tools; DataError if two tools share a name."""
+    task = load_plugin("tasks", config.task.type).build(config.task, context)
+    kinds = [load_plugin(KINDS, tool.type).build(tool) for tool in config.tools]
+    toolbox = Tools(kinds, config.calls, config.turns, config.bad_calls, config.characters)
+    names = [schema.name for schema in toolbox.use.schemas]
+    # A model calls a tool by its name alone.
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"task.tools: two tools are called {twice[0]!r}; rename one of them")
+    if isinstance(task, Environment):
+        return ConversingToolTask(task, toolbox, task)
+    return ToolTask(task, toolbox)

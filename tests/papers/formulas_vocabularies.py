@@ -1,0 +1,65 @@
+"""The papers' formulas for teachers with another tokenizer: spans of tokens, and vocabularies that have some tokens in common."""
+
+import torch
+from torch import Tensor
+
+from .case import OUTSIDE, OWN, Case, Token, V, jsd, sg
+
+
+def alm(case: Case) -> Tensor:
+    """2503.20083: the forward KL of Bernoulli(T(c)^(1 / tau)) and Bernoulli(S(c)^(1 / tau)) of each chunk c, tau 100."""
+    total = torch.zeros(())
+    for row in case.sequences:
+        for span in row.spans():
+            p, q = (
+                (sum(logprobs, torch.zeros(())) / 100).exp()
+                for logprobs in ([token.lT for token in span], [token.lS for token in span])
+            )
+            total = total + p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+    return total / case.count
+
+
+def dpca(case: Case) -> Tensor:
+    """2606.09456: minus the mean of A_i log S(y_i), A_i = (l_T(c) / l_S(c) - 1) log S(y_i) for the tokens of a chunk c."""
+    total = torch.zeros(())
+    for row in case.sequences:
+        for span in row.spans():
+            l_T = float(sum(token.lT for token in span))
+            l_S = float(sum(sg(token.lS) for token in span))
+            for token in span:
+                total = total - (l_T / l_S - 1) * sg(token.lS) * token.lS
+    return total / case.count
+
+
+def ranked(student: Tensor, teacher: Tensor) -> Tensor:
+    """The L1 distance of sorted probabilities; the shorter list ends with zeros."""
+    size = max(len(student), len(teacher))
+    lists = [
+        torch.cat([probs.exp(), torch.zeros(size - len(probs))]).sort(descending=True).values
+        for probs in (student, teacher)
+    ]
+    return (lists[0] - lists[1]).abs().sum()
+
+
+def uld(case: Case) -> Tensor:
+    """2402.12030: the L1 distance of sorted probabilities, at the positions that both models have."""
+
+    def loss(token: Token) -> Tensor:
+        whole = torch.cat([token.T[: V - OUTSIDE], token.own])
+        return ranked(token.S, whole) if token.is_known else torch.zeros(())
+
+    return case.token_mean(loss)
+
+
+def gold(case: Case) -> Tensor:
+    """TRL: JSD(0.5) of matched tokens times their share of the teacher's vocabulary, and sorted L1 of the others times the rest."""
+    matched = V - OUTSIDE
+    weight = matched / (matched + OWN)
+
+    def loss(token: Token) -> Tensor:
+        if not token.is_known:
+            return torch.zeros(())
+        same = jsd(token.S[:matched], token.T[:matched], 0.5)
+        return weight * same + (1 - weight) * ranked(token.S[matched:], token.own)
+
+    return case.token_mean(loss)
