@@ -10,7 +10,7 @@ from section_types import TARGET, format_module
 from toy import toy_data, toy_recipe, toy_run
 
 import practicum
-from practicum.errors import RecipeError
+from practicum.errors import CapabilityError, RecipeError
 from practicum.recipe import Recipe
 from practicum.runs import RunResult
 from practicum.studies.compare.outcomes import ArmResult, ComparisonResult, Outcome
