@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from practicum.core.calls import Call
+from practicum.functional.advantages import ADVANTAGES
 from practicum.functional.pairs import PAIR_LOSSES, PairLoss
 from practicum.objective.entries import check_advantage
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
@@ -385,12 +386,15 @@ class Score(SignalCall):
     """One reward a completion, from the verifier; no teacher is asked.
 
     `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO, none REINFORCE.
-    `among=source` compares only the completions of the term's source (HDPO 2603.23871).
+    `among=source` compares only the completions of the term's source (HDPO 2603.23871). `per=turn`
+    compares what follows each turn of a conversation: the environment's rewards from it on, and the
+    completion's.
     """
 
     type: Literal["score"] = "score"
     advantage: AdvantageName = "group_normalized"
     among: Literal["source"] | None = None
+    per: Literal["rollout", "turn"] = "rollout"
     sampled: ClassVar[bool] = True
     usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
 
@@ -411,6 +415,8 @@ class Score(SignalCall):
                 "signal 'score' asks no teacher; leave out target, divergence and the estimator's "
                 "arguments"
             )
+        if self.per == "turn" and ADVANTAGES[self.advantage].anchored:
+            return f"advantage {self.advantage!r} is of whole answers; leave out per=turn"
         return None
 
 

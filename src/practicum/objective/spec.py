@@ -135,13 +135,15 @@ class Term(BaseModel):
 
     def _check_candidates(self) -> str | None:
         gradient = self.gradient
+        if isinstance(gradient, ScoreFunction) and gradient.explain_turns():
+            return gradient.explain_turns()
         if isinstance(gradient, ScoreFunction) and gradient.over == "candidates":
             if not self.signal.candidates:
                 return (
                     "over=candidates sums over the candidates of a topk signal; write signal: "
                     "topk(16)"
                 )
-            if gradient.gamma > 0 or gradient.baseline != "none":
+            if gradient.gamma > 0 or gradient.unit == "turn" or gradient.baseline != "none":
                 return "over=candidates is about one state at a time; leave out gamma and baseline"
         return None
 
@@ -357,7 +359,7 @@ class Term(BaseModel):
         gradient = self.gradient
         # A return or a group's mean adds up other tokens, as do products and sorted weights below.
         sequence = isinstance(gradient, ScoreFunction) and (
-            gradient.gamma > 0 or gradient.baseline == "group_mean"
+            gradient.gamma > 0 or gradient.unit == "turn" or gradient.baseline == "group_mean"
         )
         return (
             sequence

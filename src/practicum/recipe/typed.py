@@ -135,6 +135,7 @@ class TaskSection(TypedDict, total=False):
             "reverse",
             "skills",
             "tools",
+            "traces",
             "walker",
         ]
         | str
@@ -172,6 +173,7 @@ class TaskSection(TypedDict, total=False):
     spread: int
     noise: float
     slip: float
+    turn_rewards: bool
 
 
 class RolloutSection(TypedDict, total=False):

@@ -13,6 +13,7 @@ from practicum.rollouts.sources import (
     SourceChoice,
     StudentSource,
     TeacherSource,
+    Traces,
     count_teacher_answers,
     list_conversation_problems,
     list_other_writers,
@@ -29,6 +30,7 @@ from practicum.rollouts.tape import (
     to_exact_floats,
 )
 from practicum.rollouts.tool_use import answers_back, as_environment, measure_conversations
+from practicum.rollouts.traces import list_traced_rollouts, load_traced_rollouts
 from practicum.rollouts.writing import (
     RolloutWriters,
     add_rewards,
@@ -51,6 +53,7 @@ __all__ = [
     "SourceChoice",
     "StudentSource",
     "TeacherSource",
+    "Traces",
     "add_rewards",
     "answers_back",
     "as_environment",
@@ -59,7 +62,9 @@ __all__ = [
     "list_conversation_problems",
     "list_other_writers",
     "list_source_problems",
+    "list_traced_rollouts",
     "load_recorded_rollouts",
+    "load_traced_rollouts",
     "measure_conversations",
     "measure_replaced",
     "measure_search",

@@ -135,10 +135,7 @@ class Replace(Call):
     tries: int = Field(default=1, ge=1)
 
 
-class Cache(Call):
-    """Completions of an earlier rollouts.jsonl, token for token (Lightning OPD 2604.13010)."""
-
-    type: Literal["cache"] = "cache"
+class _Recorded(Call):
     path: str = Field(min_length=1)
 
     @field_validator("path")
@@ -154,6 +151,21 @@ class Cache(Call):
         return path
 
 
+class Cache(_Recorded):
+    """Completions of an earlier rollouts.jsonl, token for token (Lightning OPD 2604.13010)."""
+
+    type: Literal["cache"] = "cache"
+
+
+class Traces(_Recorded):
+    """Conversations that an agent of the student recorded under another harness, token for token.
+
+    `path` has traces of the library verifiers (schema 1), one a line, with their rewards.
+    """
+
+    type: Literal["traces"] = "traces"
+
+
 SOURCES = index_by_type(
     StudentSource,
     DatasetSource,
@@ -166,6 +178,7 @@ SOURCES = index_by_type(
     Search,
     Replace,
     Cache,
+    Traces,
 )
 """The sources by name."""
 
@@ -181,6 +194,7 @@ Source = (
     | Search
     | Replace
     | Cache
+    | Traces
 )
 SourceChoice = Annotated[Source, Field(discriminator="type"), build_validator("source", SOURCES)]
 

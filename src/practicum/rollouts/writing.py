@@ -67,6 +67,7 @@ Writer = Literal[
     "search",
     "replace",
     "cache",
+    "traces",
 ]
 
 
@@ -212,7 +213,7 @@ class _BatchWriter:
                 return self._write_search(keys)
             case "replace":
                 return self._write_replaced(keys)
-            case "cache":
+            case "cache" | "traces":
                 return [self._recall(key) for key in keys]
 
     def _write_teacher(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
