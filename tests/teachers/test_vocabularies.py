@@ -16,6 +16,7 @@ LOSSES = {
     "dpca": {"signal": "sampled(surprise)"},
     "uld": {"signal": "sorted"},
     "gold": {"signal": "sorted(matched=true)", "divergence": "jsd(0.5)"},
+    "x-token": {"signal": "projected(0.5)", "divergence": "forward_kl"},
     "full": {"signal": "full"},
 }
 
@@ -67,7 +68,7 @@ def test_the_students_own_vocabulary_changes_no_bit_of_the_new_losses(
     models: Path, tmp_path: Path
 ) -> None:
     plain = {"type": "model", "model": str(models / "teacher")}
-    for name in ("alm", "gold"):
+    for name in ("alm", "gold", "x-token"):
         curves = []
         for teacher in (plain, translated(models / "teacher")):
             more = {"teacher": teacher, "objective": LOSSES[name], "train.steps": 1}

@@ -125,6 +125,7 @@ class Full(SignalCall):
     """Every log-probability of the teacher: exact, and if both heads are local, as cheap as one."""
 
     type: Literal["full"] = "full"
+    spelled: ClassVar[bool] = False
     whole: ClassVar[bool] = True
     measures: ClassVar[bool] = True
 
@@ -132,6 +133,12 @@ class Full(SignalCall):
     def question(self) -> "Full":
         """Return the signal itself."""
         return self
+
+
+class Spelled(Full):
+    """The same with how the teacher writes the tokens that it lacks; asked by `projected` alone."""
+
+    spelled: ClassVar[bool] = True
 
 
 class Sampled(SignalCall):
@@ -165,61 +172,6 @@ class Sampled(SignalCall):
             "estimator 'pathwise' needs more than one token's log-probability; "
             "with signal 'sampled' write estimator: score_function"
         )
-
-
-class Binarised(SignalCall):
-    """The divergence of two Bernoulli variables, a sampled span or anything else, differentiated.
-    Both have probability p ** (1 / `tau`). ALM 2503.20083.
-    """
-
-    type: Literal["binarised"] = "binarised"
-    tau: float = Field(default=1.0, gt=0)
-    sampled: ClassVar[bool] = True
-
-    @property
-    def question(self) -> Sampled:
-        """Return the log-probabilities of sampled tokens."""
-        return Sampled()
-
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
-        """Refuse every estimator but the derivative itself."""
-        if isinstance(gradient, Pathwise) and plain:
-            return None
-        return (
-            "signal 'binarised' differentiates a divergence to the teacher itself; leave out "
-            "target and estimator"
-        )
-
-
-class Sorted(SignalCall):
-    """The L1 distance of probabilities that are sorted, whatever their tokens (ULD 2402.12030).
-
-    With `matched` the tokens that both vocabularies have are compared by the divergence, times
-    their share of the teacher's vocabulary, and the others are sorted (GOLD).
-    """
-
-    type: Literal["sorted"] = "sorted"
-    matched: bool = False
-    measures: ClassVar[bool] = True
-
-    @property
-    def question(self) -> Full:
-        """Return the full distribution."""
-        return Full()
-
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
-        """Refuse every estimator but the derivative, and a divergence that nothing reads."""
-        if not isinstance(gradient, Pathwise) or not plain:
-            return (
-                "signal 'sorted' differentiates a distance to the teacher itself; leave out target "
-                "and estimator"
-            )
-        if not self.matched and divergence != "reverse_kl":
-            return (
-                "signal 'sorted' has a distance of its own; leave out divergence, or write "
-                "sorted(matched=true), whose matched tokens it compares"
-            )
-        return None
 
 
 class TopK(SignalCall):

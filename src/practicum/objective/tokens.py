@@ -11,7 +11,7 @@ from torch import Tensor
 from practicum.core.randomness import seed_of
 from practicum.functional.sequence import token_coefficients
 from practicum.objective.spec import VERIFIER, Objective
-from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source
+from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source, Spellings
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,7 @@ class TeacherDistribution:
     unknown: Bool[Tensor, " T"] | None = None
     level: Float[Tensor, " T"] | None = None
     own: Float[Tensor, "T U"] | None = None
+    spellings: Spellings | None = None
 
     @property
     def is_empty(self) -> bool:

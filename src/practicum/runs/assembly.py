@@ -283,6 +283,7 @@ class _Assembly:
             models_dir=models,
             task=lambda: self.task,
             local=lambda: open_local(self.backend_context),
+            models=tuple(recipe.frozen_models.values()),
             at_end=self.exit_stack,
             meter=self.ledger.meter("student"),
             engine=choose_engine(recipe),
