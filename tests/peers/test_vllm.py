@@ -1,22 +1,20 @@
 """vLLM itself as the student's engine, in process and as a server. `make peers` runs this file in an environment that has vLLM.
 
-`PRACTICUM_RECORD` names a file for what was measured.
+`PRACTICUM_RECORD` names a folder for what was measured.
 """
 
 import importlib.util
-import json
 import os
-import platform
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import recording
 import torch
 from toy import curve, make_model, rows, toy_recipe, toy_run
 
@@ -42,18 +40,8 @@ RESULTS: dict[str, Any] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def record() -> Iterator[None]:
-    """Write what was measured, with the date and the versions, if a file is named."""
-    yield
-    if (path := os.environ.get("PRACTICUM_RECORD")) and RESULTS:
-        about = {
-            "date": datetime.now(UTC).date().isoformat(),
-            "command": "make peers",
-            "vllm": vllm.__version__,
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU",
-        }
-        text = json.dumps({**about, "results": RESULTS}, indent=2)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+    """Write what was measured, with the date and the versions, if a folder is named."""
+    yield from recording.record("vllm", vllm.__version__, RESULTS)
 
 
 @pytest.fixture(scope="module")

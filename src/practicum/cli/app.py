@@ -22,6 +22,7 @@ from practicum.cli._arguments import (
     handle_errors,
 )
 from practicum.cli._output import print_summary, show_waiting
+from practicum.cli.asking import answers, score
 from practicum.cli.inspecting import check, convert, laws, list_choices, schema, show
 
 app = typer.Typer(
@@ -158,27 +159,8 @@ def plan_recipe(  # noqa: PLR0913  (its options, one by one)
         print(json.dumps(plan_json) if as_json else "\n".join(format_plan(plan_json)))
 
 
-@app.command(epilog="Example: practicum answers my.yaml --out answers.jsonl --n 4")
-def answers(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    out: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSONL file; an interrupted one goes on")
-    ] = Path("answers.jsonl"),
-    n: Annotated[int, typer.Option(min=1, help="answers per prompt")] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0: greedy; default: the recipe's")
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Write the teacher's answers to the training prompts. A student of any vocabulary can learn from them."""
-    with handle_errors(debug):
-        from practicum.cli.answers import write_file
-        from practicum.runs.progress import open_console
-
-        with closing(open_console(as_json=as_json)) as console:
-            write_file(recipe, overrides or [], out, n, temperature, console)
+app.command(epilog="Example: practicum answers my.yaml --out answers.jsonl --n 4")(answers)
+app.command(epilog="Example: practicum score my.yaml --out scored.jsonl")(score)
 
 
 @app.command("eval", epilog="Example: practicum eval runs/quickstart evaluation.prompts=121")
@@ -347,7 +329,7 @@ def compare(  # noqa: PLR0913  (its options, one by one)
 
 
 @app.command(epilog="Example: practicum probe http://localhost:8000")
-def probe(
+def probe(  # noqa: PLR0913 - one a line of its help
     url: Annotated[str, typer.Argument(help="address of the server")],
     model: Annotated[
         str | None,
@@ -362,19 +344,28 @@ def probe(
     allow_http: Annotated[
         bool, typer.Option("--allow-http", help="allow plain http to another machine")
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="compare it with this model; exit code 5 if it is another"
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Find out what a server can give as a teacher. Asks for signals, candidates and time."""
     with handle_errors(debug):
-        from practicum.cli.probe import find_methods, probe_server, to_json
-        from practicum.studies.doctor import SHOWN_METHODS
+        from practicum.cli.probe import print_probe
 
-        result = probe_server(
-            url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http
+        print_probe(
+            url,
+            against,
+            as_json=as_json,
+            model=model,
+            dialect=dialect,
+            api_key_env=api_key_env,
+            allow_http=allow_http,
         )
-        lines = [*result.render_lines(), *find_methods(result).render_lines(SHOWN_METHODS)]
-        print(json.dumps(to_json(result)) if as_json else "\n".join(lines))
 
 
 @app.command(epilog="Example: practicum serve smollm2-135m-instruct")

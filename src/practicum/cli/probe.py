@@ -1,30 +1,150 @@
 """`practicum probe`: find out which signals a server can give as a teacher."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+import torch
 from pydantic import ValidationError
+from torch import Tensor
 
-from practicum.errors import RecipeError
-from practicum.objective import Capabilities
-from practicum.studies.doctor import AllowedMethods, find_allowed_methods
-from practicum.teachers._probe import Probe, probe
+from practicum.core.randomness import seed_of
+from practicum.core.waits import show_wait
+from practicum.errors import CapabilityError, RecipeError, TeacherError
+from practicum.models.config import ScorerConfig
+from practicum.objective import Capabilities, Full, Sampled, TopK
+from practicum.ports import Model
+from practicum.runs.opening import load_model
+from practicum.studies.doctor import SHOWN_METHODS, AllowedMethods, find_allowed_methods
+from practicum.teachers._checks import find_other_texts
+from practicum.teachers._comparison import ModelComparison, ScoredText, compare_scores
+from practicum.teachers._probe import Probe, build_canary, probe
+from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.teachers._served import open_server
 from practicum.teachers.openai_api import Config
+from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 LARGEST_K = 256
 """The largest k that is tried."""
 
+TEXTS, TOKENS = 8, 32
+"""The number of texts that the folder writes for a comparison, and the tokens of each."""
+
+COMPARED_K = 20
+"""The candidates that are compared at each token; vLLM's own limit."""
+
+
+def print_probe(url: str, folder: str | None, *, as_json: bool, **fields: Any) -> None:
+    """Probe a server, compare it with a model folder if there is one, and print the results.
+
+    Raises TeacherError after the results if the server is not the folder's model.
+    """
+    if folder is None:
+        result, comparison = probe_server(url, **fields), None
+    else:
+        result, comparison = compare_with_folder(url, folder, **fields)
+    if as_json:
+        print(json.dumps(to_json(result, comparison)))
+    else:
+        lines = [*result.render_lines(), *find_methods(result).render_lines(SHOWN_METHODS)]
+        print("\n".join([*lines, *(comparison.render_lines() if comparison else [])]))
+    if comparison is not None and not comparison.is_same:
+        raise TeacherError(
+            f"{url}: the server is not {folder}: {comparison.verdict}; serve the folder itself, or "
+            "compare with what is served"
+        )
+
 
 def probe_server(url: str, **fields: Any) -> Probe:
     """Probe the server at an address; `fields` are settings of an `openai_api` teacher."""
+    config = _build_config(url, fields)
+    return probe(open_server(config), config.dialect, config.model, LARGEST_K, None)
+
+
+def compare_with_folder(url: str, folder: str, **fields: Any) -> tuple[Probe, ModelComparison]:
+    """Probe a server and compare its log-probabilities with those of a model folder.
+
+    Raises CapabilityError if it gives none.
+    """
+    config = _build_config(url, fields)
+    http = open_server(config)
+    # The terminal waits for two models: an address that nobody answers is found before they load.
+    with show_wait(f"reading {folder}"):
+        model = load_model(ScorerConfig(model=folder))
+    vocabulary = model.renderer.vocab_size
+    # A server that is off by one position is what the comparison finds and prices.
+    result = probe(http, config.dialect, config.model, LARGEST_K, vocabulary, must_align=False)
+    if result.dialect is None or result.canary is None:
+        raise CapabilityError(
+            f"{http.address}: it gives no log-probabilities, so nothing can be compared with {folder}"
+        )
+    requests = _write_texts(model, result.context)
+    k = min(result.largest_k, COMPARED_K)
+    signal = TopK(k=k, support="teacher") if k else Sampled()
+    capabilities = Capabilities(frozenset({"sampled", "topk"}), frozenset({"teacher"}), k)
+    generator = ServerGenerator(http, result.model, model.renderer, ServerLimits())
+    client = RemoteClient(generator, result, result.dialect, capabilities, vocabulary)
+    served = client.score(requests, signal)
+    texts = [
+        ScoredText(*scored, answer)
+        for scored, answer in zip(_score_locally(model, requests), served, strict=True)
+    ]
+    rounding = _measure_rounding(folder, requests, texts)
+    mismatch = find_other_texts(result.texts or {}, model.renderer.tokenizer, http)
+    return result, compare_scores(texts, rounding, mismatch)
+
+
+def _build_config(url: str, fields: dict[str, Any]) -> Config:
+    """Return the settings of an `openai_api` teacher; raises RecipeError if one is wrong."""
     try:
         # Somebody waits at the terminal: an address that does not answer is reported soon.
-        config = Config(url=url, give_up_after=5.0, **fields)
+        return Config(url=url, give_up_after=5.0, **fields)
     except ValidationError as error:
         raise RecipeError(
             [str(entry["msg"]).removeprefix("Value error, ") for entry in error.errors()]
         ) from None
-    return probe(open_server(config), config.dialect, config.model, LARGEST_K, None)
+
+
+def _write_texts(model: Model, context: int | None) -> list[ScoreRequest]:
+    """Return texts that the model writes at temperature 1 after parts of the canary."""
+    canary = build_canary(model.renderer.vocab_size).tokens
+    # The server's context has to hold one more token, which it must generate.
+    room = TOKENS if context is None else min(TOKENS, context - TEXTS - 1)
+    prompts = [canary[number : 2 * number + 1] for number in range(TEXTS)]
+    samples = model.client.sample(
+        [SampleRequest(prompt, seed_of("compare", n)) for n, prompt in enumerate(prompts)],
+        SamplingParams(room),
+    )
+    return [
+        ScoreRequest(prompt, tuple(sample.tokens.tolist()))
+        for prompt, sample in zip(prompts, samples, strict=True)
+    ]
+
+
+def _score_locally(model: Model, requests: Sequence[ScoreRequest]) -> list[tuple[Tensor, Tensor]]:
+    """Return the tokens of each text, and the model's log-probabilities [T, V] at them."""
+    scored = []
+    for request, signal in zip(requests, model.client.score(requests, Full()), strict=True):
+        states, head = signal.states, signal.head
+        assert states is not None and head is not None
+        scored.append((torch.tensor(request.tokens), head.logprobs(states).cpu()))
+    return scored
+
+
+def _measure_rounding(
+    folder: str, requests: Sequence[ScoreRequest], texts: Sequence[ScoredText]
+) -> float:
+    """Return the mean difference in nats that computing in bfloat16 makes to the texts' scores."""
+    with show_wait(f"reading {folder} in bfloat16"):
+        rounded = load_model(ScorerConfig(model=folder, dtype="bfloat16"))
+    signals = rounded.client.score(requests, Sampled())
+    gaps = [
+        (signal.logprobs - text.own).abs()
+        for signal, text in zip(signals, texts, strict=True)
+        if signal.logprobs is not None
+    ]
+    return float(torch.cat(gaps).mean())
 
 
 def find_methods(result: Probe) -> AllowedMethods:
@@ -39,9 +159,10 @@ def find_methods(result: Probe) -> AllowedMethods:
     return find_allowed_methods(signals)
 
 
-def to_json(result: Probe) -> dict[str, object]:
-    """Return the probe's result as JSON data."""
-    return {
+def to_json(result: Probe, comparison: ModelComparison | None = None) -> dict[str, object]:
+    """Return the probe's result as JSON data, and that of a comparison if there was one."""
+    compared: dict[str, object] = {} if comparison is None else {"against": asdict(comparison)}
+    return compared | {
         "model": result.model,
         "models": list(result.models),
         "dialect": "chat" if result.dialect is None else result.dialect.name,

@@ -1,20 +1,24 @@
 """From prompts to rollouts: sampled by the writer that the source names, decoded, and rewarded."""
 
 from practicum.rollouts.batch import RolloutBatch, select_prompts
+from practicum.rollouts.replacing import measure_replaced
 from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
     Prefix,
+    Replace,
     Search,
     Source,
     SourceChoice,
     StudentSource,
     TeacherSource,
+    Traces,
     count_teacher_answers,
     list_conversation_problems,
     list_other_writers,
     list_source_problems,
+    name_guide,
     needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
@@ -26,6 +30,7 @@ from practicum.rollouts.tape import (
     to_exact_floats,
 )
 from practicum.rollouts.tool_use import answers_back, as_environment, measure_conversations
+from practicum.rollouts.traces import list_traced_rollouts, load_traced_rollouts
 from practicum.rollouts.writing import (
     RolloutWriters,
     add_rewards,
@@ -38,6 +43,7 @@ __all__ = [
     "SOURCES",
     "Cache",
     "Prefix",
+    "Replace",
     "RolloutArchive",
     "RolloutBatch",
     "RolloutRow",
@@ -47,6 +53,7 @@ __all__ = [
     "SourceChoice",
     "StudentSource",
     "TeacherSource",
+    "Traces",
     "add_rewards",
     "answers_back",
     "as_environment",
@@ -55,9 +62,13 @@ __all__ = [
     "list_conversation_problems",
     "list_other_writers",
     "list_source_problems",
+    "list_traced_rollouts",
     "load_recorded_rollouts",
+    "load_traced_rollouts",
     "measure_conversations",
+    "measure_replaced",
     "measure_search",
+    "name_guide",
     "needs_reference_samples",
     "needs_replay",
     "needs_teacher_samples",

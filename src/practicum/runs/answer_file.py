@@ -7,40 +7,27 @@ A student of another vocabulary learns from them: the rows are those of the task
 import logging
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from practicum import run_dir as folders
-from practicum.core.plugins import load_plugin
-from practicum.core.randomness import compute_seeds, seed_of
+from practicum.core.randomness import compute_seeds
 from practicum.errors import CapabilityError, DataError, Interrupted
-from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
-from practicum.models.digests import digest_model
 from practicum.ports import (
-    BackendContext,
-    HoldsTeachers,
-    Model,
-    SelfTeacher,
-    Student,
     Teacher,
-    TeacherContext,
     TeacherRequest,
-    WeightUpdateRule,
-    walk,
 )
 from practicum.recipe import Recipe
-from practicum.rollouts import TeacherSource, answers_back
+from practicum.rollouts import TeacherSource
 from practicum.run_dir import Journal
 from practicum.runs.console import Console, SilentConsole
-from practicum.runs.identity import add_prefix, digest_prompts, digest_student
-from practicum.runs.opening import build_task, open_backend, open_local, resolve_run
-from practicum.text import Renderer, compare_renderers, make_printable
-from practicum.text.tokenizers import load_renderer
+from practicum.runs.identity import digest_prompts
+from practicum.runs.teacher_alone import OpenedTeacher, TeacherLoader
+from practicum.text import Renderer, make_printable
 from practicum.types import Prompt, Sample, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -81,7 +68,7 @@ def write_answers(
         tempfile.TemporaryDirectory(prefix="practicum-answers-") as models,
         ExitStack() as exit_stack,
     ):
-        opened = _TeacherLoader(recipe, Path(models), exit_stack).open()
+        opened = TeacherLoader(recipe, Path(models), exit_stack).open()
         params = _build_params(recipe, opened.renderer, temperature)
         prompts = _select_prompts(opened, recipe, params)
         _check_settings(path, recipe, opened, params, n, prompts)
@@ -101,106 +88,6 @@ def _check_recipe(recipe: Recipe) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenedTeacher:
-    """A teacher, the renderer of its answers, its longest text, and the digests of its files."""
-
-    teacher: Teacher
-    renderer: Renderer
-    context_length: int | None
-    prompts: Sequence[Prompt]
-    identity: Mapping[str, str]
-
-
-class _TeacherLoader:
-    """Opens a recipe's teacher alone; the student is loaded only if it is part of the teacher."""
-
-    def __init__(self, recipe: Recipe, models: Path, exit_stack: ExitStack) -> None:
-        self.recipe = recipe
-        self.task = build_task(recipe)
-        self.context = BackendContext(
-            seed=seed_of(recipe.seed, "student"),
-            models_dir=models,
-            task=lambda: self.task,
-            local=lambda: open_local(self.context),
-            at_end=exit_stack,
-        )
-        self.backend = open_backend(recipe, self.context)
-        self.renderers: list[Renderer] = []
-        self.lengths: list[int] = []
-        self.identity: dict[str, str] = {}
-
-    def open(self) -> _OpenedTeacher:
-        """Return the recipe's teacher; raises CapabilityError if its members differ in tokens."""
-        recipe = self.recipe
-        if answers_back(self.task):
-            raise CapabilityError(
-                f"task {recipe.task.type!r} answers every turn, and a row holds one answer; write "
-                "rollout.source: teacher, which lets the teacher converse during the run"
-            )
-        context = TeacherContext(
-            renderer=self.student_renderer,
-            self_teacher=self._load_self,
-            load_model=self._load_model,
-            build=lambda context, config: load_plugin("teachers", config.type).build(
-                config, context
-            ),
-            base_dir=Path(recipe.base_dir),
-            at_end=self.context.at_end,
-            load_renderer=self._load_renderer,
-            compare=lambda student, teacher: None,
-            task=self.task,
-        )
-        teacher = context.build(context, recipe.teacher)
-        members = [
-            config for _, config in walk(recipe.teacher) if not isinstance(config, HoldsTeachers)
-        ]
-        if len(members) > 1:
-            # Only one tokenizer reads the answers, so teachers of several vocabularies come singly.
-            for renderer in self.renderers:
-                compare_renderers(self.student_renderer, renderer)
-        renderer = (self.renderers or [self.student_renderer])[0]
-        prompts = self.task.train_prompts()
-        return _OpenedTeacher(
-            teacher, renderer, min(self.lengths, default=None), prompts, self.identity
-        )
-
-    @cached_property
-    def student(self) -> Student:
-        """Return the student as it begins."""
-        student = self.backend.load_student(resolve_run(self.recipe.student))
-        self.lengths.append(student.context_length)
-        is_local = self.recipe.backend.checkpoints_here
-        self.identity |= digest_student(student, is_local=is_local)
-        return student
-
-    @cached_property
-    def student_renderer(self) -> Renderer:
-        """Return the student's renderer, without its weights where they are not needed for it."""
-        config = self.recipe.student
-        if isinstance(config.model, ScratchConfig) or not self.recipe.backend.checkpoints_here:
-            return self.student.renderer
-        return load_renderer(resolve_run(config))
-
-    def _load_self(self, rule: WeightUpdateRule) -> SelfTeacher:
-        self.renderers.append(self.student.renderer)
-        return self.backend.build_self_teacher(self.student, rule, "teacher")
-
-    def _load_model(self, config: ScorerConfig) -> Model:
-        model = self.backend.load_scorer(resolve_run(config), f"teacher-{len(self.renderers)}")
-        if model.no_sampling_reason:
-            raise CapabilityError(f"{model.no_sampling_reason}; take another teacher")
-        self.renderers.append(model.renderer)
-        self.lengths.append(model.context_length)
-        self.identity |= add_prefix(f"teacher{len(self.renderers)}", digest_model(model.source))
-        return model
-
-    def _load_renderer(self, config: ModelConfig) -> Renderer:
-        renderer = load_renderer(resolve_run(config))
-        self.renderers.append(renderer)
-        return renderer
-
-
 def _build_params(recipe: Recipe, renderer: Renderer, temperature: float | None) -> SamplingParams:
     """Return the recipe's sampling settings with the teacher's stop tokens and temperature."""
     params = recipe.rollout.build_sampling_params(renderer.stop_ids)
@@ -210,7 +97,7 @@ def _build_params(recipe: Recipe, renderer: Renderer, temperature: float | None)
     return params if temperature is None else replace(params, temperature=temperature)
 
 
-def _select_prompts(opened: _OpenedTeacher, recipe: Recipe, params: SamplingParams) -> list[Prompt]:
+def _select_prompts(opened: OpenedTeacher, recipe: Recipe, params: SamplingParams) -> list[Prompt]:
     """Return the prompts that leave room for an answer; raises DataError if none does."""
     limit = recipe.prompt_tokens
     if opened.context_length is not None:
@@ -232,7 +119,7 @@ def _select_prompts(opened: _OpenedTeacher, recipe: Recipe, params: SamplingPara
 def _check_settings(
     path: Path,
     recipe: Recipe,
-    opened: _OpenedTeacher,
+    opened: OpenedTeacher,
     params: SamplingParams,
     n: int,
     prompts: Sequence[Prompt],
@@ -274,7 +161,7 @@ def _check_settings(
 def _append_answers(
     journal: Journal,
     keys: Sequence[tuple[Prompt, int]],
-    opened: _OpenedTeacher,
+    opened: OpenedTeacher,
     params: SamplingParams,
     seed: int,
     console: Console,

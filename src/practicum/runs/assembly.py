@@ -42,10 +42,12 @@ from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
     Cache,
     RolloutArchive,
+    Traces,
     answers_back,
     list_conversation_problems,
     list_source_problems,
     load_recorded_rollouts,
+    load_traced_rollouts,
     needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
@@ -242,10 +244,11 @@ def load_archive(
     """Return the archive of earlier rollouts, and the digest of the recipe's tape, if any."""
     source = recipe.rollout.source
     newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if needs_replay(source) else 0)
-    if not isinstance(source, Cache):
+    if not isinstance(source, Cache | Traces):
         return RolloutArchive(newest), {}
     path = Path(recipe.base_dir) / source.path
-    tape = load_recorded_rollouts(path, prompts, renderer, recipe.longest_answer)
+    load = load_traced_rollouts if isinstance(source, Traces) else load_recorded_rollouts
+    tape = load(path, prompts, renderer, recipe.longest_answer)
     return RolloutArchive(newest, tape), {"tape": digest_file(path)}
 
 
@@ -281,6 +284,7 @@ class _Assembly:
             models_dir=models,
             task=lambda: self.task,
             local=lambda: open_local(self.backend_context),
+            models=tuple(recipe.frozen_models.values()),
             at_end=self.exit_stack,
             meter=self.ledger.meter("student"),
             engine=choose_engine(recipe),

@@ -135,7 +135,19 @@ def _validate_row(
 def check_texts(
     texts: Mapping[int, str], tokenizer: "PreTrainedTokenizerBase", client: JsonClient
 ) -> None:
-    """Raise VocabularyError if the server's texts of tokens differ from the tokenizer's.
+    """Raise VocabularyError if the server's texts of tokens differ from the tokenizer's."""
+    mismatch = find_other_texts(texts, tokenizer, client)
+    if mismatch is not None:
+        raise VocabularyError(
+            f"{client.address}: the server's tokens are not the student's: {mismatch}; take a teacher "
+            "of the student's family, or a text signal"
+        )
+
+
+def find_other_texts(
+    texts: Mapping[int, str], tokenizer: "PreTrainedTokenizerBase", client: JsonClient
+) -> str | None:
+    """Return how many of the server's texts of tokens differ from the tokenizer's; None if few do.
 
     Spaces around a text and broken characters do not count.
     """
@@ -146,10 +158,10 @@ def check_texts(
     }
     pairs = {token: pair for token, pair in pairs.items() if "\ufffd" not in "".join(pair)}
     unequal = {t: pair for t, pair in pairs.items() if pair[0].strip(" ▁") != pair[1].strip(" ▁")}
-    if len(unequal) > MAX_OTHER_TEXTS * max(len(pairs), 1):
-        token, (server_text, student_text) = min(unequal.items())
-        raise VocabularyError(
-            f"{client.address}: the server's tokens are not the student's: {len(unequal)} of "
-            f"{len(pairs)} texts differ, id {token} is {client.quote(server_text, 40)!a} there and "
-            f"{student_text[:40]!a} here; take a teacher of the student's family, or a text signal"
-        )
+    if len(unequal) <= MAX_OTHER_TEXTS * max(len(pairs), 1):
+        return None
+    token, (server_text, own_text) = min(unequal.items())
+    return (
+        f"{len(unequal)} of {len(pairs)} texts differ, id {token} is "
+        f"{client.quote(server_text, 40)!a} there and {own_text[:40]!a} here"
+    )

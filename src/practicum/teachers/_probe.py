@@ -60,6 +60,7 @@ class Probe:
     - texts: the server's texts of some tokens
     - answered_by: the model that its answers name
     - parity: the share of the tokens it samples greedily that it also scores best
+    - misplaced: how its scores stand at other positions than what it writes, None if they do not
     """
 
     model: str
@@ -76,6 +77,7 @@ class Probe:
     texts: dict[int, str] | None = None
     answered_by: str | None = None
     parity: float | None = None
+    misplaced: str | None = None
 
     @property
     def canary_sum(self) -> float | None:
@@ -154,11 +156,13 @@ def probe(
     model: str | None,
     wanted_k: int,
     vocabulary: int | None,
+    *,
+    must_align: bool = True,
 ) -> Probe:
     """Ask a server what it can do, with at most `wanted_k` candidates.
 
-    Errors: TeacherError if it cannot be reached or answers nonsense, CapabilityError if it can
-    neither score nor sample.
+    Errors: TeacherError if it cannot be reached, answers nonsense, or (`must_align`) scores another
+    position than it writes; CapabilityError if it can neither score nor sample.
     """
     models, context = list_models(client)
     chosen = choose_model(client, models, model)
@@ -171,7 +175,10 @@ def probe(
             _raise_if_unauthorized(error)
             failures.append(f"{candidate.name}: {error}")
             continue
-        return _probe_scores(scorer, models, context, wanted_k)
+        result = _probe_scores(scorer, models, context, wanted_k)
+        if must_align and result.misplaced is not None:
+            raise TeacherError(f"{client.address}: {result.misplaced}")
+        return result
     if dialect in ("auto", "chat"):
         start = monotonic()
         messages = [{"role": "user", "content": "Hi"}]
@@ -262,6 +269,7 @@ def _probe_scores(
     batched = scorer.score(k, company=3).signal.logprobs
     hot = scorer.score(0, temperature=2.0).signal.logprobs
     tokens = _sample_greedily(scorer)
+    parity, misplaced = _measure_parity(tokens, answer.signal)
     return Probe(
         model=scorer.model,
         models=models,
@@ -276,7 +284,8 @@ def _probe_scores(
         sequence=scorer.canary,
         texts=dict(answer.scores.texts),
         answered_by=answer.model,
-        parity=_measure_parity(scorer.client, tokens, answer.signal),
+        parity=parity,
+        misplaced=misplaced,
     )
 
 
@@ -341,26 +350,25 @@ def _sample_greedily(scorer: _CanaryScorer) -> list[int]:
 
 
 def _measure_parity(
-    client: JsonClient, greedy: Sequence[int], scored: TeacherSignal
-) -> float | None:
-    """Return the share of greedy tokens that also score best; None if it cannot be measured.
+    greedy: Sequence[int], scored: TeacherSignal
+) -> tuple[float | None, str | None]:
+    """Return the share of greedy tokens that also score best, None if it cannot be measured.
 
-    TeacherError if they score best one position before or after their own.
+    The second value says where they score best instead, if it is one position before or after.
     """
     if scored.topk_ids is None or len(greedy) != BEGINNINGS:
-        return None
+        return None, None
     best = scored.topk_ids[:BEGINNINGS, 0].tolist()
     aligned = _compare(greedy, best)
     before, after = _compare(greedy[1:], best), _compare(greedy, best[1:])
-    if aligned < FITS <= max(before, after):
-        where = "one before" if before > after else "next one"
-        raise TeacherError(
-            f"{client.address}: its scores are off by one position: of the tokens that it writes "
-            f"as the likeliest, {aligned:.0%} are scored best at their own place, and "
-            f"{max(before, after):.0%} at the {where}; look at how the server, or what stands "
-            "before it, cuts its lists"
-        )
-    return aligned
+    if aligned >= FITS or max(before, after) < FITS:
+        return aligned, None
+    where = "one before" if before > after else "next one"
+    return aligned, (
+        "its scores are off by one position: of the tokens that it writes as the likeliest, "
+        f"{aligned:.0%} are scored best at their own place, and {max(before, after):.0%} at the "
+        f"{where}; look at how the server, or what stands before it, cuts its lists"
+    )
 
 
 def _compare(greedy: Sequence[int], best: Sequence[int]) -> float:

@@ -1,0 +1,52 @@
+"""Commands that ask a recipe's teacher, and train nothing."""
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from practicum.cli._arguments import Debug, Json, Overrides, RecipeArgument, handle_errors
+from practicum.cli._output import print_summary, show_waiting
+
+
+def answers(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSONL file; an interrupted one goes on")
+    ] = Path("answers.jsonl"),
+    n: Annotated[int, typer.Option(min=1, help="answers per prompt")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0: greedy; default: the recipe's")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the teacher's answers to the training prompts. A student of any vocabulary can learn from them."""
+    with handle_errors(debug):
+        from practicum.cli.answers import write_file
+        from practicum.runs.progress import open_console
+
+        with closing(open_console(as_json=as_json)) as console:
+            write_file(recipe, overrides or [], out, n, temperature, console)
+
+
+def score(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSONL file, which may not exist")
+    ] = Path("scored.jsonl"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the teacher's log-probabilities into the traces that a recipe learns from."""
+    with handle_errors(debug):
+        from practicum.recipe import load_recipe
+        from practicum.runs.trace_file import score_traces
+
+        with show_waiting():
+            scored = score_traces(load_recipe(recipe, overrides or []), out)
+        print_summary({**asdict(scored), "file": str(out)}, as_json)

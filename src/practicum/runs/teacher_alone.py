@@ -1,0 +1,137 @@
+"""Open a recipe's teacher without training: to let it answer, or score what is recorded."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from practicum.core.plugins import load_plugin
+from practicum.core.randomness import seed_of
+from practicum.errors import CapabilityError
+from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
+from practicum.models.digests import digest_model
+from practicum.ports import (
+    BackendContext,
+    HoldsTeachers,
+    Model,
+    SelfTeacher,
+    Student,
+    Teacher,
+    TeacherContext,
+    WeightUpdateRule,
+    walk,
+)
+from practicum.recipe import Recipe
+from practicum.rollouts import answers_back
+from practicum.runs.identity import add_prefix, digest_student
+from practicum.runs.opening import build_task, open_backend, open_local, resolve_run
+from practicum.text import Renderer, compare_renderers
+from practicum.text.tokenizers import load_renderer
+from practicum.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTeacher:
+    """A teacher, the renderer of its answers, its longest text, and the digests of its files."""
+
+    teacher: Teacher
+    renderer: Renderer
+    context_length: int | None
+    prompts: Sequence[Prompt]
+    identity: Mapping[str, str]
+
+
+class TeacherLoader:
+    """Opens a recipe's teacher alone; the student is loaded only if it is part of the teacher.
+
+    The teacher `scores` the student's tokens, whose vocabulary must be its own, or else it writes.
+    """
+
+    def __init__(
+        self, recipe: Recipe, models: Path, exit_stack: ExitStack, *, scores: bool = False
+    ) -> None:
+        self.recipe = recipe
+        self._scores = scores
+        self.task = build_task(recipe)
+        self.context = BackendContext(
+            seed=seed_of(recipe.seed, "student"),
+            models_dir=models,
+            task=lambda: self.task,
+            local=lambda: open_local(self.context),
+            at_end=exit_stack,
+        )
+        self.backend = open_backend(recipe, self.context)
+        self.renderers: list[Renderer] = []
+        self.lengths: list[int] = []
+        self.identity: dict[str, str] = {}
+
+    def open(self) -> OpenedTeacher:
+        """Return the recipe's teacher; raises CapabilityError if its members differ in tokens."""
+        recipe = self.recipe
+        if answers_back(self.task):
+            raise CapabilityError(
+                f"task {recipe.task.type!r} answers every turn, and a row holds one answer; write "
+                "rollout.source: teacher, which lets the teacher converse during the run"
+            )
+        context = TeacherContext(
+            renderer=self.student_renderer,
+            self_teacher=self._load_self,
+            load_model=self._load_model,
+            build=lambda context, config: load_plugin("teachers", config.type).build(
+                config, context
+            ),
+            base_dir=Path(recipe.base_dir),
+            at_end=self.context.at_end,
+            load_renderer=self._load_renderer,
+            compare=compare_renderers if self._scores else lambda student, teacher: None,
+            task=self.task,
+        )
+        teacher = context.build(context, recipe.teacher)
+        members = [
+            config for _, config in walk(recipe.teacher) if not isinstance(config, HoldsTeachers)
+        ]
+        if len(members) > 1:
+            # Only one tokenizer reads the answers, so teachers of several vocabularies come singly.
+            for renderer in self.renderers:
+                compare_renderers(self.student_renderer, renderer)
+        renderer = (self.renderers or [self.student_renderer])[0]
+        prompts = self.task.train_prompts()
+        return OpenedTeacher(
+            teacher, renderer, min(self.lengths, default=None), prompts, self.identity
+        )
+
+    @cached_property
+    def student(self) -> Student:
+        """Return the student as it begins."""
+        student = self.backend.load_student(resolve_run(self.recipe.student))
+        self.lengths.append(student.context_length)
+        is_local = self.recipe.backend.checkpoints_here
+        self.identity |= digest_student(student, is_local=is_local)
+        return student
+
+    @cached_property
+    def student_renderer(self) -> Renderer:
+        """Return the student's renderer, without its weights where they are not needed for it."""
+        config = self.recipe.student
+        if isinstance(config.model, ScratchConfig) or not self.recipe.backend.checkpoints_here:
+            return self.student.renderer
+        return load_renderer(resolve_run(config))
+
+    def _load_self(self, rule: WeightUpdateRule) -> SelfTeacher:
+        self.renderers.append(self.student.renderer)
+        return self.backend.build_self_teacher(self.student, rule, "teacher")
+
+    def _load_model(self, config: ScorerConfig) -> Model:
+        model = self.backend.load_scorer(resolve_run(config), f"teacher-{len(self.renderers)}")
+        if model.no_sampling_reason and not self._scores:
+            raise CapabilityError(f"{model.no_sampling_reason}; take another teacher")
+        self.renderers.append(model.renderer)
+        self.lengths.append(model.context_length)
+        self.identity |= add_prefix(f"teacher{len(self.renderers)}", digest_model(model.source))
+        return model
+
+    def _load_renderer(self, config: ModelConfig) -> Renderer:
+        renderer = load_renderer(resolve_run(config))
+        self.renderers.append(renderer)
+        return renderer

@@ -1,0 +1,38 @@
+"""The prompts of recorded traces of agents, for `rollout.source: traces(PATH)` of the same file.
+
+The rewards are those of the traces. There are no held-out prompts: only the harness that recorded
+the traces can judge new answers.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from practicum.errors import DataError
+from practicum.ports import Task
+from practicum.tasks import PromptSet, TaskContext
+from practicum.text.trace_rows import read_traced_answers
+from practicum.types import FrozenConfig
+
+
+class Config(FrozenConfig):
+    """The file of traces."""
+
+    type: Literal["traces"] = "traces"
+    path: Path = Field(description="JSONL traces of verifiers; relative to the recipe's folder")
+
+    def find_problems(self, base_dir: Path) -> list[str]:
+        """Return what is wrong with the file, in one line."""
+        try:
+            read_traced_answers(base_dir / self.path.expanduser())
+        except DataError as error:
+            return [str(error)]
+        return []
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Read the file; DataError if a line is no trace."""
+    answers = read_traced_answers(context.base_dir / config.path.expanduser())
+    prompts = {answer.prompt.id: answer.prompt for answer in answers}
+    return PromptSet(list(prompts.values()), [])
