@@ -354,3 +354,22 @@ def test_a_plan_keeps_no_answer_of_a_cached_teacher(models: Path, tmp_path: Path
     teacher = {"type": "cached", "folder": str(tmp_path / "kept"), "teacher": inner}
     plan(toy_recipe(models, {"teacher": teacher}))
     assert not list(tmp_path.rglob("*"))
+
+
+def test_a_base_that_adapters_share_is_counted_once(models: Path, tmp_path: Path) -> None:
+    settings = {"base_model_name_or_path": str(models / "teacher"), "peft_type": "LORA"}
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(settings))
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(b"")
+
+    def estimate(residency: str) -> dict[str, int]:
+        member = {"type": "model", "residency": residency}
+        members = {name: {**member, "model": str(tmp_path / name)} for name in "abc"}
+        teacher = {"type": "pool", "kind": "sum", "teachers": members}
+        return dict(plan(toy_recipe(models, {"teacher": teacher})).memory.phases["score"])
+
+    alone, together = estimate("resident"), estimate("shared")
+    assert alone["teachers"] == 3 * together["teachers"] > 0
+    assert "a visiting teacher" not in alone
+    assert together["a visiting teacher"] >= together["teachers"]

@@ -11,6 +11,7 @@ import torch
 from practicum.core.memory import read_total_memory
 from practicum.costs.segments import count_packed_tokens, split_by_tokens
 from practicum.errors import ResourceError
+from practicum.models.sources import find_base
 from practicum.objective import Objective, can_fuse
 from practicum.objective.passes import build_score_requests, group_rows_into_passes
 from practicum.ports.paper import PaperRecord, PaperScalarDims
@@ -80,10 +81,14 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     frozen = record.dims.parameters - record.trainable_dims.parameters
     vocabulary_row = FLOAT_BYTES * record.dims.vocabulary
     resident, visiting, layouts = [0], [0], [0]
+    bases: dict[str, int] = {}
     for name, scorer in record.scorers.items():
-        size = _count_weight_bytes(run, name)
-        if _is_on_disk(run, name):
+        size, config = _count_weight_bytes(run, name), scorer.config
+        if config is not None and config.residency in ("disk", "shared"):
+            # Merged weights are counted as if the adapter changed all of them.
             visiting.append(size + scorer.layout_bytes)
+            if config.residency == "shared":
+                bases[find_base(str(config.model))] = size
         else:
             resident.append(size)
             layouts.append(scorer.layout_bytes)
@@ -91,7 +96,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     always = {
         "Python and libraries": process + LIBRARY_BYTES,
         "student": _get_item_bytes(recipe.student.dtype) * frozen + trained,
-        "teachers": sum(resident),
+        "teachers": sum(resident) + sum(bases.values()),
         "scorers that learn": fitted + sum(map(_count_frozen_bytes, record.scalars.values())),
         "weights laid out for scoring": sum(layouts),
         "self-teachers' copies": FLOAT_BYTES
@@ -109,7 +114,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         always["hidden states of steps ahead"] = lag * hidden
     completions = len(record.sample_requests.get("student", ()))
     sample = _estimate_sampling(run, completions, recipe.rollout.max_new_tokens)
-    # At most one teacher on disk is loaded at a time, so the largest one counts.
+    # At most one teacher is read from disk or merged at a time, so the largest one counts.
     score = {
         "a visiting teacher": max(visiting),
         "activations": _estimate_scoring(run),
@@ -210,11 +215,6 @@ def _count_frozen_bytes(scalar: PaperScalarDims) -> int:
     """Return the bytes of the weights of a scorer that do not learn."""
     frozen = scalar.dims.parameters - scalar.trainable_dims.parameters
     return frozen * _get_item_bytes(scalar.dtype)
-
-
-def _is_on_disk(run: DryRun, name: str) -> bool:
-    config = run.record.scorers[name].config
-    return config is not None and config.residency == "disk"
 
 
 def sends_hidden(run: DryRun, name: str) -> bool:
