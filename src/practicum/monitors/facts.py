@@ -15,7 +15,8 @@ class RecipeFacts:
 
     `refresh_period` is the number of steps between copies of a `periodic` self-teacher. A recipe
     `has_token_weights` if a term selects or weights its tokens, and `has_rewards` if a term learns
-    from rewards. `teaching_scorers` are those beside the verifier that a term learns from.
+    from rewards. `teaching_scorers` are those beside the verifier that a term learns from. The
+    teacher `scores_spans` if several tokens may share one log-probability.
     """
 
     max_new_tokens: int = 256
@@ -25,6 +26,7 @@ class RecipeFacts:
     has_token_weights: bool = False
     has_rewards: bool = False
     teaching_scorers: tuple[str, ...] = ()
+    scores_spans: bool = False
 
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> "RecipeFacts":
@@ -45,6 +47,7 @@ class RecipeFacts:
             teaching_scorers=tuple(
                 dict.fromkeys(term.scorer for term in terms if term.scorer != VERIFIER)
             ),
+            scores_spans=read_plugin("teachers", recipe["teacher"]).capabilities().by_span,
         )
 
 
