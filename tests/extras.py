@@ -287,6 +287,7 @@ def use_peers() -> None:
         "tinker",
     ),
     "uvicorn",
+    "websockets",
 )
 def use_dev() -> None:
     """Build the package, and hold its source to a gate or a test with each tool."""
@@ -308,11 +309,12 @@ TESTS_WITH_TOOLS = (
     "tests/functional/test_samples.py",
     "tests/recipe/test_json_schema.py",
     "tests/statistics/test_paired.py",
+    "tests/tasks/test_openenv.py",
     "tests/test_notebooks.py",
     "tests/server/test_verbs.py",
     "tests/server/test_protocol.py",
 )
-"""Short tests that take shapes, random inputs, schemas, SciPy, a kernel, and the service."""
+"""Short tests that take shapes, random inputs, schemas, SciPy, sockets, a kernel, and the service."""
 
 
 def draw_picture(path: Path) -> None:

@@ -58,7 +58,7 @@ class ServerError(RuntimeError):
     """The server refused a message, or its answer is none of the protocol."""
 
 
-class Session:
+class SteppedEnvironment:
     """One environment at the server, from a reset on."""
 
     def __init__(self, config: Config) -> None:
@@ -113,11 +113,11 @@ class Session:
         return text
 
 
-class _ResumedSession:
+class _ResumedEpisode:
     """A session whose environment stands where a prompt left it; see `practicum.ports.Episode`."""
 
     def __init__(self, config: Config, prompt: Prompt, seed: int) -> None:
-        self._session = Session(config)
+        self._session = SteppedEnvironment(config)
         try:
             if self._session.reset(seed) != prompt.messages[0].content:
                 raise ServerError(f"a reset with seed {seed} begins otherwise than before")
@@ -150,13 +150,13 @@ class OpenEnv:
         """Return the first observations to evaluate on."""
         return self._prompts[self._config.train_size :]
 
-    def open(self, prompt: Prompt, seed: int) -> _ResumedSession:
+    def open(self, prompt: Prompt, seed: int) -> _ResumedEpisode:
         """Open a session at the prompt's environment.
 
         All conversations about a prompt meet the same environment, whatever `seed` is: their rewards
         differ by their turns alone.
         """
-        return _ResumedSession(self._config, prompt, self._seeds[prompt.id])
+        return _ResumedEpisode(self._config, prompt, self._seeds[prompt.id])
 
     def reward(self, rollout: Rollout) -> float | None:
         """Return the rewards of the turns as one number from 0 to 1; 0 if no turn has one."""
@@ -182,7 +182,7 @@ def build(config: Config, context: TaskContext) -> Task:
     count = config.train_size + config.heldout_size
     websockets = import_module("websockets")
     try:
-        session = Session(config)
+        session = SteppedEnvironment(config)
         with contextlib.closing(session), show_wait("first observations", count) as wait:
             texts = []
             for seed in range(count):
