@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -64,6 +65,10 @@ ABOUT_IT = ("prices", "monitors", "tracking")
 """Sections that say what is done with a run's numbers; no recipe of a paper lets a monitor change anything."""
 
 
+NEWER = re.compile(r"\(share=whole\)|, per=rollout|, unit=token")
+"""The arguments of calls that are newer than the lines, with their defaults, which change nothing."""
+
+
 def fingerprint(recipe: Recipe) -> str:
     """Return what a line is of: the recipe without its words about itself and the settings that only bound memory and time."""
     settings = {
@@ -85,14 +90,14 @@ def fingerprint(recipe: Recipe) -> str:
         del settings["student"]["dropout"]
     if settings["task"].get("seed", 0) is None:
         del settings["task"]["seed"]
-    for key in ("columns", "strict"):
+    for key in ("columns", "strict", "turn_rewards"):
         if not settings["task"].get(key, True):
             del settings["task"][key]
     if settings["task"].get("reward_range") == [0.0, 1.0]:
         del settings["task"]["reward_range"]
     if not settings["scorers"]:
         del settings["scorers"]
-    settings = _drop_default_tokenizers(settings)
+    settings = _drop_newer_defaults(settings)
     for term in settings["objective"]["losses"]:
         if term["scorer"] == VERIFIER:
             del term["scorer"]
@@ -108,15 +113,18 @@ def fingerprint(recipe: Recipe) -> str:
     ).hexdigest()[:12]
 
 
-def _drop_default_tokenizers(setting: Any) -> Any:
-    """Return settings without the tokenizer of characters that from-scratch models have by default."""
+def _drop_newer_defaults(setting: Any) -> Any:
+    """Return settings without those that are newer than the lines and change nothing by default."""
     if isinstance(setting, list):
-        return [_drop_default_tokenizers(part) for part in setting]
+        return [_drop_newer_defaults(part) for part in setting]
+    if isinstance(setting, str):
+        return NEWER.sub("", setting)
     if not isinstance(setting, dict):
         return setting
     return {
-        key: _drop_default_tokenizers(part)
+        key: _drop_newer_defaults(part)
         for key, part in setting.items()
+        # From-scratch models had no other tokenizer.
         if (key, part) != ("tokenizer", "characters")
     }
 

@@ -76,6 +76,7 @@ FUNCTIONAL = [
     "reward_to_go",
     "score_function_returns",
     "step_returns",
+    "turn_returns",
     "temper",
     "token_coefficients",
     "top1_conflict",

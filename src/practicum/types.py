@@ -260,6 +260,24 @@ class StatesLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Spellings:
+    """The tokens by which a teacher writes those of the student that it lacks, one entry each.
+
+    `tokens` are the student's ids, and `columns` those of the teacher's tokens: the student's ids
+    where both have the token, then the teacher's other tokens as `TeacherSignal.own` orders them.
+    `places` count from 0 within each spelling.
+    """
+
+    tokens: Int[Tensor, " N"]
+    columns: Int[Tensor, " N"]
+    places: Int[Tensor, " N"]
+
+    def to(self, device: torch.device) -> "Spellings":
+        """Return the spellings on a device."""
+        return Spellings(*(part.to(device) for part in (self.tokens, self.columns, self.places)))
+
+
+@dataclass(frozen=True, slots=True)
 class TeacherSignal:
     """The answer of a teacher about one rollout, at each of its T tokens.
 
@@ -275,7 +293,8 @@ class TeacherSignal:
     A teacher with another tokenizer knows the probability of a span of tokens and not of each:
     `span_starts` is True at the first token of each span, and the `logprobs` of a span's tokens add
     up to that of its text. None: each token is a span. `own` reads its tokens that the student
-    lacks, of which the head's last column is the sum.
+    lacks, of which the head's last column is the sum, and `spellings` tell how it writes those that
+    it lacks, if they are asked for.
     """
 
     logprobs: Float[Tensor, " T"] | None = None
@@ -289,6 +308,7 @@ class TeacherSignal:
     unknown: Bool[Tensor, " T"] | None = None
     span_starts: Bool[Tensor, " T"] | None = None
     own: HeadLike | None = None
+    spellings: Spellings | None = None
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:

@@ -45,6 +45,7 @@ from practicum.backends._sharded.rank_verbs import ProcessSettings, list_version
 from practicum.backends.local import MemoryConfig
 from practicum.backends.ray import Config, placement
 from practicum.backends.ray.clients import RayTrainer
+from practicum.backends.ray.placement import Starter
 from practicum.costs.cluster import forecast_step
 from practicum.costs.workload import Split
 from practicum.errors import RecipeError, ResourceError, TooFewGpus, WorkerLost
@@ -333,15 +334,35 @@ def test_more_gpus_than_there_are_and_those_of_others_are_said_before_anything_s
     monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 2.0})
     with pytest.raises(
         TooFewGpus,
-        match=r"^the recipe asks for 3 GPUs and the cluster has 2; lower backend.trainers or",
+        match=r"^the recipe asks for 4 GPUs and the cluster has 2; lower backend.trainers, ",
     ):
         assemble_run(toy_recipe(models, on_ray()), tmp_path)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 8.0})
-    monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 1.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 3.0})
     with pytest.raises(
-        TooFewGpus, match=r"^3 GPUs are needed and 1 of 8 are free; another run may hold the oth"
+        TooFewGpus, match=r"^4 GPUs are needed and 3 of 8 are free; another run may hold the oth"
     ):
         assemble_run(toy_recipe(models, on_ray()), tmp_path)
+
+
+def test_the_gpu_of_a_teacher_that_comes_back_late_is_waited_for(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def begin(*arguments: object) -> None:
+        raise Begun
+
+    free = [3.0, 3.0, 3.0, 4.0]
+    monkeypatch.setattr(placement, "RELEASE_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 4.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": free.pop(0)})
+    monkeypatch.setattr(Starter, "start", begin)
+    with pytest.raises(Begun):
+        assemble_run(toy_recipe(models, on_ray()), tmp_path)
+    assert not free
 
 
 @pytest.mark.parametrize(

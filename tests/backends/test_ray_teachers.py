@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import toy_run
+from toy import toy_recipe, toy_run
 
 from practicum.backends.ray import Config
 from practicum.errors import RecipeError, WorkerLost
@@ -41,12 +41,20 @@ def test_a_teachers_shard_that_dies_is_named(
         toy_run(models, tmp_path, changes)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_residency_of_a_teacher_in_shards_is_refused(models: Path, tmp_path: Path) -> None:
-    changes = on_ray(1, teachers="beside") | {"teacher.residency": "swap"}
-    with pytest.raises(RecipeError, match="residency: 'swap' moves a whole model"):
-        toy_run(models, tmp_path, changes)
+@pytest.mark.parametrize("changes", [{"teachers": "beside"}, {"teachers": 2, "teacher_shards": 2}])
+def test_residency_of_a_teacher_in_shards_is_refused(models: Path, changes: dict[str, Any]) -> None:
+    """When the recipe is read, wherever the model is in it."""
+    inside = {
+        "type": "privileged",
+        "teacher": {"type": "model", "model": str(models / "teacher"), "residency": "swap"},
+        "system": "Reverse.",
+    }
+    for name in ("teacher", "reference"):
+        with pytest.raises(
+            RecipeError, match=rf"{name}.teacher.residency: 'swap' moves a whole model"
+        ):
+            toy_recipe(models, on_ray(1, **changes) | {name: inside})
+    toy_recipe(models, on_ray(1) | {"teacher": inside})
 
 
 @pytest.mark.parametrize(

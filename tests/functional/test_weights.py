@@ -33,6 +33,7 @@ def statistics(seed=0, length=12, boolean=True, **fields):
             "rows": torch.arange(length) // 4,
             "teacher_rank": (20 * positive()).long(),
             "special": positive() > 1.0,
+            "turns": torch.arange(length) % 4 // 2,
             "loss_mask": mask if boolean else mask.float(),
             **fields,
         }
@@ -152,6 +153,7 @@ def test_by_hand():
         teacher_entropy=torch.tensor([0.0, 1.0, 0.5, 9.0]),
         divergence=torch.tensor([0.0, 4.0, 1.0, 9.0]),
         positions=torch.tensor([0, 1, 0, 1]),
+        turns=torch.tensor([0, 0, 2, 3]),
         loss_mask=torch.tensor([True, True, True, False]),
     )
 
@@ -165,6 +167,7 @@ def test_by_hand():
     assert soft_or_score(given_statistics).tolist() == [1.0, 1.0, 0.625, 0.0]
     assert kept("soft_or", fraction=0.6) == [1.0, 1.0, 0.0, 0.0]
     assert kept("prefix", length=1) == [1.0, 0.0, 1.0, 0.0]
+    assert kept("turn", decay=0.5) == [1.0, 1.0, 0.25, 0.0]
     assert kept("certain", beta=2.0) == pytest.approx([1.0, math.exp(-2), math.exp(-1), 0.0])
     assert kept("certain", of="student") == pytest.approx([math.exp(-1), 1.0, math.exp(-0.5), 0.0])
     assert kept("threshold", above=0.2) == [0.0, 1.0, 1.0, 0.0]

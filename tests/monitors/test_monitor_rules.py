@@ -53,6 +53,9 @@ HEALTHY = {
     "teacher_share/b": 0.5,
     "weightless": 0.2,
     "settled_prompts": 0.5,
+    "wrong_before": 0.2,
+    "wrong_after": 0.25,
+    "turns_after_wrong": 40.0,
 }
 
 TROUBLE: dict[str, dict[str, Any]] = {
@@ -82,6 +85,7 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M26": {"teacher_share/a": 0.9, "teacher_share/b": 0.1},
     "M32": {"empty_updates": 1.0},
     "M33": {"empty": 0.8},
+    "M34": {"wrong_after": 0.6},
     "M35": {"constant_teacher": 1.0},
 }
 

@@ -168,7 +168,7 @@ WRONG = [
     (
         {"signal": "samples"},
         r"no signal named 'samples'; did you mean 'sampled'\? known: "
-        "binarised, full, logits, mc, pair, sampled, score, sorted, text, topk, unlikely",
+        "binarised, full, logits, mc, pair, projected, sampled, score, sorted, text, topk, unlikely",
     ),
     ({"signal": {"type": "top"}}, r"no signal named 'top'; did you mean 'topk'\?"),
     (

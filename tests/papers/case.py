@@ -16,7 +16,7 @@ from practicum.objective import (
 )
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
-from practicum.types import Datum, Judgement, Prompt, Rollout, Source, TeacherSignal
+from practicum.types import Datum, Judgement, Prompt, Rollout, Source, Spellings, TeacherSignal
 
 V = 300
 """More than the candidates of every paper, so that top-k is a choice."""
@@ -134,6 +134,18 @@ class Case:
         return sum(means, torch.zeros(())) / len(means)
 
 
+def list_spellings() -> list[tuple[int, int, int]]:
+    """The student's tokens that the teacher lacks, each as two others: a common one, and one of the teacher's own or common.
+
+    Columns count the student's tokens first, then the teacher's own.
+    """
+    entries = []
+    for token in range(V - OUTSIDE, V):
+        second = token - 150 if token % 2 else V + token % OWN
+        entries += [(token, token - 200, 0), (token, second, 1)]
+    return entries
+
+
 def starts_span(place: int) -> bool:
     """Whether a span of a teacher with another tokenizer begins at a place of an answer."""
     return place % 3 != 1
@@ -217,7 +229,11 @@ def library_and_formula(
             TeacherDistribution(logprobs=teacher.gather(-1, ids[:, None])[:, 0])
             if objective.signal is not None and objective.signal.sampled
             else TeacherDistribution(
-                full=folded, outside=outside, unknown=torch.isin(ids, outside), own=own
+                full=folded,
+                outside=outside,
+                unknown=torch.isin(ids, outside),
+                own=own,
+                spellings=Spellings(*torch.tensor(list_spellings()).unbind(-1)),
             )
         )
     ours, uniforms = _library(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .case import OUTSIDE, OWN, Case, Token, V, jsd, sg
+from .case import OUTSIDE, OWN, Case, Token, V, jsd, kl, list_spellings, sg
 
 
 def alm(case: Case) -> Tensor:
@@ -61,5 +61,26 @@ def gold(case: Case) -> Tensor:
             return torch.zeros(())
         same = jsd(token.S[:matched], token.T[:matched], 0.5)
         return weight * same + (1 - weight) * ranked(token.S[matched:], token.own)
+
+    return case.token_mean(loss)
+
+
+def x_token(case: Case) -> Tensor:
+    """2605.21699: KL(T || S W) with a row of W for each of the student's tokens: 1 at the same token, or 2/3 and 1/3."""
+    matrix = torch.zeros(V, V + OWN, dtype=torch.float64)
+    for token in range(V - OUTSIDE):
+        matrix[token, token] = 1.0
+    for token, column, place in list_spellings():
+        matrix[token, column] += (2 / 3, 1 / 3)[place]
+    assert torch.allclose(matrix.sum(-1), torch.ones(V).double())
+    # The teacher's own tokens that nothing leads to have a floor of 1e-7, and the student's own no mass on either side.
+    is_reached = matrix.sum(0) > 0
+    used = torch.tensor([column for column in range(V + OWN) if not V - OUTSIDE <= column < V])
+
+    def loss(token: Token) -> Tensor:
+        if not token.is_known:
+            return torch.zeros(())
+        carried = torch.where(is_reached, token.S.exp() @ matrix, 1e-7)[used].log()
+        return kl(torch.cat([token.T, token.own])[used], carried)
 
     return case.token_mean(loss)

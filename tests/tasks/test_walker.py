@@ -19,6 +19,19 @@ def walker(**settings: object) -> Walker:
     return task
 
 
+def test_each_turn_that_ends_at_0_is_rewarded_if_the_task_says_so():
+    task = walker(turns=3, noise=0, turn_rewards=True, train_size=4)
+    prompt = task.train_prompts()[0]
+    episode, plain = task.open(prompt, 0), walker(turns=3, noise=0, train_size=4).open(prompt, 0)
+    rewards, said = [], []
+    for _ in range(3):
+        (best,) = [a for a, p in task.expert(prompt, said).items() if p > 0.5]
+        said.append(("z" if best != "z" else "v") if len(said) == 1 else best)
+        rewards.append(episode.step(said[-1]).reward)
+        assert plain.step(said[-1]).reward is None
+    assert rewards[:2] == [1 / 3, 0] and rewards[2] in (0, 1 / 3)
+
+
 def test_a_walk_by_hand():
     walk = Walk(2, (WalkerTurn(3, 4, 3), WalkerTurn(0, 9, 8), WalkerTurn(7, 1, 7)))
     assert [turn.push for turn in walk.turns] == [-2, -2, 2], (

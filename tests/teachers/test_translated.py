@@ -23,7 +23,13 @@ from practicum.studies.doctor.translation import ReadAnswer
 from practicum.studies.plan import plan
 from practicum.teachers.privileged import Config as Privileged
 from practicum.teachers.privileged import PrivilegedTeacher
-from practicum.teachers.translated import Config, TranslatedTeacher, build, translate_rollout
+from practicum.teachers.translated import (
+    CommonTokens,
+    Config,
+    TranslatedTeacher,
+    build,
+    translate_rollout,
+)
 from practicum.text import TOKENIZERS, Renderer
 from practicum.text.alignment import TokenBytes
 from practicum.text.translation import Translator
@@ -418,6 +424,7 @@ def test_a_permuted_vocabulary_has_the_same_distributions(models: Path, tmp_path
         "topk(3, support=teacher)",
         "sorted(matched=true)",
         "binarised",
+        "projected",
     ):
         changed = {"objective": {"signal": signal}, "train.steps": 2}
         first = toy_run(models, tmp_path / f"plain {signal}", plain | changed).folder
@@ -477,3 +484,21 @@ def test_candidates_of_a_server_that_the_student_lacks_go_to_the_tail() -> None:
     assert answer.topk_ids is not None and answer.topk_logprobs is not None
     assert answer.topk_ids.tolist() == [[7, 0], [7, 0]]
     assert answer.topk_logprobs.tolist() == [[-1.0, -math.inf]] * 2
+
+
+def test_the_tokens_that_the_teacher_lacks_are_spelled_in_its_own() -> None:
+    student, teacher = PAIRS, CHARACTERS
+    translator = Translator(student, teacher)
+    common = CommonTokens.of(translator)
+    spellings = common.spell_others(translator)
+    assert set(spellings.tokens.tolist()) <= set(common.outside.tolist())
+    pair = student.tokenizer.convert_tokens_to_ids(LETTERS[0] + LETTERS[1])
+    entries = zip(
+        *(part.tolist() for part in (spellings.tokens, spellings.columns, spellings.places)),
+        strict=True,
+    )
+    spelled = [(column, place) for token, column, place in entries if token == pair]
+    letters = [student.tokenizer.convert_tokens_to_ids(letter) for letter in LETTERS[:2]]
+    # The columns of tokens that both have are the student's ids.
+    assert spelled == [(letters[0], 0), (letters[1], 1)]
+    assert teacher.decode(list(translator.spell(pair))) == LETTERS[:2]

@@ -16,6 +16,7 @@ LOSSES = {
     "dpca": {"signal": "sampled(surprise)"},
     "uld": {"signal": "sorted"},
     "gold": {"signal": "sorted(matched=true)", "divergence": "jsd(0.5)"},
+    "x-token": {"signal": "projected(0.5)", "divergence": "forward_kl"},
     "full": {"signal": "full"},
 }
 
@@ -67,13 +68,26 @@ def test_the_students_own_vocabulary_changes_no_bit_of_the_new_losses(
     models: Path, tmp_path: Path
 ) -> None:
     plain = {"type": "model", "model": str(models / "teacher")}
-    for name in ("alm", "gold"):
+    for name in ("alm", "gold", "x-token"):
         curves = []
         for teacher in (plain, translated(models / "teacher")):
             more = {"teacher": teacher, "objective": LOSSES[name], "train.steps": 1}
             folder = toy_run(models, tmp_path / f"{name} {teacher['type']}", more).folder
             curves.append([curve(folder, metric) for metric in ("loss", "grad_norm")])
         assert curves[0] == curves[1]
+
+
+def test_what_only_the_teacher_sees_is_in_its_own_template(pair: Path, tmp_path: Path) -> None:
+    """Inside and outside of the translation the same context gives the same run, and another one than without it."""
+    plain = translated(pair / "teacher")
+    context = {"type": "privileged", "reference": "{answer}"}
+    inside = plain | {"teacher": context | {"teacher": plain["teacher"]}}
+    curves = []
+    for number, teacher in enumerate((inside, context | {"teacher": plain}, plain)):
+        more = {"teacher": teacher, "objective": {"signal": "sampled"}, "train.steps": 1}
+        folder = toy_run(pair, tmp_path / str(number), more).folder
+        curves.append(curve(folder, "reverse_kl") + curve(folder, "grad_norm"))
+    assert curves[0] == curves[1] != curves[2]
 
 
 @pytest.mark.parametrize("kind", ["geometric", "sum", "arithmetic"])

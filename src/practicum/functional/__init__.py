@@ -72,6 +72,7 @@ from practicum.functional.sequence import (
     reward_to_go,
     step_returns,
     token_coefficients,
+    turn_returns,
 )
 from practicum.functional.weights import WEIGHTS, TokenStatistics, Weight
 
@@ -138,5 +139,6 @@ __all__ = [
     "temper",
     "token_coefficients",
     "top1_conflict",
+    "turn_returns",
 ]
 __all__ += divergences.__all__

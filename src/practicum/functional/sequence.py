@@ -1,6 +1,7 @@
 """Operations along the tokens of a sequence, and the loss coefficient of each token of a batch."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -33,6 +34,28 @@ def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T
         total = total + gamma**step * torch.nn.functional.pad(total[step:], (0, step))
         step *= 2
     return total
+
+
+def turn_returns(
+    values: Float[Tensor, " T"], turns: Int[Tensor, " T"], gamma: float
+) -> Float[Tensor, " T"]:
+    """Return the sum of the values from each token to the end of its turn, and of those of the later
+    turns, `gamma` to the power of their distance in turns.
+
+    `turns` numbers the turns and never falls.
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma must be in [0, 1], got {gamma}")
+    values = precise(values)
+    _, counts = torch.unique_consecutive(turns, return_counts=True)
+    bounds = [0, *counts.cumsum(0).tolist()]
+    # Turns are summed one by one: a difference of sums over all of them would lose digits.
+    later, returns = values.new_zeros(()), []
+    for start, end in reversed(list(pairwise(bounds))):
+        turn_sums = reward_to_go(values[start:end], 1.0)
+        returns.append(turn_sums + gamma * later)
+        later = turn_sums[0] + gamma * later
+    return torch.cat(returns[::-1]) if returns else values
 
 
 def sum_spans(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Tensor, " T"]:

@@ -19,6 +19,7 @@ class TokenStatistics:
     `positions` counts the tokens of each completion from 0 and `rows` the completions. `loss_mask`
     is true for supervised tokens. `teacher_rank` is the number of tokens that the teacher finds
     likelier than this one. `special` is true for tokens outside the text, such as the stop token.
+    `turns` numbers the turns of a conversation from 0.
     """
 
     loss_mask: Bool[Tensor, " T"] | Float[Tensor, " T"]
@@ -31,6 +32,7 @@ class TokenStatistics:
     rows: Int[Tensor, " T"] | None = None
     teacher_rank: Int[Tensor, " T"] | None = None
     special: Bool[Tensor, " T"] | None = None
+    turns: Int[Tensor, " T"] | None = None
 
 
 TEACHER_STATISTICS = frozenset(
@@ -136,6 +138,20 @@ def prefix(statistics: TokenStatistics, length: int = 1024) -> Float[Tensor, " T
     if length < 0:
         raise ValueError(f"prefix: length must not be negative, got {length}")
     return _mask(statistics) * (_statistic("prefix", statistics, "positions") < length)
+
+
+@WEIGHTS.enter(
+    "each turn of a conversation less than the one before",
+    needs=("turns",),
+    pointwise=True,
+    identity={"decay": 1.0},
+)
+def turn(statistics: TokenStatistics, decay: float = 0.9) -> Float[Tensor, " T"]:
+    """Return `decay` to the power of the turn's number, so that the first turn counts 1."""
+    if not 0 < decay <= 1:
+        raise ValueError(f"turn: decay must be above 0 and at most 1, got {decay}")
+    turns = _statistic("turn", statistics, "turns")
+    return _mask(statistics) * decay ** turns.to(torch.float32)
 
 
 @WEIGHTS.enter(

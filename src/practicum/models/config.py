@@ -64,9 +64,10 @@ class ModelConfig(FrozenConfig):
 class ScorerConfig(ModelConfig):
     """A model that only scores."""
 
-    residency: Literal["resident", "swap", "disk"] = Field(
+    residency: Literal["resident", "swap", "disk", "shared"] = Field(
         default="resident",
-        description="place of the weights between calls: on the device, in CPU memory, or on disk",
+        description="place of the weights between calls: on the device, in CPU memory, on disk, or "
+        "with all `shared` adapters of one base in a single copy of it",
     )
 
 

@@ -110,6 +110,14 @@ def use_ema_teacher(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     return {f"{'.'.join(keys)}.weights": "ema" for keys in writable} or None
 
 
+def grow_conversations(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Begin with conversations of one turn and let them grow, as a curriculum over turns does."""
+    if recipe["rollout"]["max_turns"] is not None:
+        return None
+    # Tasks of a fixed length say how many turns there are; 8 is the limit of tasks with tools.
+    return {"rollout.max_turns": f"linear(1, {recipe['task'].get('turns', 8)})"}
+
+
 def round_digits(value: float) -> float:
     """Round a number to six significant digits."""
     return float(f"{value:.6g}")

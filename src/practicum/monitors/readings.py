@@ -15,12 +15,14 @@ from torch import Tensor
 from practicum.monitors.facts import RecipeFacts
 from practicum.monitors.history import History
 from practicum.statistics import (
+    compare_turns,
     concentration,
     distinct_ngrams,
     group_pairs,
     has_low_divergence_run,
     importance_health,
     is_degenerate,
+    judge_turns,
     mean_of,
     pass_at_k,
     probability_error,
@@ -112,11 +114,12 @@ def compute_readings(result: StepResult, history: History, facts: RecipeFacts) -
         | measure_repetition(tokens, rollouts)
         | measure_entropy_gap(tokens)
         | measure_by_position(tokens)
+        | measure_by_turn(tokens, rollouts)
         | measure_traps(tokens, rollouts, history, facts)
         | measure_engine(tokens, result, facts)
         | measure_groups(rollouts)
         | measure_signal(tokens, rollouts, facts)
-        | measure_constancy(tokens, rollouts)
+        | measure_constancy(tokens, rollouts, facts)
     )
 
 
@@ -126,6 +129,32 @@ def _drop_unknown(readings: Mapping[str, float | None]) -> Metrics:
         for name, value in readings.items()
         if value is not None and math.isfinite(value)
     }
+
+
+def measure_by_turn(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings:
+    """Measure agreement in the student's first and last turns, and mistakes after a mistake."""
+    if not any(rollout.turns for rollout in rollouts):
+        return {}
+    lengths = [len(rollout.tokens) for rollout in rollouts]
+    columns = (tokens.outputs.teacher_logprobs, tokens.divergence)
+    logprobs, distances = (
+        [_list_numbers(part) for part in column.split(lengths)] for column in columns
+    )
+    return dict(
+        compare_turns(
+            [
+                judge_turns(rollout.turns, *numbers)
+                for rollout, *numbers in zip(rollouts, logprobs, distances, strict=True)
+                # A teacher's conversation says nothing about the student's mistakes.
+                if rollout.source == "student"
+            ]
+        )
+    )
+
+
+def _list_numbers(values: Float[Tensor, " T"]) -> list[float | None]:
+    """Return the values with None for NaN."""
+    return [None if math.isnan(value) else value for value in values.tolist()]
 
 
 def measure_gaps(tokens: StepTokens) -> Readings:
@@ -290,11 +319,16 @@ def measure_signal(tokens: StepTokens, rollouts: Sequence[Rollout], facts: Recip
     return readings
 
 
-def measure_constancy(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings:
+def measure_constancy(
+    tokens: StepTokens, rollouts: Sequence[Rollout], facts: RecipeFacts
+) -> Readings:
     """Measure the share of completions whose tokens all have one and the same teacher score.
 
-    Only completions with eight scored tokens or more are counted, as in `constant`.
+    Only completions with eight scored tokens or more are counted, as in `constant`. The tokens of a
+    span share a score by design, so a teacher of spans is not judged.
     """
+    if facts.scores_spans:
+        return {}
     columns = tokens.outputs.teacher_logprobs.split([len(rollout.tokens) for rollout in rollouts])
     scored = [
         scores for column in columns if len(scores := _drop_nan(column)) >= MIN_CONSTANT_TOKENS

@@ -393,6 +393,15 @@ def _find_worst(results: list[RuleResult]) -> RuleResult | None:
     return max(results, key=lambda result: result.score, default=None)
 
 
+def judge_derailment(view: StepView, limits: Thresholds) -> RuleResult | None:
+    """Turns after a wrong turn are wrong more often than turns after right ones, in 32 or more."""
+    readings = view.get_all("wrong_after", "wrong_before", "turns_after_wrong")
+    if readings is None or readings[2] < 32:
+        return None
+    after, before, _ = readings
+    return RuleResult("wrong_after", after, (after - before) / _require(limits.change), before)
+
+
 def _require(limit: float | None) -> float:
     assert limit is not None, "the table gives this monitor the threshold that its rule reads"
     return limit

@@ -356,6 +356,16 @@ _MONITORS = (
         level=0.5,
     ),
     Monitor(
+        "M34",
+        "derailment",
+        rules.judge_derailment,
+        "turns after a wrong turn are wrong more often by {change:g} than turns after right ones",
+        (patches.grow_conversations, patches.halve_learning_rate),
+        "the compounding of errors over turns, 1011.0686",
+        change=0.3,
+        persistence=3,
+    ),
+    Monitor(
         "M35",
         "constant teacher",
         rules.judge_constancy,

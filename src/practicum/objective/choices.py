@@ -15,16 +15,15 @@ from practicum.functional.advantages import REWARDS
 from practicum.functional.registry import TABLES
 from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
+from practicum.objective.other_signals import Binarised, Projected, Sorted
 from practicum.objective.signals import (
     AdvantageName,
-    Binarised,
     Draws,
     Full,
     Logits,
     Pair,
     Sampled,
     Score,
-    Sorted,
     Text,
     TopK,
     Unlikely,
@@ -196,7 +195,18 @@ def index_by_type(*classes: type[Call]) -> dict[str, type[Call]]:
 
 AXES = {
     "signals": index_by_type(
-        Full, Sampled, Binarised, Sorted, TopK, Draws, Logits, Text, Score, Pair, Unlikely
+        Full,
+        Sampled,
+        Binarised,
+        Sorted,
+        Projected,
+        TopK,
+        Draws,
+        Logits,
+        Text,
+        Score,
+        Pair,
+        Unlikely,
     ),
     "targets": index_by_type(TeacherTarget, LogLinear, Mixture, Contrast),
     "estimators": index_by_type(Auto, Pathwise, ScoreFunction, K2Surrogate),
@@ -255,7 +265,18 @@ def _read_own_reward(raw: Any) -> Any:
 
 
 Signal = Annotated[
-    Full | Sampled | Binarised | Sorted | TopK | Draws | Logits | Text | Score | Pair | Unlikely,
+    Full
+    | Sampled
+    | Binarised
+    | Sorted
+    | Projected
+    | TopK
+    | Draws
+    | Logits
+    | Text
+    | Score
+    | Pair
+    | Unlikely,
     _read_choice("signal"),
     Field(discriminator="type"),
 ]

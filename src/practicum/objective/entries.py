@@ -176,6 +176,7 @@ def _try_weight(entry: Weight, arguments: Arguments) -> None:
         rows=ones.long() - 1,
         teacher_rank=ones.long(),
         special=ones.bool(),
+        turns=ones.long() - 1,
     )
     entry.needed(arguments)
     entry.function(statistics, **arguments)

@@ -27,7 +27,8 @@ class ScoreFunction(Call):
     return of the other completions of the prompt. `start` 1 begins the return at the next token,
     beside a pathwise term for this one, and `length` mean divides it by the number of remaining
     tokens (MiniLLM 2306.08543). `over` candidates sums over the candidates of a topk signal, each
-    with its renormalised student probability (2604.13016).
+    with its renormalised student probability (2604.13016). `unit` turn adds up the rest of the turn,
+    and the later turns of a conversation with `gamma` a turn.
     """
 
     type: Literal["score_function"] = "score_function"
@@ -36,6 +37,13 @@ class ScoreFunction(Call):
     start: Literal[0, 1] = 0
     length: Literal["sum", "mean"] = "sum"
     over: Literal["sampled", "candidates"] = "sampled"
+    unit: Literal["token", "turn"] = "token"
+
+    def explain_turns(self) -> str | None:
+        """Return why returns by turn do not go with the other settings, or None."""
+        if self.unit == "turn" and (self.start, self.length) != (0, "sum"):
+            return "unit=turn adds up the rest of a turn; leave out start and length"
+        return None
 
 
 class K2Surrogate(Call):

@@ -144,6 +144,7 @@ def pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) 
         outside=signals[0].outside,
         unknown=concatenate([signal.unknown for signal in signals]),
         own=signals[0].own,
+        spellings=signals[0].spellings,
     )
 
 

@@ -45,8 +45,9 @@ def read_tokens(
         None if column is None else column[part] for column in columns
     )
     outside = signal.outside if full is not None else None
+    spellings = signal.spellings if with_own else None
     return TeacherDistribution(
-        full, ids, topk_logprobs, logprobs, outside, unknown, level, own_logprobs
+        full, ids, topk_logprobs, logprobs, outside, unknown, level, own_logprobs, spellings
     )
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from practicum.core.calls import Call
+from practicum.functional.advantages import ADVANTAGES
 from practicum.functional.pairs import PAIR_LOSSES, PairLoss
 from practicum.objective.entries import check_advantage
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
@@ -124,6 +125,7 @@ class Full(SignalCall):
     """Every log-probability of the teacher: exact, and if both heads are local, as cheap as one."""
 
     type: Literal["full"] = "full"
+    spelled: ClassVar[bool] = False
     whole: ClassVar[bool] = True
     measures: ClassVar[bool] = True
 
@@ -131,6 +133,12 @@ class Full(SignalCall):
     def question(self) -> "Full":
         """Return the signal itself."""
         return self
+
+
+class Spelled(Full):
+    """The same with how the teacher writes the tokens that it lacks; asked by `projected` alone."""
+
+    spelled: ClassVar[bool] = True
 
 
 class Sampled(SignalCall):
@@ -164,61 +172,6 @@ class Sampled(SignalCall):
             "estimator 'pathwise' needs more than one token's log-probability; "
             "with signal 'sampled' write estimator: score_function"
         )
-
-
-class Binarised(SignalCall):
-    """The divergence of two Bernoulli variables, a sampled span or anything else, differentiated.
-    Both have probability p ** (1 / `tau`). ALM 2503.20083.
-    """
-
-    type: Literal["binarised"] = "binarised"
-    tau: float = Field(default=1.0, gt=0)
-    sampled: ClassVar[bool] = True
-
-    @property
-    def question(self) -> Sampled:
-        """Return the log-probabilities of sampled tokens."""
-        return Sampled()
-
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
-        """Refuse every estimator but the derivative itself."""
-        if isinstance(gradient, Pathwise) and plain:
-            return None
-        return (
-            "signal 'binarised' differentiates a divergence to the teacher itself; leave out "
-            "target and estimator"
-        )
-
-
-class Sorted(SignalCall):
-    """The L1 distance of probabilities that are sorted, whatever their tokens (ULD 2402.12030).
-
-    With `matched` the tokens that both vocabularies have are compared by the divergence, times
-    their share of the teacher's vocabulary, and the others are sorted (GOLD).
-    """
-
-    type: Literal["sorted"] = "sorted"
-    matched: bool = False
-    measures: ClassVar[bool] = True
-
-    @property
-    def question(self) -> Full:
-        """Return the full distribution."""
-        return Full()
-
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
-        """Refuse every estimator but the derivative, and a divergence that nothing reads."""
-        if not isinstance(gradient, Pathwise) or not plain:
-            return (
-                "signal 'sorted' differentiates a distance to the teacher itself; leave out target "
-                "and estimator"
-            )
-        if not self.matched and divergence != "reverse_kl":
-            return (
-                "signal 'sorted' has a distance of its own; leave out divergence, or write "
-                "sorted(matched=true), whose matched tokens it compares"
-            )
-        return None
 
 
 class TopK(SignalCall):
@@ -385,12 +338,15 @@ class Score(SignalCall):
     """One reward a completion, from the verifier; no teacher is asked.
 
     `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO, none REINFORCE.
-    `among=source` compares only the completions of the term's source (HDPO 2603.23871).
+    `among=source` compares only the completions of the term's source (HDPO 2603.23871). `per=turn`
+    compares what follows each turn of a conversation: the environment's rewards from it on, and the
+    completion's.
     """
 
     type: Literal["score"] = "score"
     advantage: AdvantageName = "group_normalized"
     among: Literal["source"] | None = None
+    per: Literal["rollout", "turn"] = "rollout"
     sampled: ClassVar[bool] = True
     usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
 
@@ -411,6 +367,8 @@ class Score(SignalCall):
                 "signal 'score' asks no teacher; leave out target, divergence and the estimator's "
                 "arguments"
             )
+        if self.per == "turn" and ADVANTAGES[self.advantage].anchored:
+            return f"advantage {self.advantage!r} is of whole answers; leave out per=turn"
         return None
 
 

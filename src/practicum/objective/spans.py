@@ -6,7 +6,8 @@ from torch import Tensor
 from practicum.functional.binarised import binarised_advantage
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.sequence import share_spans, sum_spans
-from practicum.objective.signals import Binarised, Sampled
+from practicum.objective.other_signals import Binarised
+from practicum.objective.signals import Sampled
 from practicum.objective.spec import Term
 from practicum.objective.tokens import TokenBatch
 

@@ -35,13 +35,12 @@ from practicum.objective.choices import (
 )
 from practicum.objective.entries import Choice
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
+from practicum.objective.other_signals import Binarised, Projected, Sorted
 from practicum.objective.signals import (
-    Binarised,
     Capabilities,
     Full,
     Sampled,
     Score,
-    Sorted,
     TopK,
     Unlikely,
 )
@@ -135,13 +134,15 @@ class Term(BaseModel):
 
     def _check_candidates(self) -> str | None:
         gradient = self.gradient
+        if isinstance(gradient, ScoreFunction) and gradient.explain_turns():
+            return gradient.explain_turns()
         if isinstance(gradient, ScoreFunction) and gradient.over == "candidates":
             if not self.signal.candidates:
                 return (
                     "over=candidates sums over the candidates of a topk signal; write signal: "
                     "topk(16)"
                 )
-            if gradient.gamma > 0 or gradient.baseline != "none":
+            if gradient.gamma > 0 or gradient.unit == "turn" or gradient.baseline != "none":
                 return "over=candidates is about one state at a time; leave out gamma and baseline"
         return None
 
@@ -357,7 +358,7 @@ class Term(BaseModel):
         gradient = self.gradient
         # A return or a group's mean adds up other tokens, as do products and sorted weights below.
         sequence = isinstance(gradient, ScoreFunction) and (
-            gradient.gamma > 0 or gradient.baseline == "group_mean"
+            gradient.gamma > 0 or gradient.unit == "turn" or gradient.baseline == "group_mean"
         )
         return (
             sequence
@@ -432,7 +433,7 @@ class Objective(FrozenConfig):
     @property
     def needs_own(self) -> bool:
         """Return True if any term reads the tokens of a teacher that the student lacks."""
-        return any(isinstance(term.signal, Sorted) for term in self.losses)
+        return any(isinstance(term.signal, Sorted | Projected) for term in self.losses)
 
     @property
     def needs_sequences(self) -> bool:
@@ -444,7 +445,13 @@ def _pick_richest(terms: list[Term]) -> Full | Sampled | TopK | None:
     """Return the signal that answers all of the terms."""
     # The full distribution contains every top-k table, and a longer table every shorter one.
     questions = [question for term in terms if (question := term.signal.question) is not None]
-    return max(questions, key=lambda question: (question.whole, question.candidates), default=None)
+    return max(questions, key=_measure_richness, default=None)
+
+
+def _measure_richness(question: Full | Sampled | TopK) -> tuple[bool, bool, int]:
+    # A spelled answer holds everything that a plain one does, and takes longer to prepare.
+    is_spelled = isinstance(question, Full) and question.spelled
+    return question.whole, is_spelled, question.candidates
 
 
 _aggregate = Objective.model_fields["aggregate"].annotation

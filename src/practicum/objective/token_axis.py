@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.functional.advantages import ADVANTAGES, REWARDS, modulate
+from practicum.functional.advantages import REWARDS, modulate
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import (
     SAMPLE_WEIGHTS,
@@ -23,14 +23,16 @@ from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
 from practicum.objective.pairs import compute_pair_coefficients
-from practicum.objective.signals import Score, Unlikely
+from practicum.objective.reward_axis import (
+    compute_own_advantages,
+    compute_reward_advantages,
+    read_rewards,
+)
+from practicum.objective.signals import Unlikely
 from practicum.objective.spans import answers_for_ends, carry_to_next, compute_span_advantage
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import AUTHORS
-
-UNCHANGED = "none"
-"""The advantage that is the reward itself."""
 
 
 @torch.no_grad()
@@ -133,24 +135,24 @@ def _compute_returns(
         ratio = _compute_prefix_ratio(term, log_ratio, batch)
     reward = term.reward
     if term.signal.outcome is not None:
-        return ratio * _compute_own_advantages(term, term.signal.outcome, batch)
+        return ratio * compute_own_advantages(term, term.signal.outcome, batch)
     if isinstance(term.signal, Unlikely):
         is_unlikely = values.logprobs < math.log(term.signal.threshold)
         return ratio * term.signal.advantage * is_unlikely.to(ratio)
     if isinstance(reward, Modulate):
         assert values.teacher_logprobs is not None
         gap = values.teacher_logprobs - values.logprobs
-        advantages = _compute_reward_advantages(term, reward.advantage, batch)
+        advantages = compute_reward_advantages(term, reward.advantage, batch)
         return ratio * modulate(advantages, gap, reward.strength, reward.bound)
     returns = _compute_teacher_returns(term, values, batch, ratio)
     if isinstance(reward, OwnReward):
         assert values.teacher_logprobs is not None
         gap = (values.teacher_logprobs - values.logprobs).detach()
         rule = REWARDS[reward.name]
-        advantages = ratio * _compute_reward_advantages(term, rule.advantage, batch)
+        advantages = ratio * compute_reward_advantages(term, rule.advantage, batch)
         return rule.function(returns.detach(), advantages, gap, **reward.arguments).detach()
     if isinstance(reward, AddAdvantage):
-        advantages = _compute_reward_advantages(term, reward.advantage, batch)
+        advantages = compute_reward_advantages(term, reward.advantage, batch)
         return F.add_reward(returns, ratio * advantages, reward.coefficient)
     return returns
 
@@ -165,7 +167,7 @@ def _compute_teacher_returns(
     else:
         advantages = ratio * _compute_advantage(term, values, batch)
         advantages = returns = torch.where(values.is_scored, advantages, 0.0)
-    if gradient.gamma > 0:
+    if gradient.gamma > 0 or gradient.unit == "turn":
         returns = _sum_returns(returns, gradient, batch)
     if batch.spans is not None and answers_for_ends(term):
         returns = returns + carry_to_next(advantages, batch.spans, batch)
@@ -183,7 +185,15 @@ def _sum_returns(advantages: Tensor, gradient: ScoreFunction, batch: TokenBatch)
     """Return the return of each token; a span counts once in it, and its tokens share one."""
     if batch.spans is not None:
         advantages = keep_span_starts(advantages, batch.spans)
-    returns = _apply_by_row(batch, advantages, lambda row: _compute_returns_to_go(row, gradient))
+    if gradient.unit == "turn":
+        pairs = torch.stack([advantages, batch.turn_numbers.to(advantages)], dim=-1)
+        returns = _apply_by_row(
+            batch, pairs, lambda row: F.turn_returns(row[:, 0], row[:, 1].long(), gradient.gamma)
+        )
+    else:
+        returns = _apply_by_row(
+            batch, advantages, lambda row: _compute_returns_to_go(row, gradient)
+        )
     if batch.spans is None:
         return returns
     return sum_spans(keep_span_starts(returns, batch.spans), batch.spans)
@@ -216,61 +226,6 @@ def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor
     if gradient.start == 1:
         returns = returns - advantage
     return returns / num_left.clamp_min(1.0) if gradient.length == "mean" else returns
-
-
-def _compute_reward_advantages(term: Term, advantage: str, batch: TokenBatch) -> Tensor:
-    """Return the advantage of each token's completion in its prompt's group; 0 without a reward.
-
-    A scorer's numbers of single tokens are taken as they are if the completion's would be, too.
-    """
-    by_token = batch.read_judgements(term.scorer) if advantage == UNCHANGED else None
-    if by_token is not None:
-        return by_token
-    return batch.spread(
-        ("advantage", advantage, term.scorer), lambda: _compare_rewards(term, advantage, batch)
-    )
-
-
-def _compute_own_advantages(term: Term, advantage: str, batch: TokenBatch) -> Tensor:
-    """Return the same among the completions that a signal compares; 0 for all others."""
-    if not (isinstance(term.signal, Score) and term.signal.among == "source"):
-        return _compute_reward_advantages(term, advantage, batch)
-    return batch.spread(
-        ("advantage", advantage, term.scorer, term.source),
-        lambda: _compare_rewards(term, advantage, batch, term.source),
-    )
-
-
-def _compare_rewards(
-    term: Term, advantage: str, batch: TokenBatch, source: str = "all"
-) -> list[float]:
-    """Return the advantage of each row among those of a source; 0 for rows of other sources.
-
-    An anchored advantage compares with the reference's rows, and is 0 where there are none.
-    """
-    entry, by_scorer = ADVANTAGES[advantage], _read_rewards(term, batch)
-    by_row = [0.0] * len(batch.groups)
-    for rows in batch.group_rows():
-        rewards = {row: reward for row in rows if (reward := by_scorer[row]) is not None}
-        anchor = [rewards[row] for row in rewards if batch.sources[row] == "reference"]
-        compared = {
-            row: reward
-            for row, reward in rewards.items()
-            if source in ("all", batch.sources[row])
-            and not (entry.anchored and batch.sources[row] == "reference")
-        }
-        if entry.anchored and not anchor:
-            continue
-        extra = (anchor,) if entry.anchored else ()
-        advantages = entry.function(list(compared.values()), *extra)
-        for row, row_advantage in zip(compared, advantages, strict=True):
-            by_row[row] = row_advantage
-    return [by_row[row] for row in batch.first]
-
-
-def _read_rewards(term: Term, batch: TokenBatch) -> Sequence[float | None]:
-    """Return the reward of each row by the scorer of the term."""
-    return batch.rewards.get(term.scorer, [None] * len(batch.groups))
 
 
 def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
@@ -350,6 +305,7 @@ def _compute_token_weights(term: Term, values: TermValues, batch: TokenBatch) ->
         rows=batch.rows,
         teacher_rank=values.teacher_rank,
         special=batch.special,
+        turns=batch.turn_numbers,
     )
     return WEIGHTS[term.weights.name].function(statistics, **term.weights.arguments)
 
@@ -360,7 +316,7 @@ def _select_rows(term: Term, batch: TokenBatch) -> list[bool]:
     A group is solved by the student's own completions; those of others count only if the student
     wrote none.
     """
-    right = [None if reward is None else reward >= 1.0 for reward in _read_rewards(term, batch)]
+    right = [None if reward is None else reward >= 1.0 for reward in read_rewards(term, batch)]
     solved_first: dict[int, bool] = {}
     for rows in batch.group_rows():
         is_solved = any(right[row] for row in _select_student_rows(rows, batch))
@@ -421,7 +377,7 @@ def _weigh_rows(
 ) -> list[float]:
     """Return the weight of each row's completion, 0 for rows that the term does not train on."""
     entry = SAMPLE_WEIGHTS[term.samples.name]
-    by_row, by_scorer = [1.0] * len(batch.groups), _read_rewards(term, batch)
+    by_row, by_scorer = [1.0] * len(batch.groups), read_rewards(term, batch)
     of_source = [term.source in ("all", source) for source in batch.sources]
     # A weight that needs no statistic is 1 for every completion.
     for rows in batch.group_rows() if entry.needs else ():

@@ -11,7 +11,7 @@ from torch import Tensor
 from practicum.core.randomness import seed_of
 from practicum.functional.sequence import token_coefficients
 from practicum.objective.spec import VERIFIER, Objective
-from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source
+from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source, Spellings
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,9 @@ class TokenBatch:
     have a row for a rollout. `special` is True at special tokens, and None if they are unknown.
     `spans` numbers the spans of tokens of teachers with other tokenizers; None: each token is one.
     `rewards` has the verifier's rewards and the values of each scorer; the columns of `judged` are
-    the numbers a token of the scorers in `judges`.
+    the numbers a token of the scorers in `judges`. `turns` numbers the model's turns of each row
+    from 0; None: no row is a conversation. `turn_rewards` has the environment's reward of each
+    turn, by row.
     """
 
     tokens: Int[Tensor, " T"]
@@ -44,7 +46,9 @@ class TokenBatch:
     spans: Int[Tensor, " T"] | None = None
     judges: tuple[str, ...] = ()
     judged: Float[Tensor, "T J"] | None = None
-    row_values: dict[Hashable, Float[Tensor, " R"]] = field(default_factory=dict)
+    turns: Int[Tensor, " T"] | None = None
+    turn_rewards: tuple[tuple[float | None, ...], ...] = ()
+    row_values: dict[Hashable, Float[Tensor, "R *K"]] = field(default_factory=dict)
 
     def __getitem__(self, part: slice | Int[Tensor, " t"]) -> "TokenBatch":
         """Return the batch at some of its tokens."""
@@ -65,6 +69,22 @@ class TokenBatch:
             values = torch.tensor(compute(), dtype=torch.float32)
             self.row_values[key] = values.to(self.rows.device)
         return self.row_values[key][self.rows]
+
+    def spread_turns(
+        self, key: Hashable, compute: Callable[[], Sequence[Sequence[float]]]
+    ) -> Float[Tensor, " T"]:
+        """Return one number a turn at the turn's tokens; `compute` returns those of all rows."""
+        if key not in self.row_values:
+            rows = compute()
+            longest = max(map(len, rows), default=0)
+            padded = [[*row, *[0.0] * (longest - len(row))] for row in rows]
+            self.row_values[key] = torch.tensor(padded, dtype=torch.float32).to(self.rows.device)
+        return self.row_values[key][self.rows, self.turn_numbers]
+
+    @property
+    def turn_numbers(self) -> Int[Tensor, " T"]:
+        """Return the turn of each token; a single answer is turn 0."""
+        return torch.zeros_like(self.rows) if self.turns is None else self.turns
 
     def _apply_to_tensors(self, function: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -105,6 +125,7 @@ class TeacherDistribution:
     unknown: Bool[Tensor, " T"] | None = None
     level: Float[Tensor, " T"] | None = None
     own: Float[Tensor, "T U"] | None = None
+    spellings: Spellings | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -217,6 +238,8 @@ def build_token_batch(
         spans=_number_spans(datums),
         judges=judges,
         judged=pack(_stack_judgements(rollout, judges) for rollout in rollouts) if judges else None,
+        turns=pack(map(number_turns, rollouts)) if any(row.turns for row in rollouts) else None,
+        turn_rewards=tuple(_list_turn_rewards(rollout) for rollout in rollouts),
     )
 
 
@@ -283,6 +306,25 @@ def _stack_judgements(rollout: Rollout, judges: Sequence[str]) -> Float[Tensor, 
         if judgement is not None and judgement.tokens is not None:
             columns[:, number] = judgement.tokens
     return columns
+
+
+def number_turns(rollout: Rollout) -> Int[Tensor, " T"]:
+    """Return the number of the model's turn at each token, from 0; a reply counts to its turn."""
+    numbers: list[int] = []
+    last = -1
+    for turn in rollout.turns:
+        last += turn.role == "assistant"
+        numbers += [max(last, 0)] * turn.tokens
+    if not rollout.turns:
+        numbers = [0] * len(rollout.tokens)
+    return torch.tensor(numbers, dtype=torch.long)
+
+
+def _list_turn_rewards(rollout: Rollout) -> tuple[float | None, ...]:
+    """Return the reward of each of the model's turns; a single answer is one turn without one."""
+    if not rollout.turns:
+        return (None,)
+    return tuple(turn.reward for turn in rollout.turns if turn.role == "assistant")
 
 
 def _gather_authors(rollout: Rollout) -> UInt8[Tensor, " t"]:

@@ -29,7 +29,9 @@ from practicum.objective.choices import (
     TeacherTarget,
 )
 from practicum.objective.estimators import Pathwise
-from practicum.objective.signals import Logits, Sorted
+from practicum.objective.other_signals import Projected, Sorted
+from practicum.objective.projecting import compare_projected
+from practicum.objective.signals import Logits
 from practicum.objective.sorting import compare_by_rank
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair, share_support
@@ -124,8 +126,8 @@ def forget_unknown(values: Tensor | None, unknown: Tensor | None) -> Tensor | No
 
 def _share_support(term: Term, student: Tensor, signals: _Signals) -> tuple[Tensor, _Signals]:
     """Return the distributions that a term compares, over the tokens that all its models have."""
-    if isinstance(term.signal, Sorted):
-        # Ranks are of all tokens, those in the bucket included.
+    if isinstance(term.signal, Sorted | Projected):
+        # They are of all tokens, those in the bucket included.
         return student, signals
     parts = [TeacherDistribution(student)]
     if term.needs_signal:
@@ -343,6 +345,8 @@ def _compute_divergence(
     student = student if isinstance(term.gradient, Pathwise) else student.detach()
     if isinstance(term.signal, Sorted):
         return compare_by_rank(term, student, teacher, matched=term.signal.matched)
+    if isinstance(term.signal, Projected):
+        return compare_projected(term, student, teacher, term.signal.decay)
     if term.signal.whole and teacher.full is not None:
         with torch.no_grad():
             target, size = _build_target(term, student, signals)

@@ -415,6 +415,8 @@ class BackendContext:
     """Return the task, whose characters and answers make a from-scratch model."""
     local: Callable[[], Backend]
     """Open the backend of this process, for models that a service does not hold."""
+    models: Sequence[ScorerConfig] = ()
+    """The frozen models that will be loaded, as far as the recipe tells."""
     at_end: ExitStack = field(default_factory=ExitStack)
     """Resources to close when no client is used any more, also after an error."""
     meter: Meter | None = None

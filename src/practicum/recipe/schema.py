@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from practicum.core.plugins import Plugin, load_plugin
-from practicum.models.config import StudentConfig
+from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.monitors import MonitorsSection
 from practicum.objective import Objective
+from practicum.ports import walk
 from practicum.recipe.families import Family
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.possible import (
@@ -150,14 +151,30 @@ class Recipe(FrozenConfig):
                 f"{STALENESS} is one number for the whole run; write it without a schedule"
             )
         problems += self.backend.problems(
-            self.student, self.objective, self.rollout.source.type, self.rollout.max_staleness
+            self.student,
+            self.objective,
+            self.rollout.source.type,
+            self.rollout.max_staleness,
+            self.frozen_models,
         )
-        problems += find_scorer_problems(self.objective, list(self.scorers), self.rollout)
+        problems += find_scorer_problems(self.objective, self.scorers, self.rollout)
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def frozen_models(self) -> dict[str, ScorerConfig]:
+        """The models that only score, by their places in the recipe, such as `teacher.teacher`."""
+        places = {"teacher": self.teacher, "reference": self.reference}
+        places |= {f"scorers.{name}": scorer for name, scorer in self.scorers.items()}
+        return {
+            ".".join([place, *keys]): inside
+            for place, config in places.items()
+            for keys, inside in walk(config)
+            if isinstance(inside, ScorerConfig)
+        }
 
     @property
     def longest_answer(self) -> int:

@@ -96,7 +96,7 @@ class TeacherSection(TypedDict, total=False):
     thinking: bool | None
     stop: Sequence[str] | str | None
     trust_remote_code: bool
-    residency: Literal["resident", "swap", "disk"]
+    residency: Literal["resident", "swap", "disk", "shared"]
     tokenizer: str | None
     dialect: Literal["auto", "vllm", "sglang", "echo", "chat"]
     largest_k: int
@@ -180,6 +180,7 @@ class TaskSection(TypedDict, total=False):
     spread: int
     noise: float
     slip: float
+    turn_rewards: bool
 
 
 class RolloutSection(TypedDict, total=False):

@@ -14,6 +14,7 @@ from practicum.report.heatmap import build_heatmap_section
 from practicum.report.markup import Section, escape_text
 from practicum.report.run_data import RunData
 from practicum.report.tokens import build_tokens_section
+from practicum.report.turns import build_turns_section
 from practicum.report.verdict import render_verdict
 
 STYLE = files("practicum.report").joinpath("page.css").read_text(encoding="utf-8")
@@ -41,6 +42,7 @@ def build_page_parts(run: RunData) -> PageParts:
         accounting.build_alarms_section(run),
         answers.build_evaluation_section(run),
         build_tokens_section(run),
+        build_turns_section(run),
         answers.build_lengths_section(run),
         answers.build_answers_section(run),
         accounting.build_dropped_section(run),

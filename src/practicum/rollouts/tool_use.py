@@ -152,10 +152,28 @@ def measure_conversations(rollouts: Sequence[Rollout]) -> Metrics:
     outcomes = Counter(call.outcome for turn in turns for call in turn.calls)
     if not outcomes:
         return metrics
-    calls = outcomes.total()
+    calls, surplus = outcomes.total(), _count_surplus(conversations)
     return {
         **metrics,
+        **({} if surplus is None else {"calls_surplus": surplus}),
         "calls": calls / len(conversations),
         "bad_calls": stops["bad_calls"] / len(conversations),
         **{f"calls_{name}": outcomes[name] / calls for name in get_args(CallOutcome)},
     }
+
+
+def _count_surplus(conversations: Sequence[Rollout]) -> float | None:
+    """Return how many calls the right answers to a prompt make beyond the fewest that one made.
+
+    A model that calls too often solves no more and costs more. None without two right answers to
+    one prompt.
+    """
+    by_prompt: dict[str, list[int]] = {}
+    for rollout in conversations:
+        if rollout.reward is not None and rollout.reward >= 1:
+            calls = sum(len(turn.calls) for turn in rollout.turns)
+            by_prompt.setdefault(rollout.prompt.id, []).append(calls)
+    surpluses = [
+        count - min(counts) for counts in by_prompt.values() if len(counts) > 1 for count in counts
+    ]
+    return sum(surpluses) / len(surpluses) if surpluses else None

@@ -39,6 +39,7 @@ from practicum.statistics.signal import (
     quantiles,
     window_means,
 )
+from practicum.statistics.turns import compare_turns, judge_turns
 
 __all__ = [
     "FEWEST_PROMPTS",
@@ -48,6 +49,7 @@ __all__ = [
     "calibration_error",
     "cluster_bootstrap",
     "clustered_auroc",
+    "compare_turns",
     "concentration",
     "contains_zero",
     "difference",
@@ -57,6 +59,7 @@ __all__ = [
     "holm",
     "importance_health",
     "is_degenerate",
+    "judge_turns",
     "longest_run",
     "majority_agreement",
     "mean_of",

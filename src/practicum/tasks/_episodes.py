@@ -11,17 +11,20 @@ from practicum.types import Message
 class FunctionEpisode:
     """An episode that answers with a function of the turns so far; see `practicum.ports.Episode`.
 
-    `answer` returns the text of the next turn, or None at the end.
+    `answer` returns the text of the next turn, or None at the end, and `reward` that of the last
+    turn.
     """
 
     answer: Callable[[Sequence[str]], str | None]
+    reward: Callable[[Sequence[str]], float] | None = None
     turns: list[str] = field(default_factory=list)
 
     def step(self, turn: str) -> Observation:
         """Return the function's answer to the turns so far, including this one."""
         self.turns.append(turn)
-        text = self.answer(tuple(self.turns))
-        return Observation(None if text is None else Message("user", text))
+        turns = tuple(self.turns)
+        text, reward = self.answer(turns), None if self.reward is None else self.reward(turns)
+        return Observation(None if text is None else Message("user", text), reward=reward)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

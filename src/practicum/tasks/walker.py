@@ -44,6 +44,9 @@ class Config(FrozenConfig):
         lt=1,
         description="how often the expert takes another action than the best one",
     )
+    turn_rewards: bool = Field(
+        default=False, description="also reward each turn that ends at 0, with 1 in all"
+    )
     train_size: int = Field(default=4096, ge=1, description="walks to train on")
     heldout_size: int = Field(default=256, ge=0, description="other walks, to evaluate on")
     seed: int | None = Field(default=None, description="of the walks; none: the run's")
@@ -132,9 +135,13 @@ class Walker:
         """Begin a walk with the noise of its prompt; each answer shows the next turn."""
         # The walk is drawn from the name of its prompt and not from `seed`: all completions of a
         # prompt face the same noise, so that their rewards differ by their actions alone.
-        walk = self._walks[prompt.id]
+        walk, turns = self._walks[prompt.id], self._config.turns
         return FunctionEpisode(
-            lambda actions: None if len(actions) >= self._config.turns else walk.observe(actions)
+            lambda actions: None if len(actions) >= turns else walk.observe(actions),
+            # In all at most 1, as much as the walk's own reward.
+            (lambda actions: float(walk.find_position(actions) == 0) / turns)
+            if self._config.turn_rewards
+            else None,
         )
 
     def expert(self, prompt: Prompt, actions: Sequence[str]) -> Mapping[str, float]:

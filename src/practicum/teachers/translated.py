@@ -19,7 +19,7 @@ from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.errors import CapabilityError, VocabularyError
-from practicum.objective import Signal, read_tokens
+from practicum.objective import Full, Signal, read_tokens
 from practicum.ports import (
     Capabilities,
     PromptedClient,
@@ -44,6 +44,7 @@ from practicum.types import (
     Rollout,
     Sample,
     SamplingParams,
+    Spellings,
     TeacherSignal,
 )
 
@@ -145,7 +146,9 @@ class TranslatedTeacher(FollowerTeacher):
         """Return the signal about the student's tokens from that about the teacher's."""
         assert self._translator is not None, "only other tokens are translated"
         if not signal.sampled:
-            return pick_single_tokens(answer, text, rollout, self._common)
+            picked = pick_single_tokens(answer, text, rollout, self._common)
+            is_spelled = isinstance(signal, Full) and signal.spelled
+            return replace(picked, spellings=self._spellings) if is_spelled else picked
         spread = spread_spans(answer, text, len(rollout.tokens))
         # A renamed token is decided by itself, as in one vocabulary.
         return replace(spread, span_starts=None) if self._translator.renames else spread
@@ -154,6 +157,11 @@ class TranslatedTeacher(FollowerTeacher):
     def _common(self) -> "CommonTokens":
         assert self._translator is not None, "only other tokens are translated"
         return CommonTokens.of(self._translator)
+
+    @cached_property
+    def _spellings(self) -> Spellings:
+        assert self._translator is not None, "only other tokens are translated"
+        return self._common.spell_others(self._translator)
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
@@ -211,6 +219,18 @@ class CommonTokens:
             torch.tensor([token for token in range(size) if token not in common]).long(),
             student_ids,
         )
+
+    def spell_others(self, translator: Translator) -> Spellings:
+        """Return how the teacher writes the student's tokens that it lacks, by column."""
+        places = {int(number): place for place, number in enumerate(self.columns.tolist())}
+        # A placeholder has the column of another token: those of the common ones count.
+        places |= {teacher: student for student, teacher in translator.common_ids.items()}
+        entries = [
+            (token, places[piece], place)
+            for token in self.outside.tolist()
+            for place, piece in enumerate(translator.spell(token))
+        ]
+        return Spellings(*torch.tensor(entries, dtype=torch.long).view(-1, 3).unbind(-1))
 
     def read_own(self, head: HeadLike) -> ReorderedHead:
         """Return the teacher's head over the tokens that the student lacks."""

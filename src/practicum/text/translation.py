@@ -121,6 +121,11 @@ class Translator:
         }
         return {**common, self.student.final_stop_id: self.stop_id}
 
+    def spell(self, token: int) -> tuple[int, ...]:
+        """Return the teacher's tokens for the text of one of the student's; none if it has none."""
+        encoded = self._encode(self._student_bytes.pieces.get(token, b""))
+        return () if encoded is None else tuple(encoded[0])
+
     @property
     def renames(self) -> bool:
         """True if each token is translated by itself: both have the same tokens."""

@@ -1,12 +1,13 @@
 """The settings that every backend of sharded trainers has."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from practicum.backends.local import Config as LocalConfig
 from practicum.backends.local import MemoryConfig
-from practicum.models.config import StudentConfig
+from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Objective
 
 
@@ -48,7 +49,12 @@ class ShardedConfig(MemoryConfig):
         return LocalConfig(**{name: getattr(self, name) for name in names})
 
     def problems(
-        self, student: StudentConfig, objective: Objective, source: str, staleness: int
+        self,
+        student: StudentConfig,
+        objective: Objective,
+        source: str,
+        staleness: int,
+        models: Mapping[str, ScorerConfig],
     ) -> list[str]:
         """List what processes of their own cannot do for a recipe, with what to write instead."""
         if source == "token_mix":

@@ -3,12 +3,13 @@
 See docs/models.md.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from practicum.models.config import ModelConfig, ScratchConfig, StudentConfig
+from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.objective import Objective
 from practicum.ports import Backend, BackendContext, Task
 from practicum.ports.hosting import Hosted
@@ -62,7 +63,12 @@ class Config(MemoryConfig):
         return self
 
     def problems(
-        self, student: StudentConfig, objective: Objective, source: str, staleness: int
+        self,
+        student: StudentConfig,
+        objective: Objective,
+        source: str,
+        staleness: int,
+        models: Mapping[str, ScorerConfig],
     ) -> list[str]:
         """Return no problem: this backend trains every student and every objective."""
         return []

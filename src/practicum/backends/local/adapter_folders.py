@@ -21,8 +21,9 @@ from practicum.text.tokenizers import UNREADABLE, shorten_error
 
 
 def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """Return the base model with the adapter of a folder added to its weights."""
-    return _read_adapter(model, folder).merge_and_unload()  # type: ignore[operator]
+    """Return the base model with an adapter folder's changes in new weights, not in its own."""
+    # In place, the merged weights would be those of every model that shares them.
+    return _read_adapter(model, folder).merge_and_unload(safe_merge=True)  # type: ignore[operator]
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.engine import open_engine_trainer
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, load, load_student
+from practicum.backends.local.loading import LoadedModel, load, load_shared, load_student
 from practicum.backends.local.native import name_decoding
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.scalar_head import LocalScalarModel
@@ -47,6 +47,7 @@ class LocalBackend:
     def __init__(self, config: Config, context: BackendContext) -> None:
         self._context = context
         self._config = config
+        self._bases: dict[tuple[object, ...], LanguageModel] = {}
 
     def load_student(self, config: StudentConfig) -> LocalStudent:
         """Load the student and make the weights trainable that the recipe names."""
@@ -76,7 +77,11 @@ class LocalBackend:
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a model that only scores and samples; `config.residency` places its weights."""
-        loaded = load(config, prepare_folder(config, name, self._context), self._config.decoding)
+        folder, decoding = prepare_folder(config, name, self._context), self._config.decoding
+        if config.residency == "shared":
+            loaded = load_shared(config, self._bases, folder, decoding)
+        else:
+            loaded = load(config, folder, decoding)
         model = loaded.language_model
         limits = build_limits(model.device, self._config)
         client = build_scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens)

@@ -114,6 +114,25 @@ def load(
         return _load(config, scratch_folder, decoding, merge=merge)
 
 
+def load_shared(
+    config: ModelConfig,
+    bases: dict[tuple[object, ...], LanguageModel],
+    scratch_folder: Path | None = None,
+    decoding: str = "auto",
+) -> LoadedModel:
+    """Return a model's base with the model's own renderer; `bases` holds the bases loaded so far.
+
+    An adapter folder is not merged. Raises ModelError as `load` does.
+    """
+    files = open_files(config, scratch_folder)
+    # Tokenizers of two adapters may differ in the tokens that they add.
+    key = (find_base(files.source), config.dtype, files.device, files.vocab_size)
+    if key not in bases:
+        bases[key] = load(config, scratch_folder, decoding, merge=False).language_model
+    base = replace(bases[key], tokenizer=files.tokenizer)
+    return LoadedModel(base, files.build_renderer(config, base.model), files.source)
+
+
 def _load(
     config: ModelConfig, scratch_folder: Path | None, decoding: str, *, merge: bool
 ) -> LoadedModel:

@@ -1,7 +1,8 @@
 """Residency: where the weights of a scoring model stay between calls (device, CPU memory or disk).
 
 A model that is not resident is loaded for each call and freed after it. Its results stay: hidden
-states, and a head that is loaded again when someone reads them.
+states, and a head that is loaded again when someone reads them. An adapter that shares its base is
+merged for each call into new weights, which are those of the merged model to the bit.
 """
 
 import copy
@@ -16,13 +17,15 @@ from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor
 
+from practicum.backends.local.adapter_folders import merge_adapter
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, read_model
+from practicum.backends.local.loading import LoadedModel, check_finite, read_model
 from practicum.backends.local.prepared import LayoutStore, prepack_head, scores_with_layout
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import ModelError
 from practicum.functional.head import Head
 from practicum.models.config import ScorerConfig
+from practicum.models.sources import is_adapter_folder
 from practicum.objective import Signal
 from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequest, SamplingClient
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -63,7 +66,31 @@ def build_scorer(
         )
         head = _open_head_on_disk(loaded, prepare_head)
         return OffloadedSampler(lambda: open_sampler(complete(read())), head)
+    if config.residency == "shared" and is_adapter_folder(loaded.source):
+        return _build_shared(model, loaded.source, open_sampler, prepare_head)
     return open_sampler(model).freeze()
+
+
+def _build_shared(
+    base: LanguageModel,
+    folder: str,
+    open_sampler: Callable[[LanguageModel], LocalSampler],
+    prepare_head: Callable[[Head], Head],
+) -> "OffloadedSampler":
+    """Return a client that merges an adapter into a copy of its base for each call."""
+
+    def merge() -> LanguageModel:
+        return replace(base, model=merge_adapter(clone_to(base.device, base).model, folder).eval())
+
+    merged = merge()
+    # An adapter that cannot be used is refused at the start, and not at the first answer.
+    check_finite(merged.model, folder)
+    keeps_head = merged.head().weight.data_ptr() == base.head().weight.data_ptr()
+    del merged
+    head = OffloadedHead(
+        base.vocab_size, lambda: prepare_head((base if keeps_head else merge()).head())
+    )
+    return OffloadedSampler(lambda: open_sampler(merge()), head)
 
 
 class OffloadedHead:

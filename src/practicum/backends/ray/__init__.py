@@ -4,6 +4,7 @@ See docs/clusters.md.
 """
 
 import os
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +12,8 @@ from pydantic import Field, model_validator
 from practicum.backends._sharded.config import ShardedConfig
 from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
+from practicum.models.config import ScorerConfig, StudentConfig
+from practicum.objective import Objective
 from practicum.ports import Backend, BackendContext
 from practicum.ports.paper import PaperBackend
 
@@ -63,6 +66,30 @@ class Config(ShardedConfig):
                 f"{self.teacher_shards} shards; write teachers: {self.teacher_shards}"
             )
         return self
+
+    def problems(
+        self,
+        student: StudentConfig,
+        objective: Objective,
+        source: str,
+        staleness: int,
+        models: Mapping[str, ScorerConfig],
+    ) -> list[str]:
+        """List what a cluster cannot do for a recipe, with what to write instead."""
+        problems = super().problems(student, objective, source, staleness, models)
+        if not self.are_teachers_sharded:
+            return problems
+        return problems + [
+            f"{place}.residency: {model.residency!r} moves a whole model, and backend 'ray' keeps "
+            "this one in shards; leave residency out"
+            for place, model in models.items()
+            if model.residency != "resident"
+        ]
+
+    @property
+    def are_teachers_sharded(self) -> bool:
+        """True if a process holds a part of each teacher."""
+        return self.teachers == "beside" or self.teacher_shards > 1
 
     def list_smaller(self, missing: int) -> list[str]:
         """Return the overrides with which the trainers do without some GPUs, empty if none do.

@@ -52,7 +52,13 @@ class RayBackend:
         if engine and (problems := engine.config.list_pool_problems(self._config.samplers)):
             raise RecipeError("; ".join(problems))
         model = ModelSettings(config, folder, "student", self._context.seed, engine)
-        # All GPUs are reserved before a process starts, so nothing waits for one that never comes.
+        # All GPUs are there before a process starts, so nothing waits for one that never comes.
+        settings = self._config
+        self._cluster.announce(
+            (settings.samplers, config),
+            (settings.trainers, config),
+            *((self._count_teachers(), teacher) for teacher in self._context.models),
+        )
         starter = self._reserve_pool(self._config.samplers, model)
         group = self._open_trainers(config)
         samplers = self._start_pool("sampler", self._config.samplers, model, starter)
@@ -67,11 +73,16 @@ class RayBackend:
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Start the processes of a frozen model, or put it beside the trainers."""
+        if config.residency == "shared":
+            raise RecipeError(
+                f"{name}.residency: shared keeps one base for several models of a process, and "
+                "backend 'ray' gives each model processes of its own; leave residency out"
+            )
         folder = prepare_folder(config, name, self._context)
         model = ModelSettings(config, folder, name)
-        count = self._config.teachers
-        if count == "beside" or self._config.teacher_shards > 1:
+        if self._config.are_teachers_sharded:
             return self._load_in_shards(model)
+        count = self._count_teachers()
         pool = self._start_pool(name, count, model, self._reserve_pool(count, model))
         facts = pool.load()
         for note in facts.pop("notes"):
@@ -79,15 +90,15 @@ class RayBackend:
         client = ModelClient(pool, _get_no_weights, facts["no_sampling_reason"])
         return Model(client=client, **facts)
 
+    def _count_teachers(self) -> int:
+        """Return the processes of each teacher that take a GPU of their own."""
+        count = self._config.teachers
+        return 0 if count == "beside" else count
+
     def _load_in_shards(self, model: ModelSettings) -> Model:
         """Load a frozen model in shards, in the trainers' processes or in others."""
-        config, count = model.config, self._config.teachers
-        if isinstance(config, ScorerConfig) and config.residency != "resident":
-            raise RecipeError(
-                f"{model.name}.residency: {config.residency!r} moves a whole model, and backend "
-                "'ray' keeps this one in shards; leave residency out"
-            )
-        if count == "beside":
+        config, count = model.config, self._count_teachers()
+        if self._config.teachers == "beside":
             group = self._open_trainers(config)
         else:
             copies = count // self._config.teacher_shards

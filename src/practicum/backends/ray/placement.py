@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import ray
@@ -56,8 +57,17 @@ class RayCluster:
         SharedRay.users += 1
         at_end.callback(self.end)
         self._gpus = int(ray.cluster_resources().get("GPU", 0))
-        self._free = 0
-        self._wanted = 0
+        self._announced = 0
+        self._reserved = 0
+        self._held = 0
+
+    def announce(self, *groups: tuple[int, ModelConfig]) -> None:
+        """Find out whether there are GPUs for groups of processes, each of one model.
+
+        Raises TooFewGpus if the cluster has fewer, or if others hold them.
+        """
+        gpus = sum(count for count, config in groups if self._should_use_gpus(config))
+        self._require(self._reserved + gpus)
 
     def reserve(self, program: type, count: int, config: ModelConfig, **options: Any) -> "Starter":
         """Reserve a GPU for each of `count` processes of a model, if it is to be on GPUs.
@@ -65,22 +75,32 @@ class RayCluster:
         Raises TooFewGpus if the cluster has fewer.
         """
         gpus = 1 if self._should_use_gpus(config) else 0
-        self._wanted += gpus * count
-        if self._wanted > self._gpus:
+        self._reserved += gpus * count
+        if self._reserved > self._announced:
+            self._require(self._reserved)
+        kind = ray.remote(num_cpus=0, num_gpus=gpus, **options)(program)
+        return Starter(kind, partial(self._add_process, gpus))
+
+    def _require(self, gpus: int) -> None:
+        """Raise TooFewGpus unless so many GPUs are free or are those of this run's processes."""
+        self._announced = gpus
+        if gpus > self._gpus:
             raise TooFewGpus(
-                f"the recipe asks for {self._wanted} GPUs and the cluster has {self._gpus}",
-                "lower backend.trainers or backend.samplers, or join more machines with ray start",
-                self._list_smaller(self._wanted - self._gpus),
+                f"the recipe asks for {gpus} GPUs and the cluster has {self._gpus}",
+                "lower backend.trainers, samplers or teachers, or join more machines with ray start",
+                self._list_smaller(gpus - self._gpus),
             )
-        if not self._processes:
-            self._free = _count_free_gpus(self._wanted)
-        if gpus and self._wanted > self._free:
+        free = self._held + _count_free_gpus(gpus - self._held) if gpus else 0
+        if gpus > free:
             raise TooFewGpus(
-                f"{self._wanted} GPUs are needed and {self._free} of {self._gpus} are free",
+                f"{gpus} GPUs are needed and {free} of {self._gpus} are free",
                 "another run may hold the others: wait for it, or ask for fewer",
-                self._list_smaller(self._wanted - self._free),
+                self._list_smaller(gpus - free),
             )
-        return Starter(ray.remote(num_cpus=0, num_gpus=gpus, **options)(program), self._processes)
+
+    def _add_process(self, gpus: int, process: Any) -> None:
+        self._held += gpus
+        self._processes.append(process)
 
     def _should_use_gpus(self, config: ModelConfig) -> bool:
         return config.device != "cpu" and self._gpus > 0
@@ -108,14 +128,14 @@ def _count_free_gpus(enough: int) -> int:
 class Starter:
     """Starts processes of one kind."""
 
-    def __init__(self, program: Any, processes: list[Any]) -> None:
+    def __init__(self, program: Any, add_process: Callable[[Any], None]) -> None:
         self._program = program
-        self._processes = processes
+        self._add_process = add_process
 
     def start(self, *arguments: Any) -> Any:
         """Start one process; it loads nothing before its first request."""
         process = self._program.remote(*arguments)
-        self._processes.append(process)
+        self._add_process(process)
         return process
 
 

@@ -1,7 +1,7 @@
 """A student at a service: its settings, the recipes it refuses, and the backend that reaches it."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -61,7 +61,12 @@ class Config(ServiceConfig):
         return self
 
     def problems(
-        self, student: StudentConfig, objective: Objective, source: str, staleness: int
+        self,
+        student: StudentConfig,
+        objective: Objective,
+        source: str,
+        staleness: int,
+        models: Mapping[str, ScorerConfig],
     ) -> list[str]:
         """List what a service cannot do for a recipe, each with what to write instead."""
         problems = list(_list_student_problems(student))

@@ -107,7 +107,7 @@ class LockstepGroup:
         return self._request(Request(number, verb, [arguments], apart=False))
 
     def ask_each(self, number: int, verb: str, shares: Sequence[Sequence[Any]]) -> list[Any]:
-        """Let each rank do its outcome share apart from the others; return their answers."""
+        """Let each rank do its own share apart from the others; return their answers."""
         return self._request(Request(number, verb, shares, apart=True))
 
     def _open(self, number: int, nodes: int, settings: ProcessSettings) -> None:
@@ -191,7 +191,7 @@ class LockstepGroup:
     def _await_keys(self, keys: Sequence[str], seconds: float) -> bool:
         """Return True once the store has all keys, False if it has not after some seconds."""
         deadline = time.monotonic() + seconds
-        # The store's outcome wait writes to standard error when its time is over.
+        # The store's own wait writes to standard error when its time is over.
         while not (has_all := self._store.check(list(keys))) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return has_all

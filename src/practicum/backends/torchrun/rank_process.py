@@ -139,7 +139,7 @@ class RankProcess(ShardedRank):
 
 
 def _move_to_host(signal: TeacherSignal) -> TeacherSignal:
-    """Return a signal whose states any rank can read: on the host, for the reader's parameters device."""
+    """Return a signal whose states any rank can read: on the host, for the reader's own device."""
     states = signal.hidden
     if not isinstance(states, Tensor) or states.device.type == "cpu":
         return signal

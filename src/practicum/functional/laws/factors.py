@@ -36,6 +36,7 @@ def random_statistics(seed: int, length: int, **fields: Tensor | None) -> TokenS
         "logprobs": -draw(),
         "teacher_logprobs": -draw(),
         "positions": torch.arange(length) % 4,
+        "turns": torch.arange(length) % 4 // 2,
         "rows": torch.arange(length) // 4,
         "teacher_rank": (20 * draw().detach()).long(),
         "special": draw().detach() > 0.9,

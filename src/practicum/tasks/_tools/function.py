@@ -68,6 +68,7 @@ def build(config: Config) -> FunctionTool:
         config.function,
         seconds=config.seconds,
         sandbox=config.sandbox,
+        # A notebook, say, imports from its working folder.
         path=[entry or "." for entry in sys.path],
         what="tool",
     )

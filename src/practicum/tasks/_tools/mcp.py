@@ -150,6 +150,7 @@ class McpTool:
 
 def _read_content(part: Mapping[str, Any]) -> str:
     """Return a part of a result as text; what is no text is named by its type."""
+    # Pictures and links have no place in a text model's turn.
     text = part.get("text")
     return text if isinstance(text, str) else f"[{part.get('type', 'content')}]"
 

@@ -1,0 +1,41 @@
+"""Carry a distribution over to another vocabulary by a sparse matrix whose rows sum to 1 (X-Token, arXiv
+2605.21699).
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.functional.precision import precise
+
+
+def decay_weights(
+    tokens: Int[Tensor, " N"], places: Int[Tensor, " N"], size: int, decay: float
+) -> Float[Tensor, " N"]:
+    """Return the part of its token's mass that each entry of a spelling gets: the powers of the
+    decay by place, normalised for each of `size` tokens.
+
+    A decay of 0 gives all of it to the first, which is the one that would be written next.
+    """
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"decay must be in [0, 1], got {decay:g}")
+    powers = torch.full_like(places, decay, dtype=torch.float64) ** places
+    return powers / powers.new_zeros(size).index_add(0, tokens, powers)[tokens]
+
+
+def project(
+    logprobs: Float[Tensor, "*s V"],
+    shared: Int[Tensor, " K"],
+    tokens: Int[Tensor, " N"],
+    columns: Int[Tensor, " N"],
+    weights: Float[Tensor, " N"],
+    width: int,
+) -> Float[Tensor, "*s W"]:
+    """Return probabilities over `width` columns: `shared` tokens keep their place, and those of
+    `tokens` go to `columns` by their weights. A token in neither loses its mass.
+    """
+    # Two copies and no dense matrix: vocabularies have 100,000 tokens, and spellings a few each.
+    probs = precise(logprobs).exp()
+    wide = probs.new_zeros(*probs.shape[:-1], width)
+    wide = wide.index_copy(-1, shared, probs[..., shared])
+    return wide.index_add(-1, columns, probs[..., tokens] * weights.to(probs))

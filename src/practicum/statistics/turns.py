@@ -1,0 +1,92 @@
+"""Student and teacher turn by turn: their agreement, and what follows the first wrong turn."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from practicum.types import Turn
+
+WRONG = 0.05
+"""The teacher's probability of a token below which the turn that holds it is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAgreement:
+    """One turn of the student under the teacher: means over its tokens, None if they are unknown.
+
+    A turn is wrong if the teacher would hardly have written one of its tokens, or if one of its
+    calls has no result.
+    """
+
+    reverse_kl: float | None
+    agreement: float | None
+    is_wrong: bool
+
+
+def judge_turns(
+    turns: Sequence[Turn],
+    teacher_logprobs: Sequence[float | None],
+    reverse_kl: Sequence[float | None],
+) -> list[TurnAgreement]:
+    """Return the agreement in each of the student's turns; both columns have a number a token."""
+    judged, start = [], 0
+    for turn in turns:
+        end = start + turn.tokens
+        if turn.role == "assistant":
+            logprobs, distances = (
+                [number for number in column[start:end] if number is not None]
+                for column in (teacher_logprobs, reverse_kl)
+            )
+            probabilities = [math.exp(logprob) for logprob in logprobs]
+            has_failed = any(call.outcome != "answered" for call in turn.calls)
+            judged.append(
+                TurnAgreement(
+                    _average(distances),
+                    _average(probabilities),
+                    has_failed or min(probabilities, default=1.0) < WRONG,
+                )
+            )
+        start = end
+    return judged
+
+
+def compare_turns(conversations: Sequence[Sequence[TurnAgreement]]) -> dict[str, float]:
+    """Return how first and last turns differ, and how often a turn is wrong before and after another.
+
+    `wrong_before` is the share of wrong turns among those that follow right turns only, and
+    `wrong_after` among those that follow a wrong one. Conversations of one turn say nothing.
+    """
+    longer = [turns for turns in conversations if len(turns) > 1]
+    if not longer:
+        return {}
+    first_wrongs = [find_first_wrong(turns) for turns in longer]
+    pairs = list(zip(longer, first_wrongs, strict=True))
+    # A conversation stops counting with its first wrong turn: later ones no longer follow right ones.
+    exposed = sum(len(turns) if first is None else first + 1 for turns, first in pairs)
+    later = [
+        float(turn.is_wrong)
+        for turns, first in pairs
+        if first is not None
+        for turn in turns[first + 1 :]
+    ]
+    ends = {"first": [turns[0] for turns in longer], "last": [turns[-1] for turns in longer]}
+    numbers = {
+        **{f"reverse_kl_{end}_turn": _average([t.reverse_kl for t in ends[end]]) for end in ends},
+        **{f"agreement_{end}_turn": _average([t.agreement for t in ends[end]]) for end in ends},
+        "first_wrong_turn": _average([None if n is None else n + 1.0 for n in first_wrongs]),
+        "wrong_before": sum(first is not None for first in first_wrongs) / exposed,
+        "wrong_after": _average(later),
+        "turns_after_wrong": float(len(later)),
+    }
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def find_first_wrong(turns: Sequence[TurnAgreement]) -> int | None:
+    """Return the index of the first wrong turn, or None if all are right."""
+    return next((index for index, turn in enumerate(turns) if turn.is_wrong), None)
+
+
+def _average(numbers: Sequence[float | None]) -> float | None:
+    """Return the mean of the numbers that are known, or None if there are none."""
+    known_numbers = [number for number in numbers if number is not None]
+    return sum(known_numbers) / len(known_numbers) if known_numbers else None
