@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def toy_data(models: Path, changes: Mapping[str, Any] | None = None) -> dict[str
         place = data
         for parent in parents:
             place = place.setdefault(parent, {})
-        place[last] = value
+        # A copy: a later key may write into it, and changes are shared by tests.
+        place[last] = deepcopy(value)
     return data
 
 

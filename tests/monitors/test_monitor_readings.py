@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from practicum.monitors import History, compute_readings
 from practicum.monitors.facts import RecipeFacts
 from practicum.monitors.readings import mark_repeated_tokens
+from practicum.recipe import load_recipe, resolve_recipe
 from practicum.statistics import repeated_tokens
 from practicum.training.loop import StepResult
 from practicum.types import Message, Prompt, Rollout, TokenRecord
@@ -172,6 +173,8 @@ def test_a_teacher_that_says_the_same_of_every_token_is_counted():
     answers = [rollout([1] * 8, "p"), rollout([1] * 8, "q"), rollout([1] * 7, "r")]
     assert readings(answers, [lost, sure, brief])["constant_teacher"] == 0.5
     assert "constant_teacher" not in readings([answers[2]], [brief])
+    spans = RecipeFacts.of(resolve_recipe(load_recipe("smoke/other_tokenizer")))
+    assert spans.scores_spans and "constant_teacher" not in readings(answers[:1], [lost], spans)
 
 
 def test_tokens_without_weight_are_counted_where_weights_select():

@@ -95,12 +95,19 @@ def grpo(case: Case) -> Tensor:
 
 
 def ovd(case: Case) -> Tensor:
-    """GRPO's clipped surrogate of what 2601.21968's judge leaves of the verifier's rewards, 1 / |o| an answer."""
+    """GRPO's clipped surrogate of what 2601.21968's judge leaves of the verifier's rewards, and the likelihood of the teacher's
+    tokens by the verifier's own rewards, 1 / |o| an answer.
+    """
     total = torch.zeros(())
     for group in case.groups():
-        rewards = [row.score for row in group]
+        judged, rewards = [row.score for row in group], [row.reward for row in group]
         for place, row in enumerate(group):
-            losses = [clipped(ratio(token), normalized(rewards, place)) for token in row.tokens]
+            if row.source == "student":
+                losses = [clipped(ratio(token), normalized(judged, place)) for token in row.tokens]
+            elif row.source == "teacher":
+                losses = [-normalized(rewards, place) * token.lS for token in row.tokens]
+            else:
+                continue
             total = total + sum(losses) / len(row.tokens)
     return total / len(case.sequences)
 

@@ -308,5 +308,10 @@ def test_a_judge_in_words_is_a_teacher() -> None:
     assert control is not None and not control.scorers and control.teacher.type == "none"
     (term,) = control.objective.losses
     assert term.scorer == "verifier" and term.learns_from_reward
+    assert control.rollout.source.type == "student"
+    alone = resolve_recipe(load_recipe("papers/ovd"))
+    alone["rollout"]["source"] = "replace(grade, by=student)"
+    without_judge = build_control(parse_recipe(alone, "ovd"))
+    assert without_judge is not None and without_judge.rollout.source.type == "student"
     free = build_control(load_recipe("papers/ovd"), Unlikely())
     assert free is not None and not free.scorers and len(free.objective.losses) == 2

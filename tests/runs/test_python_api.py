@@ -10,7 +10,7 @@ from section_types import TARGET, format_module
 from toy import toy_data, toy_recipe, toy_run
 
 import practicum
-from practicum.errors import RecipeError
+from practicum.errors import CapabilityError, RecipeError
 from practicum.recipe import Recipe
 from practicum.runs import RunResult
 from practicum.studies.compare.outcomes import ArmResult, ComparisonResult, Outcome
@@ -54,6 +54,15 @@ def test_a_cell_can_be_run_again_and_the_error_names_how(models: Path, tmp_path:
     assert again.summary == first.summary and (first.folder / "mine.txt").is_file()
     with pytest.raises(RecipeError, match="a run is either continued or replaced"):
         practicum.run(toy_recipe(models), out=tmp_path, resume=True, overwrite=True)
+
+
+def test_a_teacher_is_given_where_the_objective_asks_one(models: Path, tmp_path: Path) -> None:
+    data = toy_data(models, {"objective": {"signal": "score(group_mean)"}, "rollout.n": 2})
+    del data["teacher"]
+    data["train"]["steps"] = 1
+    assert practicum.distill(**data, out=tmp_path, progress=False).summary["steps"] == 1
+    with pytest.raises(CapabilityError, match=r"'full' asks a teacher and there is none; write t"):
+        practicum.distill(**{**data, "objective": {"signal": "full"}}, out=tmp_path)
 
 
 def test_a_result_is_a_line_a_card_and_a_table(models: Path, finished: Path) -> None:

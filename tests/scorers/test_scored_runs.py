@@ -64,6 +64,32 @@ def test_a_killed_run_goes_on_with_the_same_bytes(models: Path, tmp_path: Path, 
     assert_same_run(whole, toy_run(models, out, changes, resume=True).folder)
 
 
+@pytest.mark.long
+def test_a_clip_acts_over_parts_and_epochs_and_a_kill_between_them_changes_no_byte(
+    models: Path, tmp_path: Path
+) -> None:
+    """Two parts in two epochs are four updates a step; the kill comes after the second of step 3."""
+    clipped = [
+        {**term, "correction": "ratio_clip(0.02, 0.02)"} for term in CHANGES["objective"]["losses"]
+    ]
+    changes = {
+        **CHANGES,
+        "objective": {"losses": clipped},
+        "train.checkpoint_every": 1,
+        "train.epochs": 2,
+    }
+    parts = {**changes, "train.updates_per_step": 2}
+    whole = toy_run(models, tmp_path / "whole", parts).folder
+    metrics = rows(whole / "metrics.jsonl")
+    assert max(row.get("clipped_0", 0.0) for row in metrics) > 0
+    once = toy_run(models, tmp_path / "once", {**changes, "train.epochs": 1})
+    assert not any(row.get("clipped_0") for row in rows(once.folder / "metrics.jsonl"))
+    out = tmp_path / "parts"
+    assert forked(lambda: toy_run(models, out, parts), {"PRACTICUM_FAULT": "mini_batch:10"}) == 137
+    assert len(rows(out / "toy" / "metrics.jsonl")) == 2
+    assert_same_run(whole, toy_run(models, out, parts, resume=True).folder)
+
+
 def test_a_term_learns_from_its_own_scorer_alone(models: Path, tmp_path: Path) -> None:
     only = {**CHANGES, "objective": CHANGES["objective"]["losses"][0], "train.steps": 2}
     folder = toy_run(models, tmp_path, only).folder

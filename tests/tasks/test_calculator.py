@@ -26,6 +26,8 @@ CHANGES = [
     "task.heldout_size=2",
     "rollout.max_new_tokens=48",
     "monitors.M4.action=off",
+    "teacher.softness=0.0001",
+    "rollout.source=mix(student=0.5, other=teacher)",
 ]
 
 

@@ -77,6 +77,19 @@ def test_the_students_own_vocabulary_changes_no_bit_of_the_new_losses(
         assert curves[0] == curves[1]
 
 
+def test_what_only_the_teacher_sees_is_in_its_own_template(pair: Path, tmp_path: Path) -> None:
+    """Inside and outside of the translation the same context gives the same run, and another one than without it."""
+    plain = translated(pair / "teacher")
+    context = {"type": "privileged", "reference": "{answer}"}
+    inside = plain | {"teacher": context | {"teacher": plain["teacher"]}}
+    curves = []
+    for number, teacher in enumerate((inside, context | {"teacher": plain}, plain)):
+        more = {"teacher": teacher, "objective": {"signal": "sampled"}, "train.steps": 1}
+        folder = toy_run(pair, tmp_path / str(number), more).folder
+        curves.append(curve(folder, "reverse_kl") + curve(folder, "grad_norm"))
+    assert curves[0] == curves[1] != curves[2]
+
+
 @pytest.mark.parametrize("kind", ["geometric", "sum", "arithmetic"])
 def test_several_teachers_of_several_vocabularies_teach_together(
     pair: Path, tmp_path: Path, kind: str

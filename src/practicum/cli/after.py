@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,28 @@ from practicum.core.randomness import seed_of
 from practicum.core.waits import show_wait
 from practicum.errors import DataError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig
-from practicum.ports import Model, SamplingClient, Student, TeacherRequest
+from practicum.ports import (
+    Environment,
+    HasTools,
+    Model,
+    PromptedClient,
+    SamplingClient,
+    Student,
+    TeacherRequest,
+    Toolbox,
+)
+from practicum.ports.inputs import OffersTools
 from practicum.recipe import load_recipe, override_all, parse_recipe, resolve_recipe
 from practicum.report import write_report
 from practicum.report.pipeline import write_pipeline_report
+from practicum.rollouts import as_environment
+from practicum.rollouts.conversation import Conversation, ConversationRequest, run_conversations
 from practicum.runs import open_run, open_student, restore_components
 from practicum.runs.assembly import build_evaluation_settings
-from practicum.runs.opening import build_task, load_model, resolve_stage
+from practicum.runs.opening import add_tools, build_task, load_model, resolve_stage
 from practicum.text import make_printable
 from practicum.training.evaluation import evaluate
-from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams
+from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +51,7 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
     fields = loaded_recipe.student.model_dump(include=set(ModelConfig.model_fields))
     model = load_model(ScorerConfig.model_validate({**fields, "model": target}))
     task = build_task(loaded_recipe)
+    model = replace(model, renderer=add_tools(model.renderer, task))
     settings = build_evaluation_settings(loaded_recipe, task, model)
     if settings is None:
         raise DataError(f"{recipe}: the task has no held-out prompts to evaluate on")
@@ -62,6 +76,11 @@ def hold_chat(
             student, client = _open(target, system)
         else:
             student, client = built.student, built.parts.sampler
+    student, environment = _open_tools(target, student)
+    if teacher and environment is not None:
+        raise RecipeError(
+            "the task has tools, which a chat offers to the student; leave --teacher out"
+        )
     params = SamplingParams(max_new_tokens, temperature, stop_ids=student.renderer.stop_ids)
     max_prompt_tokens = student.context_length - max_new_tokens
     for turn in range(sys.maxsize):
@@ -77,6 +96,11 @@ def hold_chat(
             )
             continue
         seed = seed_of(0, "chat", turn)
+        if environment is not None:
+            bound = PromptedClient(client, tokens)
+            request = ConversationRequest(Prompt(f"chat-{turn}", (message,)), bound, seed)
+            _print_turns(run_conversations([request], environment, student.renderer, params)[0])
+            continue
         sample = client.sample([SampleRequest(tokens, seed)], params)[0]
         print(("student: " if teacher else "") + _format_answer(student, sample), flush=True)
         if built is not None:
@@ -122,6 +146,50 @@ def _open(target: str, system: str | None) -> tuple[Student | Model, SamplingCli
         return student, backend.build_sampler(student)
     model = load_model(ScorerConfig(model=target, system=system))
     return model, model.client
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolsAlone:
+    """The tools of a run's task without its prompts: a question of a chat is none of them."""
+
+    toolbox: Toolbox
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return none."""
+        return ()
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return none."""
+        return ()
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return None: nothing is known of the answer."""
+        return None
+
+
+def _open_tools(
+    target: str, student: Student | Model
+) -> tuple[Student | Model, Environment | None]:
+    """Return a run's student with the tools of its task, and the environment that answers calls."""
+    recipe = open_run(Path(target))[1] if _is_run(target) else None
+    # A task without tools is not built: its files may be gone by now.
+    if recipe is None or not isinstance(recipe.task, OffersTools):
+        return student, None
+    task = build_task(recipe)
+    assert isinstance(task, HasTools), "its settings say so"
+    student = replace(student, renderer=add_tools(student.renderer, task))
+    return student, as_environment(_ToolsAlone(task.toolbox), student.renderer)
+
+
+def _print_turns(conversation: Conversation) -> None:
+    """Print a conversation: the outcome of each call after its turn, and why it ended if not by itself."""
+    for turn in conversation.turns:
+        name = "student" if turn.role == "assistant" else turn.role
+        print(f"{name}: {make_printable(turn.text)}", flush=True)
+        for call in turn.calls:
+            print(f"  ({call.tool or 'a call'}: {call.outcome})", flush=True)
+    if conversation.sample.stop_reason != "stop":
+        print(f"(ended: {conversation.sample.stop_reason})", flush=True)
 
 
 def _is_run(target: str) -> bool:

@@ -15,7 +15,7 @@ class RecipeFacts:
 
     `refresh_period` is the number of steps between copies of a `periodic` self-teacher. A recipe
     `has_token_weights` if a term selects or weights its tokens, and `has_rewards` if a term learns
-    from rewards.
+    from rewards. The teacher `scores_spans` if several tokens may share one log-probability.
     """
 
     max_new_tokens: int = 256
@@ -24,6 +24,7 @@ class RecipeFacts:
     needs_teacher: bool = True
     has_token_weights: bool = False
     has_rewards: bool = False
+    scores_spans: bool = False
 
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> "RecipeFacts":
@@ -41,6 +42,7 @@ class RecipeFacts:
             needs_teacher=any(term.needs_signal for term in terms),
             has_token_weights=any(term.weights.name != "all" for term in terms),
             has_rewards=any(term.has_rewarded_advantage for term in terms),
+            scores_spans=read_plugin("teachers", recipe["teacher"]).capabilities().by_span,
         )
 
 

@@ -119,7 +119,7 @@ def compute_readings(result: StepResult, history: History, facts: RecipeFacts) -
         | measure_engine(tokens, result, facts)
         | measure_groups(rollouts)
         | measure_signal(tokens, rollouts, facts)
-        | measure_constancy(tokens, rollouts)
+        | measure_constancy(tokens, rollouts, facts)
     )
 
 
@@ -319,11 +319,16 @@ def measure_signal(tokens: StepTokens, rollouts: Sequence[Rollout], facts: Recip
     return readings
 
 
-def measure_constancy(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings:
+def measure_constancy(
+    tokens: StepTokens, rollouts: Sequence[Rollout], facts: RecipeFacts
+) -> Readings:
     """Measure the share of completions whose tokens all have one and the same teacher score.
 
-    Only completions with eight scored tokens or more are counted, as in `constant`.
+    Only completions with eight scored tokens or more are counted, as in `constant`. The tokens of a
+    span share a score by design, so a teacher of spans is not judged.
     """
+    if facts.scores_spans:
+        return {}
     columns = tokens.outputs.teacher_logprobs.split([len(rollout.tokens) for rollout in rollouts])
     scored = [
         scores for column in columns if len(scores := _drop_nan(column)) >= MIN_CONSTANT_TOKENS

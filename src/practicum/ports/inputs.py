@@ -1,7 +1,7 @@
-"""The protocol of settings that name files of the user."""
+"""The protocols of settings that say what else a part needs: files of the user, tools."""
 
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 
 @runtime_checkable
@@ -11,3 +11,10 @@ class ReadsFiles(Protocol):
     def find_problems(self, base_dir: Path) -> list[str]:
         """Return what is wrong with the files, one line each; relative paths start at `base_dir`."""
         ...
+
+
+@runtime_checkable
+class OffersTools(Protocol):
+    """The settings of a task whose answers may call tools; only then is it built for a chat."""
+
+    offers_tools: ClassVar[bool]

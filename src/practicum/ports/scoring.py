@@ -49,6 +49,18 @@ class VariedScorer(Scorer, Protocol):
 
 
 @runtime_checkable
+class RejectingScorer(Scorer, Protocol):
+    """A judge that can reject an answer, from one of its steps on or as a whole."""
+
+    def count_accepted(self, rollouts: Sequence[Rollout]) -> list[int | None]:
+        """Return after how many tokens each answer is rejected; None: it is not.
+
+        0 rejects all of an answer. The rollouts may have no rewards yet.
+        """
+        ...
+
+
+@runtime_checkable
 class ScorerSettings(Protocol):
     """The settings of a scorer in a recipe."""
 
@@ -73,6 +85,16 @@ class RewardReader(Protocol):
     @property
     def reads_verifier(self) -> bool:
         """True if it learns from the verifier's rewards or passes them on."""
+        ...
+
+
+@runtime_checkable
+class RejectingSettings(Protocol):
+    """The settings of a scorer that says whether it rejects answers."""
+
+    @property
+    def rejects(self) -> bool:
+        """True if it is a `RejectingScorer` with these settings."""
         ...
 
 

@@ -20,7 +20,7 @@ from practicum.ports import HoldsTeachers
 from practicum.ports.scoring import TeacherImitator
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.schema import Recipe, resolve_recipe
-from practicum.rollouts import StudentSource, list_other_writers
+from practicum.rollouts import StudentSource, list_other_writers, name_guide
 
 SWITCH = "teacher=off"
 """The override that asks for the control; YAML reads its value as False."""
@@ -82,9 +82,11 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     control["objective"]["losses"] = [
         term.model_dump(mode="json") for term in [*reward_terms.values(), *free_terms]
     ]
-    if writers:
+    # Nor can a judge that is gone say what to write again.
+    drops_source = bool(writers) or name_guide(recipe.rollout.source) in judges
+    if drops_source:
         control["rollout"]["source"] = StudentSource().model_dump()
-    paths = _ControlPaths(terms, reward_terms, bool(writers))
+    paths = _ControlPaths(terms, reward_terms, drops_source)
     control["schedules"] = paths.translate_keys(control["schedules"])
     for settings in control["monitors"].values():
         changes = paths.translate_keys(settings["set"])

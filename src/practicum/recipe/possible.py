@@ -1,13 +1,16 @@
 """Combinations in a recipe that cannot work; each problem says what to write instead."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 from practicum.objective import VERIFIER, ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
+from practicum.ports.scoring import RejectingSettings
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import (
+    Replace,
     Search,
     Source,
+    name_guide,
     needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
@@ -112,29 +115,48 @@ def find_staleness_problems(
 
 
 def find_scorer_problems(
-    objective: Objective, scorers: Sequence[str], rollout: RolloutConfig
+    objective: Objective, scorers: Mapping[str, object], rollout: RolloutConfig
 ) -> list[str]:
-    """Return a problem for each loss term, and for a search, whose scorer is not in the recipe."""
+    """Return a problem for each loss term, and for a source, whose scorer is not in the recipe."""
     problems = [
         f"objective.losses[{number}].scorer: no scorer is named {term.scorer!r}; write "
         f"{' or '.join([VERIFIER, *scorers])}, or add it to scorers: {{{term.scorer}: {{type: ...}}}}"
         for number, term in enumerate(objective.losses)
         if term.scorer not in (VERIFIER, *scorers)
     ]
-    guide = rollout.source.scorer if isinstance(rollout.source, Search) else None
-    if guide is not None and guide not in scorers:
-        problems.append(
-            f"rollout.source: search(scorer={guide}): no scorer is named {guide!r}; add it to "
-            f"scorers: {{{guide}: {{type: process}}}}, or leave it out"
-        )
-    if guide is not None and rollout.max_staleness:
-        problems.append(
-            f"{STALENESS} is {rollout.max_staleness}, and scorer {guide!r}, which may learn from "
-            "each step, guides the search; write max_staleness: 0, or leave scorer out"
-        )
+    problems += _find_guide_problems(scorers, rollout)
     if VERIFIER in scorers:
         problems.append(
             f"scorers.{VERIFIER}: that is the name of the task's own reward; choose another name"
+        )
+    return problems
+
+
+def _find_guide_problems(scorers: Mapping[str, object], rollout: RolloutConfig) -> list[str]:
+    """Return what keeps a source from asking its scorer while it writes."""
+    source = rollout.source
+    guide = name_guide(source)
+    if guide is None:
+        return []
+    problems = []
+    where = f"rollout.source: {source.type}(scorer={guide})"
+    example = "process" if isinstance(source, Search) else "judge, at_least: 5, teacher: ..."
+    if guide not in scorers:
+        problems.append(
+            f"{where}: no scorer is named {guide!r}; add it to scorers: "
+            f"{{{guide}: {{type: {example}}}}}, or write source: student"
+        )
+    elif isinstance(source, Replace):
+        config = scorers[guide]
+        if not isinstance(config, RejectingSettings) or not config.rejects:
+            problems.append(
+                f"{where}: scorer {guide!r} rejects no answers; take one that does, such as "
+                f"{{type: {example}}}"
+            )
+    if rollout.max_staleness:
+        problems.append(
+            f"{STALENESS} is {rollout.max_staleness}, and scorer {guide!r}, which may learn from "
+            f"each step, guides the {source.type}; write max_staleness: 0, or source: student"
         )
     return problems
 

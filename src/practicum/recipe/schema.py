@@ -157,7 +157,7 @@ class Recipe(FrozenConfig):
             self.rollout.max_staleness,
             self.frozen_models,
         )
-        problems += find_scorer_problems(self.objective, list(self.scorers), self.rollout)
+        problems += find_scorer_problems(self.objective, self.scorers, self.rollout)
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
         if problems:

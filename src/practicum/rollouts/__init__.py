@@ -1,11 +1,13 @@
 """From prompts to rollouts: sampled by the writer that the source names, decoded, and rewarded."""
 
 from practicum.rollouts.batch import RolloutBatch, select_prompts
+from practicum.rollouts.replacing import measure_replaced
 from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
     Prefix,
+    Replace,
     Search,
     Source,
     SourceChoice,
@@ -16,6 +18,7 @@ from practicum.rollouts.sources import (
     list_conversation_problems,
     list_other_writers,
     list_source_problems,
+    name_guide,
     needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
@@ -40,6 +43,7 @@ __all__ = [
     "SOURCES",
     "Cache",
     "Prefix",
+    "Replace",
     "RolloutArchive",
     "RolloutBatch",
     "RolloutRow",
@@ -62,7 +66,9 @@ __all__ = [
     "load_recorded_rollouts",
     "load_traced_rollouts",
     "measure_conversations",
+    "measure_replaced",
     "measure_search",
+    "name_guide",
     "needs_reference_samples",
     "needs_replay",
     "needs_teacher_samples",

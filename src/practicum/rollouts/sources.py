@@ -122,6 +122,19 @@ class Search(Call):
     scorer: str | None = None
 
 
+class Replace(Call):
+    """The student writes; `by` writes again what the recipe's `scorer` rejects (OVD 2601.21968).
+
+    What comes before the first rejected step stays, and a rejected answer without steps goes as a
+    whole. What was written again is judged again, up to `tries` times in all.
+    """
+
+    type: Literal["replace"] = "replace"
+    scorer: str
+    by: Literal["teacher", "reference", "student"] = "teacher"
+    tries: int = Field(default=1, ge=1)
+
+
 class _Recorded(Call):
     path: str = Field(min_length=1)
 
@@ -163,6 +176,7 @@ SOURCES = index_by_type(
     TokenMix,
     Prefix,
     Search,
+    Replace,
     Cache,
     Traces,
 )
@@ -178,6 +192,7 @@ Source = (
     | TokenMix
     | Prefix
     | Search
+    | Replace
     | Cache
     | Traces
 )
@@ -213,7 +228,7 @@ def list_source_problems(
 
 def list_conversation_problems(source: Source) -> list[str]:
     """List why a source cannot serve a task whose completions are conversations."""
-    is_one_answer = isinstance(source, TokenMix | Prefix | Search)
+    is_one_answer = isinstance(source, TokenMix | Prefix | Search | Replace)
     if not is_one_answer and "dataset" not in list_other_writers(source):
         return []
     return [
@@ -250,11 +265,21 @@ def list_other_writers(source: Source) -> tuple[OtherWriter, ...]:
             return (source.origin,)
         case Search(agree=agree) if agree is not None:
             return (agree,)
+        case Replace(by=writer) if writer != "student":
+            return (writer,)
     return ()
 
 
+def name_guide(source: Source) -> str | None:
+    """Return the scorer that the source asks while it writes; None if it asks none."""
+    return source.scorer if isinstance(source, Search | Replace) else None
+
+
 def count_teacher_answers(source: Source, n: int) -> float:
-    """Return how many answers to a prompt the teacher writes, or begins, beside or instead of `n`."""
+    """Return how many answers to a prompt the teacher writes, or begins, beside or instead of `n`.
+
+    Of a source that replaces what is rejected it is the most that there can be.
+    """
     match source:
         case TeacherSource():
             return n
@@ -264,6 +289,8 @@ def count_teacher_answers(source: Source, n: int) -> float:
             return source.n
         case Prefix(origin="teacher"):
             return n
+        case Replace(by="teacher"):
+            return n * source.tries
     return 0
 
 

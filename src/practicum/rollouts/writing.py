@@ -22,7 +22,7 @@ from practicum.ports import (
     Task,
     Teacher,
 )
-from practicum.ports.scoring import Scorer
+from practicum.ports.scoring import RejectingScorer, Scorer
 from practicum.rollouts.batch import (
     RolloutBatch,
     RolloutKey,
@@ -31,6 +31,7 @@ from practicum.rollouts.batch import (
     list_keys,
     shuffle_indices,
 )
+from practicum.rollouts.replacing import StepReplacer
 from practicum.rollouts.sampling import (
     RolloutSampler,
     compute_key_seed,
@@ -41,6 +42,7 @@ from practicum.rollouts.sources import (
     Join,
     Mix,
     Prefix,
+    Replace,
     Search,
     Source,
     TeacherSource,
@@ -63,6 +65,7 @@ Writer = Literal[
     "token_mix",
     "prefix",
     "search",
+    "replace",
     "cache",
     "traces",
 ]
@@ -73,7 +76,7 @@ class RolloutWriters:
     """The writers of rollouts: student, teacher and reference, and the archive of earlier rollouts.
 
     With an `environment`, every completion is a conversation with it. A search asks the `task`
-    and one of the `scorers`.
+    and one of the `scorers`, a source that replaces asks one of them.
     """
 
     student: SamplingClient
@@ -208,6 +211,8 @@ class _BatchWriter:
                 return self._write_prefix(keys)
             case "search":
                 return self._write_search(keys)
+            case "replace":
+                return self._write_replaced(keys)
             case "cache" | "traces":
                 return [self._recall(key) for key in keys]
 
@@ -322,6 +327,22 @@ class _BatchWriter:
         if role is None or model is None:
             return rollouts
         return AgreementCheck(role, model, self.sampler, self.writers.task).mark(rollouts)
+
+    def _write_replaced(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the student's answers, with what the scorer rejects written again."""
+        source, writers = self.source, self.writers
+        assert isinstance(source, Replace)
+        scorer = writers.scorers[source.scorer]
+        if not isinstance(scorer, RejectingScorer):
+            raise CapabilityError(
+                f"rollout.source: replace(scorer={source.scorer}): this scorer rejects no answers; "
+                "take one that does, such as {type: judge, at_least: 5, ...}"
+            )
+        models = {"teacher": writers.teacher, "reference": writers.reference}
+        replacer = StepReplacer(
+            source, self.sampler, scorer, writers.student, models.get(source.by)
+        )
+        return replacer.collect(keys)
 
     def _sample_teacher_prefixes(self, keys: Sequence[RolloutKey], length: int) -> list[Sample]:
         """Return at most `length` tokens of the teacher's completions in its own context."""

@@ -20,7 +20,6 @@ from practicum.models.files import digest_file
 from practicum.ports import (
     Backend,
     BackendContext,
-    HasTools,
     HoldsTeachers,
     Model,
     SelfTeacher,
@@ -60,7 +59,7 @@ from practicum.runs.identity import (
     digest_tools,
     name_decoding,
 )
-from practicum.runs.opening import build_task, open_backend, open_local, resolve_run
+from practicum.runs.opening import add_tools, build_task, open_backend, open_local, resolve_run
 from practicum.runs.scoring import ScorerBuilder
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
@@ -299,7 +298,7 @@ class _Assembly:
         self.backend = backend or open_backend(recipe, self.backend_context)
         self.on_paper = on_paper
         student = self.backend.load_student(resolve_run(recipe.student))
-        self.student = student = replace(student, renderer=self.add_tools(student.renderer))
+        self.student = student = replace(student, renderer=add_tools(student.renderer, task))
         engine = self.backend_context.engine
         is_unused = engine and not student.decoding.startswith(engine.config.type)
         if engine and is_unused and not on_paper and not engine.config.may_decline:
@@ -447,7 +446,7 @@ class _Assembly:
     def load_model(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model; raises a PracticumError if it does not fit the student."""
         model = self.backend.load_scorer(resolve_run(config), name)
-        model = replace(model, renderer=self.add_tools(model.renderer))
+        model = replace(model, renderer=add_tools(model.renderer, self.task))
         is_reference = name.startswith("reference")
         if model.no_sampling_reason and self._needs_samples(is_reference):
             raise ModelError(
@@ -466,14 +465,9 @@ class _Assembly:
 
     def load_renderer(self, config: ModelConfig, name: str) -> Renderer:
         """Load the tokenizer of a model that is at a service."""
-        renderer = self.add_tools(load_renderer(resolve_run(config)))
+        renderer = add_tools(load_renderer(resolve_run(config)), self.task)
         self.identities.append(lambda: digest_tokenizer(name, renderer))
         return renderer
-
-    def add_tools(self, renderer: Renderer) -> Renderer:
-        """Return a renderer that shows the task's tools, if it has any."""
-        task = self.task
-        return renderer.with_tools(task.toolbox.use) if isinstance(task, HasTools) else renderer
 
     def _needs_samples(self, is_reference: bool) -> bool:
         """Return True if teacher or reference must sample, for training or for its evaluation."""

@@ -153,7 +153,7 @@ def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     *,
     student: StudentSection | ModelSection,
-    teacher: TeacherSection | ModelSection,
+    teacher: TeacherSection | ModelSection | None = None,
     task: TaskSection | Section | Iterable[Mapping[str, Any]],
     objective: ObjectiveSection | Section | Objective | None = None,
     rollout: RolloutSection | Section | None = None,
@@ -178,6 +178,8 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     console: Console | None = None,
 ) -> RunResult:
     """Run a recipe whose sections are given as in YAML; missing sections have their defaults.
+
+    Without a `teacher`, the objective is one that asks none, such as `score(group_mean)`.
 
     Example: `distill(student={"model": "Qwen/Qwen3-0.6B"},
     teacher={"type": "model", "model": "Qwen/Qwen3-8B"},

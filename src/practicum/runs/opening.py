@@ -13,12 +13,13 @@ from practicum.errors import CheckpointError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.files import digest_file
 from practicum.models.sources import locate_cache
-from practicum.ports import Backend, BackendContext, Model, Student, Task
+from practicum.ports import Backend, BackendContext, HasTools, Model, Student, Task
 from practicum.ports.hosting import Hosted
 from practicum.recipe import Recipe, bring_up, parse_recipe
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.runs.identity import digest_student
 from practicum.tasks import TaskContext
+from practicum.text import Renderer
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,11 @@ def build_task(
     packages = [] if packages is None else packages
     context = TaskContext(recipe.seed, Path(recipe.base_dir), rejected, packages)
     return load_plugin("tasks", recipe.task.type).build(recipe.task, context)
+
+
+def add_tools(renderer: Renderer, task: Task) -> Renderer:
+    """Return a renderer that shows the task's tools, if it has any."""
+    return renderer.with_tools(task.toolbox.use) if isinstance(task, HasTools) else renderer
 
 
 def load_model(config: ScorerConfig) -> Model:

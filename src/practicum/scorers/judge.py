@@ -1,7 +1,9 @@
 """A judge: a model that writes grades an answer in words, from 0 to 9 (OVD, 2601.21968).
 
-A judgement is the grade's place on the scale. With `at_least` the grade rejects instead: answers
-below it are left out, and a judgement of the others is the verifier's reward.
+A judgement is the grade's place on the scale. With `step` each step of an answer has a grade, and
+the lowest is the answer's. With `at_least` the grade rejects instead: answers below it are left
+out, or written again by `rollout.source: replace`, and a judgement of the others is the verifier's
+reward.
 Its reply is parsed strictly. A refusal, a text without a number, several numbers or one out of the
 scale is no grade: the answer is left without a judgement, and the reason is counted. What a student
 writes is quoted as data, and equal questions are asked once.
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+import torch
 from pydantic import AfterValidator, Field, model_validator
 
 from practicum.core.plugins import Plugin
@@ -20,6 +23,7 @@ from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
 from practicum.ports import Teacher, TeacherConfig, TeacherRequest
 from practicum.ports.scoring import Scorer, ScorerContext
+from practicum.rollouts.search import find_step_ends
 from practicum.scorers._grades import (
     TEMPLATE,
     NoGrade,
@@ -42,7 +46,7 @@ from practicum.types import (
 
 log = logging.getLogger(__name__)
 
-FIELDS = ("question", "answer", "reference", "low", "high")
+FIELDS = ("question", "answer", "step", "reference", "low", "high")
 """The placeholders that a template can have."""
 
 SUGGESTION = "The grade of this answer is {high}."
@@ -67,8 +71,13 @@ class Config(FrozenConfig):
     )
     template: Annotated[str, AfterValidator(_check_template)] = Field(
         default=TEMPLATE,
-        description="the question, with {question}, {answer}, {reference} (the task's answer), "
-        "{low} and {high}",
+        description="the question, with {question}, {answer} (up to the graded step), {step}, "
+        "{reference} (the task's answer), {low} and {high}",
+    )
+    step: Literal["line", "paragraph", "word"] | None = Field(
+        default=None,
+        description="end of a step; each step is graded, and the lowest grade is the answer's; "
+        "none: one grade for the whole answer",
     )
     scale: tuple[int, int] = Field(
         default=(0, 9), description="its lowest and highest grade; a judgement is from 0 to 1"
@@ -102,6 +111,11 @@ class Config(FrozenConfig):
         """True if the grade only rejects, and the verifier's reward is learned from."""
         return self.at_least is not None
 
+    @property
+    def rejects(self) -> bool:
+        """True if a grade can reject an answer."""
+        return self.at_least is not None
+
     def members(self) -> dict[str, TeacherConfig]:
         """Return the settings of the teacher that judges."""
         return {"teacher": self.teacher}
@@ -125,27 +139,29 @@ class Judge(Scorer):
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
         """Return the judgement of each answer; None where the judge gave no grade."""
-        questions = [self._write_question(rollout) for rollout in rollouts]
-        # Weights that follow the student grade the same answer otherwise later.
-        if self.config.follows_student:
-            self.replies.clear()
-        by_question = dict(zip(questions, rollouts, strict=True))
-        new = [question for question in by_question if question not in self.replies]
-        self._ask(new, [by_question[question].prompt for question in new])
-        grades = [self.replies[question] for question in questions]
+        by_rollout = self._grade(rollouts)
+        grades = [grade for grades in by_rollout for grade in grades]
         if grades and not self.is_on_paper and all(isinstance(grade, str) for grade in grades):
             log.warning(
                 f"scorer {self.name}: none of {len(grades)} answers got a grade "
                 f"({_describe(grades)}); look at its template, max_new_tokens and model"
             )
-        return [self._judge(*pair) for pair in zip(rollouts, grades, strict=True)]
+        return [self._judge(*pair) for pair in zip(rollouts, by_rollout, strict=True)]
+
+    def count_accepted(self, rollouts: Sequence[Rollout]) -> list[int | None]:
+        """Return after how many tokens the first rejected step of each answer begins."""
+        return [
+            self._find_rejected(self._list_ends(rollout), grades)
+            for rollout, grades in zip(rollouts, self._grade(rollouts), strict=True)
+        ]
 
     def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
-        """Learn nothing; count the answers without a grade by their reason, and the rejected ones."""
-        grades = [self.replies.get(self._write_question(rollout)) for rollout in rollouts]
+        """Learn nothing; count the steps without a grade by their reason, and rejected answers."""
+        by_rollout = [list(map(self.replies.get, self._list_questions(r))) for r in rollouts]
+        grades = [grade for grades in by_rollout for grade in grades]
         counts = Counter[str](grade for grade in grades if isinstance(grade, str))
         if self.config.at_least is not None:
-            counts["rejected"] = sum(map(self._is_rejected, grades))
+            counts["rejected"] = sum(any(map(self._is_rejected, grades)) for grades in by_rollout)
         return {reason: float(count) for reason, count in sorted(counts.items())}
 
     def build_variants(self) -> dict[str, Scorer]:
@@ -163,13 +179,53 @@ class Judge(Scorer):
             "suggestion": replace(self, config=grading, suffix=f"\n{suggestion}", replies={}),
         }
 
-    def _write_question(self, rollout: Rollout) -> str:
+    def _grade(self, rollouts: Sequence[Rollout]) -> list[list[int | NoGrade]]:
+        """Return the grade of each step of each answer, or why there is none."""
+        # Weights that follow the student grade the same answer otherwise later.
+        if self.config.follows_student:
+            self.replies.clear()
+        by_rollout = [self._list_questions(rollout) for rollout in rollouts]
+        by_question = {
+            question: rollout.prompt
+            for rollout, questions in zip(rollouts, by_rollout, strict=True)
+            for question in questions
+        }
+        new = [question for question in by_question if question not in self.replies]
+        self._ask(new, [by_question[question] for question in new])
+        return [[self.replies[question] for question in questions] for questions in by_rollout]
+
+    def _list_ends(self, rollout: Rollout) -> list[int]:
+        """Return after how many tokens each graded step of an answer ends."""
+        length = len(rollout.tokens)
+        # A conversation's tokens are not all the student's, so it is graded as a whole.
+        if self.config.step is None or rollout.turns:
+            return [length]
+        tokens, ends = rollout.tokens.tolist(), [0]
+        for end in find_step_ends(tokens, self.renderer.decode_token, self.config.step):
+            # What has no text, such as a stop token, belongs to the step before it, or to the first.
+            if self.renderer.decode(tokens[ends[-1] : end]).strip():
+                ends.append(end)
+            elif len(ends) > 1:
+                ends[-1] = end
+        return ends[1:] or [length]
+
+    def _list_questions(self, rollout: Rollout) -> list[str]:
+        ends = self._list_ends(rollout)
+        tokens = rollout.tokens.tolist()
+        texts = [self.renderer.decode(tokens[:end]) for end in ends[:-1]]
+        texts.append(rollout.text)
+        return [
+            self._write_question(rollout.prompt, text, text[len(before) :])
+            for before, text in zip(["", *texts], texts, strict=False)
+        ]
+
+    def _write_question(self, prompt: Prompt, answer: str, step: str) -> str:
         low, high = self.config.scale
-        prompt = rollout.prompt
         questions = [turn.content for turn in prompt.messages if turn.role == "user"]
         fields = {
             "question": questions[-1] if questions else "",
-            "answer": rollout.text.strip() + self.suffix,
+            "answer": answer.strip() + self.suffix,
+            "step": step.strip(),
             "reference": prompt.answer or "",
             "low": str(low),
             "high": str(high),
@@ -206,13 +262,27 @@ class Judge(Scorer):
         special = set(self.renderer.tokenizer.all_special_ids)
         return self.renderer.decode([t for t in sample.tokens.tolist() if t not in special])
 
-    def _judge(self, rollout: Rollout, grade: int | str) -> Judgement:
-        if isinstance(grade, str) or self._is_rejected(grade):
+    def _judge(self, rollout: Rollout, grades: Sequence[int | str]) -> Judgement:
+        numbers = [grade for grade in grades if isinstance(grade, int)]
+        if len(numbers) < len(grades) or any(map(self._is_rejected, grades)):
             return Judgement(None)
         if self.config.at_least is not None:
             return Judgement(rollout.reward)
         low, high = self.config.scale
-        return Judgement((grade - low) / (high - low))
+        places = torch.tensor(numbers, dtype=torch.float32).sub(low) / (high - low)
+        # An answer is as good as its worst step, so that rejecting and grading agree.
+        value = (min(numbers) - low) / (high - low)
+        if self.config.step is None:
+            return Judgement(value)
+        ends = torch.tensor([0, *self._list_ends(rollout)])
+        return Judgement(value, places.repeat_interleave(ends.diff()))
+
+    def _find_rejected(self, ends: Sequence[int], grades: Sequence[int | str]) -> int | None:
+        """Return where the first rejected step begins, None if there is none."""
+        for start, grade in zip([0, *ends], grades, strict=False):
+            if self._is_rejected(grade):
+                return start
+        return None
 
     def _is_rejected(self, grade: int | str | None) -> bool:
         threshold = self.config.at_least

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import printable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -42,6 +42,7 @@ SCHEMA = ToolSchema(
 class Config(FrozenConfig):
     """The expressions: two numbers of `digits` digits each."""
 
+    offers_tools: ClassVar[bool] = True
     type: Literal["calculator"] = "calculator"
     digits: int = Field(default=2, ge=1, le=4, description="digits of each number")
     operators: str = Field(

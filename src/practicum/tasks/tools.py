@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from string import printable
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -26,6 +26,7 @@ KINDS = "practicum.tasks._tools"
 class Config(FrozenConfig):
     """The inner task, its tools, and when a conversation ends."""
 
+    offers_tools: ClassVar[bool] = True
     type: Literal["tools"] = "tools"
     task: Plugin("tasks") = Field(description="the task whose answers may call tools")  # type: ignore[valid-type]
     tools: tuple[Plugin(KINDS), ...] = Field(  # type: ignore[valid-type]

@@ -23,6 +23,7 @@ from practicum.rollouts import (
     as_environment,
     collect_rollouts,
     measure_conversations,
+    measure_replaced,
     measure_search,
     select_prompts,
 )
@@ -280,6 +281,7 @@ def run_updates(
                 batch, plan.objective, seed_of(settings.seed, "update", step, number)
             )
             results.append(replace(result, metrics=result.metrics | student.optim_step(plan.adam)))
+            inject_fault("mini_batch")
         epochs.append(merge_updates(results))
     # Only the first epoch sees the policy that sampled the rollouts, so its per-token numbers are
     # the on-policy ones.
@@ -380,8 +382,8 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
-    metrics |= measure_conversations(rollouts)
-    metrics |= measure_search(rollouts)
+    for measure in (measure_conversations, measure_search, measure_replaced):
+        metrics |= measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 

@@ -1,0 +1,172 @@
+"""Answers of which a judge rejects a part, and another writer, or the student again, writes it anew (OVD 2601.21968).
+
+An answer keeps its tokens up to the first rejected step. Its authors say who wrote the others. It
+depends on (seed, step, prompt, number) and on what the judge says of it, never on other answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from practicum.errors import CapabilityError
+from practicum.ports import PromptedClient, SamplingClient, Teacher, TeacherRequest
+from practicum.ports.scoring import RejectingScorer
+from practicum.rollouts.batch import RolloutKey, call_by_group
+from practicum.rollouts.sampling import RolloutSampler, compute_key_seed, concatenate_samples
+from practicum.rollouts.sources import Replace, explain_no_generation
+from practicum.types import AUTHORS, FAILURES, Metrics, Rollout, Sample, SampleRequest
+
+NOTE = "replaced"
+"""The note of a rollout that says who wrote its end again, `no` if nobody did."""
+
+REFUSED = "refused"
+"""The note of a rejected answer that its writer did not write again."""
+
+Authors = UInt8[Tensor, " T"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A rejected answer: its row, its key, the answer, and how many of its tokens stay.
+
+    `client` goes on from these; without one the writer answers the prompt anew, and none stay.
+    """
+
+    row: int
+    key: RolloutKey
+    rollout: Rollout
+    cut: int
+    client: PromptedClient | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepReplacer:
+    """A source that replaces: its settings, its judge, the student, and the other writer if any."""
+
+    source: Replace
+    sampler: RolloutSampler
+    scorer: RejectingScorer
+    student: SamplingClient
+    writer: Teacher | None = None
+
+    def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return one rollout for each key; what is rejected is written again up to `tries` times."""
+        rollouts = self.sampler.sample_student(keys, self.student)
+        rollouts = [replace(rollout, notes={NOTE: "no"}) for rollout in rollouts]
+        rows = list(range(len(keys)))
+        for number in range(self.source.tries):
+            cuts = self.scorer.count_accepted([rollouts[row] for row in rows])
+            rejections = [
+                self._reject(row, keys[row], rollouts[row], cut)
+                for row, cut in zip(rows, cuts, strict=True)
+                if cut is not None
+            ]
+            if not rejections:
+                break
+            for rejection, sample in zip(rejections, self._write(rejections, number), strict=True):
+                rollouts[rejection.row] = self._rebuild(rejection, sample)
+            rows = [rejection.row for rejection in rejections]
+        return rollouts
+
+    def _reject(self, row: int, key: RolloutKey, rollout: Rollout, cut: int) -> Rejection:
+        """Return a rejection with whoever goes on from the accepted tokens."""
+        if self.source.by == "student":
+            client = PromptedClient(self.student, rollout.prompt_tokens)
+            return Rejection(row, key, rollout, cut, client)
+        assert self.writer is not None, "a recipe without this writer is refused when it is read"
+        client = self.writer.bind_prompt(key.prompt) if cut else None
+        # Whoever answers messages cannot go on from the middle of an answer.
+        if client is None or not client.accepts_tokens:
+            return Rejection(row, key, rollout, 0, None)
+        return Rejection(row, key, rollout, cut, client)
+
+    def _write(self, rejections: Sequence[Rejection], number: int) -> list[Sample]:
+        """Return the end of each rejected answer, as it is written in this try."""
+        stream = f"replace-{number}"
+        seeds = [
+            compute_key_seed(self.sampler.batch, stream, rejection.key) for rejection in rejections
+        ]
+        rooms = [self.sampler.params.max_new_tokens - rejection.cut for rejection in rejections]
+
+        def sample(rows: list[int]) -> Sequence[Sample]:
+            prompted = rejections[rows[0]].client
+            if prompted is None:
+                keys = [rejections[row].key for row in rows]
+                return self._write_whole(keys, [seeds[row] for row in rows])
+            params = replace(self.sampler.params, max_new_tokens=rooms[rows[0]])
+            return prompted.client.sample([request(row) for row in rows], params)
+
+        def request(row: int) -> SampleRequest:
+            rejection = rejections[row]
+            assert rejection.client is not None, "rows without a client have a call of their own"
+            accepted = rejection.rollout.tokens[: rejection.cut].tolist()
+            return SampleRequest((*rejection.client.prompt_tokens, *accepted), seeds[row])
+
+        groups = [
+            (None, 0) if rejection.client is None else (id(rejection.client.client), room)
+            for rejection, room in zip(rejections, rooms, strict=True)
+        ]
+        return call_by_group(groups, sample)
+
+    def _write_whole(self, keys: Sequence[RolloutKey], seeds: Sequence[int]) -> list[Sample]:
+        """Return the other writer's whole answers."""
+        assert self.writer is not None, "the student goes on from its own tokens"
+        requests = [TeacherRequest(key.prompt, seed) for key, seed in zip(keys, seeds, strict=True)]
+        samples = self.writer.sample(requests, self.sampler.params)
+        if samples is None:
+            who = "the reference" if self.source.by == "reference" else "this teacher"
+            raise CapabilityError(explain_no_generation(self.source, who))
+        return samples
+
+    def _rebuild(self, rejection: Rejection, end: Sample) -> Rollout:
+        """Return the answer with its new end; the rejected one with a note if the writer refused."""
+        rollout, by = rejection.rollout, self.source.by
+        if end.stop_reason in FAILURES:
+            return replace(rollout, notes={NOTE: REFUSED})
+        if by != "student":
+            # Their own log-probabilities say nothing of the student's policy.
+            end = replace(end, policy_logprobs=torch.full_like(end.policy_logprobs, torch.nan))
+        cut = rejection.cut
+        accepted = Sample(
+            rollout.tokens[:cut],
+            rollout.sampling_logprobs[:cut],
+            rollout.policy_logprobs[:cut],
+            rollout.stop_reason,
+        )
+        answer = concatenate_samples(accepted, end)
+        (rebuilt,) = self.sampler.build_rollouts(
+            [rejection.key], [rollout.prompt_tokens], [answer], "student"
+        )
+        source, authors = _mark_authors(rollout, cut, len(end.tokens), by)
+        return replace(rebuilt, source=source, authors=authors, notes={NOTE: by})
+
+
+def _mark_authors(
+    rollout: Rollout, cut: int, count: int, by: Literal["student", "teacher", "reference"]
+) -> tuple[Literal["student", "teacher", "reference"], Authors | None]:
+    """Return the source and the authors of an answer with `count` new tokens after `cut` old ones."""
+    old = rollout.authors
+    if old is None:
+        old = torch.full(rollout.tokens.shape, AUTHORS.index(rollout.source), dtype=torch.uint8)
+    new = torch.full((count,), AUTHORS.index(by), dtype=torch.uint8)
+    authors = torch.cat([old[:cut], new])
+    alone = bool((authors == AUTHORS.index(by)).all())
+    # An answer of two authors is the student's: it comes from states that the student visited.
+    return (by, None) if alone else ("student", authors)
+
+
+def measure_replaced(rollouts: Sequence[Rollout]) -> Metrics:
+    """Return the share of answers that were written again, and of those that should have been.
+
+    Empty where no source replaces.
+    """
+    noted = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
+    if not noted:
+        return {}
+    refused = sum(note == REFUSED for note in noted)
+    again = len(noted) - refused - noted.count("no")
+    return {"replaced": again / len(noted), "replaced_refused": refused / len(noted)}
