@@ -54,8 +54,8 @@ slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 
 # vLLM pins what it needs, so it has an environment of its own. Its torchvision and torchaudio are built for a torch with
 # CUDA, cannot be imported beside one without, and nothing here needs them.
-peers: $(VENV)-vllm/.ready $(VENV)-verifiers/.ready
-	@for peer in vllm verifiers; do \
+peers: $(VENV)-vllm/.ready $(VENV)-verifiers/.ready $(VENV)-openenv/.ready
+	@for peer in vllm verifiers openenv; do \
 	PRACTICUM_RECORD=docs/peers HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=src \
 	$(VENV)-$$peer/bin/python -m pytest -p no:cacheprovider -W ignore -m "not gpu" tests/peers/test_$$peer.py || exit 1; done
 
@@ -68,10 +68,12 @@ $(VENV)-vllm/.ready: pyproject.toml
 	@touch $@
 
 # verifiers and openenv want different versions of one package, so each peer has an environment of its own.
-$(VENV)-verifiers/.ready: pyproject.toml
-	@$(PYTHON) -m venv $(VENV)-verifiers
-	@$(VENV)-verifiers/bin/python -m pip install --quiet "$(TORCH)" "verifiers>=0.4,<0.5" uv
-	@$(VENV)-verifiers/bin/python -m pip install --quiet -e "." pytest hypothesis beartype
+$(VENV)-verifiers/.ready: PEER := "verifiers>=0.4,<0.5" uv
+$(VENV)-openenv/.ready: PEER := "openenv>=0.10,<0.11"
+$(VENV)-verifiers/.ready $(VENV)-openenv/.ready: pyproject.toml
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet "$(TORCH)" $(PEER)
+	@$(@D)/bin/python -m pip install --quiet -e ".[openenv]" pytest hypothesis beartype
 	@touch $@
 
 bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
@@ -99,4 +101,4 @@ $(VENV)/.ready-dev: $(VENV)/.ready-base
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-verifiers runs
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-verifiers $(VENV)-openenv runs

@@ -175,6 +175,31 @@ def use_track() -> None:
         assert list(Path.cwd().glob(pattern)), f"{tracker} wrote no {pattern}"
 
 
+@uses("openenv", "websockets")
+def use_openenv() -> None:
+    """An observation of a server, which counts."""
+    import threading
+    from pathlib import Path
+
+    from websockets.sync.server import ServerConnection, serve
+
+    from practicum.tasks import TaskContext
+    from practicum.tasks.openenv import Config, build
+
+    def answer(connection: ServerConnection) -> None:
+        for _ in connection:
+            data = {"observation": {"text": "one"}, "reward": None, "done": False}
+            connection.send(json.dumps({"type": "observation", "data": data}))
+
+    with serve(answer, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        config = Config(url=url, train_size=1, heldout_size=0)
+        (prompt,) = build(config, TaskContext(0, Path())).train_prompts()
+        server.shutdown()
+    assert prompt.messages[0].content == "one"
+
+
 @uses("mcp", "mcp")
 def use_mcp() -> None:
     """Call a tool of an MCP server."""
@@ -262,6 +287,7 @@ def use_peers() -> None:
         "tinker",
     ),
     "uvicorn",
+    "websockets",
 )
 def use_dev() -> None:
     """Build the package, and hold its source to a gate or a test with each tool."""
@@ -283,11 +309,12 @@ TESTS_WITH_TOOLS = (
     "tests/functional/test_samples.py",
     "tests/recipe/test_json_schema.py",
     "tests/statistics/test_paired.py",
+    "tests/tasks/test_openenv.py",
     "tests/test_notebooks.py",
     "tests/server/test_verbs.py",
     "tests/server/test_protocol.py",
 )
-"""Short tests that take shapes, random inputs, schemas, SciPy, a kernel, and the service."""
+"""Short tests that take shapes, random inputs, schemas, SciPy, sockets, a kernel, and the service."""
 
 
 def draw_picture(path: Path) -> None:

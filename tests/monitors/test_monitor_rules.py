@@ -56,6 +56,9 @@ HEALTHY = {
     "wrong_before": 0.2,
     "wrong_after": 0.25,
     "turns_after_wrong": 40.0,
+    "reward": 0.3,
+    "scorer-discriminator/gap": 0.1,
+    "scorer-discriminator/agreement": 0.8,
 }
 
 TROUBLE: dict[str, dict[str, Any]] = {
@@ -87,11 +90,12 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M33": {"empty": 0.8},
     "M34": {"wrong_after": 0.6},
     "M35": {"constant_teacher": 1.0},
+    "M36": {"scorer-discriminator/gap": 0.6, "scorer-discriminator/agreement": 0.5},
 }
 
 RECIPE = resolve_recipe(load_recipe("smoke/toy"))
 REWARDED = resolve_recipe(load_recipe("papers/kdrl"))
-OURS = {"M24": REWARDED}
+OURS = {"M24": REWARDED, "M36": resolve_recipe(load_recipe("papers/gad"))}
 
 
 def watch(recipe: dict[str, Any] = RECIPE, **settings: MonitorSettings) -> Watch:
@@ -123,6 +127,24 @@ def test_trouble_is_told_after_as_many_steps_as_the_table_says(name: str):
         f"{name} {monitor.name} ({alarm.action}) at step {alarm.step}: {alarm.reading} "
     )
     assert alarm.n == 16 and alarm.patch
+
+
+@pytest.mark.parametrize(
+    ("change", "is_told"),
+    [
+        ({}, True),
+        ({"reward": 0.4}, False),
+        ({"scorer-discriminator/agreement": 0.7}, False),
+        ({"scorer-discriminator/gap": 0.2}, False),
+    ],
+)
+def test_m36_needs_a_gap_without_a_reward_or_agreement(change: dict[str, float], is_told: bool):
+    trouble = {**TROUBLE["M36"], **change}
+    ids = {alarm.id for alarm in watch(OURS["M36"]).replay(rows((20, {}), (8, trouble)))}
+    assert ("M36" in ids) == is_told
+    assert "M36" not in {alarm.id for alarm in watch().replay(rows((20, {}), (8, trouble)))}, (
+        "this recipe learns from no scorer"
+    )
 
 
 def test_m9_needs_a_flat_divergence_too():

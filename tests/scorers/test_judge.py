@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from stub_server import Stub
-from toy import curve, rows, toy_recipe, toy_run
+from toy import curve, make_model, rows, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError
 from practicum.ports.scoring import VariedScorer
@@ -238,6 +238,28 @@ def test_a_judge_ahead_of_the_updates_gives_the_same_run(
     stub.replies = [str(n % 10) for n in range(24)]
     folder = toy_run(models, tmp_path, changes).folder
     assert all("scorer-grade/score" in row for row in rows(folder / "metrics.jsonl"))
+
+
+@pytest.mark.long
+def test_a_judge_that_is_pleased_without_right_answers_raises_an_alarm(tmp_path: Path) -> None:
+    """The judge likes digits that add up to 9, whatever was asked."""
+    for name in ("student", "teacher"):
+        make_model(tmp_path / name, seed=1, alphabet="0159")
+    grade = {"type": "judge", "teacher": {"type": "grading_teacher:Plugin"}}
+    changes = {
+        "teacher": {"type": "none"},
+        "task.alphabet": "0159",
+        "scorers": {"grade": {**grade, "template": "> {answer}"}},
+        "objective": {"signal": "score(group_normalized)", "scorer": "grade"},
+        "rollout": {"n": 8, "max_new_tokens": 2},
+        "optimizer.learning_rate": 0.01,
+        "train.steps": 24,
+        "train.checkpoint_every": 24,
+    }
+    folder = toy_run(tmp_path, tmp_path / "runs", changes).folder
+    (alarm, *_) = [row for row in rows(folder / "alarms.jsonl") if row["id"] == "M36"]
+    assert alarm["reading"] == "scorer-grade/gap" and alarm["value"] > alarm["baseline"] + 0.2
+    assert alarm["patch"] == ["objective.losses.0.scorer=verifier"]
 
 
 def test_a_judge_that_writes_nothing_is_refused(models: Path, stub: Grader, tmp_path: Path) -> None:

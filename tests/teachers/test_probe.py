@@ -1,6 +1,7 @@
 """`practicum probe` says what a server can give, to people and to machines."""
 
 import json
+import re
 
 import pytest
 from stub_server import Stub, table
@@ -30,6 +31,11 @@ def test_people_read_a_line_each(big: Stub) -> None:
     assert lines["context"] == "64 tokens, one of which the server must generate"
     assert lines["repeated"] == "differ by 0.0e+00 alone and 0.0e+00 in company"
     assert float(lines["canary"]) < 0
+    assert lines["start with"].startswith("--max-logprobs K --logprobs-mode raw_logprobs ")
+    plain, candidates = re.fullmatch(
+        r"([\d,]+) a token for sampled, ([\d,]+) with 30 candidates", lines["bytes"]
+    ).groups()
+    assert 0 < 10 * int(plain.replace(",", "")) < int(candidates.replace(",", ""))
     assert "cannot: each needs the teacher's signal 'full'" in result.stdout
 
 

@@ -174,6 +174,8 @@ def to_json(result: Probe, comparison: ModelComparison | None = None) -> dict[st
         "noise_in_company": result.noise[1],
         "token_ids": result.token_ids,
         "seconds": result.seconds,
+        "bytes_a_token": {"sampled": result.wire[0], "largest_k": result.wire[1]},
+        "launch": None if result.dialect is None else result.dialect.launch,
         "canary": result.canary_sum,
         "methods": find_methods(result).to_json(),
     }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from practicum.core.plugins import read_plugin
-from practicum.objective import Objective
+from practicum.objective import VERIFIER, Objective
 from practicum.ports import walk
 
 
@@ -15,7 +15,8 @@ class RecipeFacts:
 
     `refresh_period` is the number of steps between copies of a `periodic` self-teacher. A recipe
     `has_token_weights` if a term selects or weights its tokens, and `has_rewards` if a term learns
-    from rewards. The teacher `scores_spans` if several tokens may share one log-probability.
+    from rewards. `teaching_scorers` are those beside the verifier that a term learns from. The
+    teacher `scores_spans` if several tokens may share one log-probability.
     """
 
     max_new_tokens: int = 256
@@ -24,6 +25,7 @@ class RecipeFacts:
     needs_teacher: bool = True
     has_token_weights: bool = False
     has_rewards: bool = False
+    teaching_scorers: tuple[str, ...] = ()
     scores_spans: bool = False
 
     @classmethod
@@ -42,6 +44,9 @@ class RecipeFacts:
             needs_teacher=any(term.needs_signal for term in terms),
             has_token_weights=any(term.weights.name != "all" for term in terms),
             has_rewards=any(term.has_rewarded_advantage for term in terms),
+            teaching_scorers=tuple(
+                dict.fromkeys(term.scorer for term in terms if term.scorer != VERIFIER)
+            ),
             scores_spans=read_plugin("teachers", recipe["teacher"]).capabilities().by_span,
         )
 

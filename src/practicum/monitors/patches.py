@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from practicum.monitors.facts import find_self_teachers, get_choice_name
+from practicum.objective import VERIFIER
 
 Patch = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 """A function from a resolved recipe to changes, or to None if the recipe has nothing to change."""
@@ -97,6 +98,14 @@ def reduce_staleness(recipe: Mapping[str, Any]) -> dict[str, Any]:
     if staleness:
         return {"rollout.max_staleness": staleness // 2}
     return {"rollout.replay_size": max(recipe["rollout"]["replay_size"] // 2, 1)}
+
+
+def use_verifier(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Take the verifier's reward in the first term that learns from another scorer's."""
+    for number, term in enumerate(recipe["objective"]["losses"]):
+        if term["scorer"] != VERIFIER:
+            return {f"objective.losses.{number}.scorer": VERIFIER}
+    return None
 
 
 save_every_step = _write_always("train.checkpoint_every", 1)

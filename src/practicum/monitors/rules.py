@@ -311,6 +311,26 @@ def judge_settled_prompts(view: StepView, limits: Thresholds) -> RuleResult | No
     return RuleResult("settled_prompts", share, share / _require(limits.level))
 
 
+def judge_scorer_gap(view: StepView, limits: Thresholds) -> RuleResult | None:
+    """A scorer that a term learns from rewards more and more what the verifier does not."""
+    reward, reward_base = view.smooth("reward", 5), view.get_baseline("reward")
+    if reward is None or reward_base is None:
+        return None
+    results = []
+    for scorer in view.facts.teaching_scorers:
+        name = f"scorer-{scorer}/gap"
+        gap, base = view.smooth(name, 5), view.get_baseline(name)
+        if gap is None or base is None:
+            continue
+        # Without right answers there is no agreement to be measured, and none to trust.
+        agreement = view.smooth(f"scorer-{scorer}/agreement", 5)
+        is_trusted = agreement is not None and agreement > _require(limits.level)
+        is_better = reward > reward_base
+        score = 0.0 if is_trusted or is_better else (gap - base) / _require(limits.change)
+        results.append(RuleResult(name, gap, score, base))
+    return _find_worst(results)
+
+
 def judge_teacher_shares(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The share of the loss that comes from each of several teachers."""
     smoothed = {name: view.smooth(name, 5) for name in view.history.list_names("teacher_share/")}

@@ -377,6 +377,18 @@ _MONITORS = (
         level=0.5,
         persistence=1,
     ),
+    Monitor(
+        "M36",
+        "scorer gap",
+        rules.judge_scorer_gap,
+        "the scorer's value minus the reward is {change:g} above its baseline, the reward is not, and "
+        "the scorer ranks right above wrong answers with {level:g} or less, or nothing is right",
+        (patches.use_verifier,),
+        "2210.10760",
+        level=0.6,
+        change=0.2,
+        persistence=3,
+    ),
 )
 
 MONITORS: dict[str, Monitor] = {monitor.id: monitor for monitor in _MONITORS}

@@ -130,6 +130,7 @@ class TaskSection(TypedDict, total=False):
             "datasets",
             "jsonl",
             "memos",
+            "openenv",
             "programs",
             "reasoning_gym",
             "reverse",
@@ -160,6 +161,12 @@ class TaskSection(TypedDict, total=False):
     max_row_bytes: int
     train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
     memos: int
+    url: str
+    action: str
+    observation: str
+    reset: Mapping[str, Any]
+    reward: Literal["last", "sum"]
+    seconds: float
     shortest: int
     longest: int
     generator: str

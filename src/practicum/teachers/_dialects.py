@@ -49,9 +49,14 @@ class ServerCompletion:
 
 @runtime_checkable
 class Dialect(Protocol):
-    """A way of asking a server; `name` is its name in a recipe."""
+    """A way of asking a server.
+
+    `name` is its name in a recipe, and `launch` the flags with which a server that scores is
+    started, empty if there are none to advise.
+    """
 
     name: str
+    launch: str
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
@@ -111,6 +116,8 @@ class Vllm:
     """
 
     name = "vllm"
+    # The last flag bounds the rows of logits that one batch holds: prompts are scored in chunks.
+    launch = "--max-logprobs K --logprobs-mode raw_logprobs --max-num-batched-tokens 2048"
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
@@ -173,6 +180,7 @@ class Sglang:
     """The native `/generate` with `return_logprob`, from the last prompt token on."""
 
     name = "sglang"
+    launch = "--chunked-prefill-size 2048"
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
@@ -238,6 +246,7 @@ class Echo:
     """
 
     name = "echo"
+    launch = ""
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0

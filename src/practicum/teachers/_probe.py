@@ -60,6 +60,7 @@ class Probe:
     - texts: the server's texts of some tokens
     - answered_by: the model that its answers name
     - parity: the share of the tokens it samples greedily that it also scores best
+    - wire: bytes a token of requests and answers, for `sampled` and with `largest_k` candidates
     - misplaced: how its scores stand at other positions than what it writes, None if they do not
     """
 
@@ -77,6 +78,7 @@ class Probe:
     texts: dict[int, str] | None = None
     answered_by: str | None = None
     parity: float | None = None
+    wire: tuple[float, float] = (0.0, 0.0)
     misplaced: str | None = None
 
     @property
@@ -136,8 +138,16 @@ class Probe:
             f"scores: {tempered}",
             f"repeated: differ by {alone:.1e} alone and {company:.1e} in company{noisy}",
             f"time: {self.seconds:.2f} s for {tokens} tokens",
+            f"bytes: {self._describe_bytes()}",
+            *([f"start with: {self.dialect.launch}"] if self.dialect.launch else []),
             f"canary: {self.canary_sum:.4f}",
         ]
+
+    def _describe_bytes(self) -> str:
+        """Return the bytes that each signal costs a token of prompt and completion."""
+        plain, candidates = (round(count) for count in self.wire)
+        more = f", {candidates:,} with {self.largest_k} candidates" if self.largest_k else ""
+        return f"{plain:,} a token for sampled{more}"
 
 
 def build_canary(vocabulary: int | None) -> ScoreRequest:
@@ -261,13 +271,17 @@ def _probe_scores(
     k = find_largest_k(lambda k: _count_candidates(scorer, k), most)
     # A server that gives a small vocabulary completely can answer any k.
     k = wanted_k if k == most else k
-    start = monotonic()
+    client = scorer.client
+    start, before = monotonic(), client.wire_bytes
     answer = scorer.score(k)
-    seconds = monotonic() - start
+    seconds, with_candidates = monotonic() - start, client.wire_bytes - before
     canary = answer.signal.logprobs
     repeated = scorer.score(k).signal.logprobs
     batched = scorer.score(k, company=3).signal.logprobs
+    before = client.wire_bytes
     hot = scorer.score(0, temperature=2.0).signal.logprobs
+    plain = client.wire_bytes - before
+    length = len(scorer.canary.prompt_tokens) + len(scorer.canary.tokens)
     tokens = _sample_greedily(scorer)
     parity, misplaced = _measure_parity(tokens, answer.signal)
     return Probe(
@@ -285,6 +299,7 @@ def _probe_scores(
         texts=dict(answer.scores.texts),
         answered_by=answer.model,
         parity=parity,
+        wire=(plain / length, with_candidates / length),
         misplaced=misplaced,
     )
 

@@ -1,0 +1,199 @@
+"""An environment behind a server of OpenEnv: each conversation is a session of its own.
+
+The first observation after a reset is the prompt. The student's turn is a field of each action, and
+a field of each observation answers it.
+"""
+
+import contextlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from practicum.core.waits import show_wait
+from practicum.errors import DataError
+from practicum.ports import Observation, Task
+from practicum.tasks import TaskContext
+from practicum.text.safe import excerpt
+from practicum.types import FrozenConfig, Message, Prompt, Rollout
+
+MAX_MESSAGE_BYTES = 2**20
+"""The longest answer of a server that is read."""
+
+
+class Config(FrozenConfig):
+    """The server, the fields that hold texts, and the prompts to ask for."""
+
+    type: Literal["openenv"] = "openenv"
+    url: str = Field(
+        pattern=r"^(http|ws)s?://\S+$", description="the server, as http://localhost:8000"
+    )
+    action: str = Field(default="text", description="the field of an action for the turn's text")
+    observation: str = Field(default="text", description="the field of an observation to read")
+    reset: dict[str, JsonValue] = Field(
+        default={}, description="more arguments of a reset, as `{split: train}`"
+    )
+    reward: Literal["last", "sum"] = Field(
+        default="last", description="the reward of a conversation from those of its turns"
+    )
+    reward_range: tuple[float, float] = Field(
+        default=(0.0, 1.0), description="the least and largest reward of a conversation"
+    )
+    train_size: int = Field(default=64, ge=1, description="resets to train on, seeds from 0")
+    heldout_size: int = Field(default=16, ge=0, description="resets with the seeds after these")
+    seconds: float = Field(default=60.0, gt=0, description="the longest wait for the server")
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+    observation: dict[str, JsonValue]
+    reward: float | bool | None = None
+    done: bool
+
+
+class ServerError(RuntimeError):
+    """The server refused a message, or its answer is none of the protocol."""
+
+
+class SteppedEnvironment:
+    """One environment at the server, from a reset on."""
+
+    def __init__(self, config: Config) -> None:
+        client = import_module("websockets.sync.client")
+        address = f"ws{config.url.removeprefix('http').removeprefix('ws')}".rstrip("/")
+        self._config = config
+        self._socket = client.connect(
+            f"{address}/ws", open_timeout=config.seconds, max_size=MAX_MESSAGE_BYTES
+        )
+
+    def reset(self, seed: int) -> str:
+        """Begin anew with a seed, and return the first observation."""
+        return self._read_text(
+            self._ask("reset", {"index": seed, **self._config.reset, "seed": seed})
+        )
+
+    def step(self, turn: str) -> Observation:
+        """Act with the student's turn; see `practicum.ports.Episode`."""
+        answer = self._ask("step", {self._config.action: turn})
+        reward = None if answer.reward is None else float(answer.reward)
+        # What the environment says at its end may be empty, and nobody answers it.
+        message = None if answer.done else Message("user", self._read_text(answer))
+        return Observation(message, reward=reward)
+
+    def close(self) -> None:
+        """End the session, whether or not the server still listens."""
+        with contextlib.suppress(OSError, import_module("websockets").ConnectionClosed):
+            self._socket.send(json.dumps({"type": "close"}))
+        self._socket.close()
+
+    def _ask(self, kind: str, data: Mapping[str, JsonValue]) -> _Answer:
+        self._socket.send(json.dumps({"type": kind, "data": data}))
+        reply: Any = json.loads(self._socket.recv(timeout=self._config.seconds))
+        try:
+            if reply["type"] == "observation":
+                return _Answer.model_validate(reply["data"])
+            text = str(reply["data"]["message"])
+        except (LookupError, TypeError, ValidationError) as error:
+            raise ServerError(
+                f"the answer to {kind} is no observation: {excerpt(json.dumps(reply))}"
+            ) from error
+        raise ServerError(f"{kind} was refused: {excerpt(text)}")
+
+    def _read_text(self, answer: _Answer) -> str:
+        name = self._config.observation
+        text = answer.observation.get(name)
+        if not isinstance(text, str):
+            raise ServerError(
+                f"the observation has no text {name!r}, it has {', '.join(answer.observation)}; "
+                "name another one in task.observation"
+            )
+        return text
+
+
+class _ResumedEpisode:
+    """A session whose environment stands where a prompt left it; see `practicum.ports.Episode`."""
+
+    def __init__(self, config: Config, prompt: Prompt, seed: int) -> None:
+        self._session = SteppedEnvironment(config)
+        try:
+            if self._session.reset(seed) != prompt.messages[0].content:
+                raise ServerError(f"a reset with seed {seed} begins otherwise than before")
+        except BaseException:
+            self._session.close()
+            raise
+
+    def step(self, turn: str) -> Observation:
+        """Answer the student's turn."""
+        return self._session.step(turn)
+
+    def close(self) -> None:
+        """End the session."""
+        self._session.close()
+
+
+class OpenEnv:
+    """The conversations with a server's environments; see `practicum.ports.Environment`."""
+
+    def __init__(self, config: Config, prompts: Sequence[Prompt]) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._seeds = {prompt.id: seed for seed, prompt in enumerate(prompts)}
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return the first observations to train on."""
+        return self._prompts[: self._config.train_size]
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return the first observations to evaluate on."""
+        return self._prompts[self._config.train_size :]
+
+    def open(self, prompt: Prompt, seed: int) -> _ResumedEpisode:
+        """Open a session at the prompt's environment.
+
+        All conversations about a prompt meet the same environment, whatever `seed` is: their rewards
+        differ by their turns alone.
+        """
+        return _ResumedEpisode(self._config, prompt, self._seeds[prompt.id])
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the rewards of the turns as one number from 0 to 1; 0 if no turn has one."""
+        rewards = [turn.reward for turn in rollout.turns if turn.reward is not None]
+        low, high = self._config.reward_range
+        if not rewards:
+            return 0.0
+        total = sum(rewards) if self._config.reward == "sum" else rewards[-1]
+        if not low <= total <= high:
+            raise DataError(
+                f"task.url: {self._config.url} gave the reward {total:g} for prompt "
+                f"{rollout.prompt.id!r}; write task.reward_range for what it may give"
+            )
+        return (total - low) / (high - low)
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Ask the server for the prompts; DataError if it gives none."""
+    if importlib.util.find_spec("websockets") is None:
+        raise DataError(
+            "task: type openenv needs the package websockets; run: pip install 'practicum[openenv]'"
+        )
+    count = config.train_size + config.heldout_size
+    websockets = import_module("websockets")
+    try:
+        session = SteppedEnvironment(config)
+        with contextlib.closing(session), show_wait("first observations", count) as wait:
+            texts = []
+            for seed in range(count):
+                texts.append(session.reset(seed))
+                wait.advance()
+    except (OSError, ValueError, ServerError, websockets.WebSocketException) as error:
+        raise DataError(
+            f"task.url: {config.url} gave no first observation ({type(error).__name__}: "
+            f"{excerpt(str(error))}); start an OpenEnv server there"
+        ) from error
+    prompts = [
+        Prompt(f"openenv-{seed}", (Message("user", text),)) for seed, text in enumerate(texts)
+    ]
+    return OpenEnv(config, prompts)
