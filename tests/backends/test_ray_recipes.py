@@ -1,0 +1,56 @@
+"""Recipes of methods with writers, judges and anchors of their own give over Ray the run of one process."""
+
+from pathlib import Path
+
+import pytest
+
+from practicum.runs import run
+
+from .ray_session import cluster
+from .test_ray import assert_close_runs
+
+assert cluster
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("cluster"),
+    # Ray's own threads and sockets, which it closes in its own time.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+TINY = "{hidden_size: 32, layers: 1, heads: 2, tokenizer: bytes}"
+FEW = ["train.prompts_per_step=4", "rollout.max_new_tokens=8"]
+SHORT = {
+    "papers/bond": [*FEW, "student.model.pretrain.steps=20"],
+    "papers/ketchup": [
+        *FEW,
+        "student.model.pretrain.steps=20",
+        "teacher.model.pretrain.steps=20",
+    ],
+    "papers/ppo": [*FEW, "student.model.pretrain.steps=20"],
+    "papers/gad": [
+        *FEW,
+        "student.model.pretrain.steps=20",
+        "teacher.teacher.model.pretrain.steps=20",
+        "scorers.discriminator.warmup_steps=1",
+    ],
+    "papers/ovd": [*FEW, f"student.model={TINY}", "student.trainable_layers=1"],
+    # Fewer steps of pretraining leave no answer that both models agree on.
+    "papers/rstar": [
+        "train.prompts_per_step=8",
+        "student.model.pretrain.steps=150",
+        "reference.model.pretrain.steps=150",
+    ],
+}
+"""What makes each recipe a matter of seconds."""
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_recipe_gives_the_run_of_one_process(tmp_path: Path, name: str) -> None:
+    changes = [*SHORT[name], "train.steps=2", "evaluation.prompts=0"]
+    one, two = (
+        run(name, [*changes, *backend], out=tmp_path / place).folder
+        for place, backend in (("one", []), ("two", ["backend={type: ray, trainers: 2}"]))
+    )
+    assert_close_runs(one, two)
