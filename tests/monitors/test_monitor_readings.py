@@ -173,8 +173,10 @@ def test_a_teacher_that_says_the_same_of_every_token_is_counted():
     answers = [rollout([1] * 8, "p"), rollout([1] * 8, "q"), rollout([1] * 7, "r")]
     assert readings(answers, [lost, sure, brief])["constant_teacher"] == 0.5
     assert "constant_teacher" not in readings([answers[2]], [brief])
-    spans = RecipeFacts.of(resolve_recipe(load_recipe("smoke/other_tokenizer")))
-    assert spans.scores_spans and "constant_teacher" not in readings(answers[:1], [lost], spans)
+    for name in ("smoke/other_tokenizer", "smoke/tools"):
+        facts = RecipeFacts.of(resolve_recipe(load_recipe(name)))
+        assert facts.repeats_scores
+        assert "constant_teacher" not in readings(answers[:1], [lost], facts)
 
 
 def test_tokens_without_weight_are_counted_where_weights_select():

@@ -42,7 +42,10 @@ def score(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the teacher's log-probabilities into the traces that a recipe learns from."""
+    """Write the teacher's log-probabilities into recorded traces.
+
+    They are the traces of `rollout.source: traces(FILE)`.
+    """
     with handle_errors(debug):
         from practicum.recipe import load_recipe
         from practicum.runs.trace_file import score_traces

@@ -16,7 +16,7 @@ class RecipeFacts:
     `refresh_period` is the number of steps between copies of a `periodic` self-teacher. A recipe
     `has_token_weights` if a term selects or weights its tokens, and `has_rewards` if a term learns
     from rewards. `teaching_scorers` are those beside the verifier that a term learns from. The
-    teacher `scores_spans` if several tokens may share one log-probability.
+    teacher `repeats_scores` if all tokens of an answer may have one although nothing is wrong.
     """
 
     max_new_tokens: int = 256
@@ -26,16 +26,17 @@ class RecipeFacts:
     has_token_weights: bool = False
     has_rewards: bool = False
     teaching_scorers: tuple[str, ...] = ()
-    scores_spans: bool = False
+    repeats_scores: bool = False
 
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> "RecipeFacts":
         """Read the facts from the data of a resolved recipe."""
         terms = Objective.model_validate(recipe["objective"]).losses
+        teacher = read_plugin("teachers", recipe["teacher"])
         periods = (
-            teacher.period
-            for teacher in find_self_teachers(recipe).values()
-            if teacher.weights == "periodic"
+            student.period
+            for student in find_self_teachers(recipe).values()
+            if student.weights == "periodic"
         )
         return cls(
             max_new_tokens=recipe["rollout"]["max_new_tokens"],
@@ -47,7 +48,7 @@ class RecipeFacts:
             teaching_scorers=tuple(
                 dict.fromkeys(term.scorer for term in terms if term.scorer != VERIFIER)
             ),
-            scores_spans=read_plugin("teachers", recipe["teacher"]).capabilities().by_span,
+            repeats_scores=teacher.capabilities().repeats_scores,
         )
 
 

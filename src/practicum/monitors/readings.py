@@ -324,10 +324,10 @@ def measure_constancy(
 ) -> Readings:
     """Measure the share of completions whose tokens all have one and the same teacher score.
 
-    Only completions with eight scored tokens or more are counted, as in `constant`. The tokens of a
-    span share a score by design, so a teacher of spans is not judged.
+    Only completions with eight scored tokens or more are counted, as in `constant`. A teacher that
+    repeats its scores by design, such as one of spans, is not judged.
     """
-    if facts.scores_spans:
+    if facts.repeats_scores:
         return {}
     columns = tokens.outputs.teacher_logprobs.split([len(rollout.tokens) for rollout in rollouts])
     scored = [

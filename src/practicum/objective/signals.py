@@ -29,7 +29,8 @@ class Capabilities:
     several losses. `follows_student` is True if a teacher may change as the student learns, or shares
     its modules: it is then asked at its own step and never ahead. That is also the default for a
     teacher that does not declare it. `by_span` is True if a sampled log-probability may be that of
-    several tokens together; see `practicum.types.TeacherSignal`.
+    several tokens together; see `practicum.types.TeacherSignal`. `repeats_scores` is True if all
+    tokens of an answer may have one score although nothing is wrong.
     """
 
     signals: frozenset[SignalName]
@@ -39,6 +40,7 @@ class Capabilities:
     needs_candidates: bool = False
     follows_student: bool = True
     by_span: bool = False
+    repeats_scores: bool = False
     raw_logits: bool = False
     splits_answers: bool = False
 

@@ -121,6 +121,8 @@ def _allow_schedules(node: Any, defs: Schema, above: tuple[str, ...] = ()) -> No
         if field.get("type") in ("number", "integer"):
             number = {part: field.pop(part) for part in list(field) if part not in _WORDS}
             node["properties"][key] = {**field, "anyOf": [number, _SCHEDULE]}
+        elif {option.get("type") for option in field.get("anyOf", ())} in _OPTIONAL_NUMBERS:
+            field["anyOf"].append(_SCHEDULE)
         else:
             _allow_schedules(field, defs, above)
     for key in ("anyOf", "allOf", "items", "prefixItems"):
@@ -128,6 +130,7 @@ def _allow_schedules(node: Any, defs: Schema, above: tuple[str, ...] = ()) -> No
 
 
 _WORDS = ("title", "description", "default")
+_OPTIONAL_NUMBERS = ({"number", "null"}, {"integer", "null"})
 _SCHEDULE = {"type": "string", "pattern": rf"^\s*({'|'.join(SCHEDULES)})\s*\("}
 
 

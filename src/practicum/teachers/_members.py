@@ -57,6 +57,7 @@ def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
         needs_candidates=any(member.needs_candidates for member in scoring),
         follows_student=follows,
         by_span=any(member.by_span for member in scoring),
+        repeats_scores=any(member.repeats_scores for member in scoring),
         raw_logits=all(member.raw_logits for member in scoring),
         splits_answers=any(member.splits_answers for member in scoring),
     )

@@ -51,8 +51,13 @@ from practicum.types import (
 
 T = TypeVar("T")
 
-EVERYTHING = Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
-"""The capabilities of a teacher that knows each distribution completely."""
+EVERYTHING = Capabilities(
+    signals=frozenset({"sampled", "topk", "full"}), follows_student=False, repeats_scores=True
+)
+"""The capabilities of a teacher that knows each distribution completely.
+
+Where a turn began unlike all that the expert would say, all tokens but the end are alike to it.
+"""
 
 ROUNDING = 1e-6
 """The largest deviation from 1 of the sum of the candidates' probabilities."""

@@ -104,6 +104,7 @@ def _pool_capabilities(members: Capabilities, kind: str) -> Capabilities:
         follows_student=members.follows_student,
         splits_answers=kind == "sum",
         by_span=members.by_span,
+        repeats_scores=members.repeats_scores,
     )
     if "full" in members.signals:
         return pool

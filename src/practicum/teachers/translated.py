@@ -99,6 +99,7 @@ def _narrow(inner: Capabilities) -> Capabilities:
         needs_candidates=False,
         raw_logits=False,
         by_span=True,
+        repeats_scores=True,
     )
 
 
