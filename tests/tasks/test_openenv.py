@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from toy import make_model, rows, toy_run
 from websockets.sync.server import ServerConnection, serve
 
@@ -108,10 +109,28 @@ def test_a_conversation_has_one_reward(url: str, how: str, expected: float) -> N
     rollout = Rollout.from_text(prompt, "a", "b")
     assert env.reward(rollout) == 0.0
     assert env.reward(replace(rollout, turns=turns)) == expected
-    with pytest.raises(
-        DataError, match=r"gave the reward 1 for prompt 'openenv-0'; write task\.reward_range"
-    ):
-        task(url, reward_range=[0.0, 0.5]).reward(replace(rollout, turns=turns[:1]))
+
+
+def test_a_reward_out_of_range_ends_its_conversation_and_not_the_run(url: str) -> None:
+    env = task(url, reward="sum", reward_range=[0.0, 0.5])
+    prompt = env.train_prompts()[0]
+    episode = env.open(prompt, 0)
+    assert [episode.step(letter).reward for letter in "ab"] == [pytest.approx(1 / 3)] * 2
+    with pytest.raises(ServerError, match=r"the reward is 1; write task\.reward_range"):
+        episode.step("c")
+    episode.close()
+    # Cut off before that, it has the nearer end of the range.
+    turns = (Turn("assistant", 1, "a", reward=0.4), Turn("assistant", 1, "b", reward=0.4))
+    assert env.reward(replace(Rollout.from_text(prompt, "a", "b"), turns=turns)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"reward_range": [1.0, 1.0]}, "1 is not below 1"), ({"url": "http://me:key@host"}, "url")],
+)
+def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Config.model_validate({"url": "http://localhost", **settings})
 
 
 def test_a_run_converses_with_the_server(url: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from practicum.core.waits import show_wait
 from practicum.errors import DataError
@@ -23,13 +23,17 @@ from practicum.types import FrozenConfig, Message, Prompt, Rollout
 MAX_MESSAGE_BYTES = 2**20
 """The longest answer of a server that is read."""
 
+CLOSE_SECONDS = 1.0
+"""The longest wait for a server to confirm the end of a session."""
+
 
 class Config(FrozenConfig):
     """The server, the fields that hold texts, and the prompts to ask for."""
 
     type: Literal["openenv"] = "openenv"
     url: str = Field(
-        pattern=r"^(http|ws)s?://\S+$", description="the server, as http://localhost:8000"
+        pattern=r"^(http|ws)s?://[^\s@]+$",
+        description="the server, as http://localhost:8000; without a password",
     )
     action: str = Field(default="text", description="the field of an action for the turn's text")
     observation: str = Field(default="text", description="the field of an observation to read")
@@ -45,6 +49,13 @@ class Config(FrozenConfig):
     train_size: int = Field(default=64, ge=1, description="resets to train on, seeds from 0")
     heldout_size: int = Field(default=16, ge=0, description="resets with the seeds after these")
     seconds: float = Field(default=60.0, gt=0, description="the longest wait for the server")
+
+    @model_validator(mode="after")
+    def _check_range(self) -> "Config":
+        low, high = self.reward_range
+        if not low < high:
+            raise ValueError(f"reward_range: {low:g} is not below {high:g}; write [least, largest]")
+        return self
 
 
 class _Answer(BaseModel):
@@ -66,11 +77,16 @@ class SteppedEnvironment:
         address = f"ws{config.url.removeprefix('http').removeprefix('ws')}".rstrip("/")
         self._config = config
         self._socket = client.connect(
-            f"{address}/ws", open_timeout=config.seconds, max_size=MAX_MESSAGE_BYTES
+            f"{address}/ws",
+            open_timeout=config.seconds,
+            close_timeout=CLOSE_SECONDS,
+            max_size=MAX_MESSAGE_BYTES,
         )
+        self._rewards: list[float] = []
 
     def reset(self, seed: int) -> str:
         """Begin anew with a seed, and return the first observation."""
+        self._rewards = []
         return self._read_text(
             self._ask("reset", {"index": seed, **self._config.reset, "seed": seed})
         )
@@ -79,9 +95,21 @@ class SteppedEnvironment:
         """Act with the student's turn; see `practicum.ports.Episode`."""
         answer = self._ask("step", {self._config.action: turn})
         reward = None if answer.reward is None else float(answer.reward)
+        if reward is not None:
+            self._rewards.append(reward)
+        if answer.done:
+            self._check_rewards()
         # What the environment says at its end may be empty, and nobody answers it.
         message = None if answer.done else Message("user", self._read_text(answer))
         return Observation(message, reward=reward)
+
+    def _check_rewards(self) -> None:
+        """Raise ServerError if the conversation's reward is none that the recipe expects."""
+        total, (low, high) = add_rewards(self._rewards, self._config), self._config.reward_range
+        if not low <= total <= high:
+            raise ServerError(
+                f"the reward is {total:g}; write task.reward_range for what the server may give"
+            )
 
     def close(self) -> None:
         """End the session, whether or not the server still listens."""
@@ -159,18 +187,21 @@ class OpenEnv:
         return _ResumedEpisode(self._config, prompt, self._seeds[prompt.id])
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return the rewards of the turns as one number from 0 to 1; 0 if no turn has one."""
+        """Return the rewards of the turns as one number from 0 to 1; 0 if no turn has one.
+
+        A conversation that is cut off may stand outside `reward_range`: it has the nearer end of it.
+        """
         rewards = [turn.reward for turn in rollout.turns if turn.reward is not None]
-        low, high = self._config.reward_range
         if not rewards:
             return 0.0
-        total = sum(rewards) if self._config.reward == "sum" else rewards[-1]
-        if not low <= total <= high:
-            raise DataError(
-                f"task.url: {self._config.url} gave the reward {total:g} for prompt "
-                f"{rollout.prompt.id!r}; write task.reward_range for what it may give"
-            )
+        low, high = self._config.reward_range
+        total = min(max(add_rewards(rewards, self._config), low), high)
         return (total - low) / (high - low)
+
+
+def add_rewards(rewards: Sequence[float], config: Config) -> float:
+    """Return the reward of a conversation from those of its turns, as the server counts it."""
+    return sum(rewards) if config.reward == "sum" or not rewards else rewards[-1]
 
 
 def build(config: Config, context: TaskContext) -> Task:
