@@ -4,12 +4,14 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
 import ray
 from torch import Tensor
 
+from practicum.backends._sharded.following import ShardedSelfTeacher
 from practicum.backends._sharded.rank_verbs import ModelSettings
 from practicum.backends.ray.calls import AnswerLimits, ask_progress, wait_for
 from practicum.backends.ray.placement import end_processes
@@ -358,56 +360,31 @@ class ShardedTeacher:
         return self._head
 
 
-class RaySelfTeacher:
-    """See `practicum.ports.SelfTeacher`; its rows follow the student's in each rank."""
+class RaySelfTeacher(ShardedSelfTeacher[WeightsReference]):
+    """The student as its own teacher; samplers answer with its published weights."""
 
     def __init__(
         self, trainer: RayTrainer, samplers: ModelPool, rule: WeightUpdateRule, name: str
     ) -> None:
         self._trainer = trainer
-        self._rule = rule.hold_within_step()
-        self._name = name
-        self._published: WeightsReference | None = None
-        self._client = ModelClient(samplers, self._publish)
-        if self._rule.weights == "frozen":
-            self._published = trainer.publish()
-        elif self._rule.weights != "live":
-            trainer.group.ask("begin_following", name)
+        super().__init__(rule, name, trainer.group.ask, partial(ModelClient, samplers))
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Every signal, but only at its own step: the weights follow the student's."""
-        return replace(self._client.capabilities, follows_student=True)
+    def gather_student(self) -> WeightsReference:
+        """Publish the student's weights once a step."""
+        return self._trainer.publish()
 
-    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample one completion a request, in order."""
-        return self._client.sample(requests, params)
+    def keep_student(self) -> WeightsReference:
+        """Publish the student's weights; a reference never changes."""
+        return self._trainer.publish()
 
-    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score each request's tokens."""
-        return self._client.score(requests, signal)
+    def gather_follower(self) -> WeightsReference:
+        """Publish the rows that follow the student's."""
+        return self._trainer.group.publish(self._name)
 
-    def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Follow the student."""
-        if self._rule.weights in ("ema", "periodic"):
-            self._trainer.group.ask("follow", self._name, self._rule, step)
-            self._published = None
+    def read(self, weights: WeightsReference) -> dict[str, Tensor]:
+        """Return the tensors of published weights."""
+        return {name: packed.to_tensor() for name, packed in weights.fetch().items()}
 
-    def save_state(self) -> dict[str, Tensor]:
-        """Return the teacher's weights if they changed since the start."""
-        if self._rule.weights not in ("ema", "periodic"):
-            return {}
-        return {name: packed.to_tensor() for name, packed in self._publish().fetch().items()}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the teacher's weights."""
-        if tensors:
-            self._trainer.group.ask("load_follower", self._name, ray.put(dict(tensors)))
-            self._published = None
-
-    def _publish(self) -> WeightsReference:
-        if self._rule.weights == "live":
-            return self._trainer.publish()
-        if self._published is None:
-            self._published = self._trainer.group.publish(self._name)
-        return self._published
+    def pack(self, tensors: dict[str, Tensor]) -> Any:
+        """Return a reference to the tensors, which the driver does not send itself."""
+        return ray.put(tensors)

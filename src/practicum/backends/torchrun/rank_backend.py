@@ -4,7 +4,7 @@ import itertools
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from practicum.backends._sharded.following import ShardedSelfTeacher
 from practicum.backends._sharded.rank_verbs import ModelSettings, ProcessSettings
 from practicum.backends.local.backend import prepare_folder
 from practicum.backends.torchrun import Config
@@ -299,57 +300,32 @@ class RankClient:
         return [answer for part in self._verbs.ask_each(verb, shares) for answer in part]
 
 
-class RankSelfTeacher:
-    """See `practicum.ports.SelfTeacher`; its rows follow the student's in each rank."""
+class RankSelfTeacher(ShardedSelfTeacher[RankHead]):
+    """The student as its own teacher; every rank has a whole copy of the weights that answer."""
 
     def __init__(self, trainer: RankTrainer, rule: WeightUpdateRule, name: str) -> None:
         self._trainer = trainer
-        self._rule = rule.hold_within_step()
-        self._name = name
-        self._model: RankHead | None = None
-        self._client = trainer.build_follower(self._gather)
-        if self._rule.weights == "frozen":
-            self._model = trainer.take_weights(name)
-        elif self._rule.weights != "live":
-            trainer.ask("begin_following", name)
+        super().__init__(rule, name, trainer.ask, trainer.build_follower)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Every signal, but only at its own step: the weights follow the student's."""
-        return replace(self._client.capabilities, follows_student=True)
+    def gather_student(self) -> RankHead:
+        """Gather the student's weights once a step."""
+        return self._trainer.gather()
 
-    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample one completion a request, in order."""
-        return self._client.sample(requests, params)
+    def keep_student(self) -> RankHead:
+        """Gather the student's weights under the teacher's name."""
+        return self._trainer.take_weights(self._name)
 
-    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score each request's tokens."""
-        return self._client.score(requests, signal)
+    def gather_follower(self) -> RankHead:
+        """Gather the rows that follow the student's."""
+        return self._trainer.take_weights(self._name, self._name)
 
-    def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Follow the student."""
-        if self._rule.weights in ("ema", "periodic"):
-            self._trainer.ask("follow", self._name, self._rule, step)
-            self._model = None
+    def read(self, weights: RankHead) -> dict[str, Tensor]:
+        """Return the tensors as this rank has them."""
+        return self._trainer.read_weights(weights)
 
-    def save_state(self) -> dict[str, Tensor]:
-        """Return the teacher's weights if they changed since the start."""
-        if self._rule.weights not in ("ema", "periodic"):
-            return {}
-        return self._trainer.read_weights(self._gather())
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the teacher's weights."""
-        if tensors:
-            self._trainer.ask("load_follower", self._name, dict(tensors))
-            self._model = None
-
-    def _gather(self) -> RankHead:
-        if self._rule.weights == "live":
-            return self._trainer.gather()
-        if self._model is None:
-            self._model = self._trainer.take_weights(self._name, self._name)
-        return self._model
+    def pack(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors themselves, which a collective carries."""
+        return tensors
 
 
 def note_single() -> None:
