@@ -76,11 +76,14 @@ class SteppedEnvironment:
         client = import_module("websockets.sync.client")
         address = f"ws{config.url.removeprefix('http').removeprefix('ws')}".rstrip("/")
         self._config = config
-        self._socket = client.connect(
-            f"{address}/ws",
-            open_timeout=config.seconds,
-            close_timeout=CLOSE_SECONDS,
-            max_size=MAX_MESSAGE_BYTES,
+        self._open = contextlib.ExitStack()
+        self._socket = self._open.enter_context(
+            client.connect(
+                f"{address}/ws",
+                open_timeout=config.seconds,
+                close_timeout=CLOSE_SECONDS,
+                max_size=MAX_MESSAGE_BYTES,
+            )
         )
         self._rewards: list[float] = []
 
@@ -115,7 +118,7 @@ class SteppedEnvironment:
         """End the session, whether or not the server still listens."""
         with contextlib.suppress(OSError, import_module("websockets").ConnectionClosed):
             self._socket.send(json.dumps({"type": "close"}))
-        self._socket.close()
+        self._open.close()
 
     def _ask(self, kind: str, data: Mapping[str, JsonValue]) -> _Answer:
         self._socket.send(json.dumps({"type": kind, "data": data}))
