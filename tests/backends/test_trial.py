@@ -1,5 +1,6 @@
 """A model that is another one token by token is refused by name, unless it only scores."""
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from practicum.backends.local.decode_step import SlotStep
 from practicum.backends.local.language_model import (
+    CACHE_NAMES,
     UNBOUNDED,
     LanguageModel,
     find_body,
@@ -62,8 +64,15 @@ def test_a_model_that_forgets_its_cache_is_refused_and_by_how_much():
     body = find_body(model.model)
     whole = body.forward
 
-    def forgetful(past_key_values=None, **others):
-        return whole(past_key_values=None, **{**others, "attention_mask": None})
+    name = next(name for name in CACHE_NAMES if name in inspect.signature(whole).parameters)
+
+    def forgetful(*, input_ids, position_ids, use_cache, **others):
+        return whole(input_ids=input_ids, position_ids=position_ids, use_cache=use_cache)
+
+    # The body's signature tells what its cache is called.
+    forgetful.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)]
+    )
 
     with patch_forwards({body: forgetful}):
         found = explain_no_sampling(model)

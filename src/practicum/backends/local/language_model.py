@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from practicum.backends.local.attention import AttentionLayout
 from practicum.errors import ModelError
@@ -25,6 +25,9 @@ CONTEXT_LENGTH_KEYS = (
     "n_ctx",
 )
 """The config keys that hold the context length in tokens, the most common one first."""
+
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""What bodies call the cache that they are given and return; the first since transformers 5.24."""
 
 UNBOUNDED = 1 << 20
 """The context length of models without a table of positions (Mamba, ALiBi)."""
@@ -95,6 +98,12 @@ class LanguageModel:
         layers = DynamicCache(config=self.model.config).layers
         return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
 
+    @property
+    def attends(self) -> bool:
+        """True if a layer keeps keys and values of each token; false for a pure state-space model."""
+        layers = DynamicCache(config=self.model.config).layers
+        return any(isinstance(layer, CacheLayerMixin) for layer in layers)
+
     def body(
         self, input_ids: Int[Tensor, "B L"], attention_mask: Bool[Tensor, "B L"]
     ) -> Float[Tensor, "B L D"]:
@@ -121,19 +130,18 @@ class LanguageModel:
         """
         body, length = find_body(self.model), input_ids.shape[1]
         parameters = inspect.signature(body.forward).parameters
-        name, mask = "past_key_values", attention_mask
-        if "cache_params" in parameters:
-            # A state-space model: it has no attention, so only the new tokens need a mask.
-            name, mask = "cache_params", attention_mask[:, -length:]
+        name = next((name for name in CACHE_NAMES if name in parameters), None)
+        # A pure state-space model has no attention, so only the new tokens need a mask.
+        mask = attention_mask if self.attends else attention_mask[:, -length:]
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             output = body(
                 input_ids=input_ids,
                 attention_mask=mask.long(),
                 position_ids=_count_positions(attention_mask)[:, -length:],
                 use_cache=True,
-                **{name: cache},
+                **({name: cache} if name else {}),
             )
-        if name not in parameters or not isinstance(output.get(name), Cache):
+        if name is None or not isinstance(output.get(name), Cache):
             raise ModelError(
                 f"{type(body).__name__} keeps what it has read in no cache of transformers"
             )
