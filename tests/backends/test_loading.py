@@ -237,7 +237,7 @@ def test_a_tokenizer_that_is_not_json(folder):
 def test_an_unknown_name(name):
     refused(
         name,
-        r"it is not a folder, not a hub name such as .*, and not one of the packaged models \(smollm2-135m",
+        r"it is not a folder or a GGUF file, not a hub name such as .*, and not one of the packaged models \(smollm2-135m",
     )
 
 

@@ -69,7 +69,7 @@ def _find_source(model: str) -> str:
     # A mistyped path must fail here: as a hub name it would go out to the network.
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ModelError(
-            f"no model {model!r}: it is not a folder, not a GGUF file, not a hub name such as "
+            f"no model {model!r}: it is not a folder or a GGUF file, not a hub name such as "
             f"'Qwen/Qwen3-0.6B', and not one of the packaged models ({', '.join(PACKAGED)})"
         )
     return model

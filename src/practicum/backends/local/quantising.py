@@ -51,7 +51,7 @@ def _list_layers(
     """Yield the linear layers of the body; ModelError if they cannot be rounded, or are few."""
     body, multiple = find_body(language_model.model), QUANTIZATIONS[name].multiple_of
     layers = {key: part for key, part in body.named_modules() if isinstance(part, torch.nn.Linear)}
-    own = {id(layer.weight) for layer in layers.values()}
+    linear_ids = {id(layer.weight) for layer in layers.values()}
     embeddings = {
         id(weight)
         for part in body.modules()
@@ -59,9 +59,9 @@ def _list_layers(
         for weight in part.parameters()
     }
     matrices = [weight for weight in body.parameters() if weight.ndim >= 2]
-    others = sum(w.numel() for w in matrices if id(w) not in own | embeddings)
+    num_kept = sum(w.numel() for w in matrices if id(w) not in linear_ids | embeddings)
     # Experts in one tensor, or GPT-2's transposed maps: rounding the rest would hardly count.
-    if others > sum(layer.weight.numel() for layer in layers.values()):
+    if num_kept > sum(layer.weight.numel() for layer in layers.values()):
         raise ModelError(
             f"{source}: most of its weights are in no linear layer of torch, and quantization "
             "rounds only these; leave quantization out"
@@ -85,9 +85,9 @@ def simulate_nvfp4(weight: Float[Tensor, "R C"]) -> Float[Tensor, "R C"]:
     # Zeros at the end of a row change no block's largest weight.
     padded = torch.nn.functional.pad(weight.float(), (0, -columns % NVFP4_BLOCK))
     blocks = padded.view(rows, -1, NVFP4_BLOCK)
-    whole = (blocks.abs().amax() / (E2M1_MAX * E4M3_MAX)).clamp_min(torch.finfo().tiny)
-    scales = blocks.abs().amax(dim=-1, keepdim=True) / E2M1_MAX / whole
-    scales = scales.clamp_max(E4M3_MAX).to(torch.float8_e4m3fn).float() * whole
+    tensor_scale = (blocks.abs().amax() / (E2M1_MAX * E4M3_MAX)).clamp_min(torch.finfo().tiny)
+    scales = blocks.abs().amax(dim=-1, keepdim=True) / E2M1_MAX / tensor_scale
+    scales = scales.clamp_max(E4M3_MAX).to(torch.float8_e4m3fn).float() * tensor_scale
     # A block whose scale rounds to 0 has no other value.
     values = _round_to_e2m1(blocks / scales.where(scales > 0, 1.0)) * scales
     return values.view(rows, -1)[:, :columns].to(weight.dtype)

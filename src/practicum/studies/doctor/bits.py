@@ -40,8 +40,8 @@ def check_bits(evidence: Evidence) -> CheckOutcome:
         if scorer.config.quantization is not None
     )
     details: dict[str, float | None] = {}
-    for name, (now, before) in saved.items():
-        details |= {f"{name}, MiB": now, f"{name} with all bits, MiB": before}
+    for name, (rounded_mib, exact_mib) in saved.items():
+        details |= {f"{name}, MiB": rounded_mib, f"{name} with all bits, MiB": exact_mib}
     status = find_worst_status(*(grade(cost, good, bad) for cost in costs.values()))
     fix = ("teacher.quantization=null",) if len(rounded) == 1 and status != "pass" else ()
     return CheckOutcome(status, text, worst, "nats a token", fix, details=details)
