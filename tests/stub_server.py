@@ -1,6 +1,8 @@
 """A server on loopback that scores as its model does, in the dialect it is told, with faults played in the order of a script."""
 
+import fcntl
 import json
+import os
 import ssl
 import threading
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from practicum.backends.local.loading import load
@@ -45,6 +48,18 @@ class FolderModel:
             logits = model.model(torch.tensor([[*ids]])).logits[0, :, : model.vocab_size].float()
         return torch.cat([torch.zeros(1, model.vocab_size), logits[:-1]]).log_softmax(-1)
 
+    def stream(self, ids: Sequence[int]) -> Tensor:
+        """What the last layer gives out, before the last norm."""
+        kept: list[Tensor] = []
+        model: Any = self.loaded.language_model.model
+        hook = model.model.layers[-1].register_forward_hook(
+            lambda layer, given, out: kept.append(out[0] if isinstance(out, tuple) else out)
+        )
+        with torch.no_grad():
+            model(torch.tensor([[*ids]]))
+        hook.remove()
+        return kept[0].reshape(len(ids), -1)
+
     def write(
         self, ids: Sequence[int], most: int, seed: int, temperature: float
     ) -> tuple[list[int], list[float], bool]:
@@ -71,6 +86,9 @@ class Stub:
     tempered: bool = False
     bend: Callable[[Tensor], Tensor] = lambda rows: rows
     answers_as: str | None = None
+    states: Path | None = None
+    change_states: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
+    writes_after: float = 0.0
     key: str | None = None
     script: list[Fault | None] = field(default_factory=list)
     asked: list[tuple[str, Any]] = field(default_factory=list)
@@ -141,8 +159,36 @@ class Stub:
         if path == "/generate" and self.dialect == "sglang":
             return self._sglang(body)
         if path == "/v1/completions" and self.dialect in ("vllm", "echo", "echo_text"):
-            return self._completions(body)
+            code, said = self._completions(body)
+            if self.states is not None and code == 200:
+                said["kv_transfer_params"] = {"hidden_states_path": self._write_states(body)}
+            return code, said
         return 404, {"error": {"message": "File Not Found"}}
+
+    def _write_states(self, body: Any) -> str:
+        """Name a file, lock it, and write it a while later, as vLLM's connector does."""
+        assert self.states is not None
+        with self.lock:
+            stream = self.model.stream(body["prompt"])
+            file = self.states / f"cmpl-{len(self.asked)}-{id(body)}-0.safetensors"
+        # Two layers, so that the last one has to be chosen.
+        hidden = torch.stack([stream.flip(0), stream], dim=1)
+        tensors = self.change_states(
+            {"hidden_states": hidden, "token_ids": torch.tensor(body["prompt"])}
+        )
+        lock = os.open(f"{file}.lock", os.O_CREAT | os.O_WRONLY, 0o644)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def finish() -> None:
+            try:
+                if tensors:
+                    save_file(tensors, file)
+            finally:
+                os.close(lock)
+
+        threading.Timer(self.writes_after, finish).start()
+        # The server's own view of a shared folder.
+        return f"/somewhere/else/{file.name}"
 
     def _logprobs(self, ids: Sequence[int], temperature: float) -> Tensor:
         with self.lock:

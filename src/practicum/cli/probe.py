@@ -22,6 +22,7 @@ from practicum.teachers._comparison import ModelComparison, ScoredText, compare_
 from practicum.teachers._probe import Probe, build_canary, probe
 from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.teachers._served import open_server
+from practicum.teachers._states import READS_STATES
 from practicum.teachers.openai_api import Config
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
@@ -153,6 +154,8 @@ def find_methods(result: Probe) -> AllowedMethods:
         return find_allowed_methods(Capabilities(frozenset(), frozenset(), largest_k=0))
     if not result.largest_k:
         return find_allowed_methods(Capabilities(frozenset({"sampled"}), frozenset(), largest_k=0))
+    if result.writes_states:
+        return find_allowed_methods(READS_STATES)
     signals = Capabilities(
         frozenset({"sampled", "topk"}), frozenset({"teacher"}), largest_k=result.largest_k
     )
@@ -168,6 +171,7 @@ def to_json(result: Probe, comparison: ModelComparison | None = None) -> dict[st
         "dialect": "chat" if result.dialect is None else result.dialect.name,
         "sampled": result.dialect is not None,
         "largest_k": result.largest_k,
+        "full": result.writes_states,
         "context": result.context,
         "follows_temperature": result.tempered,
         "noise_alone": result.noise[0],
@@ -176,6 +180,7 @@ def to_json(result: Probe, comparison: ModelComparison | None = None) -> dict[st
         "seconds": result.seconds,
         "bytes_a_token": {"sampled": result.wire[0], "largest_k": result.wire[1]},
         "launch": None if result.dialect is None else result.dialect.launch,
+        "states_launch": None if result.dialect is None else result.dialect.states_launch,
         "canary": result.canary_sum,
         "methods": find_methods(result).to_json(),
     }

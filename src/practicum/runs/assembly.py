@@ -20,6 +20,7 @@ from practicum.models.files import digest_file
 from practicum.ports import (
     Backend,
     BackendContext,
+    Ending,
     HoldsTeachers,
     Model,
     SelfTeacher,
@@ -59,7 +60,14 @@ from practicum.runs.identity import (
     digest_tools,
     name_decoding,
 )
-from practicum.runs.opening import add_tools, build_task, open_backend, open_local, resolve_run
+from practicum.runs.opening import (
+    add_tools,
+    build_task,
+    load_ending,
+    open_backend,
+    open_local,
+    resolve_run,
+)
 from practicum.runs.scoring import ScorerBuilder
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
@@ -432,6 +440,7 @@ class _Assembly:
             self_teacher=lambda rule: self.load_self(rule, name),
             load_model=lambda config: self.load_model(config, name),
             load_renderer=lambda config: self.load_renderer(config, name),
+            load_ending=lambda config: self.load_ending(config, name),
             register_file=lambda path: self.identities.append(
                 lambda: {f"{name}/{path.name}": digest_file(path)}
             ),
@@ -470,6 +479,12 @@ class _Assembly:
         renderer = add_tools(load_renderer(resolve_run(config)), self.task)
         self.identities.append(lambda: digest_tokenizer(name, renderer))
         return renderer
+
+    def load_ending(self, config: ModelConfig, name: str) -> Ending:
+        """Read the last norm and the head of a model that is at a server."""
+        ending = load_ending(config)
+        self.identities.append(lambda: add_prefix(name, digest_model(ending.source)))
+        return ending
 
     def _needs_samples(self, is_reference: bool) -> bool:
         """Return True if teacher or reference must sample, for training or for its evaluation."""

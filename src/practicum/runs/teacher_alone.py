@@ -25,7 +25,13 @@ from practicum.ports import (
 from practicum.recipe import Recipe
 from practicum.rollouts import answers_back
 from practicum.runs.identity import add_prefix, digest_student
-from practicum.runs.opening import build_task, open_backend, open_local, resolve_run
+from practicum.runs.opening import (
+    build_task,
+    load_ending,
+    open_backend,
+    open_local,
+    resolve_run,
+)
 from practicum.text import Renderer, compare_renderers
 from practicum.text.tokenizers import load_renderer
 from practicum.types import Prompt
@@ -84,6 +90,7 @@ class TeacherLoader:
             base_dir=Path(recipe.base_dir),
             at_end=self.context.at_end,
             load_renderer=self._load_renderer,
+            load_ending=load_ending,
             compare=compare_renderers if self._scores else lambda student, teacher: None,
             task=self.task,
         )

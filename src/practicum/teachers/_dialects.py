@@ -8,6 +8,7 @@ defaults of a server or of its model do not matter.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from practicum.remote.http import JsonRequest
@@ -52,11 +53,13 @@ class Dialect(Protocol):
     """A way of asking a server.
 
     `name` is its name in a recipe, and `launch` the flags with which a server that scores is
-    started, empty if there are none to advise.
+    started, empty if there are none to advise; `states_launch` those with which it writes hidden
+    states too.
     """
 
     name: str
     launch: str
+    states_launch: str
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
@@ -118,6 +121,12 @@ class Vllm:
     name = "vllm"
     # The last flag bounds the rows of logits that one batch holds: prompts are scored in chunks.
     launch = "--max-logprobs K --logprobs-mode raw_logprobs --max-num-batched-tokens 2048"
+    states_launch = (
+        '--speculative-config \'{"method": "extract_hidden_states", "num_speculative_tokens": 1, '
+        '"draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [LAYERS]}}}\' '
+        '--kv-transfer-config \'{"kv_connector": "ExampleHiddenStatesConnector", "kv_role": '
+        '"kv_producer", "kv_connector_extra_config": {"shared_storage_path": "FOLDER"}}\''
+    )
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
@@ -181,6 +190,7 @@ class Sglang:
 
     name = "sglang"
     launch = "--chunked-prefill-size 2048"
+    states_launch = ""
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
@@ -247,6 +257,7 @@ class Echo:
 
     name = "echo"
     launch = ""
+    states_launch = ""
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
@@ -304,6 +315,15 @@ def read_model_name(answer: Any) -> str | None:
     """Return the model that an answer names, or None."""
     name = answer.get("model") if isinstance(answer, dict) else None
     return name if isinstance(name, str) else None
+
+
+def read_states_name(answer: Any) -> str | None:
+    """Return the name of the file of hidden states that an answer promises, None if it does not."""
+    params = answer.get("kv_transfer_params") if isinstance(answer, dict) else None
+    path = params.get("hidden_states_path") if isinstance(params, dict) else None
+    # Only the name counts: a server must not choose which files of this machine are read.
+    name = PurePosixPath(path).name if isinstance(path, str) else ""
+    return name if name.endswith(".safetensors") and name.isprintable() else None
 
 
 def _rank_candidate(candidate: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -20,6 +20,7 @@ from practicum.teachers._dialects import (
     DialectName,
     ServerScores,
     read_model_name,
+    read_states_name,
 )
 from practicum.text import make_printable
 from practicum.text.safe import MAX_EXCERPT_CHARACTERS
@@ -61,6 +62,7 @@ class Probe:
     - answered_by: the model that its answers name
     - parity: the share of the tokens it samples greedily that it also scores best
     - wire: bytes a token of requests and answers, for `sampled` and with `largest_k` candidates
+    - writes_states: it says that it writes hidden states, which give the full distribution
     - misplaced: how its scores stand at other positions than what it writes, None if they do not
     """
 
@@ -80,6 +82,7 @@ class Probe:
     parity: float | None = None
     wire: tuple[float, float] = (0.0, 0.0)
     misplaced: str | None = None
+    writes_states: bool = False
 
     @property
     def canary_sum(self) -> float | None:
@@ -103,7 +106,8 @@ class Probe:
                 "mix(other=teacher), signal: text)"
             )
         topk = f", topk(k={self.largest_k}, support=teacher) or less" if self.largest_k else ""
-        return f"sampled{topk}"
+        full = ", full (teacher.states reads the hidden states that it writes)"
+        return f"sampled{topk}{full if self.writes_states else ''}"
 
     def render_lines(self) -> list[str]:
         """Return the result for a terminal, line by line."""
@@ -140,7 +144,18 @@ class Probe:
             f"time: {self.seconds:.2f} s for {tokens} tokens",
             f"bytes: {self._describe_bytes()}",
             *([f"start with: {self.dialect.launch}"] if self.dialect.launch else []),
+            *self._describe_states(),
             f"canary: {self.canary_sum:.4f}",
+        ]
+
+    def _describe_states(self) -> list[str]:
+        """Return the flags for the full distribution and its cost, if the server is of that kind."""
+        if self.dialect is None or not self.dialect.states_launch:
+            return []
+        # 8,192 bytes a token at a width of 4,096, where top candidates are JSON.
+        return [
+            "for signal: full, on this machine or a shared folder: 2 bytes x width a token; also "
+            f"with: {self.dialect.states_launch}"
         ]
 
     def _describe_bytes(self) -> str:
@@ -225,6 +240,7 @@ class _ProbeAnswer:
     signal: TeacherSignal
     scores: ServerScores
     model: str | None
+    writes_states: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +279,8 @@ class _CanaryScorer:
             raise TeacherError(
                 f"{self.client.address}: the answer to the canary is wrong: {error}"
             ) from None
-        return _ProbeAnswer(signal, scores, read_model_name(answer))
+        writes_states = read_states_name(answer) is not None
+        return _ProbeAnswer(signal, scores, read_model_name(answer), writes_states)
 
 
 def _probe_scores(
@@ -304,6 +321,7 @@ def _probe_scores(
         parity=parity,
         wire=(plain / length, with_candidates / length),
         misplaced=misplaced,
+        writes_states=answer.writes_states,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from practicum.types import (
     ScoreRequest,
     TeacherSignal,
 )
+
+Read = TypeVar("Read")
+"""The value that is read from a server's answer about a text."""
 
 MOST_CLAMPED = 1e-3
 """The largest share of log-probabilities that may be minus infinity."""
@@ -182,6 +185,11 @@ class RemoteClient(StepFollower):
         self._calls = 0
         self._tokens_used = self._logprobs = self._clamped = 0
 
+    @property
+    def address(self) -> str:
+        """The server's address, for messages."""
+        return self._http.address
+
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Return log-probabilities of each request's tokens, and of the k likeliest on request."""
         with self._generator.counting("score"):
@@ -189,6 +197,26 @@ class RemoteClient(StepFollower):
 
     def _score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         k = min(signal.candidates, self._vocabulary)
+        return self.ask_about(
+            requests,
+            lambda request: self._build_body(request, k),
+            lambda json_request, request, answer: self._parse_signal(
+                json_request, request, answer, k
+            ),
+            TeacherSignal(logprobs=torch.zeros(0)),
+        )
+
+    def ask_about(
+        self,
+        requests: Sequence[ScoreRequest],
+        build: Callable[[ScoreRequest], JsonRequest],
+        parse: Callable[[JsonRequest, ScoreRequest, Any], Read],
+        empty: Read,
+    ) -> list[Read]:
+        """Ask about each text within context and budget, and check that the model stays the same.
+
+        `empty` is the answer about a text without tokens, which is not sent.
+        """
         indexed = [(index, request) for index, request in enumerate(requests) if request.tokens]
         tokens = sum(_count_tokens(request) for _, request in indexed)
         for _, request in indexed:
@@ -202,31 +230,35 @@ class RemoteClient(StepFollower):
                 self.check_same_model()
             self._calls += 1
         json_requests = [
-            self._build_request(f"completion {index + 1} of {len(requests)}", request, k)
+            self._name_request(f"completion {index + 1} of {len(requests)}", request, build)
             for index, request in indexed
         ]
+
+        def read(number: int, answer: Any) -> Read:
+            self._check_name(json_requests[number], answer)
+            return parse(json_requests[number], indexed[number][1], answer)
+
         failures = self._http.failures
         # Each answer is parsed on arrival: as JSON, all together would take many times the memory.
-        answers = self._http.send_all(
-            json_requests,
-            lambda n, answer: self._parse_signal(json_requests[n], indexed[n][1], answer, k),
-        )
+        answers = self._http.send_all(json_requests, read)
         if self._http.failures != failures:
             # The server may have been started again with another model.
             self.check_same_model()
         self._tokens_used += tokens
-        signals = {index: answer for (index, _), answer in zip(indexed, answers, strict=True)}
-        empty = TeacherSignal(logprobs=torch.zeros(0))
-        return [signals.get(index, empty) for index in range(len(requests))]
+        results = {index: answer for (index, _), answer in zip(indexed, answers, strict=True)}
+        return [results.get(index, empty) for index in range(len(requests))]
 
-    def _build_request(self, name: str, request: ScoreRequest, k: int) -> JsonRequest:
+    def _name_request(
+        self, name: str, request: ScoreRequest, build: Callable[[ScoreRequest], JsonRequest]
+    ) -> JsonRequest:
+        body = replace(build(request), name=name)
+        return self._generator.limits.add_timeout(body, _count_tokens(request))
+
+    def _build_body(self, request: ScoreRequest, k: int) -> JsonRequest:
         model, temperature = self._probe.model, self._temperature
-        body = self._dialect.build_score_request(model, request, k, temperature)
-        return self._generator.limits.add_timeout(replace(body, name=name), _count_tokens(request))
+        return self._dialect.build_score_request(model, request, k, temperature)
 
-    def _parse_signal(
-        self, json_request: JsonRequest, request: ScoreRequest, answer: Any, k: int
-    ) -> TeacherSignal:
+    def _check_name(self, json_request: JsonRequest, answer: Any) -> None:
         name, first_name = read_model_name(answer), self._probe.answered_by
         # Behind a router a request may reach another model than the probe did.
         if name != first_name:
@@ -236,6 +268,10 @@ class RemoteClient(StepFollower):
                 f"{self._http.quote(str(first_name))}; serve the model that the run began with and "
                 "resume, or start a new run"
             )
+
+    def _parse_signal(
+        self, json_request: JsonRequest, request: ScoreRequest, answer: Any, k: int
+    ) -> TeacherSignal:
         with refuse_other_form(self._http, json_request):
             scores = self._dialect.parse_scores(answer, request, k)
         try:
@@ -283,8 +319,11 @@ class RemoteClient(StepFollower):
                 "resume"
             )
         request = self._probe.sequence
-        json_request = self._build_request("the canary", request, 0)
+        json_request = self._name_request(
+            "the canary", request, lambda request: self._build_body(request, 0)
+        )
         answer = self._http.ask(json_request)
+        self._check_name(json_request, answer)
         canary = self._parse_signal(json_request, request, answer, 0).logprobs
         assert canary is not None
         self._check_canary(canary, "since the start")

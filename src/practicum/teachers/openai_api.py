@@ -7,9 +7,10 @@ server that gives no scores.
 
 import logging
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from practicum.errors import CapabilityError, TeacherError
 from practicum.objective import SignalName
@@ -24,6 +25,7 @@ from practicum.teachers._probe import Probe, probe
 from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.teachers._served import ServedConfig, open_server
+from practicum.teachers._states import READS_STATES, StatesClient, StatesConfig, StatesFolder
 from practicum.teachers._vocabulary import translate_client
 
 log = logging.getLogger(__name__)
@@ -54,9 +56,21 @@ class Config(ReadingConfig, ServedConfig):
     temperature: float = Field(
         default=1.0, gt=0, description="of its scores, where they follow the request's; 1: its own"
     )
+    states: StatesConfig | None = Field(
+        default=None, description="hidden states that the server writes: `signal: full`, exactly"
+    )
     canary: float | None = Field(
         default=None, description="the number that `practicum probe` prints: refuse other models"
     )
+
+    @model_validator(mode="after")
+    def _check_states(self) -> Self:
+        if self.states is not None and self.temperature != 1.0:
+            raise ValueError(
+                "states give the model's own distribution, so teacher.temperature does nothing; "
+                "write target: teacher(temperature=...) in the objective"
+            )
+        return self
 
     def capabilities(self) -> Capabilities:
         """Return what such a server gives at best; the server itself is asked at the start."""
@@ -64,6 +78,8 @@ class Config(ReadingConfig, ServedConfig):
             return Capabilities(
                 signals=frozenset(), supports=frozenset(), largest_k=0, follows_student=False
             )
+        if self.states is not None:
+            return READS_STATES
         signals = frozenset[SignalName]({"sampled", "topk"} if self.largest_k else {"sampled"})
         return Capabilities(signals, frozenset({"teacher"}), self.largest_k, follows_student=False)
 
@@ -100,12 +116,32 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     check_texts(answers.texts or {}, renderer.tokenizer, http)
     signals = best.signals if answers.largest_k else best.signals & {"sampled"}
     capabilities = replace(best, signals=signals, largest_k=answers.largest_k)
-    client = RemoteClient(
+    remote = RemoteClient(
         generator, answers, answers.dialect, capabilities, vocabulary, config.temperature
     )
-    scorer = context.wrap_client(client, client.find_folder)
+    client: RemoteClient | StatesClient = remote
+    if config.states is not None:
+        client = _open_states(config.states, remote, answers, context)
+    scorer = context.wrap_client(client, remote.find_folder)
     scorer = context.count_client(translate_client(scorer, renderer, context))
     return ClientTeacher(scorer, renderer, follower=client)
+
+
+def _open_states(
+    config: StatesConfig, remote: RemoteClient, answers: Probe, context: TeacherContext
+) -> StatesClient:
+    """Return the client that reads hidden states, once they gave the server's own scores."""
+    if not answers.writes_states:
+        raise CapabilityError(
+            f"{remote.address}: its answers name no hidden states, so teacher.states has nothing to "
+            "read; start it with the flags that practicum probe prints, or take teacher.states away"
+        )
+    ending = context.load_ending(config.describe_model())
+    folder = StatesFolder(context.base_dir / Path(config.folder).expanduser(), ending.width)
+    client = StatesClient(remote, folder, ending, answers.model, context.meter)
+    assert answers.canary is not None, "the probe has scored the canary"
+    client.check_ending(answers.sequence, answers.canary)
+    return client
 
 
 def _check_temperature(config: Config, answers: Probe, http: JsonClient) -> None:

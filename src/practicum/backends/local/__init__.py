@@ -11,7 +11,7 @@ from pydantic import Field
 
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.objective import Objective
-from practicum.ports import Backend, BackendContext, Task
+from practicum.ports import Backend, BackendContext, Ending, Task
 from practicum.ports.hosting import Hosted
 from practicum.ports.paper import PaperBackend
 from practicum.types import FrozenConfig
@@ -104,3 +104,10 @@ def make_scratch(folder: Path, config: ScratchConfig, task: Task) -> Path:
     from practicum.backends.local.scratch import prepare_scratch_folder
 
     return prepare_scratch_folder(folder, config, task)
+
+
+def load_ending(config: ModelConfig) -> Ending:
+    """Read the last norm and the head of a model, and nothing else of it."""
+    from practicum.backends.local.ending import load_ending as read_ending
+
+    return read_ending(config)

@@ -223,7 +223,7 @@ def _locate_weight(weight: Tensor, loaded: LoadedModel) -> Callable[[], Tensor]:
     model, rows, dtype = loaded.language_model.model, loaded.language_model.vocab_size, weight.dtype
     parameters = model.named_parameters(remove_duplicate=False)
     names = [name for name, parameter in parameters if parameter is weight]
-    for path in sorted(_find_folder(loaded.source).glob("*.safetensors")):
+    for path in sorted(find_folder(loaded.source).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             # A file may omit the prefix that the model's class adds to its names.
             keys = file.keys()
@@ -238,7 +238,7 @@ def _locate_weight(weight: Tensor, loaded: LoadedModel) -> Callable[[], Tensor]:
     )
 
 
-def _find_folder(source: str) -> Path:
+def find_folder(source: str) -> Path:
     """Return the folder of a model; a hub name was just loaded, so it is in the local cache."""
     folder = Path(source)
     return folder if folder.is_dir() else Path(snapshot_download(source, local_files_only=True))

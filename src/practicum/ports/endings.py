@@ -1,0 +1,31 @@
+"""The port of a model's end: the last norm and the head, for states whose body ran elsewhere."""
+
+from typing import Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.types import HeadLike
+
+
+class Ending(Protocol):
+    """The last norm and the head of a model; a backend reads both from the model's folder."""
+
+    @property
+    def head(self) -> HeadLike:
+        """The head, with the model's scale, cap and bias."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """The width of the hidden states."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The folder or name of the weights."""
+        ...
+
+    def finish(self, stream: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
+        """Return what the head reads, from what the last layer gave out."""
+        ...
