@@ -1,4 +1,4 @@
-"""Four teachers behind a route, with their weights resident, swapped or on disk: seconds and peak memory.
+"""Four teachers behind a route, with their weights resident, swapped, on disk or over one base: seconds and peak memory.
 
     python -m benchmarks residency [--teachers 4] [--rollouts 32] [--tokens 128]
 
@@ -7,12 +7,15 @@ with the answers, teacher by teacher: the whole log-probabilities in chunks, the
 """
 
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from benchmarks.measuring import (
     build_parser,
@@ -23,7 +26,8 @@ from benchmarks.measuring import (
     spread,
 )
 from practicum import functional as F
-from practicum.backends.local.loading import load
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.loading import load, load_shared
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.scratch import build_scratch_model
 from practicum.models.config import ScorerConfig, ScratchConfig
@@ -34,6 +38,7 @@ from practicum.teachers.route import Config, RouteTeacher
 from practicum.types import Message, Prompt, Rollout, TeacherSignal
 
 WIDTH, LAYERS, HEADS, VOCABULARY = 512, 8, 8, 32000
+RANK = 16
 PROMPT, CHUNK, BATCH, REPEATS = 32, 256, 8, 3
 LETTERS = [
     chr(first + place)
@@ -75,7 +80,8 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         mib = sum(_make(Path(folder) / str(number), number) for number in range(options.teachers))
-        for residency in ("resident", "swap", "disk"):
+        _make_adapters(Path(folder), options.teachers)
+        for residency in ("resident", "swap", "disk", "shared"):
             session.report(
                 residency=residency,
                 teachers=options.teachers,
@@ -93,6 +99,19 @@ def _make(folder: Path, seed: int) -> float:
     )
     build_scratch_model(folder, scratch, "".join(LETTERS[: VOCABULARY - 7]), [])
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
+
+
+def _make_adapters(folder: Path, count: int) -> None:
+    """Write adapters over the first teacher, so that as many teachers share one base."""
+    for number in range(count):
+        base = AutoModelForCausalLM.from_pretrained(folder / "0", dtype=torch.float32)
+        adapter = folder / "shared" / str(number)
+        torch.manual_seed(number)
+        # Random in both factors: an adapter that has learned nothing would change no weight.
+        settings = LoraConfig(r=RANK, target_modules="all-linear", init_lora_weights=False)
+        get_peft_model(base, settings).save_pretrained(adapter)
+        for path in (folder / "0").glob("*token*"):
+            shutil.copy(path, adapter)
 
 
 def _measure(
@@ -125,9 +144,11 @@ def _measure(
 
 def _build_route(folder: Path, residency: str, teachers: int) -> Teacher:
     members: dict[str, Teacher] = {}
+    bases: dict[tuple[object, ...], LanguageModel] = {}
+    folder = folder / "shared" if residency == "shared" else folder
     for number in range(teachers):
         config = ScorerConfig(model=str(folder / str(number)), residency=residency)  # type: ignore[arg-type]
-        loaded = load(config)
+        loaded = load_shared(config, bases) if residency == "shared" else load(config)
         members[str(number)] = ClientTeacher(
             build_scorer(loaded, config, BATCH, CHUNK), loaded.renderer
         )

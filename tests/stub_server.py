@@ -1,6 +1,8 @@
 """A server on loopback that scores as its model does, in the dialect it is told, with faults played in the order of a script."""
 
+import base64
 import fcntl
+import io
 import json
 import os
 import ssl
@@ -12,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -87,6 +90,7 @@ class Stub:
     bend: Callable[[Tensor], Tensor] = lambda rows: rows
     answers_as: str | None = None
     states: Path | None = None
+    names: bool = False
     change_states: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
     writes_after: float = 0.0
     key: str | None = None
@@ -156,6 +160,8 @@ class Stub:
                 "stop_reason": "end_turn",
                 "usage": {"input_tokens": 10, "output_tokens": 2},
             }
+        if path == "/inference/v1/generate" and self.names:
+            return self._names(body)
         if path == "/generate" and self.dialect == "sglang":
             return self._sglang(body)
         if path == "/v1/completions" and self.dialect in ("vllm", "echo", "echo_text"):
@@ -302,10 +308,24 @@ class Stub:
             "input_token_logprobs": [[None, ids[begin], None], *own],
             "input_top_logprobs": [None, *top],
         }
-        return 200, {
-            "text": "",
-            "meta_info": about if k else {"input_token_logprobs": about["input_token_logprobs"]},
-        }
+        if not k:
+            del about["input_top_logprobs"]
+        union = body.get("token_ids_logprob")
+        if union and self.names:
+            table = [[[rows[p, i].item(), i, None] for i in union] for p in range(len(ids))]
+            about["input_token_ids_logprobs"] = [None, *table[begin + 1 :]]
+        return 200, {"text": "", "meta_info": about}
+
+    def _names(self, body: Any) -> tuple[int, Any]:
+        """Answer as vLLM's entry point for tokens does, with a table in numpy's format."""
+        params = body["sampling_params"]
+        ids, named = body["token_ids"], params["prompt_logprob_token_ids"]
+        rows = self._logprobs(ids, params["temperature"])
+        first = params["prompt_logprob_start"] + 1
+        table = [[rows[first + n, i].item() for i in row] for n, row in enumerate(named)]
+        file = io.BytesIO()
+        np.save(file, np.array(table, dtype=np.float32), allow_pickle=False)
+        return 200, {"prompt_token_id_logprobs": base64.b64encode(file.getvalue()).decode()}
 
 
 class Server(ThreadingHTTPServer):

@@ -106,6 +106,54 @@ def test_a_server_says_what_its_model_says_here(
     torch.testing.assert_close(first.topk_logprobs, best.values, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_a_server_scores_the_candidates_that_the_student_names(
+    models: Path, server: Stub, make: Callable[..., Teacher], dialect: str
+) -> None:
+    server.dialect, server.names = dialect, True
+    teacher = make(server)
+    assert teacher.capabilities.supports == {"teacher", "student"}
+    own = LocalSampler(load(ModelConfig(model=str(models / "teacher"))).language_model)
+    renderer = load(ModelConfig(model=str(models / "student"))).renderer
+    # Longer than a block of SGLang's, and in no order.
+    generator = torch.Generator().manual_seed(0)
+    tokens = [[(3 * n * n + n) % 11 for n in range(40)], [9], []]
+    about = [
+        replace(
+            completion(ids),
+            candidates=torch.stack(
+                [torch.randperm(11, generator=generator)[:4] for _ in range(len(ids))]
+                or [torch.zeros(4, dtype=torch.long)]
+            )[: len(ids)],
+        )
+        for ids in tokens
+    ]
+    requests = [
+        ScoreRequest(renderer.render(r.prompt.messages), tuple(r.tokens.tolist())) for r in about
+    ]
+    expected = own.score(requests, TopK(k=11, support="teacher"))
+    server.asked.clear()
+    answers = teacher.score(about, TopK(k=4, support="student"))
+    for row, answer, whole in zip(about[:2], answers, expected, strict=False):
+        logprobs = whole.head.logprobs(whole.hidden)
+        assert answer.topk_ids.equal(row.candidates)
+        torch.testing.assert_close(
+            answer.topk_logprobs, logprobs.gather(1, row.candidates), atol=1e-5, rtol=0
+        )
+        torch.testing.assert_close(
+            answer.logprobs, logprobs.gather(1, row.tokens[:, None])[:, 0], atol=1e-5, rtol=0
+        )
+    assert len(server.asked) == (2 if dialect == "vllm" else 3)
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "echo"])
+def test_a_server_that_names_no_candidates_is_not_asked_about_them(
+    stub: Stub, make: Callable[..., Teacher], dialect: str
+) -> None:
+    stub.dialect = dialect
+    assert make(stub).capabilities.supports == {"teacher"}
+
+
 def test_scores_are_asked_at_temperature_1_whatever_the_servers_defaults(
     stub: Stub, make: Callable[..., Teacher]
 ) -> None:
@@ -490,8 +538,9 @@ def test_a_recipe_that_asks_for_more_is_refused_with_what_there_is(
         CapabilityError, match="cannot give signal 'full'; it can give: sampled, topk"
     ):
         toy_recipe(models, {"teacher": teacher})
+    # Whether a server is told candidates is only known when it is asked.
     with pytest.raises(CapabilityError, match="cannot score support 'student'; it can: teacher"):
-        toy_recipe(models, {"teacher": teacher, "objective": {"signal": "topk(4)"}})
+        toy_run(models, tmp_path, {"teacher": teacher, "objective": {"signal": "topk(4)"}})
     with pytest.raises(
         CapabilityError,
         match=r"at most k=20, not 64; write topk\(20, support=teacher\), or sampled",
@@ -632,10 +681,11 @@ def teacher_of(stub: Stub, **fields: Any) -> dict[str, Any]:
     return {"type": "openai_api", "url": stub.url, "give_up_after": 1.0, **fields}
 
 
-@pytest.mark.parametrize("signal", ["sampled", "topk(5, support=teacher)"])
+@pytest.mark.parametrize("signal", ["sampled", "topk(5, support=teacher)", "topk(5)"])
 def test_a_server_teaches_as_its_model_does_here(
     models: Path, server: Stub, tmp_path: Path, signal: str
 ) -> None:
+    server.names = True
     changes = {"objective": {"signal": signal}, "train.steps": 2}
     here = toy_run(models, tmp_path / "here", changes).folder
     there = toy_run(models, tmp_path / "there", {**changes, "teacher": teacher_of(server)}).folder

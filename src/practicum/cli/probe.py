@@ -156,9 +156,8 @@ def find_methods(result: Probe) -> AllowedMethods:
         return find_allowed_methods(Capabilities(frozenset({"sampled"}), frozenset(), largest_k=0))
     if result.writes_states:
         return find_allowed_methods(READS_STATES)
-    signals = Capabilities(
-        frozenset({"sampled", "topk"}), frozenset({"teacher"}), largest_k=result.largest_k
-    )
+    supports = frozenset({"teacher", "student"} if result.names else {"teacher"})
+    signals = Capabilities(frozenset({"sampled", "topk"}), supports, largest_k=result.largest_k)
     return find_allowed_methods(signals)
 
 
@@ -172,6 +171,7 @@ def to_json(result: Probe, comparison: ModelComparison | None = None) -> dict[st
         "sampled": result.dialect is not None,
         "largest_k": result.largest_k,
         "full": result.writes_states,
+        "students_candidates": result.names,
         "context": result.context,
         "follows_temperature": result.tempered,
         "noise_alone": result.noise[0],

@@ -104,6 +104,7 @@ class TeacherSection(TypedDict, total=False):
     token_budget: int | None
     canary_every: int
     temperature: float
+    states: Mapping[str, Any] | None
     canary: float | None
     kind: Literal["geometric", "arithmetic", "sum"]
     teachers: Mapping[str, Any]

@@ -5,16 +5,23 @@ Scores are requested at temperature 1 with every other change of the distributio
 defaults of a server or of its model do not matter.
 """
 
+import base64
+import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
+
 from practicum.remote.http import JsonRequest
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 DialectName = Literal["auto", "vllm", "sglang", "echo", "chat"]
+
+WHOLE = 1 << 30
+"""The block of a server that is told the candidates of each token: a text of any length."""
 
 BYTES_A_CANDIDATE = 256
 """Bytes of JSON for one candidate of one token, rounded up."""
@@ -54,12 +61,14 @@ class Dialect(Protocol):
 
     `name` is its name in a recipe, and `launch` the flags with which a server that scores is
     started, empty if there are none to advise; `states_launch` those with which it writes hidden
-    states too.
+    states too. `block` is the number of tokens about which one request can name candidates: 0 if it
+    can name none, and some where all tokens of a request have the same candidates.
     """
 
     name: str
     launch: str
     states_launch: str
+    block: int
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
@@ -72,6 +81,16 @@ class Dialect(Protocol):
 
         LookupError, TypeError, ValueError or AttributeError if it has another form.
         """
+        ...
+
+    def build_naming_request(
+        self, model: str, request: ScoreRequest, temperature: float = 1.0
+    ) -> JsonRequest:
+        """Return the request for log-probabilities of the tokens and of the request's candidates."""
+        ...
+
+    def parse_named(self, answer: Any, request: ScoreRequest) -> ServerScores:
+        """Return the scores in an answer, the candidates likeliest first; errors as above."""
         ...
 
     def build_sample_request(
@@ -121,6 +140,7 @@ class Vllm:
     name = "vllm"
     # The last flag bounds the rows of logits that one batch holds: prompts are scored in chunks.
     launch = "--max-logprobs K --logprobs-mode raw_logprobs --max-num-batched-tokens 2048"
+    block = WHOLE
     states_launch = (
         '--speculative-config \'{"method": "extract_hidden_states", "num_speculative_tokens": 1, '
         '"draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [LAYERS]}}}\' '
@@ -157,6 +177,37 @@ class Vllm:
         logprobs = [None if entry is None else entry["logprob"] for entry in entries]
         return ServerScores(logprobs, ids, top, texts)
 
+    def build_naming_request(
+        self, model: str, request: ScoreRequest, temperature: float = 1.0
+    ) -> JsonRequest:
+        """Name the ids of each position: the token itself first, then its candidates."""
+        ids = [*request.prompt_tokens, *request.tokens]
+        sampling = {"max_tokens": 1, **_build_neutral_sampling(temperature)}
+        # Row i scores what follows position `prompt_logprob_start + i`.
+        sampling["prompt_logprob_start"] = len(request.prompt_tokens) - 1
+        sampling["prompt_logprob_token_ids"] = [
+            [token, *row] for token, row in zip(request.tokens, _list_named(request), strict=True)
+        ]
+        body = {"model": model, "token_ids": ids, "sampling_params": sampling}
+        return _build_request("/inference/v1/generate", body, len(ids), 2)
+
+    def parse_named(self, answer: Any, request: ScoreRequest) -> ServerScores:
+        """Parse a table in numpy's own format, as base64, with the rows and columns of the request."""
+        data = base64.b64decode(answer["prompt_token_id_logprobs"], validate=True)
+        try:
+            table = np.load(io.BytesIO(data), allow_pickle=False)
+        except EOFError as error:
+            raise ValueError("an empty table") from error
+        named = _list_named(request)
+        if table.shape != (len(named), len(named[0]) + 1):
+            raise ValueError(f"a table of {table.shape} instead of {len(named)} rows")
+        rows = [[float(number) for number in row] for row in table]
+        top = [
+            sorted(zip(ids, row[1:], strict=True), key=_rank_candidate)
+            for ids, row in zip(named, rows, strict=True)
+        ]
+        return ServerScores([row[0] for row in rows], list(request.tokens), top)
+
     def build_sample_request(
         self, model: str, request: SampleRequest, params: SamplingParams
     ) -> JsonRequest:
@@ -191,6 +242,8 @@ class Sglang:
     name = "sglang"
     launch = "--chunked-prefill-size 2048"
     states_launch = ""
+    # The ids that a request names are scored at all of its positions, so they add up.
+    block = 32
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
@@ -222,6 +275,25 @@ class Sglang:
             [[(token, logprob) for logprob, token, _ in row] for row in top],
             texts,
         )
+
+    def build_naming_request(
+        self, model: str, request: ScoreRequest, temperature: float = 1.0
+    ) -> JsonRequest:
+        """Name the ids of all positions together."""
+        plain = self.build_score_request(model, request, 0, temperature)
+        union = sorted({token for row in _list_named(request) for token in row})
+        body = {**(plain.body or {}), "token_ids_logprob": union}
+        return _build_request(plain.path, body, len(request.tokens), len(union))
+
+    def parse_named(self, answer: Any, request: ScoreRequest) -> ServerScores:
+        """Parse the tokens as ever, and take each position's candidates from those of all."""
+        plain = self.parse_scores(answer, request, 0)
+        table = _take_last(answer["meta_info"]["input_token_ids_logprobs"], len(request.tokens))
+        top = []
+        for row, named in zip(table, _list_named(request), strict=True):
+            scores = {token: logprob for logprob, token, _ in row}
+            top.append(sorted(((token, scores[token]) for token in named), key=_rank_candidate))
+        return ServerScores(plain.logprobs, plain.ids, top, plain.texts)
 
     def build_sample_request(
         self, model: str, request: SampleRequest, params: SamplingParams
@@ -258,6 +330,7 @@ class Echo:
     name = "echo"
     launch = ""
     states_launch = ""
+    block = 0
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
@@ -285,6 +358,16 @@ class Echo:
             candidates = [(_parse_token_id(word), logprob) for word, logprob in row.items()]
             top.append(sorted(candidates, key=_rank_candidate)[:k])
         return ServerScores(logprobs[begin:end], ids, top)
+
+    def build_naming_request(
+        self, model: str, request: ScoreRequest, temperature: float = 1.0
+    ) -> JsonRequest:
+        """Refuse: this dialect names no candidates."""
+        raise AssertionError("a dialect without a block is asked for no candidates")
+
+    def parse_named(self, answer: Any, request: ScoreRequest) -> ServerScores:
+        """Refuse: this dialect names no candidates."""
+        raise AssertionError("a dialect without a block is asked for no candidates")
 
     def build_sample_request(
         self, model: str, request: SampleRequest, params: SamplingParams
@@ -330,6 +413,12 @@ def _rank_candidate(candidate: tuple[Any, Any]) -> tuple[Any, Any]:
     # What is no number comes last: `_checks` refuses it with a reason, so sorting must not fail.
     token, logprob = candidate
     return (-logprob if isinstance(logprob, int | float) else math.inf), token
+
+
+def _list_named(request: ScoreRequest) -> list[list[int]]:
+    """Return the candidates of each token of a request that names them."""
+    assert request.candidates is not None, "whoever asks about candidates names them"
+    return request.candidates.tolist()
 
 
 def _take_last(rows: Any, count: int) -> list[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from practicum.errors import CapabilityError, TeacherError
@@ -16,6 +17,7 @@ from practicum.teachers._chat_protocols import OpenAIProtocol
 from practicum.teachers._checks import validate_scores
 from practicum.teachers._dialects import (
     DIALECTS,
+    WHOLE,
     Dialect,
     DialectName,
     ServerScores,
@@ -41,6 +43,9 @@ BEGINNINGS, PATIENCE = 8, 60.0
 FITS = 0.6
 """The share of greedy tokens that must also score best; rounding may change a few."""
 
+NAMED = 8
+"""The tokens of the canary whose candidates are named; they all differ from each other."""
+
 NOISY = 1e-2
 SHOWN_MODELS = 8
 LONGEST_ID = 1000
@@ -62,6 +67,7 @@ class Probe:
     - answered_by: the model that its answers name
     - parity: the share of the tokens it samples greedily that it also scores best
     - wire: bytes a token of requests and answers, for `sampled` and with `largest_k` candidates
+    - names: it scores candidates that a request names
     - writes_states: it says that it writes hidden states, which give the full distribution
     - misplaced: how its scores stand at other positions than what it writes, None if they do not
     """
@@ -83,6 +89,7 @@ class Probe:
     wire: tuple[float, float] = (0.0, 0.0)
     misplaced: str | None = None
     writes_states: bool = False
+    names: bool = False
 
     @property
     def canary_sum(self) -> float | None:
@@ -106,6 +113,9 @@ class Probe:
                 "mix(other=teacher), signal: text)"
             )
         topk = f", topk(k={self.largest_k}, support=teacher) or less" if self.largest_k else ""
+        if self.names and self.dialect is not None:
+            each = "each token's" if self.dialect.block == WHOLE else "some tokens' together"
+            topk += f", topk(k, support=student) by naming {each}"
         full = ", full (teacher.states reads the hidden states that it writes)"
         return f"sampled{topk}{full if self.writes_states else ''}"
 
@@ -322,6 +332,7 @@ def _probe_scores(
         wire=(plain / length, with_candidates / length),
         misplaced=misplaced,
         writes_states=answer.writes_states,
+        names=_can_name(scorer, answer.signal),
     )
 
 
@@ -349,6 +360,28 @@ def _count_candidates(scorer: _CanaryScorer, k: int) -> int:
         return 0
     is_complete = bool((logprobs.exp().sum(dim=-1) > 1 - COMPLETE).all())
     return k if is_complete else logprobs.shape[1]
+
+
+def _can_name(scorer: _CanaryScorer, expected: TeacherSignal) -> bool:
+    """Return True if the server scores named candidates: the canary's own tokens and two others."""
+    if not scorer.dialect.block or expected.logprobs is None:
+        return False
+    size = scorer.vocabulary or USUAL_VOCABULARY
+    tokens = torch.tensor(scorer.canary.tokens[:NAMED])
+    named = torch.stack([(tokens + step) % size for step in (1, 0, 2)], dim=1)
+    request = ScoreRequest(scorer.canary.prompt_tokens, scorer.canary.tokens[:NAMED], named)
+    json_request = scorer.dialect.build_naming_request(scorer.model, request, scorer.temperature)
+    try:
+        answer = scorer.client.ask(replace(json_request, name="named candidates"))
+        scores = scorer.dialect.parse_named(answer, request)
+        signal, _ = validate_scores(scores, request, 3, scorer.vocabulary)
+    except (RequestRefused, LookupError, TypeError, ValueError, AttributeError, TeacherError):
+        # A server that does not know the field refuses it, or answers without these scores.
+        return False
+    assert signal.topk_ids is not None and signal.topk_logprobs is not None
+    own = (signal.topk_ids == tokens[:, None]).float() * signal.topk_logprobs
+    # What it says of a token that is named must be what it says of it otherwise.
+    return measure_difference(own.sum(dim=1), expected.logprobs[:NAMED]) <= NOISY
 
 
 def find_largest_k(count: Callable[[int], int], wanted_k: int) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from practicum.costs import Meter, Phase
@@ -22,6 +23,7 @@ from practicum.teachers._checks import MOST, is_token, validate_scores
 from practicum.teachers._dialects import (
     Dialect,
     ServerCompletion,
+    ServerScores,
     read_model_name,
 )
 from practicum.teachers._probe import Probe, list_models, match_canaries, measure_difference
@@ -196,6 +198,8 @@ class RemoteClient(StepFollower):
             return self._score(requests, signal)
 
     def _score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
+        if signal.chooser == "student":
+            return self._score_named(requests)
         k = min(signal.candidates, self._vocabulary)
         return self.ask_about(
             requests,
@@ -205,6 +209,33 @@ class RemoteClient(StepFollower):
             ),
             TeacherSignal(logprobs=torch.zeros(0)),
         )
+
+    def _score_named(self, requests: Sequence[ScoreRequest]) -> list[TeacherSignal]:
+        """Return the log-probabilities of the candidates that the requests name."""
+        # A server that scores all named ids at each position is asked about a few tokens at a time.
+        blocks = [_cut(request, self._dialect.block) for request in requests]
+        answers = iter(
+            self.ask_about(
+                [block for parts in blocks for block in parts],
+                self._build_naming_body,
+                self._parse_named,
+                TeacherSignal(logprobs=torch.zeros(0)),
+            )
+        )
+        return [_join([next(answers) for _ in parts]) for parts in blocks]
+
+    def _build_naming_body(self, request: ScoreRequest) -> JsonRequest:
+        model, temperature = self._probe.model, self._temperature
+        return self._dialect.build_naming_request(model, request, temperature)
+
+    def _parse_named(
+        self, json_request: JsonRequest, request: ScoreRequest, answer: Any
+    ) -> TeacherSignal:
+        assert request.candidates is not None
+        with refuse_other_form(self._http, json_request):
+            scores = self._dialect.parse_named(answer, request)
+        signal = self._validate(json_request, request, scores, request.candidates.shape[1])
+        return order_candidates(signal, request.candidates)
 
     def ask_about(
         self,
@@ -274,6 +305,11 @@ class RemoteClient(StepFollower):
     ) -> TeacherSignal:
         with refuse_other_form(self._http, json_request):
             scores = self._dialect.parse_scores(answer, request, k)
+        return self._validate(json_request, request, scores, k)
+
+    def _validate(
+        self, json_request: JsonRequest, request: ScoreRequest, scores: ServerScores, k: int
+    ) -> TeacherSignal:
         try:
             signal, clamped = validate_scores(scores, request, k, self._vocabulary)
         except TeacherError as error:
@@ -367,6 +403,45 @@ class RemoteClient(StepFollower):
         self._check_canary(tensors["canary"], "since the run began")
         self._canary = tensors["canary"]
         self._tokens_used = int(tensors["spent"])
+
+
+def order_candidates(signal: TeacherSignal, candidates: Int[Tensor, "T K"]) -> TeacherSignal:
+    """Return a signal about named candidates in the order in which they were named."""
+    assert signal.topk_ids is not None and signal.topk_logprobs is not None
+    by_id = signal.topk_ids.argsort(dim=1)
+    ranks = candidates.argsort(dim=1).argsort(dim=1)
+    values = signal.topk_logprobs.gather(1, by_id).gather(1, ranks)
+    return replace(signal, topk_ids=candidates.long(), topk_logprobs=values)
+
+
+def _cut(request: ScoreRequest, block: int) -> list[ScoreRequest]:
+    """Cut a text into parts of at most `block` tokens, each after what comes before it."""
+    named, text = request.candidates, [*request.prompt_tokens, *request.tokens]
+    starts = range(0, len(request.tokens), block) or range(1)
+    first = len(request.prompt_tokens)
+    return [
+        ScoreRequest(
+            tuple(text[: first + start]),
+            request.tokens[start : start + block],
+            None if named is None else named[start : start + block],
+        )
+        for start in starts
+    ]
+
+
+def _join(parts: Sequence[TeacherSignal]) -> TeacherSignal:
+    """Return the parts of a text's signal as one."""
+    if len(parts) == 1:
+        return parts[0]
+    logprobs, ids, values = (
+        [tensor for part in parts if (tensor := read(part)) is not None]
+        for read in (
+            lambda part: part.logprobs,
+            lambda part: part.topk_ids,
+            lambda part: part.topk_logprobs,
+        )
+    )
+    return TeacherSignal(torch.cat(logprobs), torch.cat(ids), torch.cat(values))
 
 
 def _count_tokens(request: ScoreRequest) -> int:

@@ -81,7 +81,13 @@ class Config(ReadingConfig, ServedConfig):
         if self.states is not None:
             return READS_STATES
         signals = frozenset[SignalName]({"sampled", "topk"} if self.largest_k else {"sampled"})
-        return Capabilities(signals, frozenset({"teacher"}), self.largest_k, follows_student=False)
+        return Capabilities(
+            signals,
+            frozenset({"teacher", "student"}),
+            self.largest_k,
+            needs_candidates=True,
+            follows_student=False,
+        )
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
@@ -115,7 +121,8 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         return ChatTeacher(ChatServer(generator, OpenAIProtocol()), silent, config.system)
     check_texts(answers.texts or {}, renderer.tokenizer, http)
     signals = best.signals if answers.largest_k else best.signals & {"sampled"}
-    capabilities = replace(best, signals=signals, largest_k=answers.largest_k)
+    supports = best.supports if answers.names else frozenset({"teacher"})
+    capabilities = replace(best, signals=signals, supports=supports, largest_k=answers.largest_k)
     remote = RemoteClient(
         generator, answers, answers.dialect, capabilities, vocabulary, config.temperature
     )
