@@ -112,7 +112,7 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     assert "unlikely" in free.read_text() and results.readings["free"]["accuracy"]
     drawn = (found.folder / "plot.svg").read_text()
     assert "<svg" in drawn and drawn.count("<rect") == 2 and "reverse at 0.01: " in drawn
-    page = render_evidence_page([found.study], {"map": results})
+    page = render_evidence_page([found.study], {"small": results})
     assert "| arm | 0.001 | 0.01 |" in page and "the doctor, before forward: " in page
     assert results.doctor["forward"]["verdict"] == "INCONCLUSIVE", "four prompts say little"
     with pytest.raises(RecipeError, match="already holds this reproduction; write --resume"):
@@ -317,7 +317,7 @@ def test_what_a_domain_lost_and_won_back_stands_beside_the_teacher(tmp_path):
             "train_size": 4,
             "heldout_size": 4,
         },
-        "arms": {"forward": SMALL["arms"]["forward"]},
+        "arms": {name: SMALL["arms"][name] for name in ("reverse", "forward")},
         "quick": {"seeds": 1, "sweep": False, "set": {"evaluation": {"samples": 1}}},
         "claims": [{"claim": "it falls", "paper": "2306.13649", "theirs": "1", "tests": tests}],
     }
