@@ -103,13 +103,16 @@ def _round_to_e2m1(values: Tensor) -> Tensor:
 
 def _round_to_int8(weight: Tensor) -> Tensor:
     with _quietly():
-        from torchao.quantization import Int8Tensor, PerRow
+        from torchao.quantization import (  # type: ignore[import-not-found]
+            Int8Tensor,
+            PerRow,
+        )
     return Int8Tensor.from_hp(weight, PerRow())
 
 
 def _round_to_nf4(weight: Tensor) -> Tensor:
     with _quietly():
-        from torchao.quantization import NF4Tensor
+        from torchao.quantization import NF4Tensor  # type: ignore[import-not-found]
     blocks = weight.numel() // NF4_BLOCK
     # A small matrix has fewer scales than share a second one.
     shared = next(count for count in range(NF4_SCALES, 0, -1) if blocks % count == 0)

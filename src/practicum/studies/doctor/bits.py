@@ -11,7 +11,13 @@ from practicum.objective import Full
 from practicum.runs.assembly import ScorerInfo
 from practicum.statistics import Interval, cluster_bootstrap, group_pairs
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import CheckOutcome, find_worst_status, grade, skip_check
+from practicum.studies.doctor.findings import (
+    CheckOutcome,
+    Status,
+    find_worst_status,
+    grade,
+    skip_check,
+)
 from practicum.studies.doctor.measurements import CHUNK_TOKENS
 from practicum.types import ScoreRequest, TeacherSignal
 
@@ -42,7 +48,8 @@ def check_bits(evidence: Evidence) -> CheckOutcome:
     details: dict[str, float | None] = {}
     for name, (rounded_mib, exact_mib) in saved.items():
         details |= {f"{name}, MiB": rounded_mib, f"{name} with all bits, MiB": exact_mib}
-    status = find_worst_status(*(grade(cost, good, bad) for cost in costs.values()))
+    statuses: list[Status] = [grade(cost, good, bad) for cost in costs.values()]
+    status = find_worst_status(*statuses)
     fix = ("teacher.quantization=null",) if len(rounded) == 1 and status != "pass" else ()
     return CheckOutcome(status, text, worst, "nats a token", fix, details=details)
 

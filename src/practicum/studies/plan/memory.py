@@ -210,8 +210,8 @@ def _count_weight_bytes(run: DryRun, name: str) -> int:
     if scorer.config is None:
         return 0
     item_bytes = _get_item_bytes(scorer.config.dtype)
-    dims, name = scorer.dims, scorer.config.quantization
-    return count_weight_bytes(dims.parameters, dims.body, item_bytes, name)
+    dims, quantization = scorer.dims, scorer.config.quantization
+    return count_weight_bytes(dims.parameters, dims.body, item_bytes, quantization)
 
 
 def _count_frozen_bytes(scalar: PaperScalarDims) -> int:
