@@ -17,7 +17,7 @@ from torch import Tensor
 from practicum.costs import Meter, ModelDims, TrainableDims
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Capabilities, Objective, Signal
-from practicum.ports.endings import Ending as Ending
+from practicum.ports.endings import ModelEnding as ModelEnding
 from practicum.ports.engines import EngineChoice
 from practicum.ports.tasks import Environment as Environment
 from practicum.ports.tasks import Episode as Episode
@@ -288,7 +288,7 @@ def _raise_no_renderer(config: Any) -> Renderer:
     raise NotImplementedError("this context loads no tokenizers")
 
 
-def _raise_no_ending(config: Any) -> Ending:
+def _raise_no_ending(config: Any) -> ModelEnding:
     raise NotImplementedError("this context reads no ends of models")
 
 
@@ -316,7 +316,7 @@ class TeacherContext:
     """Counts bytes to and from other processes."""
     load_renderer: Callable[[Any], Renderer] = _raise_no_renderer
     """Load a tokenizer without the weights."""
-    load_ending: Callable[[Any], Ending] = _raise_no_ending
+    load_ending: Callable[[Any], ModelEnding] = _raise_no_ending
     """Read the last norm and the head of a model, and nothing else of it."""
     compare: Callable[[Renderer, Renderer], VocabularyMap | None] = compare_renderers
     """Compare the student with a teacher; VocabularyError if they contradict each other."""

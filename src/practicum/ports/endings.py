@@ -8,7 +8,7 @@ from torch import Tensor
 from practicum.types import HeadLike
 
 
-class Ending(Protocol):
+class ModelEnding(Protocol):
     """The last norm and the head of a model; a backend reads both from the model's folder."""
 
     @property

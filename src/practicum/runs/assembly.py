@@ -12,7 +12,7 @@ import torch
 
 from practicum.core.plugins import load_plugin
 from practicum.core.randomness import seed_of
-from practicum.costs import Ledger, ModelDims
+from practicum.costs import Ledger
 from practicum.errors import CapabilityError, DataError, ModelError, RecipeError, VocabularyError
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.models.digests import digest_model
@@ -20,9 +20,9 @@ from practicum.models.files import digest_file
 from practicum.ports import (
     Backend,
     BackendContext,
-    Ending,
     HoldsTeachers,
     Model,
+    ModelEnding,
     SelfTeacher,
     Student,
     Task,
@@ -68,7 +68,7 @@ from practicum.runs.opening import (
     open_local,
     resolve_run,
 )
-from practicum.runs.scoring import ScorerBuilder, build_notes
+from practicum.runs.scoring import ScorerBuilder, ScorerInfo, build_notes
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings
@@ -76,17 +76,6 @@ from practicum.training.loop import StepComponents, StepPlan, StepSettings
 from practicum.types import Prompt, Rollout, SamplingParams
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ScorerInfo:
-    """A scoring model: its name from `name_scorers`, its renderer, its dimensions if known, and its
-    settings."""
-
-    name: str
-    renderer: Renderer
-    shape: ModelDims | None
-    config: ScorerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,7 +472,7 @@ class _Assembly:
         self.identities.append(lambda: digest_tokenizer(name, renderer))
         return renderer
 
-    def load_ending(self, config: ModelConfig, name: str) -> Ending:
+    def load_ending(self, config: ModelConfig, name: str) -> ModelEnding:
         """Read the last norm and the head of a model that is at a server."""
         ending = load_ending(config)
         self.identities.append(lambda: add_prefix(name, digest_model(ending.source)))

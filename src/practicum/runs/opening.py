@@ -13,7 +13,7 @@ from practicum.errors import CheckpointError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.files import digest_file
 from practicum.models.sources import locate_cache
-from practicum.ports import Backend, BackendContext, Ending, HasTools, Model, Student, Task
+from practicum.ports import Backend, BackendContext, HasTools, Model, ModelEnding, Student, Task
 from practicum.ports.hosting import Hosted
 from practicum.recipe import Recipe, bring_up, parse_recipe
 from practicum.run_dir import Checkpoint, RunDir
@@ -60,7 +60,7 @@ def create_scratch_model(folder: Path, config: ScratchConfig, task: Task) -> Pat
     return load_plugin("backends", "local").make_scratch(folder, config, task)
 
 
-def load_ending(config: ModelConfig) -> Ending:
+def load_ending(config: ModelConfig) -> ModelEnding:
     """Read the last norm and the head of a model into this process."""
     return load_plugin("backends", "local").load_ending(resolve_run(config))
 

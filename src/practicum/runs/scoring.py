@@ -8,9 +8,9 @@ from typing import Any
 
 from practicum.core.plugins import load_plugin
 from practicum.core.randomness import seed_of
-from practicum.costs import Ledger
+from practicum.costs import Ledger, ModelDims
 from practicum.errors import VocabularyError
-from practicum.models.config import ScratchConfig, StudentConfig
+from practicum.models.config import ScorerConfig, ScratchConfig, StudentConfig
 from practicum.models.digests import digest_model
 from practicum.models.files import digest_file
 from practicum.ports import Backend, BackendContext, Student, Task, Teacher
@@ -22,6 +22,17 @@ from practicum.rollouts import NOTE_KINDS
 from practicum.runs.identity import add_prefix
 from practicum.runs.opening import resolve_run
 from practicum.text import Renderer, compare_renderers
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerInfo:
+    """A scoring model: its name from `name_scorers`, its renderer, its dimensions if known, and its
+    settings."""
+
+    name: str
+    renderer: Renderer
+    shape: ModelDims | None
+    config: ScorerConfig
 
 
 @dataclass(frozen=True, slots=True)

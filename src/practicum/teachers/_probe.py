@@ -114,8 +114,8 @@ class Probe:
             )
         topk = f", topk(k={self.largest_k}, support=teacher) or less" if self.largest_k else ""
         if self.names and self.dialect is not None:
-            each = "each token's" if self.dialect.block == WHOLE else "some tokens' together"
-            topk += f", topk(k, support=student) by naming {each}"
+            named = "each token's" if self.dialect.block == WHOLE else "some tokens' together"
+            topk += f", topk(k, support=student) by naming {named}"
         full = ", full (teacher.states reads the hidden states that it writes)"
         return f"sampled{topk}{full if self.writes_states else ''}"
 
@@ -379,9 +379,9 @@ def _can_name(scorer: _CanaryScorer, expected: TeacherSignal) -> bool:
         # A server that does not know the field refuses it, or answers without these scores.
         return False
     assert signal.topk_ids is not None and signal.topk_logprobs is not None
-    own = (signal.topk_ids == tokens[:, None]).float() * signal.topk_logprobs
+    repeated = (signal.topk_ids == tokens[:, None]).float() * signal.topk_logprobs
     # What it says of a token that is named must be what it says of it otherwise.
-    return measure_difference(own.sum(dim=1), expected.logprobs[:NAMED]) <= NOISY
+    return measure_difference(repeated.sum(dim=1), expected.logprobs[:NAMED]) <= NOISY
 
 
 def find_largest_k(count: Callable[[int], int], wanted_k: int) -> int:

@@ -23,7 +23,7 @@ from practicum.costs import Meter
 from practicum.errors import TeacherError
 from practicum.models.config import ModelConfig
 from practicum.objective import Capabilities, Full, Signal
-from practicum.ports import Ending, StepFollower
+from practicum.ports import ModelEnding, StepFollower
 from practicum.remote.http import JsonRequest
 from practicum.teachers._dialects import read_states_name
 from practicum.teachers._remote import RemoteClient
@@ -50,7 +50,7 @@ MAX_GAP = 0.05
 READS_STATES = Capabilities(
     signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
 )
-"""What a teacher gives whose hidden states are read: the full distribution at each token."""
+"""The answers of a teacher whose hidden states are read: its full distribution at each token."""
 
 
 class StatesConfig(FrozenConfig):
@@ -172,7 +172,7 @@ class StatesClient(StepFollower):
         self,
         remote: RemoteClient,
         folder: StatesFolder,
-        ending: Ending,
+        ending: ModelEnding,
         model: str,
         meter: Meter | None,
     ) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.objective import Objective
-from practicum.ports import Backend, BackendContext, Ending, Task
+from practicum.ports import Backend, BackendContext, ModelEnding, Task
 from practicum.ports.hosting import Hosted
 from practicum.ports.paper import PaperBackend
 from practicum.types import FrozenConfig
@@ -106,7 +106,7 @@ def make_scratch(folder: Path, config: ScratchConfig, task: Task) -> Path:
     return prepare_scratch_folder(folder, config, task)
 
 
-def load_ending(config: ModelConfig) -> Ending:
+def load_ending(config: ModelConfig) -> ModelEnding:
     """Read the last norm and the head of a model, and nothing else of it."""
     from practicum.backends.local.ending import load_ending as read_ending
 

@@ -21,7 +21,7 @@ from practicum.models.sources import is_adapter_folder
 
 @dataclass(frozen=True, slots=True)
 class LocalEnding:
-    """The last norm and the head of a model; see `practicum.ports.Ending`."""
+    """The last norm and the head of a model; see `practicum.ports.ModelEnding`."""
 
     norm: torch.nn.Module | None
     head: Head

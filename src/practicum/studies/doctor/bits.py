@@ -8,7 +8,7 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.models.quantization import QUANTIZATIONS, count_weight_bytes
 from practicum.objective import Full
-from practicum.runs.assembly import ScorerInfo
+from practicum.runs.scoring import ScorerInfo
 from practicum.statistics import Interval, cluster_bootstrap, group_pairs
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import (

@@ -29,7 +29,8 @@ from practicum.rollouts import (
     sample_rollouts,
     select_prompts,
 )
-from practicum.runs.assembly import RunComponents, ScorerInfo
+from practicum.runs.assembly import RunComponents
+from practicum.runs.scoring import ScorerInfo
 from practicum.statistics import Interval, cluster_bootstrap, group_pairs, wilson
 from practicum.studies.doctor.measurements import (
     CANDIDATES,

@@ -10,7 +10,7 @@ from torch import Tensor
 from practicum.models.config import ModelConfig
 from practicum.ports import walk
 from practicum.recipe import Recipe
-from practicum.runs.assembly import ScorerInfo
+from practicum.runs.scoring import ScorerInfo
 from practicum.statistics import Interval, cluster_bootstrap, group_pairs, probability_errors
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import (
