@@ -75,6 +75,23 @@ class SamplingClient(Protocol):
 
 
 @runtime_checkable
+class RemembersTexts(Protocol):
+    """A client that can keep what it has read of texts that go on, such as conversations."""
+
+    def remember_texts(self) -> SamplingClient:
+        """Return a client that reads only the new tokens of a text that it sampled before.
+
+        Its weights must not change while it is used.
+        """
+        ...
+
+
+def remember_texts(client: SamplingClient) -> SamplingClient:
+    """Return the client with room for texts that go on, or as it is if it cannot keep them."""
+    return client.remember_texts() if isinstance(client, RemembersTexts) else client
+
+
+@runtime_checkable
 class DecodeBatch(Protocol):
     """Prompts from a queue that are decoded token by token over a KV cache, one row each."""
 

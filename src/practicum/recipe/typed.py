@@ -192,6 +192,7 @@ class RolloutSection(TypedDict, total=False):
     n: int | str
     max_new_tokens: int | str
     max_turns: int | str | None
+    episodes: Mapping[str, Any]
     temperature: float | str
     top_p: float | str
     top_k: int | str

@@ -148,6 +148,8 @@ def measure_conversations(rollouts: Sequence[Rollout]) -> Metrics:
     metrics = {
         "turns": len(turns) / len(conversations),
         "turn_limit": stops["turns"] / len(conversations),
+        # Absent while there are none, as most environments never are too slow.
+        **({"timed_out": stops["timeout"] / len(conversations)} if stops["timeout"] else {}),
     }
     outcomes = Counter(call.outcome for turn in turns for call in turn.calls)
     if not outcomes:
