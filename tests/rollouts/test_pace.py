@@ -133,8 +133,10 @@ def test_a_deadline_ends_its_own_conversation(together):
         time.sleep(0.01)
     assert world.log.count("c closed") == 1, "its episode closes when its call returns"
     ends = [(prompt, one.sample.stop_reason) for prompt, one in zip(PROMPTS, found, strict=True)]
-    rollouts = [replace(Rollout.from_text(prompt, ""), stop_reason=end) for prompt, end in ends]
-    rollouts = [one.complete(rollout) for one, rollout in zip(found, rollouts, strict=True)]
+    rollouts = [
+        replace(Rollout.from_text(prompt, ""), stop_reason=end, turns=one.turns)
+        for (prompt, end), one in zip(ends, found, strict=True)
+    ]
     assert measure_conversations(rollouts)["timed_out"] == pytest.approx(1 / 6)
 
 
