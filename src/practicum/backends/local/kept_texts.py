@@ -112,9 +112,12 @@ class ContinuedBatch:
         for text, row in zip(self._texts, self._rows, strict=True):
             kept_keys, kept_values = text.kept.kv_by_layer[layer]
             whole = torch.cat([kept_keys, keys[row]]), torch.cat([kept_values, values[row]])
-            states = (heads.transpose(0, 1)[None] for heads in (queries[row], *whole))
+            own, seen_keys, seen_values = (
+                heads.transpose(0, 1)[None] for heads in (queries[row], *whole)
+            )
             mask = _build_mask(len(text.kept.tokens), queries[row])
-            outputs.append(attend(*states, mask, scale, dropout=dropout)[0].transpose(0, 1))
+            output = attend(own, seen_keys, seen_values, mask, scale, dropout=dropout)
+            outputs.append(output[0].transpose(0, 1))
             wholes.append(whole)
         keys_by_text, values_by_text = zip(*wholes, strict=True)
         self.kv_by_layer[layer] = torch.cat(keys_by_text), torch.cat(values_by_text)
