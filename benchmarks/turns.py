@@ -75,11 +75,11 @@ def _converse(
     texts, samples = list(prompts), []
     for turn in range(turns):
         requests = [SampleRequest(text, 100 * turn + row) for row, text in enumerate(texts)]
-        drawn = client.sample(requests, SamplingParams(NEW_TOKENS))
-        samples += drawn
+        new_samples = client.sample(requests, SamplingParams(NEW_TOKENS))
+        samples += new_samples
         texts = [
             (*text, *sample.tokens.tolist(), *_write_reply(turn, row))
-            for row, (text, sample) in enumerate(zip(texts, drawn, strict=True))
+            for row, (text, sample) in enumerate(zip(texts, new_samples, strict=True))
         ]
     return samples
 
@@ -90,13 +90,13 @@ def _write_reply(turn: int, row: int) -> tuple[int, ...]:
     return tuple(3 + (13 * place + row) % 60 for place in range(length))
 
 
-def _compare(kept: Sequence[Sample], read: Sequence[Sample]) -> float:
+def _compare(samples: Sequence[Sample], expected: Sequence[Sample]) -> float:
     """Return the greatest difference of log-probabilities; SystemExit if a token differs."""
     worst = 0.0
-    for one, other in zip(kept, read, strict=True):
-        if one.tokens.tolist() != other.tokens.tolist():
+    for sample, twin in zip(samples, expected, strict=True):
+        if sample.tokens.tolist() != twin.tokens.tolist():
             raise SystemExit("the two sides drew different tokens")
-        worst = max(worst, (one.policy_logprobs - other.policy_logprobs).abs().max().item())
+        worst = max(worst, (sample.policy_logprobs - twin.policy_logprobs).abs().max().item())
     return worst
 
 

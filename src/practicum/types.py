@@ -35,7 +35,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How conversations ask their environments: how many at once, for how long, and in what order.
+    """The pace at which conversations ask environments: their number at once, the time, the order.
 
     If they go `together`, each waits for the slowest of a round, and the same seed gives the same
     bytes. `seconds` is the longest that one conversation's environment may take in all.

@@ -145,7 +145,7 @@ def count_continued_tokens(texts: Sequence[tuple[int, int, int]]) -> ReadTokens:
 
     The kept tokens are not read again, but the others see them.
     """
-    spans = [(kept, prompt + max(count - 1, 0)) for kept, prompt, count in texts]
+    spans = [(past, prompt + max(count - 1, 0)) for past, prompt, count in texts]
     tokens = sum(last - first for first, last in spans)
     contexts = sum(last * (last + 1) - first * (first + 1) for first, last in spans) // 2
-    return ReadTokens(tokens, sum(prompt - kept for kept, prompt, _ in texts), contexts)
+    return ReadTokens(tokens, sum(prompt - past for past, prompt, _ in texts), contexts)

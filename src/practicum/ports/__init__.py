@@ -21,10 +21,13 @@ from practicum.ports.engines import EngineChoice
 from practicum.ports.tasks import Environment as Environment
 from practicum.ports.tasks import Episode as Episode
 from practicum.ports.tasks import Expert as Expert
+from practicum.ports.tasks import Harnessed as Harnessed
 from practicum.ports.tasks import HasAlphabet as HasAlphabet
 from practicum.ports.tasks import HasTools as HasTools
 from practicum.ports.tasks import Observation as Observation
+from practicum.ports.tasks import SampledTurn as SampledTurn
 from practicum.ports.tasks import Task as Task
+from practicum.ports.tasks import TokenEpisode as TokenEpisode
 from practicum.ports.tasks import Toolbox as Toolbox
 from practicum.ports.tasks import ToolSession as ToolSession
 from practicum.text import Renderer, VocabularyMap, compare_renderers

@@ -92,10 +92,10 @@ class MeteredSampler:
             self._meter.count_sampled(texts)
             return
         # A client that remembers has read all but the last token of every text.
-        kept = [
+        beginnings = [
             find_longest_beginning(prompt, self._texts, map(len, self._texts)) for prompt in prompts
         ]
-        rows = list(zip(kept, texts, strict=True))
+        rows = list(zip(beginnings, texts, strict=True))
         self._meter.count_sampled([text for beginning, text in rows if beginning is None])
         self._meter.count_continued(
             [

@@ -15,7 +15,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class EpisodesConfig(FrozenConfig):
-    """How the conversations of a step ask their environments."""
+    """The pace at which the conversations of a step ask their environments."""
 
     at_once: int = Field(
         default=1, ge=1, description="environments that answer side by side; 1: one after another"

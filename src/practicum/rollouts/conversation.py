@@ -15,7 +15,15 @@ from torch import Tensor
 from practicum.core.abandon import Cancelled
 from practicum.core.randomness import seed_of
 from practicum.errors import VerifierError
-from practicum.ports import Environment, Episode, Observation, PromptedClient, remember_texts
+from practicum.ports import (
+    Environment,
+    Episode,
+    Observation,
+    PromptedClient,
+    SampledTurn,
+    TokenEpisode,
+    remember_texts,
+)
 from practicum.rollouts.batch import call_by_group
 from practicum.rollouts.pace import Answer, Asker, open_asker
 from practicum.rollouts.tape import mark_authors
@@ -161,20 +169,20 @@ class _Round:
 
     def _take_answers(self, waiting: set[int], active: int) -> set[int]:
         """Take over what environments answered; wait only if nothing could be sampled meanwhile."""
-        answered: set[int] = set()
-        while waiting - answered:
+        numbers: set[int] = set()
+        while waiting - numbers:
             together = self.params.pace.together
-            wait = together or len(waiting - answered) == active
+            wait = together or len(waiting - numbers) == active
             answers = self.asker.collect(wait=wait)
             # In the order of the conversations, whichever was first: a batch depends on it.
             for number in sorted(answers):
                 self.conversations[number].take_answer(answers[number], self.renderer, self.params)
                 if self.conversations[number].stop_reason is not None:
                     self._close(number)
-            answered |= answers.keys()
+            numbers |= answers.keys()
             if not together:
                 break
-        return answered
+        return numbers
 
     def _close(self, number: int) -> None:
         """Close the conversation's episode once; one that was never asked has none."""
@@ -296,11 +304,14 @@ class _OpenConversation:
         turn = self.turns[-1]
         self.notes |= observation.notes
         self.turns[-1] = replace(turn, calls=observation.calls, reward=observation.reward)
-        if not observation.messages:
+        if not observation.messages and not observation.tokens:
             self.stop_reason = observation.stop_reason
         # The last turn is answered all the same: its calls and its reward count.
         elif params.max_turns is not None and self.count_turns() >= params.max_turns:
             self.stop_reason = "turns"
+        elif observation.tokens:
+            messages = [Message("user", renderer.decode(list(observation.tokens)))]
+            self._append_reply(messages, observation.tokens, params)
         else:
             reply_tokens = renderer.render_reply(*observation.messages)
             self._append_reply(observation.messages, reply_tokens, params)
@@ -314,7 +325,12 @@ class _OpenConversation:
             self.episode = environment.open(
                 self.request.prompt, seed_of(self.request.seed, "episode")
             )
-        observation = self.episode.step(turn)
+        episode = self.episode
+        observation = (
+            episode.answer(self._read_turn())
+            if isinstance(episode, TokenEpisode)
+            else episode.step(turn)
+        )
         if not isinstance(observation, Observation):
             raise TypeError(
                 f"step() returned a {type(observation).__name__}; "
@@ -325,6 +341,12 @@ class _OpenConversation:
                 "step() spoke in the role assistant, which is the student's; write user or tool"
             )
         return observation
+
+    def _read_turn(self) -> SampledTurn:
+        """Return the newest turn token for token."""
+        before = (*self.request.prompted_client.prompt_tokens, *self.tokens[: self.turn_start])
+        logprobs = torch.cat(self.sampling_logprobs)[self.turn_start :]
+        return SampledTurn(before, tuple(self.tokens[self.turn_start :]), tuple(logprobs.tolist()))
 
     def _append_reply(
         self, messages: Sequence[Message], tokens: Sequence[int], params: SamplingParams

@@ -18,7 +18,7 @@ from practicum.ports import Observation
 from practicum.types import Pace
 
 Answer = Observation | Exception
-"""What an environment said, or how it failed."""
+"""The answer of an environment, or its failure."""
 
 POLL_SECONDS = 0.2
 """The longest wait before a cancellation and the deadlines are looked at again."""
@@ -79,7 +79,7 @@ class InTurn:
 
 
 @dataclass(slots=True)
-class _Call:
+class _RunningCall:
     """A call under way: when it got its permit, and whether somebody has given that back."""
 
     begun: float | None = None
@@ -99,14 +99,14 @@ class SideBySide:
         self._lock = threading.Lock()
         self._inboxes: dict[int, queue.SimpleQueue[Callable[[], None] | None]] = {}
         self._threads: dict[int, threading.Thread] = {}
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _RunningCall] = {}
         self._spent: dict[int, float] = {}
-        self._answers: queue.SimpleQueue[tuple[int, _Call, Answer]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[int, _RunningCall, Answer]] = queue.SimpleQueue()
         self._failures: dict[int, Exception] = {}
 
     def ask(self, number: int, call: Callable[[], Answer]) -> None:
         """Begin to ask in the conversation's thread."""
-        self._calls[number] = record = _Call()
+        self._calls[number] = record = _RunningCall()
 
         def run() -> None:
             self._permits.acquire()
@@ -121,7 +121,7 @@ class SideBySide:
 
         self._find_inbox(number).put(run)
 
-    def _give_back(self, call: _Call) -> bool:
+    def _give_back(self, call: _RunningCall) -> bool:
         """Give back a call's permit; return False if that was done already."""
         with self._lock:
             was_over, call.is_over = call.is_over, True
@@ -131,17 +131,17 @@ class SideBySide:
 
     def collect(self, *, wait: bool) -> dict[int, Answer]:
         """Return the answers that are there, and those that the deadline gave."""
-        found: dict[int, Answer] = {}
+        answers: dict[int, Answer] = {}
         while self._calls:
             abandon.check()
-            self._take_answers(found, POLL_SECONDS if wait and not found else 0.0)
-            self._end_late_calls(found)
-            if found or not wait:
+            self._take_answers(answers, POLL_SECONDS if wait and not answers else 0.0)
+            self._end_late_calls(answers)
+            if answers or not wait:
                 break
-        return found
+        return answers
 
-    def _take_answers(self, found: dict[int, Answer], seconds: float) -> None:
-        """Move answers from the threads to `found`; wait a while for the first one."""
+    def _take_answers(self, answers: dict[int, Answer], seconds: float) -> None:
+        """Move answers from the threads to `answers`; wait a while for the first one."""
         try:
             while self._calls:
                 number, record, answer = (
@@ -153,27 +153,27 @@ class SideBySide:
                     continue
                 del self._calls[number]
                 assert record.begun is not None, "a call that answered has begun"
-                spent = time.monotonic() - record.begun
-                self._spent[number] = self._spent.get(number, 0.0) + spent
-                found[number] = answer
+                seconds_spent = time.monotonic() - record.begun
+                self._spent[number] = self._spent.get(number, 0.0) + seconds_spent
+                answers[number] = answer
         except queue.Empty:
             pass
 
-    def _end_late_calls(self, found: dict[int, Answer]) -> None:
+    def _end_late_calls(self, answers: dict[int, Answer]) -> None:
         """Give the conversations whose time is up a TimeoutError in place of an answer."""
         limit = self._pace.seconds
         if limit is None:
             return
-        now = time.monotonic()
+        moment = time.monotonic()
         for number, call in list(self._calls.items()):
-            begun = now if call.begun is None else call.begun
-            if self._spent.get(number, 0.0) + now - begun < limit:
+            start = moment if call.begun is None else call.begun
+            if self._spent.get(number, 0.0) + moment - start < limit:
                 continue
             # The permit goes to another conversation: calls that hang must not use up all of them.
             if self._give_back(call):
                 del self._calls[number]
                 self._threads.pop(number)
-                found[number] = TimeoutError(
+                answers[number] = TimeoutError(
                     f"the environment took more than rollout.episodes.seconds, {limit:g} s"
                 )
 

@@ -39,11 +39,11 @@ def open_decode_batch(
     prompts: Sequence[PromptTokens],
     rows: int,
     new_tokens: int,
-    kept: KeptTexts | None = None,
+    texts: KeptTexts | None = None,
 ) -> DecodeBatch:
     """Start decoding the prompts, `rows` at a time, with up to `new_tokens` new tokens each.
 
-    Texts go on from the `kept` ones, and are kept in turn if they can be packed. Raises ModelError
+    Prompts go on from the kept `texts`, and are kept in turn if they can be packed. Raises ModelError
     if the model cannot be sampled from.
     """
     if language_model.no_sampling_reason:
@@ -57,7 +57,7 @@ def open_decode_batch(
         prepacked = PrepackedModel(language_model, new_tokens if native is None else 0)
         rows = min(rows, len(prompts))
         overlay = {**overlay, **round_linear_maps(language_model)}
-        job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest, kept)
+        job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest, texts)
         if not can_pack:
             return PaddedDecodeBatch(job)
         return SlotDecodeBatch(job, SlotStep(job) if native is None else NativeStep(job, *native))

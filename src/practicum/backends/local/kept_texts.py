@@ -80,11 +80,12 @@ class ContinuedBatch:
         self._texts = texts
         counts = [len(text.tokens) for text in texts]
         self._rows = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
-        wholes = [len(text.kept.tokens) + count for text, count in zip(texts, counts, strict=True)]
-        self.parts = [range(*ends) for ends in pairwise(accumulate(wholes, initial=0))]
+        lengths = [len(text.kept.tokens) + count for text, count in zip(texts, counts, strict=True)]
+        self.parts = [range(*ends) for ends in pairwise(accumulate(lengths, initial=0))]
         self._ids = torch.tensor([token for text in texts for token in text.tokens], device=device)
         places = [
-            range(len(text.kept.tokens), whole) for text, whole in zip(texts, wholes, strict=True)
+            range(len(text.kept.tokens), length)
+            for text, length in zip(texts, lengths, strict=True)
         ]
         self._positions = torch.tensor(list(chain.from_iterable(places)), device=device)
         self.kv_by_layer: dict[int, LayerStates] = {}
@@ -108,18 +109,18 @@ class ContinuedBatch:
         # Texts are few beside the tokens of a turn: padding them all to the longest history would
         # copy more than a call of attention for each costs.
         outputs: list[Tensor] = []
-        wholes: list[LayerStates] = []
+        states_by_text: list[LayerStates] = []
         for text, row in zip(self._texts, self._rows, strict=True):
             kept_keys, kept_values = text.kept.kv_by_layer[layer]
-            whole = torch.cat([kept_keys, keys[row]]), torch.cat([kept_values, values[row]])
-            own, seen_keys, seen_values = (
-                heads.transpose(0, 1)[None] for heads in (queries[row], *whole)
+            states = torch.cat([kept_keys, keys[row]]), torch.cat([kept_values, values[row]])
+            new_queries, seen_keys, seen_values = (
+                heads.transpose(0, 1)[None] for heads in (queries[row], *states)
             )
             mask = _build_mask(len(text.kept.tokens), queries[row])
-            output = attend(own, seen_keys, seen_values, mask, scale, dropout=dropout)
+            output = attend(new_queries, seen_keys, seen_values, mask, scale, dropout=dropout)
             outputs.append(output[0].transpose(0, 1))
-            wholes.append(whole)
-        keys_by_text, values_by_text = zip(*wholes, strict=True)
+            states_by_text.append(states)
+        keys_by_text, values_by_text = zip(*states_by_text, strict=True)
         self.kv_by_layer[layer] = torch.cat(keys_by_text), torch.cat(values_by_text)
         return torch.cat(outputs)
 

@@ -89,14 +89,14 @@ class PromptQueue:
 
     def _read_continuations(self, prompts: Iterable[PromptTokens]) -> set[PromptTokens]:
         """Return the prompts that go on from kept texts, the first of them prefilled."""
-        kept = self._job.kept
-        found = {prompt: None if kept is None else kept.find(prompt) for prompt in prompts}
+        store = self._job.kept
+        beginnings = {prompt: None if store is None else store.find(prompt) for prompt in prompts}
         texts = [
             Continuation(text, prompt[len(text.tokens) :])
-            for prompt, text in found.items()
+            for prompt, text in beginnings.items()
             if text is not None
         ]
-        going_on = {prompt for prompt, text in found.items() if text is not None}
+        going_on = {prompt for prompt, text in beginnings.items() if text is not None}
         if not texts:
             return going_on
         limit = find_limits(self._job.device).prefill_tokens
