@@ -141,7 +141,7 @@ def test_tokens_go_both_ways_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("misbehave", "before", "error"),
     [
-        ("branches", [100, 97, 98], r"its token 3 of 9 differs from the conversation's 6"),
+        ("branches", [100, 97, 98], r"its token 3 of 8 differs from the conversation's 6"),
         ("", [100, 97, 99], r"its token 2 of 3 differs"),
         ("dies", [100, 97, 98], "OSError: the sandbox is gone"),
     ],

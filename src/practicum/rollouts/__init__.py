@@ -1,11 +1,13 @@
 """From prompts to rollouts: sampled by the writer that the source names, decoded, and rewarded."""
 
 from practicum.rollouts.batch import RolloutBatch, select_prompts
+from practicum.rollouts.correcting import measure_corrected
 from practicum.rollouts.replacing import measure_replaced
 from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
+    Correct,
     Prefix,
     Replace,
     Search,
@@ -42,6 +44,7 @@ from practicum.rollouts.writing import (
 __all__ = [
     "SOURCES",
     "Cache",
+    "Correct",
     "Prefix",
     "Replace",
     "RolloutArchive",
@@ -66,6 +69,7 @@ __all__ = [
     "load_recorded_rollouts",
     "load_traced_rollouts",
     "measure_conversations",
+    "measure_corrected",
     "measure_replaced",
     "measure_search",
     "name_guide",

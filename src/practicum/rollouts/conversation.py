@@ -8,8 +8,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from practicum.core.abandon import Cancelled
@@ -44,12 +46,33 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Beginning:
+    """The turns with which a conversation begins: whole ones, of the model or of others.
+
+    `model_mask` is False at the environment's tokens. If the last turn is the assistant's, the
+    environment is asked for its answer first.
+    """
+
+    tokens: Int[Tensor, " T"]
+    model_mask: Bool[Tensor, " T"]
+    sampling_logprobs: Float[Tensor, " T"]
+    policy_logprobs: Float[Tensor, " T"]
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ConversationRequest:
-    """A conversation to run: its prompt, the model with its rendered prompt, and a seed."""
+    """A conversation to run: its prompt, the model with its rendered prompt, and a seed.
+
+    With a `beginning`, its turns are played to the environment again, which has to answer as it did;
+    `episode_seed` is that of the conversation in which it did, without it that of this one.
+    """
 
     prompt: Prompt
     prompted_client: PromptedClient
     seed: int
+    beginning: Beginning | None = None
+    episode_seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +124,7 @@ def run_conversations(
     # A turn ends at a stop token, after which the environment replies; a stop text would end it
     # within a token.
     refuse_stop_texts(params, "a conversation")
-    conversations = [_OpenConversation(request) for request in _let_remember(requests)]
+    conversations = [_open_conversation(request) for request in _let_remember(requests)]
     _Round(conversations, environment, renderer, params, open_asker(params.pace)).run()
     failures = [
         conversation.notes["error"]
@@ -137,6 +160,12 @@ class _Round:
         """Take turns until every conversation is over, and close the episodes also after an error."""
         waiting: set[int] = set()
         try:
+            for number, conversation in enumerate(self.conversations):
+                if conversation.awaits_answer():
+                    conversation.has_asked = True
+                    waiting.add(number)
+                    self.asker.ask(number, partial(conversation.ask, self.environment))
+            waiting -= self._take_answers(waiting, len(self.conversations))
             while active := [
                 number
                 for number, conversation in enumerate(self.conversations)
@@ -208,6 +237,11 @@ def _let_remember(requests: Sequence[ConversationRequest]) -> list[ConversationR
     ]
 
 
+def choose_power(room: int) -> int:
+    """Return the greatest power of two that fits."""
+    return 1 << (room.bit_length() - 1)
+
+
 def _sample_turns(active: "Sequence[_OpenConversation]", params: SamplingParams) -> list[Sample]:
     """Sample the next tokens of each conversation.
 
@@ -222,6 +256,23 @@ def _sample_turns(active: "Sequence[_OpenConversation]", params: SamplingParams)
         return clients[first].sample(requests, replace(params, max_new_tokens=lengths[first]))
 
     return call_by_group(list(zip(map(id, clients), lengths, strict=True)), sample)
+
+
+def _open_conversation(request: ConversationRequest) -> "_OpenConversation":
+    """Return a conversation in progress, with its beginning if it has one."""
+    conversation = _OpenConversation(request)
+    beginning = request.beginning
+    if beginning is None:
+        return conversation
+    return replace(
+        conversation,
+        tokens=beginning.tokens.tolist(),
+        model_mask=beginning.model_mask.tolist(),
+        sampling_logprobs=[beginning.sampling_logprobs],
+        policy_logprobs=[beginning.policy_logprobs],
+        turns=list(beginning.turns),
+        turn_start=len(beginning.tokens),
+    )
 
 
 @dataclass(slots=True)
@@ -257,7 +308,7 @@ class _OpenConversation:
         """
         # Powers of two are few, so conversations of different lengths often ask for the same number
         # of tokens and share one call of the sampler.
-        return 1 << (self.count_room(params).bit_length() - 1)
+        return choose_power(self.count_room(params))
 
     def build_request(self) -> SampleRequest:
         """Return the request for the tokens after the present ones."""
@@ -316,15 +367,21 @@ class _OpenConversation:
             reply_tokens = renderer.render_reply(*observation.messages)
             self._append_reply(observation.messages, reply_tokens, params)
 
+    def awaits_answer(self) -> bool:
+        """Return True if the environment has to answer before the model goes on."""
+        return bool(self.turns) and self.turns[-1].role == "assistant"
+
     def count_turns(self) -> int:
         """Return the number of the model's turns."""
         return sum(turn.role == "assistant" for turn in self.turns)
 
     def _step(self, environment: Environment, turn: str) -> Observation:
         if self.episode is None:
+            seed = self.request.episode_seed
             self.episode = environment.open(
-                self.request.prompt, seed_of(self.request.seed, "episode")
+                self.request.prompt, self.episode_seed if seed is None else seed
             )
+            self._replay(self.episode)
         episode = self.episode
         observation = (
             episode.answer(self._read_turn())
@@ -341,6 +398,26 @@ class _OpenConversation:
                 "step() spoke in the role assistant, which is the student's; write user or tool"
             )
         return observation
+
+    @property
+    def episode_seed(self) -> int:
+        """The seed of the conversation's episode, if it has no other one's."""
+        return seed_of(self.request.seed, "episode")
+
+    def _replay(self, episode: Episode) -> None:
+        """Play the beginning's turns again; RuntimeError if the environment answers otherwise."""
+        beginning = self.request.beginning
+        turns = () if beginning is None else beginning.turns
+        for turn, answer in pairwise(turns):
+            if turn.role != "assistant":
+                continue
+            observation = episode.step(turn.text)
+            text = "\n".join(message.content for message in observation.messages)
+            if text != answer.text:
+                raise RuntimeError(
+                    "the environment no longer answers the beginning as it did: "
+                    f"{excerpt(text)!r} instead of {excerpt(answer.text)!r}"
+                )
 
     def _read_turn(self) -> SampledTurn:
         """Return the newest turn token for token."""

@@ -23,6 +23,7 @@ from practicum.rollouts import (
     as_environment,
     collect_rollouts,
     measure_conversations,
+    measure_corrected,
     measure_replaced,
     measure_search,
     select_prompts,
@@ -382,7 +383,12 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
-    for measure in (measure_conversations, measure_search, measure_replaced):
+    for measure in (
+        measure_conversations,
+        measure_search,
+        measure_replaced,
+        measure_corrected,
+    ):
         metrics |= measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
