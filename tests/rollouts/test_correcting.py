@@ -63,7 +63,7 @@ class World:
 
     def step(self, turn):
         self.heard += 1
-        text = "xy"[(self.seed + self.heard + self.mood) % 2] * (1 + self.heard)
+        text = "xy"[(self.seed + self.heard) % 2] * (1 + self.heard + self.mood)
         return Observation(Message("user", text) if self.heard < 4 else None)
 
     def close(self):
@@ -107,12 +107,13 @@ class ByTurn(RejectingScorer):
         return [self.find(rollout) for rollout in rollouts]
 
     def find(self, rollout):
-        position = 0
+        position = spoken = 0
         for turn in rollout.turns:
             if turn.text.startswith("d"):
                 # As a judge of turns counts: from the end of the student's turn before.
-                return position
-            position += turn.tokens if turn.role == "assistant" else 0
+                return spoken
+            position += turn.tokens
+            spoken = position if turn.role == "assistant" else spoken
         return None
 
 
@@ -162,7 +163,7 @@ def test_the_first_wrong_turn_is_the_teachers(slip):
 
 @pytest.mark.parametrize("slip", [1, 3])
 def test_the_student_acts_again_from_what_was_right(slip):
-    """Three times a prompt, in the first one's world: solved with 1, the wrong turn again with 0, the expert's with 0.5, another with 0.1."""
+    """Three times a prompt, in the first one's world: solved is worth 1, the wrong turn again 0, another one 0.1."""
     environment = Echo()
     turns = {0: "d", 1: None, 2: "x", 3: "bc"}
     student = Slipping(slip, turns)

@@ -39,8 +39,12 @@ def ask(base_url: str, token_ids: list[int]) -> list[int]:
     request = urllib.request.Request(
         f"{root}/inference/v1/generate", body, {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        (choice,) = json.load(answer)["choices"]
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            (choice,) = json.load(answer)["choices"]
+    except urllib.error.HTTPError as error:
+        with error:
+            raise OSError(error.read().decode()) from None
     assert [part["token"] for part in choice["logprobs"]["content"]] == [
         f"token_id:{token}" for token in choice["token_ids"]
     ]
