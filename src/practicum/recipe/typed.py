@@ -137,6 +137,7 @@ class TaskSection(TypedDict, total=False):
             "skills",
             "tools",
             "traces",
+            "verifiers",
             "walker",
         ]
         | str
@@ -177,6 +178,10 @@ class TaskSection(TypedDict, total=False):
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
     characters: int
+    taskset: str
+    settings: Mapping[str, Any]
+    harness: str | None
+    runs_code_here: bool
     spread: int
     noise: float
     slip: float

@@ -63,7 +63,7 @@ class TurnCorrector:
             replace(rollout, notes={**rollout.notes, CORRECTED: "none"}) for rollout in rollouts
         ]
         turns = self._write_turns(keys, rollouts, wrong)
-        whole = [
+        corrections = [
             (turn, sample)
             for turn, sample in zip(wrong, turns, strict=True)
             if sample.stop_reason == "stop"
@@ -71,7 +71,9 @@ class TurnCorrector:
         for turn in wrong:
             rollout = rollouts[turn.row]
             rollouts[turn.row] = replace(rollout, notes={**rollout.notes, CORRECTED: "refused"})
-        for (turn, _), rollout in zip(whole, self._go_on(keys, rollouts, whole), strict=True):
+        for (turn, _), rollout in zip(
+            corrections, self._go_on(keys, rollouts, corrections), strict=True
+        ):
             rollouts[turn.row] = rollout
         return rollouts
 
@@ -84,19 +86,19 @@ class TurnCorrector:
         first_keys = list(firsts.values())
         tries = self.sampler.sample_student(first_keys, self.student)
         wrong = self._find_wrong_turns(tries)
-        written = self._write_turns(first_keys, tries, wrong)
+        new_turns = self._write_turns(first_keys, tries, wrong)
         starts = {
             first_keys[turn.row].prompt.id: _Start(
                 tries[turn.row], first_keys[turn.row], turn, sample
             )
-            for turn, sample in zip(wrong, written, strict=True)
+            for turn, sample in zip(wrong, new_turns, strict=True)
             if sample.stop_reason == "stop"
         }
-        whole = [key for key in keys if key.prompt.id not in starts]
+        other_keys = [key for key in keys if key.prompt.id not in starts]
         rollouts = {
             _name(key): replace(rollout, notes={**rollout.notes, CORRECTED: "none"})
             for key, rollout in zip(
-                whole, self.sampler.sample_student(whole, self.student), strict=True
+                other_keys, self.sampler.sample_student(other_keys, self.student), strict=True
             )
         }
         again = [key for key in keys if key.prompt.id in starts]
@@ -135,9 +137,11 @@ class TurnCorrector:
         solved = self.task.reward(rollout)
         if solved is None or solved >= 1:
             return solved
-        said = rollout.turns[start.turn.place].text if len(rollout.turns) > start.turn.place else ""
-        corrected = self.sampler.renderer.decode(start.written.tokens.tolist())
-        return {corrected: 0.5, start.rejected: 0.0}.get(said, 0.1)
+        new_text = (
+            rollout.turns[start.turn.place].text if len(rollout.turns) > start.turn.place else ""
+        )
+        corrected = self.sampler.renderer.decode(start.correction.tokens.tolist())
+        return {corrected: 0.5, start.rejected: 0.0}.get(new_text, 0.1)
 
     def _build_request(
         self, key: RolloutKey, start: "_Start", beginning: Beginning | None
@@ -177,17 +181,17 @@ class TurnCorrector:
     def _ask_expert(self, rollout: Rollout) -> int | None:
         """Return the first turn that the task's expert finds wrong."""
         assert isinstance(self.task, Expert), "a recipe without an expert is refused"
-        said: list[str] = []
+        replies: list[str] = []
         for place, turn in enumerate(rollout.turns):
             if turn.role != "assistant":
                 continue
             # A turn that the limit of tokens cut off was never answered.
             if place == len(rollout.turns) - 1 and rollout.stop_reason == "length":
                 return None
-            choices = self.task.expert(rollout.prompt, said)
+            choices = self.task.expert(rollout.prompt, replies)
             if choices.get(turn.text, 0.0) < self.source.below * max(choices.values()):
                 return place
-            said.append(turn.text)
+            replies.append(turn.text)
         return None
 
     def _write_turns(
@@ -246,7 +250,7 @@ class TurnCorrector:
             built = conversation.complete(built)
             authors = torch.full((len(built.tokens),), AUTHORS.index("student"), dtype=torch.uint8)
             authors = authors if built.authors is None else built.authors.clone()
-            end = start.turn.start + len(start.written.tokens)
+            end = start.turn.start + len(start.correction.tokens)
             authors[start.turn.start : end] = AUTHORS.index(self.source.by)
             notes = {CORRECTED: str(start.number), REJECTED: start.rejected}
             corrected.append(replace(built, authors=authors, notes={**built.notes, **notes}))
@@ -254,13 +258,13 @@ class TurnCorrector:
 
     def _begin(self, start: "_Start") -> Beginning:
         """Return the conversation up to the corrected turn, that one included."""
-        right, written = _cut(start.rollout, start.turn), start.written
-        count = len(written.tokens)
-        text = self.sampler.renderer.decode(written.tokens.tolist())
+        right, correction = _cut(start.rollout, start.turn), start.correction
+        count = len(correction.tokens)
+        text = self.sampler.renderer.decode(correction.tokens.tolist())
         return Beginning(
-            torch.cat([right.tokens, written.tokens]),
+            torch.cat([right.tokens, correction.tokens]),
             torch.cat([right.model_mask, torch.ones(count, dtype=torch.bool)]),
-            torch.cat([right.sampling_logprobs, written.sampling_logprobs]),
+            torch.cat([right.sampling_logprobs, correction.sampling_logprobs]),
             # The student's policy never scored another writer's tokens.
             torch.cat([right.policy_logprobs, torch.full((count,), torch.nan)]),
             (*right.turns, Turn("assistant", count, text)),
@@ -274,7 +278,7 @@ class _Start:
     rollout: Rollout
     key: RolloutKey
     turn: WrongTurn
-    written: Sample
+    correction: Sample
 
     @property
     def number(self) -> int:

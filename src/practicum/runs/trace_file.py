@@ -86,16 +86,16 @@ def _append_lines(
     teacher: str,
 ) -> None:
     """Append the lines that the file lacks. Raises Interrupted at a SIGINT: what is written stays."""
-    written = len(read_lines(journal.path))
+    count = len(read_lines(journal.path))
     try:
         with show_wait("scores of traces", len(lines)) as wait:
             for part, chunk in _split_lines(len(lines), pairs):
                 # Whole chunks, also where some of their lines are there: which others are scored
                 # beside a conversation changes its numbers by rounding.
-                if part.stop > written:
+                if part.stop > count:
                     scores = _score_chunk(chunk, opened, teacher)
                     for number in part:
-                        if number >= written:
+                        if number >= count:
                             line = _add_scores(lines[number], scores.get(number + 1))
                             journal.append_line(line)
                     journal.sync()
