@@ -1,5 +1,6 @@
 """From prompts to rollouts: sampled by the writer that the source names, decoded, and rewarded."""
 
+from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts
 from practicum.rollouts.correcting import measure_corrected
 from practicum.rollouts.replacing import measure_replaced
@@ -42,6 +43,7 @@ from practicum.rollouts.writing import (
 )
 
 __all__ = [
+    "NOTE_KINDS",
     "SOURCES",
     "Cache",
     "Correct",
@@ -57,6 +59,7 @@ __all__ = [
     "StudentSource",
     "TeacherSource",
     "Traces",
+    "add_notes",
     "add_rewards",
     "answers_back",
     "as_environment",
@@ -70,6 +73,7 @@ __all__ = [
     "load_traced_rollouts",
     "measure_conversations",
     "measure_corrected",
+    "measure_notes",
     "measure_replaced",
     "measure_search",
     "name_guide",
