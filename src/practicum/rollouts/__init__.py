@@ -4,6 +4,7 @@ from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts
 from practicum.rollouts.correcting import measure_corrected
 from practicum.rollouts.replacing import measure_replaced
+from practicum.rollouts.resampling import measure_resampled
 from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
@@ -75,6 +76,7 @@ __all__ = [
     "measure_corrected",
     "measure_notes",
     "measure_replaced",
+    "measure_resampled",
     "measure_search",
     "name_guide",
     "needs_reference_samples",

@@ -152,6 +152,17 @@ class Correct(Call):
     start: Literal["corrected", "verified"] = "corrected"
 
 
+class Resample(Call):
+    """The student writes `factor` times as many; kept are clean right ones and any failures (2508.20722).
+
+    Failures are kept by chance, as many as is their share. Of right answers those with few failed
+    calls of tools are rather kept.
+    """
+
+    type: Literal["resample"] = "resample"
+    factor: int = Field(default=2, ge=2)
+
+
 class _Recorded(Call):
     path: str = Field(min_length=1)
 
@@ -195,6 +206,7 @@ SOURCES = index_by_type(
     Search,
     Replace,
     Correct,
+    Resample,
     Cache,
     Traces,
 )
@@ -212,6 +224,7 @@ Source = (
     | Search
     | Replace
     | Correct
+    | Resample
     | Cache
     | Traces
 )

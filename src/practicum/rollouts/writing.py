@@ -34,6 +34,7 @@ from practicum.rollouts.batch import (
 )
 from practicum.rollouts.correcting import TurnCorrector
 from practicum.rollouts.replacing import StepReplacer
+from practicum.rollouts.resampling import CleanResampler
 from practicum.rollouts.sampling import (
     RolloutSampler,
     compute_key_seed,
@@ -46,6 +47,7 @@ from practicum.rollouts.sources import (
     Mix,
     Prefix,
     Replace,
+    Resample,
     Search,
     Source,
     TeacherSource,
@@ -70,6 +72,7 @@ Writer = Literal[
     "search",
     "replace",
     "correct",
+    "resample",
     "cache",
     "traces",
 ]
@@ -217,6 +220,8 @@ class _BatchWriter:
                 return self._write_search(keys)
             case "replace":
                 return self._write_replaced(keys)
+            case "resample":
+                return self._write_resampled(keys)
             case "correct":
                 return self._write_corrected(keys)
             case "cache" | "traces":
@@ -349,6 +354,12 @@ class _BatchWriter:
             source, self.sampler, scorer, writers.student, models.get(source.by)
         )
         return replacer.collect(keys)
+
+    def _write_resampled(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return a choice among more of the student's answers."""
+        source, writers = self.source, self.writers
+        assert isinstance(source, Resample) and writers.task is not None
+        return CleanResampler(source, self.sampler, writers.task, writers.student).collect(keys)
 
     def _write_corrected(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return the student's conversations, the first wrong turn of each written anew."""

@@ -28,6 +28,7 @@ from practicum.rollouts import (
     measure_corrected,
     measure_notes,
     measure_replaced,
+    measure_resampled,
     measure_search,
     select_prompts,
 )
@@ -395,6 +396,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
         measure_search,
         measure_replaced,
         measure_corrected,
+        measure_resampled,
     ):
         metrics |= measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
