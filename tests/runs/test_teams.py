@@ -52,7 +52,8 @@ def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pipelines/score-agents", "pipelines/rstar2-agent"])
 def test_the_stages_of_agents_run_a_step(name: str, tmp_path: Path) -> None:
-    result = run(name, SHORT, out=tmp_path)
+    # Nothing is learned from answers before the stages: a walk has none.
+    result = run(name, SHORT[:-1], out=tmp_path)
     assert [stage["steps"] for stage in result.summary["stages"]] == [1] * len(loaded(name).stages)
 
 
