@@ -88,7 +88,7 @@ class TurnCorrector:
         wrong = self._find_wrong_turns(tries)
         new_turns = self._write_turns(first_keys, tries, wrong)
         starts = {
-            first_keys[turn.row].prompt.id: _Start(
+            first_keys[turn.row].prompt.id: _Restart(
                 tries[turn.row], first_keys[turn.row], turn, sample
             )
             for turn, sample in zip(wrong, new_turns, strict=True)
@@ -106,7 +106,7 @@ class TurnCorrector:
         return [rollouts[_name(key)] for key in keys]
 
     def _act_again(
-        self, keys: Sequence[RolloutKey], starts: "Mapping[str, _Start]"
+        self, keys: Sequence[RolloutKey], starts: "Mapping[str, _Restart]"
     ) -> dict[tuple[str, int], Rollout]:
         """Let the student act again from the right turns, which have no loss, and reward it."""
         requests = [
@@ -132,7 +132,7 @@ class TurnCorrector:
             rollouts[_name(key)] = replace(rollout, loss_mask=mask, notes=notes, reward=rewarded)
         return rollouts
 
-    def _compute_reward(self, rollout: Rollout, start: "_Start") -> float | None:
+    def _compute_reward(self, rollout: Rollout, start: "_Restart") -> float | None:
         """Return 1 for a solved task, else what the first new turn is worth (SCoRe 2509.14257)."""
         solved = self.task.reward(rollout)
         if solved is None or solved >= 1:
@@ -144,7 +144,7 @@ class TurnCorrector:
         return {corrected: 0.5, start.rejected: 0.0}.get(new_text, 0.1)
 
     def _build_request(
-        self, key: RolloutKey, start: "_Start", beginning: Beginning | None
+        self, key: RolloutKey, start: "_Restart", beginning: Beginning | None
     ) -> ConversationRequest:
         """Return a conversation of the student's that goes on in the episode of a first one."""
         first = compute_key_seed(self.sampler.batch, self.sampler.batch.stream, start.key)
@@ -156,7 +156,7 @@ class TurnCorrector:
             seed_of(first, "episode"),
         )
 
-    def _begin_right(self, start: "_Start") -> Beginning | None:
+    def _begin_right(self, start: "_Restart") -> Beginning | None:
         """Return the conversation up to its wrong turn; None if that is the first."""
         if not start.turn.start:
             return None
@@ -236,7 +236,8 @@ class TurnCorrector:
     ) -> list[Rollout]:
         """Let the student go on from the corrected turns, and return the new rollouts."""
         starts = [
-            _Start(rollouts[turn.row], keys[turn.row], turn, sample) for turn, sample in corrections
+            _Restart(rollouts[turn.row], keys[turn.row], turn, sample)
+            for turn, sample in corrections
         ]
         requests = [self._build_request(start.key, start, self._begin(start)) for start in starts]
         conversations = run_conversations(
@@ -256,7 +257,7 @@ class TurnCorrector:
             corrected.append(replace(built, authors=authors, notes={**built.notes, **notes}))
         return corrected
 
-    def _begin(self, start: "_Start") -> Beginning:
+    def _begin(self, start: "_Restart") -> Beginning:
         """Return the conversation up to the corrected turn, that one included."""
         right, correction = _cut(start.rollout, start.turn), start.correction
         count = len(correction.tokens)
@@ -272,7 +273,7 @@ class TurnCorrector:
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _Restart:
     """A conversation with a wrong turn, and the turn that its teacher wrote instead."""
 
     rollout: Rollout
