@@ -133,10 +133,10 @@ def test_tokens_go_both_ways_as_they_are() -> None:
     runner = Runner(Words())
     episode = open_episode(runner)
     prompt = [100, ord("a"), ord("b")]
-    first = episode.answer(turn(prompt, 7, 8, 2))
+    first = episode.answer_tokens(turn(prompt, 7, 8, 2))
     assert first.tokens == (101, ord("d"), ord("c"))
     text = [*prompt, 7, 8, 2, *first.tokens]
-    second = episode.answer(turn(text, 9, 2))
+    second = episode.answer_tokens(turn(text, 9, 2))
     assert (second.tokens, second.messages, second.reward) == ((), (), 0.5)
     assert runner.said == [[*text, 9, 2, 101, ord("d"), ord("c")]]
     episode.close()
@@ -155,7 +155,7 @@ def test_a_harness_that_goes_its_own_way_ends_its_conversation(
 ) -> None:
     episode = open_episode(Runner(Words(), misbehave=misbehave))
     with pytest.raises(HarnessError, match=error):
-        episode.answer(turn(before, 7, 8, 2))
+        episode.answer_tokens(turn(before, 7, 8, 2))
     episode.close()
 
 
@@ -165,11 +165,11 @@ def test_what_a_harness_ends_with_is_checked() -> None:
         (Runner(Words(), misbehave="breaks"), "it broke"),
     ):
         episode = open_episode(runner)
-        first = episode.answer(turn([100, 97, 98], 2))
+        first = episode.answer_tokens(turn([100, 97, 98], 2))
         with pytest.raises(HarnessError, match=error):
-            episode.answer(turn([100, 97, 98, 2, *first.tokens], 2))
+            episode.answer_tokens(turn([100, 97, 98, 2, *first.tokens], 2))
     with pytest.raises(TimeoutError, match=r"task\.seconds, 0\.2 s"):
-        open_episode(Runner(misbehave="idle"), seconds=0.2).answer(turn([1], 2))
+        open_episode(Runner(misbehave="idle"), seconds=0.2).answer_tokens(turn([1], 2))
 
 
 def test_no_other_program_speaks_in_a_conversation() -> None:

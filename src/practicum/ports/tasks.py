@@ -90,10 +90,10 @@ class SampledTurn:
 class TokenEpisode(Episode, Protocol):
     """A conversation that a harness leads: it writes the tokens between the turns itself.
 
-    Its turns are not handed over as text: `answer` stands in the place of `step`.
+    Its turns are not handed over as text: `answer_tokens` stands in the place of `step`.
     """
 
-    def answer(self, turn: SampledTurn) -> Observation:
+    def answer_tokens(self, turn: SampledTurn) -> Observation:
         """Hand the harness a turn; return the tokens with which it goes on, or none at its end."""
         ...
 

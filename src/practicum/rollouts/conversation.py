@@ -384,7 +384,7 @@ class _OpenConversation:
             self._replay(self.episode)
         episode = self.episode
         observation = (
-            episode.answer(self._read_turn())
+            episode.answer_tokens(self._read_turn())
             if isinstance(episode, TokenEpisode)
             else episode.step(turn)
         )

@@ -82,7 +82,7 @@ class HarnessEpisode:
         """Refuse a turn that is not token for token."""
         raise HarnessError("a harness takes turns as tokens")
 
-    def answer(self, turn: SampledTurn) -> Observation:
+    def answer_tokens(self, turn: SampledTurn) -> Observation:
         """Hand the turn to the request that waits for it, and return what follows it."""
         pending = self.pending or self._receive()
         if isinstance(pending, AgentEnd):
