@@ -71,7 +71,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "openai_api": [
         {"url": "VLLM"},
         {"url": "SGLANG", "dialect": "sglang", "tokenizer": "MODEL"},
-        {"url": "ECHO", "concurrency": 1},
+        {"url": "ECHO", "dialect": "echo", "concurrency": 1},
         {"url": "CHAT", "dialect": "chat"},
     ],
     "pool": [
@@ -233,7 +233,7 @@ def tape(rollouts: list[Rollout], tmp_path_factory: pytest.TempPathFactory) -> P
 def places(models: Path, tape: Path) -> Iterator[dict[str, str]]:
     """What the words in the settings stand for."""
     model = FolderModel(models / "teacher")
-    stubs = {word: Stub(model, dialect) for word, dialect in DIALECTS.items()}
+    stubs = {word: Stub(model, dialect, names=True) for word, dialect in DIALECTS.items()}
     from service import serving
 
     with ExitStack() as stack:

@@ -81,9 +81,11 @@ class Config(ReadingConfig, ServedConfig):
         if self.states is not None:
             return READS_STATES
         signals = frozenset[SignalName]({"sampled", "topk"} if self.largest_k else {"sampled"})
+        # This dialect alone has no way of naming candidates.
+        supports = {"teacher"} if self.dialect == "echo" else {"teacher", "student"}
         return Capabilities(
             signals,
-            frozenset({"teacher", "student"}),
+            frozenset(supports),
             self.largest_k,
             needs_candidates=True,
             follows_student=False,
