@@ -117,9 +117,33 @@ def test_the_wrong_start_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
         join(Config(trainers=2)),
     ):
         pass
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(SystemExit, match="2"), join(Config(trainers=2)):
-        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"train.stepz": 4}, r"\S+toy.yaml: train.stepz: no such key; .*"),
+        ({"backend": BACKEND | {"trainers": 3}}, r"backend.trainers is 3 and torchrun started 2 .*"),
+    ],
+)
+def test_what_all_processes_find_one_of_them_says(
+    models: Path, tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
+    recipe = write_recipe(models, tmp_path / "toy.yaml", {"backend": BACKEND} | changes)
+    said = finish(start(tmp_path, recipe))
+    assert [code for code, _ in said] == [2, 2]
+    assert re.fullmatch(f"error: {line}\n", "".join(text for _, text in said))
+
+
+def test_stages_of_a_pipeline_share_the_processes_that_were_started(
+    models: Path, tmp_path: Path
+) -> None:
+    data = toy_data(models, SIZES)
+    stages = [{"name": "first"}, {"name": "second", "backend": BACKEND}]
+    with pytest.raises(
+        RecipeError, match=r"^toy: stages.second.backend: .* write one backend beside `stages`"
+    ):
+        run_pipeline(parse_pipeline(data | {"stages": stages}, "toy"), out=tmp_path)
 
 
 def test_a_recipe_says_what_cannot_be(models: Path) -> None:
