@@ -29,7 +29,12 @@ RELEASE_POLL_SECONDS = 0.2
 
 
 KNOCK_SECONDS = 10.0
-"""The time in which the cluster of RAY_ADDRESS takes a connection."""
+"""The time in which the cluster of RAY_ADDRESS, or a machine of it, takes a connection."""
+
+FAREWELL_SECONDS = 120.0
+"""The time in which Ray gives up a machine that is gone; its own health checks take half a minute."""
+
+FAREWELL_POLL_SECONDS = 1.0
 
 
 class SharedRay:
@@ -56,6 +61,7 @@ class RayCluster:
             SharedRay.was_started = True
         SharedRay.users += 1
         at_end.callback(self.end)
+        _await_farewells()
         self._gpus = int(ray.cluster_resources().get("GPU", 0))
         self._announced = 0
         self._reserved = 0
@@ -113,6 +119,39 @@ class RayCluster:
         if SharedRay.was_started and SharedRay.users == 0:
             SharedRay.was_started = False
             ray.shutdown()
+
+
+def _await_farewells() -> None:
+    """Wait until Ray has given up the machines that do not answer, whose GPUs it counts until then.
+
+    A run that goes on after a machine was lost comes here before Ray knows of the loss.
+    """
+    deadline = time.monotonic() + FAREWELL_SECONDS
+    while silent := [address for address in _list_machines() if not _answers(address)]:
+        if time.monotonic() >= deadline:
+            raise ResourceError(
+                f"{', '.join(f'{host}:{port}' for host, port in silent)} belongs to the Ray cluster "
+                f"and has not answered for {FAREWELL_SECONDS:g} s; end Ray there with ray stop, or "
+                "open its ports to this machine"
+            )
+        time.sleep(FAREWELL_POLL_SECONDS)
+
+
+def _list_machines() -> list[tuple[str, int]]:
+    """Return the addresses at which Ray's own processes listen on all machines."""
+    return [
+        (node["NodeManagerAddress"], node["NodeManagerPort"])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, KNOCK_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _count_free_gpus(enough: int) -> int:
