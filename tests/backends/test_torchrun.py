@@ -123,7 +123,10 @@ def test_the_wrong_start_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     ("changes", "line"),
     [
         ({"train.stepz": 4}, r"\S+toy.yaml: train.stepz: no such key; .*"),
-        ({"backend": BACKEND | {"trainers": 3}}, r"backend.trainers is 3 and torchrun started 2 .*"),
+        (
+            {"backend": BACKEND | {"trainers": 3}},
+            r"backend.trainers is 3 and torchrun started 2 .*",
+        ),
     ],
 )
 def test_what_all_processes_find_one_of_them_says(

@@ -1,4 +1,4 @@
-"""What all processes of a launch find out is said once; two that do are in tests/backends/test_torchrun.py."""
+"""A line of all processes of a launch is said once; two that find one are in tests/backends/test_torchrun.py."""
 
 import socket
 
