@@ -14,6 +14,8 @@ def test_a_launcher_that_is_gone_keeps_no_process_from_its_line(
     monkeypatch.setattr(launched, "SECONDS", 0.1)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_PORT", raising=False)
     assert is_first_to_say("a line")
     with socket.socket() as unused:

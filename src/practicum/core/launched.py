@@ -15,20 +15,13 @@ def is_first_to_say(text: str) -> bool:
     """Return False if another process of the same launch says the same text."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
-    from torch.distributed import TCPStore
+    from torch.distributed.rendezvous import rendezvous
 
-    # Processes that the launcher starts once more have the same store, and say it again.
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    key = f"practicum-said-{start}-{hashlib.sha256(text.encode()).hexdigest()}"
+    key = f"practicum-said-{hashlib.sha256(text.encode()).hexdigest()}"
     try:
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=timedelta(seconds=SECONDS),
-            wait_for_workers=False,
-        )
+        # Processes that the launcher starts once more find a store without the keys of the first.
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=SECONDS)))
         return store.add(key, 1) == 1
-    except (KeyError, ValueError, RuntimeError):
+    except (ValueError, RuntimeError):
         # A line too many is better than none.
         return True
