@@ -28,7 +28,7 @@ SWITCH = "teacher=off"
 FREE = "teacher=free"
 """The override that puts a signal of no teacher in the teacher's place: `teacher=free(0.1, -1)`."""
 
-SECTIONS = ("teacher", "scorers", "rollout", "objective", "schedules", "monitors")
+SECTIONS = ("teacher", "scorers", "notes", "rollout", "objective", "schedules", "monitors")
 """The sections of a recipe that differ in its control."""
 
 SUFFIX = "-teacher-off"
@@ -39,8 +39,8 @@ FREE_SUFFIX = "-teacher-free"
 
 LONGEST_NAME = 80
 
-TAKEN_OVER = ("coefficient", "correction", "weights", "samples", "filter", "source")
-"""Fields of a term about its answers and tokens, which do not depend on the teacher."""
+TAKEN_OVER = ("coefficient", "correction", "weights", "samples", "scorer", "filter", "source")
+"""Fields of a term about its answers, tokens and reward, which do not depend on the teacher."""
 
 
 def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | None:
@@ -77,6 +77,8 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     control = resolve_recipe(recipe)
     control |= describe_control(control, is_free=bool(free_terms))
     control["teacher"] = {"type": "none"}
+    # Nobody is left to read them.
+    control["notes"] = {}
     for name in judges:
         del control["scorers"][name]
     control["objective"]["losses"] = [
