@@ -120,6 +120,10 @@ def test_fewer_trainers_keep_the_size_of_their_shards(
             "Version mismatch: Ray: 2.1.0\n Python: 3.9",
             "install the same versions of Python and Ray",
         ),
+        (
+            "Failed to connect to Ray cluster at 10.0.0.9:6379",
+            "if it asks for a token, set RAY_AUTH_MODE=token, with its ~/.ray/auth_token here",
+        ),
     ],
 )
 def test_a_cluster_that_cannot_be_joined_is_said_in_one_line(
@@ -128,6 +132,7 @@ def test_a_cluster_that_cannot_be_joined_is_said_in_one_line(
     def refuse(**settings: object) -> None:
         raise RuntimeError(reason)
 
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.setattr(ray, "init", refuse)
     line = f"the Ray cluster cannot be reached ({' '.join(reason.split())}); {remedy}"
     with pytest.raises(ResourceError, match=f"^{re.escape(line)}"):

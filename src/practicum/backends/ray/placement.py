@@ -209,6 +209,11 @@ def connect(object_store_memory: int | None = None, num_gpus: int | None = None)
         remedy = "start it with ray start --head, or unset RAY_ADDRESS to use this machine alone"
         if "ersion mismatch" in reason:
             remedy = "install the same versions of Python and Ray on all machines"
+        elif "Failed to connect" in reason and "RAY_AUTH_MODE" not in os.environ:
+            # It answers a knock. Ray sends its token to no address that is named, unless it is told.
+            remedy = (
+                "if it asks for a token, set RAY_AUTH_MODE=token, with its ~/.ray/auth_token here"
+            )
         raise ResourceError(f"the Ray cluster cannot be reached ({reason}); {remedy}") from error
     finally:
         # Ray ends the process on SIGTERM; a run saves its state first.
