@@ -85,12 +85,19 @@ class Config(ShardedConfig):
         ]
         if not self.are_teachers_sharded:
             return problems
-        return problems + [
-            f"{place}.residency: {model.residency!r} moves a whole model, and backend 'ray' keeps "
-            "this one in shards; leave residency out"
-            for place, model in models.items()
-            if model.residency not in ("resident", "shared")
-        ]
+        for place, model in models.items():
+            if model.residency not in ("resident", "shared"):
+                problems.append(
+                    f"{place}.residency: {model.residency!r} moves a whole model, and backend 'ray' "
+                    "keeps this one in shards; leave residency out"
+                )
+            if model.quantization is not None:
+                problems.append(
+                    f"{place}.quantization: {model.quantization!r} rounds a whole model, and backend "
+                    "'ray' keeps this one in shards; leave quantization out, or write "
+                    "teacher_shards: 1"
+                )
+        return problems
 
     @property
     def are_teachers_sharded(self) -> bool:
