@@ -27,6 +27,7 @@ from practicum.ports.tasks import HasAlphabet as HasAlphabet
 from practicum.ports.tasks import HasTools as HasTools
 from practicum.ports.tasks import Observation as Observation
 from practicum.ports.tasks import SampledTurn as SampledTurn
+from practicum.ports.tasks import SeparateTools as SeparateTools
 from practicum.ports.tasks import Task as Task
 from practicum.ports.tasks import TokenEpisode as TokenEpisode
 from practicum.ports.tasks import Toolbox as Toolbox
