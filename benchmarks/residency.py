@@ -109,7 +109,7 @@ def _make_adapters(folder: Path, count: int) -> None:
         torch.manual_seed(number)
         # Random in both factors: an adapter that has learned nothing would change no weight.
         settings = LoraConfig(r=RANK, target_modules="all-linear", init_lora_weights=False)
-        get_peft_model(base, settings).save_pretrained(adapter)
+        get_peft_model(base, settings).save_pretrained(str(adapter))
         for path in (folder / "0").glob("*token*"):
             shutil.copy(path, adapter)
 
