@@ -7,7 +7,6 @@ with the answers, teacher by teacher: the whole log-probabilities in chunks, the
 """
 
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -110,8 +109,6 @@ def _make_adapters(folder: Path, count: int) -> None:
         # Random in both factors: an adapter that has learned nothing would change no weight.
         settings = LoraConfig(r=RANK, target_modules="all-linear", init_lora_weights=False)
         get_peft_model(base, settings).save_pretrained(str(adapter))
-        for path in (folder / "0").glob("*token*"):
-            shutil.copy(path, adapter)
 
 
 def _measure(
