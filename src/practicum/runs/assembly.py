@@ -487,9 +487,8 @@ class _Assembly:
         """Return True if teacher or reference must sample, for training or for its evaluation."""
         if is_reference:
             return needs_reference_samples(self.recipe.rollout.source)
-        evaluation = self.recipe.evaluation
-        is_evaluated = evaluation.teacher and evaluation.prompts > 0
-        return needs_teacher_samples(self.recipe.rollout.source) or is_evaluated
+        evaluation, source = self.recipe.evaluation, self.recipe.rollout.source
+        return needs_teacher_samples(source) or (evaluation.teacher and evaluation.prompts > 0)
 
 
 def name_scorers(role: str, config: TeacherConfig) -> dict[int, str]:
