@@ -1,12 +1,13 @@
 """A small random batch in float64, what the library makes of it, and the loops that the papers' formulas are written in."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from practicum.functional.dual_space import BothSpaces
 from practicum.objective import (
     Objective,
     TeacherDistribution,
@@ -144,6 +145,11 @@ def list_spellings() -> list[tuple[int, int, int]]:
         second = token - 150 if token % 2 else V + token % OWN
         entries += [(token, token - 200, 0), (token, second, 1)]
     return entries
+
+
+def carry(logprobs: Tensor) -> Tensor:
+    """What a student's logits are in the teacher's space: some of them, elsewhere."""
+    return torch.log_softmax(logprobs[..., : V - OUTSIDE + OWN].roll(7, -1), -1)
 
 
 def starts_span(place: int) -> bool:
@@ -285,8 +291,16 @@ def _library(
         data.append(Datum(rollout, TeacherSignal(span_starts=begins if is_translated else None)))
     leaf = logits.clone().requires_grad_()
     batch = build_token_batch(data, objective, special=SPECIAL)
+    student = torch.log_softmax(leaf, -1)
+    if objective.learning is not None:
+        # The teacher through the student's head is anything, here what the reference says.
+        assert teacher.full is not None and teacher.own is not None
+        theirs = torch.cat([teacher.full[:, : V - OUTSIDE], teacher.own], dim=-1)
+        labels = theirs[:, : V - OUTSIDE].argmax(dim=-1)
+        spaces = BothSpaces(reference, carry(leaf), theirs, labels)
+        teacher = replace(teacher, spaces=spaces)
     values = compute_term_values(
-        torch.log_softmax(leaf, -1),
+        student,
         teacher,
         batch,
         objective,

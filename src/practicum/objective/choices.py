@@ -15,7 +15,7 @@ from practicum.functional.advantages import REWARDS
 from practicum.functional.registry import TABLES
 from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.other_signals import Binarised, Projected, Sorted
+from practicum.objective.other_signals import Binarised, DualSpace, Projected, Sorted
 from practicum.objective.signals import (
     AdvantageName,
     Draws,
@@ -200,6 +200,7 @@ AXES = {
         Binarised,
         Sorted,
         Projected,
+        DualSpace,
         TopK,
         Draws,
         Logits,
@@ -270,6 +271,7 @@ Signal = Annotated[
     | Binarised
     | Sorted
     | Projected
+    | DualSpace
     | TopK
     | Draws
     | Logits

@@ -53,6 +53,7 @@ class SignalCall(Call):
     - sampled: it is about the sampled token alone
     - label: the token itself is the label
     - pairs: it compares two whole completions of a prompt
+    - unshared: it reads tokens that only one of two vocabularies has
     - usual: the estimator that `auto` stands for
     """
 
@@ -61,6 +62,7 @@ class SignalCall(Call):
     sampled: ClassVar[bool] = False
     label: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
+    unshared: ClassVar[bool] = False
     usual: ClassVar[Pathwise | ScoreFunction] = Pathwise()
 
     @property

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.adamw import take_step
+from practicum.backends.local.adamw import check_state, take_step
 from practicum.backends.local.device_limits import TrainerLimits, build_limits
 from practicum.backends.local.graph import (
     activation_checkpointing,
@@ -25,13 +25,18 @@ from practicum.backends.local.graph import (
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
+from practicum.backends.local.projections import (
+    find_projections,
+    prepare_projections,
+    restore_projections,
+)
 from practicum.backends.local.ranks import OneRank, Ranks, is_out_of_memory
 from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.core.randomness import seed_of
 from practicum.costs import GraphPlan
-from practicum.errors import CheckpointError, ResourceError
+from practicum.errors import ResourceError
 from practicum.functional.chunked import BufferPool, chunks
 from practicum.functional.head import Head
 from practicum.models.tensors import HEADER_BYTES
@@ -129,7 +134,8 @@ class LocalTrainer:
         return LocalSampler(model, overlay, self.limits.sampling_batch, self.limits.chunk_tokens)
 
     def _copy_weights(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        own = self.language_model.trainable_parameters()
+        return {name: parameter.detach().clone() for name, parameter in own.items()}
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
@@ -139,6 +145,8 @@ class LocalTrainer:
         Halves the micro-batch when memory runs out. Raises ResourceError if one sequence alone does
         not fit.
         """
+        head = self.language_model.head()
+        prepare_projections(self._parameters, self._optimizer, objective, data, head)
         with self.add_gradients():
             plan = self.plan_micro_batch(find_longest_length(data))
             return self._retry_with_less_memory(data, objective, seed, plan)
@@ -202,7 +210,8 @@ class LocalTrainer:
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Restore weights and moments in place; CheckpointError if they belong to another model."""
-        self._check_state(tensors)
+        restore_projections(self._parameters, self._optimizer, tensors["student"])
+        check_state(self._parameters, tensors)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(tensors["student"][name])
@@ -211,20 +220,6 @@ class LocalTrainer:
             name, moment = key.rsplit("/", 1)
             parameter = self._parameters[name]
             self._optimizer.state[parameter][moment] = tensor.detach().clone().to(parameter.device)
-
-    def _check_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        expected = {name: parameter.shape for name, parameter in self._parameters.items()}
-        saved = {name: tensor.shape for name, tensor in tensors["student"].items()}
-        moments = {key.rsplit("/", 1)[0] for key in tensors["optimizer"]}
-        differing = sorted(
-            {name for name, _ in expected.items() ^ saved.items()} | (moments - expected.keys())
-        )
-        if differing:
-            raise CheckpointError(
-                f"the state does not fit the student: {len(differing)} weights differ in name or "
-                f"shape (first: {differing[0]}); resume with the model, lora and trainable_layers "
-                "that the state was saved with"
-            )
 
     def set_training_mode(self) -> None:
         """Set the mode for passes with a gradient; sampling and scoring set evaluation mode."""
@@ -457,7 +452,9 @@ class LocalTrainer:
         self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective
     ) -> LossChunk:
         signals = part.signal[piece], part.reference[piece]
-        return build_chunk(head, hidden, signals, part.tokens[piece], objective, self._buffers)
+        maps = find_projections(self._parameters, objective)
+        tokens = part.tokens[piece]
+        return build_chunk(head, hidden, signals, tokens, objective, self._buffers, maps)
 
     def _compute_hidden(self, micro_batch: Pass) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict the supervised tokens, concatenated."""
