@@ -86,6 +86,23 @@ def x_token(case: Case) -> Tensor:
     return case.token_mean(loss)
 
 
+def simct(case: Case) -> Tensor:
+    """2605.07711: KL(S || T) over the common tokens and the span that starts here, whose logit is its tokens' mean."""
+    total = torch.zeros(())
+    for row in case.sequences:
+        for span in row.spans():
+            first = span[0]
+            mine, theirs = first.logits[: V - OUTSIDE], first.T[: V - OUTSIDE]
+            if len(span) > 1:
+                mean = sum(token.logits[token.id] for token in span) / len(span)
+                mine = torch.cat([mine, mean[None]])
+                theirs = torch.cat([theirs, torch.tensor([first.level - 8.0])])
+            elif not first.is_known:
+                continue
+            total = total + kl(mine.log_softmax(-1), theirs.log_softmax(-1))
+    return total / case.count
+
+
 def dskd_v2(case: Case) -> Tensor:
     """2504.11426: KL(T' || S) in the student's space and KL(T || S') in the teacher's, ' for states through the other's head."""
 

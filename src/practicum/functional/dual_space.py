@@ -19,7 +19,7 @@ class Projections:
 
 @dataclass(frozen=True, slots=True)
 class BothSpaces:
-    """What each model's states say through the other's head, with gradients in the maps.
+    """Both models' states read by each other's head, with gradients in the maps.
 
     The teacher's columns are the tokens that both have and then its own. `labels` are the student's
     ids of the teacher's likeliest tokens among the common ones.
@@ -46,10 +46,9 @@ def fit_projections(
         for first, second in ((student, student), (student, teacher), (teacher, teacher))
     ]
     for start in range(0, len(student), parts):
-        mine, theirs = (rows[start : start + parts].double() for rows in (student, teacher))
-        for total, (first, second) in zip(
-            squares, ((mine, mine), (mine, theirs), (theirs, theirs)), strict=True
-        ):
+        narrow, wide = (rows[start : start + parts].double() for rows in (student, teacher))
+        factors = ((narrow, narrow), (narrow, wide), (wide, wide))
+        for total, (first, second) in zip(squares, factors, strict=True):
             total.addmm_(first.T, second)
     of_student, mixed, of_teacher = squares
     inverses = [torch.linalg.pinv(square, hermitian=True) for square in (of_student, of_teacher)]

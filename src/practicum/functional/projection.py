@@ -51,10 +51,10 @@ def pair_columns(
     """Return tokens and the column of each: shared ones with themselves, then those that give a
     column at least `least` of their mass. A column is taken once, by the first.
     """
-    taken = dict(zip(shared.tolist(), shared.tolist(), strict=True))
+    token_of = dict(zip(shared.tolist(), shared.tolist(), strict=True))
     strong = weights >= least
     # Above one half no token has two such columns, but several may want the same one.
     for token, column in zip(tokens[strong].tolist(), columns[strong].tolist(), strict=True):
-        taken.setdefault(column, token)
-    found = torch.tensor([list(taken.values()), list(taken.keys())]).to(shared.device)
-    return found[0], found[1]
+        token_of.setdefault(column, token)
+    pairs = torch.tensor([list(token_of.values()), list(token_of.keys())]).to(shared.device)
+    return pairs[0], pairs[1]

@@ -117,7 +117,10 @@ class Autograd:
         )
         self._hidden = hidden.detach().requires_grad_()
         with torch.enable_grad():
-            student = head.logprobs(self._hidden)
+            logits = head.logits(self._hidden)
+            student = torch.log_softmax(logits, dim=-1)
+            if teacher.joined is not None:
+                teacher = replace(teacher, student_level=torch.logsumexp(logits, dim=-1))
             if maps is not None and not signals[0].is_empty:
                 spaces = read_both_spaces(head, self._hidden, signals[0], maps)
                 teacher = replace(teacher, spaces=spaces)

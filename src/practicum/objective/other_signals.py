@@ -9,6 +9,7 @@ from practicum.objective.signals import (
     Capabilities,
     Full,
     Gradient,
+    Joined,
     Sampled,
     SignalCall,
     Spelled,
@@ -101,7 +102,32 @@ class Projected(SignalCall):
         )
 
 
-class DualSpace(SignalCall):
+class _ByStates(SignalCall):
+    """A signal that reads a teacher's hidden states through its head."""
+
+    def explain_refusal(self, capabilities: Capabilities) -> str | None:
+        """Refuse also a teacher without hidden states."""
+        if problem := super().explain_refusal(capabilities):
+            return problem
+        # A translated teacher gives states through a head that is folded, which are no raw logits.
+        if capabilities.raw_logits or capabilities.by_span:
+            return None
+        return (
+            f"gives no hidden states, which signal {self.type!r} reads; write signal: full, or take a "
+            "teacher of type model, self or translated"
+        )
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse every estimator but the derivative."""
+        if isinstance(gradient, Pathwise) and plain:
+            return None
+        return (
+            f"signal {self.type!r} differentiates a divergence of its own; leave out target and "
+            "estimator"
+        )
+
+
+class DualSpace(_ByStates):
     """The divergence in both models' spaces: each one's states also go through the other's head.
 
     Two linear maps between the states begin where they keep the logits of common tokens best, and
@@ -118,23 +144,18 @@ class DualSpace(SignalCall):
         """Return the full distribution, which comes as hidden states and a head."""
         return Full()
 
-    def explain_refusal(self, capabilities: Capabilities) -> str | None:
-        """Refuse also a teacher without hidden states."""
-        if problem := super().explain_refusal(capabilities):
-            return problem
-        # A translated teacher gives states through a head that is folded, which are no raw logits.
-        if capabilities.raw_logits or capabilities.by_span:
-            return None
-        return (
-            "gives no hidden states, which signal 'dual_space' carries over; write signal: full, or "
-            "take a teacher of type model, self or translated"
-        )
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
-        """Refuse every estimator but the derivative."""
-        if isinstance(gradient, Pathwise) and plain:
-            return None
-        return (
-            "signal 'dual_space' differentiates divergences in two spaces; leave out target and "
-            "estimator"
-        )
+class SpanToken(_ByStates):
+    """The tokens that both vocabularies have, and one for the span of several that starts here.
+
+    Its logit is the mean of its tokens' (SimCT 2605.07711).
+    """
+
+    type: Literal["span_token"] = "span_token"
+    measures: ClassVar[bool] = True
+    unshared: ClassVar[bool] = True
+
+    @property
+    def question(self) -> Joined:
+        """Return the full distribution, with spans."""
+        return Joined()

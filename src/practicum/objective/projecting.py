@@ -65,11 +65,11 @@ def _compare_pairs(
     """Return the divergence of paired tokens and the distance of all others by rank (H-KL)."""
     entry = DIVERGENCES[term.divergence.name]
     same = entry.contributions(student[:, tokens], target[:, columns], term.parameter)
-    mine = torch.ones(student.shape[-1], dtype=torch.bool, device=student.device)
-    mine[tokens] = False
-    theirs = torch.ones(target.shape[-1], dtype=torch.bool, device=student.device)
+    unpaired = torch.ones(student.shape[-1], dtype=torch.bool, device=student.device)
+    unpaired[tokens] = False
+    unpaired_columns = torch.ones(target.shape[-1], dtype=torch.bool, device=student.device)
     # Columns of the student's own tokens are no tokens of the teacher's.
-    theirs[: len(is_shared)] = is_shared
-    theirs[columns] = False
-    ranked = sorted_l1(student[:, mine], target[:, theirs])
+    unpaired_columns[: len(is_shared)] = is_shared
+    unpaired_columns[columns] = False
+    ranked = sorted_l1(student[:, unpaired], target[:, unpaired_columns])
     return same.sum(dim=-1) + ranked

@@ -130,6 +130,7 @@ class Full(SignalCall):
 
     type: Literal["full"] = "full"
     spelled: ClassVar[bool] = False
+    joined: ClassVar[bool] = False
     whole: ClassVar[bool] = True
     measures: ClassVar[bool] = True
 
@@ -143,6 +144,12 @@ class Spelled(Full):
     """The same with how the teacher writes the tokens that it lacks; asked by `projected` alone."""
 
     spelled: ClassVar[bool] = True
+
+
+class Joined(Full):
+    """The same with the spans of several tokens; asked by `span_token` alone."""
+
+    joined: ClassVar[bool] = True
 
 
 class Sampled(SignalCall):

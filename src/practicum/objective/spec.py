@@ -456,8 +456,8 @@ def _pick_richest(terms: list[Term]) -> Full | Sampled | TopK | None:
 
 def _measure_richness(question: Full | Sampled | TopK) -> tuple[bool, bool, int]:
     # A spelled answer holds everything that a plain one does, and takes longer to prepare.
-    is_spelled = isinstance(question, Full) and question.spelled
-    return question.whole, is_spelled, question.candidates
+    has_more = isinstance(question, Full) and (question.spelled or question.joined)
+    return question.whole, has_more, question.candidates
 
 
 _aggregate = Objective.model_fields["aggregate"].annotation

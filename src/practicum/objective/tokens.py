@@ -116,7 +116,8 @@ class TeacherDistribution:
     the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
     tokens the numbers about the sampled token mean nothing. `level` added to the full distribution
     gives the raw logits, and `own` the tokens that the student lacks, if they are known and asked for.
-    `spaces` is there for `dual_space`, where a trainer reads both heads.
+    `spaces` is there for `dual_space`, where a trainer reads both heads, and `student_level`, that of
+    the student's raw logits, beside `joined` for `span_token`.
     """
 
     full: Float[Tensor, "T V"] | None = None
@@ -129,6 +130,8 @@ class TeacherDistribution:
     own: Float[Tensor, "T U"] | None = None
     spellings: Spellings | None = None
     spaces: BothSpaces | None = None
+    joined: Float[Tensor, "T 2"] | None = None
+    student_level: Float[Tensor, " T"] | None = None
 
     @property
     def is_empty(self) -> bool:

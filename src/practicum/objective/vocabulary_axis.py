@@ -30,10 +30,11 @@ from practicum.objective.choices import (
 )
 from practicum.objective.dual_space import compare_in_both
 from practicum.objective.estimators import Pathwise
-from practicum.objective.other_signals import DualSpace, Projected, Sorted
+from practicum.objective.other_signals import DualSpace, Projected, Sorted, SpanToken
 from practicum.objective.projecting import compare_projected
 from practicum.objective.signals import Logits
 from practicum.objective.sorting import compare_by_rank
+from practicum.objective.span_tokens import compare_with_span_token
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair, share_support
 from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch
@@ -351,6 +352,8 @@ def _compute_divergence(
     if isinstance(term.signal, DualSpace):
         assert teacher.spaces is not None, "a trainer with the maps reads both spaces"
         return compare_in_both(term, student, teacher.spaces)
+    if isinstance(term.signal, SpanToken):
+        return compare_with_span_token(term, student, teacher, tokens)
     if term.signal.whole and teacher.full is not None:
         with torch.no_grad():
             target, size = _build_target(term, student, signals)

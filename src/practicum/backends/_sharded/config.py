@@ -58,16 +58,16 @@ class ShardedConfig(MemoryConfig):
     ) -> list[str]:
         """List what processes of their own cannot do for a recipe, with what to write instead."""
         backend = type(self).model_fields["type"].default
-        found = []
+        problems = []
         if source == "token_mix":
-            found.append(
+            problems.append(
                 "rollout.source: 'token_mix' decodes token by token with the teacher, and processes "
                 f"of backend {backend!r} answer with whole texts; write source: mix(other=teacher)"
             )
         if objective.learning is not None:
             # Shards hold the student's weights alone: maps beside them would differ by rank.
-            found.append(
+            problems.append(
                 f"objective: signal {objective.learning.type!r} has weights of its own, which "
                 f"backend {backend!r} does not share out; write backend: local"
             )
-        return found
+        return problems

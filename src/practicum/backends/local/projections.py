@@ -20,7 +20,7 @@ def prepare_projections(
     parameters: dict[str, Any],
     optimizer: torch.optim.AdamW,
     objective: Objective,
-    data: Sequence[Datum],
+    datums: Sequence[Datum],
     head: Head,
 ) -> None:
     """Add the maps to the trained weights if the objective has some and a teacher has spoken."""
@@ -29,8 +29,8 @@ def prepare_projections(
         return
     if TO_STUDENT not in parameters:
         # The first of each kind: all of a teacher's signals have its head.
-        started = (start_projections(head, datum.signal) for datum in data)
-        maps = next((found for found in started if found is not None), None)
+        started = (start_projections(head, datum.signal) for datum in datums)
+        maps = next((pair for pair in started if pair is not None), None)
         if maps is None:
             return
         add_projections(parameters, optimizer, maps)

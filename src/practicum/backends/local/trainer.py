@@ -37,7 +37,7 @@ from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.core.randomness import seed_of
 from practicum.costs import GraphPlan
 from practicum.errors import ResourceError
-from practicum.functional.chunked import BufferPool, chunks
+from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
 from practicum.models.tensors import HEADER_BYTES
 from practicum.objective import (
@@ -67,6 +67,7 @@ from practicum.objective.passes import (
     group_rows_into_passes,
     split_pools,
 )
+from practicum.objective.span_tokens import cut_between_spans
 from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.ports import AdamParams, WeightUpdateRule
 from practicum.text.tokenizers import shorten_error
@@ -134,8 +135,8 @@ class LocalTrainer:
         return LocalSampler(model, overlay, self.limits.sampling_batch, self.limits.chunk_tokens)
 
     def _copy_weights(self) -> dict[str, Tensor]:
-        own = self.language_model.trainable_parameters()
-        return {name: parameter.detach().clone() for name, parameter in own.items()}
+        parameters = self.language_model.trainable_parameters()
+        return {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
@@ -362,7 +363,7 @@ class LocalTrainer:
     ) -> Float[Tensor, "T D"]:
         """Return the gradient in the hidden states, and record the numbers of every token."""
         gradient = torch.empty_like(hidden)
-        for piece in chunks(len(part.index), self.limits.chunk_tokens):
+        for piece in self._cut(part):
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
             coefficients = compute_all_coefficients(objective, chunk.values, part.tokens[piece])
             _record_values(records, chunk, part, piece, objective)
@@ -388,10 +389,12 @@ class LocalTrainer:
         """
         gradient = torch.zeros_like(hidden)
         is_weighted = torch.stack(list(coefficients)).ne(0).any(dim=0)
+        # Tokens of a span without a coefficient still move with that of its first.
+        is_weighted |= part.signal.joined is not None
         positions = is_weighted.cpu().nonzero()[:, 0]
         part, states = part[positions], hidden.detach()[positions]
         columns = [column[positions] for column in coefficients]
-        for piece in chunks(len(positions), self.limits.chunk_tokens):
+        for piece in self._cut(part):
             chunk = self._open_chunk(head, states[piece], part, piece, objective)
             factors = [column[piece] for column in columns]
             records.record_broken(part.index[piece], chunk.values, factors)
@@ -417,7 +420,7 @@ class LocalTrainer:
         chunk_values: list[list[TermValues]] = []
 
         def record(part: Part, hidden: Tensor) -> None:
-            for piece in chunks(len(part.index), self.limits.chunk_tokens):
+            for piece in self._cut(part):
                 chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
                 _record_values(records, chunk, part, piece, objective)
                 indices.append(part.index[piece])
@@ -447,6 +450,9 @@ class LocalTrainer:
         for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
             records.record_coefficients(index, teacher, values, [c[index] for c in coefficients])
         return coefficients
+
+    def _cut(self, part: Part) -> Iterator[slice]:
+        return cut_between_spans(part.signal.joined, len(part.index), self.limits.chunk_tokens)
 
     def _open_chunk(
         self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective
