@@ -130,7 +130,10 @@ def test_a_teacher_without_states_is_refused() -> None:
     [
         ({"backend": {"type": "ray"}}, "has weights of its own, which backend 'ray' does not"),
         ({"teacher": {"type": "expert"}, "task": {"type": "walker"}}, "gives no hidden states"),
-        ({"objective": {"signal": "dual_space", "estimator": "score_function"}}, "two spaces"),
+        (
+            {"objective": {"signal": "dual_space", "estimator": "score_function"}},
+            "of its own; leave out",
+        ),
     ],
 )
 def test_what_it_cannot_be_with_is_said_when_the_recipe_is_read(changes, message) -> None:

@@ -54,11 +54,9 @@ def start_projections(head: Head, signal: TeacherSignal) -> Projections | None:
     if states is None or signal.head is None:
         return None
     common = find_common(signal, head.vocab_size)
-    rows = [
-        _read_rows(reader, width, common, head.weight.device)
-        for reader, width in ((head, head.weight.shape[1]), (signal.head, states.shape[1]))
-    ]
-    return fit_projections(*rows)
+    device = head.weight.device
+    student = _read_rows(head, head.weight.shape[1], common, device)
+    return fit_projections(student, _read_rows(signal.head, states.shape[1], common, device))
 
 
 def find_common(signal: TeacherSignal, size: int) -> Int[Tensor, " K"]:

@@ -105,6 +105,8 @@ class Projected(SignalCall):
 class _ByStates(SignalCall):
     """A signal that reads a teacher's hidden states through its head."""
 
+    type: str
+
     def explain_refusal(self, capabilities: Capabilities) -> str | None:
         """Refuse also a teacher without hidden states."""
         if problem := super().explain_refusal(capabilities):

@@ -34,7 +34,8 @@ def compare_with_span_token(
         is_shared = torch.ones(student.shape[-1], dtype=torch.bool, device=student.device)
         is_shared[teacher.outside] = False
         student_part, teacher_part = student[:, is_shared], full[:, :-1][:, is_shared]
-    pair = [precise(part).log_softmax(dim=-1) for part in (student_part, teacher_part)]
+    student_part, teacher_part = precise(student_part), precise(teacher_part)
+    pair = student_part.log_softmax(dim=-1), teacher_part.log_softmax(dim=-1)
     values = entry.contributions(*pair, term.parameter).sum(dim=-1)
     if teacher.joined is None or teacher.student_level is None:
         return values
@@ -42,13 +43,17 @@ def compare_with_span_token(
     if not len(starts):
         return values
     logits = _average_logits(student, teacher.student_level, teacher.joined, starts, tokens)
-    ends = (logits, teacher.joined[starts, 1])
-    joined = [
-        torch.cat([part[starts], end[:, None].to(part)], dim=-1).log_softmax(dim=-1)
-        for part, end in zip((precise(student_part), precise(teacher_part)), ends, strict=True)
-    ]
-    with_span = entry.contributions(*joined, term.parameter).sum(dim=-1)
+    with_span = entry.contributions(
+        _append(student_part[starts], logits),
+        _append(teacher_part[starts], teacher.joined[starts, 1]),
+        term.parameter,
+    ).sum(dim=-1)
     return values.index_copy(0, starts, with_span.to(values))
+
+
+def _append(scores: Tensor, logits: Tensor) -> Tensor:
+    """Return the log-probabilities of tokens and of one more."""
+    return torch.cat([scores, logits[:, None].to(scores)], dim=-1).log_softmax(dim=-1)
 
 
 def _average_logits(
