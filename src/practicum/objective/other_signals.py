@@ -105,7 +105,10 @@ class Projected(SignalCall):
 class _ByStates(SignalCall):
     """A signal that reads a teacher's hidden states through its head."""
 
-    type: str
+    @property
+    def name(self) -> str:
+        """Return the name by which a recipe asks for it."""
+        return str(type(self).model_fields["type"].default)
 
     def explain_refusal(self, capabilities: Capabilities) -> str | None:
         """Refuse also a teacher without hidden states."""
@@ -115,7 +118,7 @@ class _ByStates(SignalCall):
         if capabilities.raw_logits or capabilities.by_span:
             return None
         return (
-            f"gives no hidden states, which signal {self.type!r} reads; write signal: full, or take a "
+            f"gives no hidden states, which signal {self.name!r} reads; write signal: full, or take a "
             "teacher of type model, self or translated"
         )
 
@@ -124,7 +127,7 @@ class _ByStates(SignalCall):
         if isinstance(gradient, Pathwise) and plain:
             return None
         return (
-            f"signal {self.type!r} differentiates a divergence of its own; leave out target and "
+            f"signal {self.name!r} differentiates a divergence of its own; leave out target and "
             "estimator"
         )
 
