@@ -10,7 +10,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import get_args
 
-from practicum.ports import Environment, Episode, HasTools, Observation, Task, ToolSession
+from practicum.ports import (
+    Environment,
+    Episode,
+    Harnessed,
+    HasTools,
+    Observation,
+    Task,
+    TokenEpisode,
+    ToolSession,
+)
 from practicum.ports.tasks import ToolProblem
 from practicum.text import Renderer, excerpt
 from practicum.text.tool_calls import UnreadableCall
@@ -27,7 +36,7 @@ from practicum.types import (
 
 def answers_back(task: Task) -> bool:
     """Return True if the task's completions are conversations."""
-    return isinstance(task, Environment | HasTools)
+    return isinstance(task, Environment | HasTools | Harnessed)
 
 
 def as_environment(task: Task, renderer: Renderer) -> Environment | None:
@@ -35,9 +44,35 @@ def as_environment(task: Task, renderer: Renderer) -> Environment | None:
 
     The renderer reads the calls of a task with tools.
     """
+    if isinstance(task, Harnessed):
+        return HarnessEnvironment(task, renderer)
     if isinstance(task, HasTools):
         return ToolEnvironment(task, renderer)
     return task if isinstance(task, Environment) else None
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessEnvironment:
+    """A task whose harness leads the conversations; see `practicum.ports.Environment`."""
+
+    task: Harnessed
+    renderer: Renderer
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return the task's training prompts."""
+        return self.task.train_prompts()
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return the task's held-out prompts."""
+        return self.task.heldout_prompts()
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the task's reward."""
+        return self.task.reward(rollout)
+
+    def open(self, prompt: Prompt, seed: int) -> TokenEpisode:
+        """Begin a conversation over the student's tokenizer."""
+        return self.task.open_tokens(prompt, seed, self.renderer.save)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +183,8 @@ def measure_conversations(rollouts: Sequence[Rollout]) -> Metrics:
     metrics = {
         "turns": len(turns) / len(conversations),
         "turn_limit": stops["turns"] / len(conversations),
+        # Absent while there are none, as most environments never are too slow.
+        **({"timed_out": stops["timeout"] / len(conversations)} if stops["timeout"] else {}),
     }
     outcomes = Counter(call.outcome for turn in turns for call in turn.calls)
     if not outcomes:

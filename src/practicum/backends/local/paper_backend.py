@@ -1,6 +1,7 @@
 """The local backend over weightless models, so that a step's cost is known before it runs."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from practicum.models.config import (
     ScratchConfig,
     StudentConfig,
 )
+from practicum.models.quantization import keeps_dtype
 from practicum.objective import Objective, Signal, needs_first_pass
 from practicum.objective.passes import find_longest_length
 from practicum.ports import (
@@ -107,7 +109,7 @@ class LocalPaper:
         loaded = self._load(config, name)
         shape = measure_dims(loaded.language_model)
         footprint = measure_footprint(config, loaded.source)
-        is_wide = config.dtype == "float32"
+        is_wide = config.dtype == "float32" and keeps_dtype(config.quantization)
         layout_bytes = count_kept_bytes(shape.body + shape.head) if is_wide else 0
         self.record.scorers[name] = PaperModel(config, shape, footprint, layout_bytes=layout_bytes)
         return Model(
@@ -180,6 +182,10 @@ class PaperClient(SelfTeacher):
     def capabilities(self) -> Capabilities:
         """Every signal, as a local model gives it."""
         return Capabilities(signals=frozenset({"sampled", "topk", "full"}), raw_logits=True)
+
+    def remember_texts(self) -> "PaperClient":
+        """Return a client that is counted as one that keeps what it has read."""
+        return copy(self)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Return completions of the assumed length."""
