@@ -3,7 +3,7 @@
 A task handles text and no tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -170,6 +170,15 @@ class ToolSession(Protocol):
 
     def close(self) -> None:
         """Release what the session holds; called once, also after an error."""
+        ...
+
+
+@runtime_checkable
+class SeparateTools(ToolSession, Protocol):
+    """Tools of which some share nothing with others, so that calls to both may be made at once."""
+
+    def find_part(self, name: str) -> Hashable:
+        """Return what stands for the part that a tool belongs to, and open it."""
         ...
 
 

@@ -4,6 +4,7 @@ The path of a conversation is a secret of its own, so several conversations shar
 other program of this machine can speak in one of them.
 """
 
+import contextlib
 import json
 import queue
 import secrets
@@ -119,11 +120,13 @@ class _EngineHandler(BaseHTTPRequestHandler):
 
     def _write(self, status: int, data: Any) -> None:
         body = json.dumps(data).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        # A program that was cancelled reads no answer.
+        with contextlib.suppress(ConnectionError):
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
 
 def _build_answer(turn: SampledTurn) -> dict[str, Any]:

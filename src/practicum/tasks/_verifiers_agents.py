@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -53,8 +53,18 @@ class AgentRunner(Protocol):
         ...
 
 
+@cache
+def start_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all agents of this process, in a thread of its own."""
+    # The library shares locks between its clients, and a lock belongs to one loop: two stages of a
+    # pipeline, say, must not have two.
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
+    return loop
+
+
 class VerifiersRunner:
-    """The real library; its event loop runs in a thread of its own, for all agents."""
+    """The real library."""
 
     def __init__(
         self, taskset: str, settings: Mapping[str, JsonValue], harness: str | None
@@ -79,16 +89,10 @@ class VerifiersRunner:
         loaders: Any = import_module("verifiers.v1.utils.loaders")
         return build_chat_loop() if self._harness is None else loaders.harness_class(self._harness)
 
-    @cached_property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
-        return loop
-
     def start(self, index: int, base_url: str, tokenizer: Path) -> "Future[AgentEnd]":
         """Let an agent work on a task with the model at an endpoint."""
         return asyncio.run_coroutine_threadsafe(
-            self._run(self._tasks[index], base_url, tokenizer), self._loop
+            self._run(self._tasks[index], base_url, tokenizer), start_loop()
         )
 
     async def _run(self, task: Any, base_url: str, tokenizer: Path) -> AgentEnd:
