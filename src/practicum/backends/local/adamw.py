@@ -1,6 +1,7 @@
 """A step of AdamW with the settings that a training step hands over."""
 
 import torch
+from torch.autograd.graph import increment_version
 
 from practicum.ports import AdamParams
 
@@ -15,3 +16,6 @@ def take_step(optimizer: torch.optim.AdamW, params: AdamParams) -> None:
             weight_decay=params.weight_decay,
         )
     optimizer.step()
+    # The fused step changes weights without a word, and what is kept of weights goes by versions.
+    for group in optimizer.param_groups:
+        increment_version(group["params"])

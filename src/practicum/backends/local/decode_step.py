@@ -17,6 +17,7 @@ from torch import Tensor
 from practicum.backends.local.attention import attend
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.prepared import PrepackedModel
+from practicum.backends.local.text_states import StateRecorder
 from practicum.types import Sample
 
 PromptTokens = tuple[int, ...]
@@ -30,7 +31,8 @@ LayerStates = tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]
 class DecodeJob:
     """The model, weights, prompts and limits of a decode batch.
 
-    At most `rows` texts decode at a time, none longer than `longest` tokens.
+    At most `rows` texts decode at a time, none longer than `longest` tokens. `recorder` keeps
+    states of them for later passes.
     """
 
     language_model: LanguageModel
@@ -39,6 +41,12 @@ class DecodeJob:
     prompts: Sequence[PromptTokens]
     rows: int
     longest: int
+    recorder: StateRecorder | None = None
+
+    @property
+    def lower_layers(self) -> int:
+        """The number of layers after which the recorder keeps the states, or 0."""
+        return 0 if self.recorder is None else self.recorder.recording.lower_layers
 
     @property
     def device(self) -> torch.device:
@@ -55,8 +63,11 @@ class DecodeJob:
 class StepProgram(Protocol):
     """The keys and values of texts in slots, and the step that reads one token of each text.
 
-    Row r of a step is the text in slot r, and the rows have no gaps.
+    Row r of a step is the text in slot r, and the rows have no gaps. `lower` are the newest step's
+    states after the job's `lower_layers`, None if that is 0.
     """
+
+    lower: Float[Tensor, "B D"] | None
 
     def store_prompt(
         self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
@@ -100,7 +111,9 @@ class SlotStep:
     """
 
     def __init__(self, job: DecodeJob) -> None:
+        assert not job.lower_layers, "only the compiled step keeps states between layers"
         self._job = job
+        self.lower = None
         # Keys and values by layer: [R, G, M, d] and [R, G, M, e].
         self._stores: dict[int, list[Tensor]] = {}
         self._step: _DecodeStep | None = None
