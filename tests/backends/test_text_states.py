@@ -122,7 +122,9 @@ def test_an_evaluation_takes_the_states_that_predicted_its_answers(compiled):  #
 def test_no_state_outlives_its_weights_or_its_text(compiled):  # noqa: F811
     model, trainer = build_student()
     rollouts, sampler = write(trainer, RESCORED), trainer.build_sampling_client()
-    cut = [replace(rollouts[0], tokens=rollouts[0].tokens[:-1])]
+    parts = ("tokens", "loss_mask", "sampling_logprobs", "policy_logprobs")
+    shorter = {name: getattr(rollouts[0], name)[:-1] for name in parts}
+    cut = [replace(rollouts[0], **shorter)]
     before = sampler.score(build_score_requests(cut, reuse=True), Full())
     assert torch.equal(before[0].hidden, compute_hidden_states(model, build_score_requests(cut)))
     data = [Datum(rollout, hidden_signal(make(seed=1), rollout)) for rollout in rollouts]
