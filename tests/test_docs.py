@@ -49,6 +49,7 @@ from practicum.models import config as model_config
 from practicum.monitors import MONITORS, MonitorSettings
 from practicum.objective import Objective, Term, choices
 from practicum.recipe.schedule import SCHEDULES
+from practicum.rollouts import NOTE_KINDS
 from practicum.runs.pipeline import parse_pipeline
 from practicum.studies import doctor
 from tests import methods_page, section_types
@@ -680,7 +681,7 @@ def test_plots_are_those_of_the_stored_results():
 def test_every_recipe_key_has_a_meaning():
     configs = [
         plugins.load_plugin(room, name).Config
-        for room in ("teachers", "scorers", "tasks")
+        for room in ("teachers", "scorers", "tasks", NOTE_KINDS)
         for name in plugins.list_plugins(room)
     ]
     empty = [
@@ -797,9 +798,9 @@ def test_python_blocks_run(page, tmp_path, monkeypatch, clean_tables):
 
 
 def test_every_module_of_the_plug_in_rooms_is_listed():
-    for room in ("teachers", "scorers", "tasks"):
+    for room in ("teachers", "scorers", "tasks", "rollouts._notes"):
         package = importlib.import_module(f"practicum.{room}")
-        text = (DOCS / f"{room}.md").read_text(encoding="utf-8")
+        text = (DOCS / f"{room.rpartition('_')[2]}.md").read_text(encoding="utf-8")
         for module in pkgutil.iter_modules(package.__path__):
             assert module.name.startswith("_") or f"### {module.name}\n" in text
 

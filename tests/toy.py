@@ -32,6 +32,24 @@ TASK = {
     "heldout_size": 8,
 }
 
+SEES_HINT = {
+    "type": "privileged",
+    "teacher": {"type": "self", "weights": "live"},
+    "reference": "{hint}",
+}
+HINTED: dict[str, Any] = {
+    "teacher": SEES_HINT,
+    "notes": {
+        "known": {"type": "memory", "of": "hint", "keep": 3},
+        "share": {"type": "rate"},
+        "hint": {"type": "written", "template": "{question}{attempt}", "max_new_tokens": 4},
+    },
+    "rollout": {"n": 2, "max_new_tokens": 5},
+    "train.prompts_per_step": 3,
+    "train.checkpoint_every": 1,
+}
+"""Changes of the toy recipe: a hint of the student's own, and a memory of hints."""
+
 JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl", "vocabulary.jsonl")
 """The journals that do not depend on the clock."""
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from toy import HINTED, rows, toy_run
 
 from practicum.runs import run
 
@@ -44,6 +45,17 @@ SHORT = {
     ],
 }
 """What makes each recipe a matter of seconds."""
+
+
+def test_notes_over_ray_are_those_of_one_process(models: Path, tmp_path: Path) -> None:
+    """The student writes them, a privileged self-teacher shows them, and a memory keeps them."""
+    one = toy_run(models, tmp_path / "one", HINTED).folder
+    cluster_changes = {**HINTED, "backend": {"type": "ray", "trainers": 2}}
+    two = toy_run(models, tmp_path / "two", cluster_changes).folder
+    assert_close_runs(one, two)
+    assert [row["notes"] for row in rows(one / "rollouts.jsonl")] == [
+        row["notes"] for row in rows(two / "rollouts.jsonl")
+    ]
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -10,7 +10,11 @@ import practicum
 from practicum.core.calls import suggest_name
 from practicum.errors import RecipeError
 
-FOLDERS = ("teachers", "scorers", "tasks", "backends", "trackers")
+FOLDERS = {
+    **{name: name for name in ("teachers", "scorers", "tasks", "backends", "trackers")},
+    "notes": "rollouts/_notes",
+}
+"""The folders of plug-ins by kind."""
 TABLES = {
     "divergences": "divergence",
     "weights": "weight",
@@ -94,7 +98,7 @@ def _list_recipes(family: str | None) -> list[dict[str, str]]:
 def _list_modules(kind: str) -> list[dict[str, str]]:
     # Plug-ins are read, not imported: a tracker or a backend may need a package that is missing.
     rows = []
-    for entry in sorted((Path(practicum.__file__).parent / kind).iterdir()):
+    for entry in sorted((Path(practicum.__file__).parent / FOLDERS[kind]).iterdir()):
         path = entry / "__init__.py" if entry.is_dir() else entry
         if path.suffix == ".py" and path.is_file() and not entry.name.startswith("_"):
             docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

@@ -31,9 +31,8 @@ def load_plugin(room: str, name: str) -> Any:
     if is_external(name):
         return _import_external(room, name)
     if name not in list_plugins(room):
-        raise ValueError(
-            f"no {room.rstrip('s')} named {name!r}; {suggest_name(name, list_plugins(room))}"
-        )
+        kind = _package(room).rpartition(".")[2].strip("_").rstrip("s")
+        raise ValueError(f"no {kind} named {name!r}; {suggest_name(name, list_plugins(room))}")
     return importlib.import_module(f"{_package(room)}.{name}")
 
 

@@ -321,6 +321,8 @@ class TeacherContext:
     """Wrap a client as the enclosing teacher asks; the function names its scores in a cache."""
     task: Task | None = None
     """The source of the prompts, for teachers that ask the task itself."""
+    notes: tuple[str, ...] = ()
+    """The names of the recipe's notes, which some rollouts have and no prompt has."""
     register_file: Callable[[Path], None] = lambda path: None
     """Register a file besides models that changes the signals; a resumed run checks its digest."""
     is_dry_run: bool = False

@@ -15,6 +15,7 @@ from torch import Tensor
 from practicum.costs import ModelDims, TrainableDims
 from practicum.models.config import StudentConfig
 from practicum.ports import AdamParams, StepFollower, Task, Teacher
+from practicum.ports.notes import Note, name_note_role
 from practicum.text import Renderer
 from practicum.types import Judgement, Metrics, Rollout, ScoreRequest
 
@@ -199,13 +200,17 @@ def must_wait(config: object) -> bool:
 
 
 def list_followers(
-    teacher: Teacher, reference: Teacher | None, scorers: Mapping[str, Scorer]
+    teacher: Teacher,
+    reference: Teacher | None,
+    scorers: Mapping[str, Scorer],
+    notes: Mapping[str, Note],
 ) -> dict[str, StepFollower]:
-    """Return teacher, reference and scorers by role: what hears of each step and can have state."""
+    """Return teacher, reference, scorers and notes by role: what hears of steps and has state."""
     followers: dict[str, StepFollower] = {"teacher": teacher}
     if reference is not None:
         followers["reference"] = reference
-    return followers | {name_role(name): scorer for name, scorer in scorers.items()}
+    followers |= {name_role(name): scorer for name, scorer in scorers.items()}
+    return followers | {name_note_role(name): note for name, note in notes.items()}
 
 
 def name_role(scorer: str) -> str:

@@ -87,6 +87,15 @@ class Environment(Task, Protocol):
 
 
 @runtime_checkable
+class GivesFeedback(Task, Protocol):
+    """A task that can say in words what it thinks of an answer."""
+
+    def feedback(self, rollout: Rollout) -> str | None:
+        """Return what there is to say of a rollout with its reward, or None."""
+        ...
+
+
+@runtime_checkable
 class Expert(Task, Protocol):
     """A task that knows the right turns.
 

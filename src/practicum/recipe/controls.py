@@ -28,7 +28,7 @@ SWITCH = "teacher=off"
 FREE = "teacher=free"
 """The override that puts a signal of no teacher in the teacher's place: `teacher=free(0.1, -1)`."""
 
-SECTIONS = ("teacher", "scorers", "rollout", "objective", "schedules", "monitors")
+SECTIONS = ("teacher", "scorers", "notes", "rollout", "objective", "schedules", "monitors")
 """The sections of a recipe that differ in its control."""
 
 SUFFIX = "-teacher-off"
@@ -77,6 +77,8 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     control = resolve_recipe(recipe)
     control |= describe_control(control, is_free=bool(free_terms))
     control["teacher"] = {"type": "none"}
+    # Nobody is left to read them.
+    control["notes"] = {}
     for name in judges:
         del control["scorers"][name]
     control["objective"]["losses"] = [

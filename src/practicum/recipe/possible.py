@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from practicum.objective import VERIFIER, ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
+from practicum.ports.notes import NoteConfig
 from practicum.ports.scoring import RejectingSettings
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import (
@@ -15,6 +16,7 @@ from practicum.rollouts import (
     needs_replay,
     needs_teacher_samples,
 )
+from practicum.rollouts.fields import ROLLOUT_FIELDS
 
 STALENESS = "rollout.max_staleness"
 
@@ -158,6 +160,34 @@ def _find_guide_problems(scorers: Mapping[str, object], rollout: RolloutConfig) 
             f"{STALENESS} is {rollout.max_staleness}, and scorer {guide!r}, which may learn from "
             f"each step, guides the {source.type}; write max_staleness: 0, or source: student"
         )
+    return problems
+
+
+def find_note_problems(
+    notes: Mapping[str, object],
+    teacher: TeacherConfig,
+    reference: TeacherConfig | None,
+    max_staleness: int,
+) -> list[str]:
+    """Return a problem for each note whose name is taken or that cannot be made as it stands."""
+    models = {"teacher": teacher.capabilities()}
+    if reference is not None:
+        models["reference"] = reference.capabilities()
+    problems = [
+        f"notes.{name}: a placeholder has this name already; choose another"
+        for name in notes
+        if name in ("answer", *ROLLOUT_FIELDS)
+    ]
+    for name, config in notes.items():
+        is_known = isinstance(config, NoteConfig)
+        if is_known:
+            problems += config.find_problems(name, list(notes), models)
+        if max_staleness and (not is_known or config.follows_student(models)):
+            problems.append(
+                f"{STALENESS} is {max_staleness}, and notes.{name} needs the newest student or the "
+                "steps before, so it cannot be made ahead; write max_staleness: 0, or a writer "
+                "with weights of its own, {type: model, model: ...}"
+            )
     return problems
 
 

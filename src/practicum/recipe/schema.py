@@ -18,6 +18,7 @@ from practicum.recipe.possible import (
     find_anchor_problems,
     find_capability_problems,
     find_engine_problems,
+    find_note_problems,
     find_scorer_problems,
     find_staleness_problems,
     find_truncation_problem,
@@ -30,13 +31,15 @@ from practicum.recipe.sections import (
     RolloutConfig,
     TrainConfig,
 )
-from practicum.rollouts import list_source_problems
+from practicum.rollouts import NOTE_KINDS, list_source_problems
 from practicum.types import FrozenConfig
 
 WORDS = ("about", "family", "paper", "claim", "differs", "formula", "reduced", "slot")
 """Fields that describe a recipe; they change no computation."""
 
 ScorerName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")]
+
+NoteName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,79}$"
 
@@ -93,6 +96,11 @@ class Recipe(FrozenConfig):
         default={},
         description="judges of answers beside the task's verifier, by name; `objective.scorer` says "
         "which one is the reward: see [scorers](scorers.md)",
+    )
+    notes: dict[NoteName, Plugin(NOTE_KINDS)] = Field(  # type: ignore[valid-type]
+        default={},
+        description="texts made of the rollouts between reward and score, by name, in order: see "
+        "[notes](notes.md)",
     )
     task: Plugin("tasks")  # type: ignore[valid-type]
     rollout: RolloutConfig = RolloutConfig()
@@ -158,6 +166,9 @@ class Recipe(FrozenConfig):
             self.frozen_models,
         )
         problems += find_scorer_problems(self.objective, self.scorers, self.rollout)
+        problems += find_note_problems(
+            self.notes, self.teacher, self.reference, self.rollout.max_staleness
+        )
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
         if problems:
@@ -169,6 +180,7 @@ class Recipe(FrozenConfig):
         """The models that only score, by their places in the recipe, such as `teacher.teacher`."""
         places = {"teacher": self.teacher, "reference": self.reference}
         places |= {f"scorers.{name}": scorer for name, scorer in self.scorers.items()}
+        places |= {f"notes.{name}": note for name, note in self.notes.items()}
         return {
             ".".join([place, *keys]): inside
             for place, config in places.items()

@@ -108,7 +108,7 @@ class TeacherSection(TypedDict, total=False):
     weights: Mapping[str, Any] | Literal["live", "frozen", "ema", "periodic"]
     gate: float | None
     demonstrations: Sequence[Mapping[str, Any]]
-    reference: str | None
+    reference: str | Sequence[str] | None
     question: str | None
     missing: Literal["error", "silent"]
     by: str

@@ -1,5 +1,6 @@
 """From prompts to rollouts: sampled by the writer that the source names, decoded, and rewarded."""
 
+from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts
 from practicum.rollouts.replacing import measure_replaced
 from practicum.rollouts.search import measure_search
@@ -40,6 +41,7 @@ from practicum.rollouts.writing import (
 )
 
 __all__ = [
+    "NOTE_KINDS",
     "SOURCES",
     "Cache",
     "Prefix",
@@ -54,6 +56,7 @@ __all__ = [
     "StudentSource",
     "TeacherSource",
     "Traces",
+    "add_notes",
     "add_rewards",
     "answers_back",
     "as_environment",
@@ -66,6 +69,7 @@ __all__ = [
     "load_recorded_rollouts",
     "load_traced_rollouts",
     "measure_conversations",
+    "measure_notes",
     "measure_replaced",
     "measure_search",
     "name_guide",

@@ -33,6 +33,7 @@ MUST_STAY = {
     "teacher": HAS_STATE,
     "reference": HAS_STATE,
     "scorers": HAS_STATE,
+    "notes": HAS_STATE,
     "objective": "losses and moments of two objectives cannot be told apart afterwards; "
     "write a schedule for a number of it, or a stage of a pipeline for another one",
     "task": "the order of the prompts and the held-out ones come from it; start a new run",

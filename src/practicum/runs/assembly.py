@@ -60,7 +60,7 @@ from practicum.runs.identity import (
     name_decoding,
 )
 from practicum.runs.opening import add_tools, build_task, open_backend, open_local, resolve_run
-from practicum.runs.scoring import ScorerBuilder
+from practicum.runs.scoring import ScorerBuilder, build_notes
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings
@@ -318,6 +318,7 @@ class _Assembly:
         build, config = self.build_teacher, recipe.reference
         reference = None if config is None else build("reference", config)
         _check_capabilities(recipe, teacher, reference)
+        models = {"teacher": teacher} | ({} if reference is None else {"reference": reference})
         prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
         if not prompts:
             raise DataError(
@@ -347,6 +348,7 @@ class _Assembly:
             prompts=prompts,
             reference=reference,
             scorers=self.build_scorers(),
+            notes=build_notes(recipe, student.renderer, task, models, self.build_teacher),
             archive=archive,
             ledger=ledger,
         )
@@ -409,6 +411,7 @@ class _Assembly:
             after_training=self.after_training,
             at_end=self.exit_stack,
             task=self.task,
+            notes=tuple(self.recipe.notes),
             is_dry_run=self.on_paper,
         )
         try:

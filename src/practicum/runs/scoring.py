@@ -1,7 +1,8 @@
-"""Build the scorers of a run, the models with one number a token, and the teachers inside them."""
+"""Build the scorers and the notes of a run, the models of scorers, and the teachers inside them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from practicum.models.digests import digest_model
 from practicum.models.files import digest_file
 from practicum.ports import Backend, BackendContext, Student, Task, Teacher
 from practicum.ports.metering import MeteredScalar
+from practicum.ports.notes import Note, NoteContext, name_note_role
 from practicum.ports.scoring import LoadsScalars, Scorer, ScorerContext, name_role
 from practicum.recipe import Recipe
+from practicum.rollouts import NOTE_KINDS
 from practicum.runs.identity import add_prefix
 from practicum.runs.opening import resolve_run
-from practicum.text import compare_renderers
+from practicum.text import Renderer, compare_renderers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +90,25 @@ class ScorerBuilder:
         if not isinstance(config.model, ScratchConfig):
             return config
         return config.model_copy(update={"model": self.student.source})
+
+
+def build_notes(
+    recipe: Recipe,
+    renderer: Renderer,
+    task: Task,
+    models: Mapping[str, Teacher],
+    build_teacher: Callable[[str, Any], Teacher],
+) -> dict[str, Note]:
+    """Build the recipe's notes by name; `models` are the run's teacher and reference."""
+    notes = {}
+    for name, config in recipe.notes.items():
+        context = NoteContext(
+            name=name,
+            renderer=renderer,
+            task=task,
+            seed=seed_of(recipe.seed, "notes", name),
+            models=models,
+            build_teacher=partial(build_teacher, name_note_role(name)),
+        )
+        notes[name] = load_plugin(NOTE_KINDS, config.type).build(config, context)
+    return notes

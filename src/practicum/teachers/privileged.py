@@ -5,8 +5,7 @@ the self-distillation family (OPSD 2601.18734, SDFT 2601.19897, OPCD 2602.12275,
 SDPO 2601.20802, SD-Zero 2604.12002, OPSDL 2604.17535).
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -23,9 +22,14 @@ from practicum.ports import (
     TeacherContext,
     TeacherRequest,
 )
-from practicum.statistics import group_pairs
+from practicum.rollouts.fields import (
+    ROLLOUT_FIELDS,
+    find_successes,
+    list_prompt_fields,
+    list_rollout_fields,
+)
 from practicum.teachers._client import FollowerTeacher
-from practicum.teachers._outcome import classify_outcome
+from practicum.text.placeholders import fill_placeholders, list_placeholders
 from practicum.types import (
     FrozenConfig,
     Message,
@@ -35,11 +39,6 @@ from practicum.types import (
     SamplingParams,
     TeacherSignal,
 )
-
-ROLLOUT_FIELDS = ("attempt", "outcome", "sibling")
-"""The placeholders for the completion to score and for the prompt's other completions."""
-
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 class Demonstration(FrozenConfig):
@@ -55,7 +54,8 @@ class Config(FrozenConfig):
     `reference` is put before the question, and `question` replaces it. In both, `{field}` stands
     for a privileged field of the prompt, `{answer}` for its answer, as in `"A correct solution:
     {solution}"`, and three more for the completions: `{attempt}`, `{outcome}` and `{sibling}`. A
-    note of the rollout has its own name, such as an environment's `{feedback}`.
+    note of the rollout has its own name, such as `{feedback}`. Of several texts under `reference`
+    the first is shown whose fields are all there.
     """
 
     type: Literal["privileged"] = "privileged"
@@ -64,8 +64,10 @@ class Config(FrozenConfig):
         default=None, description="a system turn: an instruction or a text to know"
     )
     demonstrations: tuple[Demonstration, ...] = ()
-    reference: str | None = Field(
-        default=None, description="text before the question, with {field} placeholders"
+    reference: str | tuple[str, ...] | None = Field(
+        default=None,
+        description="text before the question, with {field} placeholders; of several texts the "
+        "first whose fields are all there",
     )
     question: str | None = Field(
         default=None, description="text in place of the question, with {field} placeholders"
@@ -77,7 +79,7 @@ class Config(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_context(self) -> "Config":
-        texts = (self.system, self.reference, self.question)
+        texts = (self.system, self.question, *self.references)
         if not self.demonstrations and all(text is None for text in texts):
             raise ValueError(
                 "a privileged teacher needs something to see: system, demonstrations, reference or "
@@ -98,38 +100,63 @@ class Config(FrozenConfig):
         return {"teacher": self.teacher}
 
     @property
-    def fields(self) -> list[str]:
-        """The names of the placeholders in the context."""
-        return _PLACEHOLDER.findall(f"{self.reference or ''} {self.question or ''}")
+    def references(self) -> tuple[str, ...]:
+        """The texts under `reference`, in order."""
+        reference = self.reference
+        if reference is None:
+            return ()
+        return (reference,) if isinstance(reference, str) else reference
 
     @property
     def needs_rollout(self) -> bool:
         """True if the context shows a completion, so that there is no context before one."""
-        return any(field in ROLLOUT_FIELDS for field in self.fields)
+        return self.shows(ROLLOUT_FIELDS)
+
+    def shows(self, names: Collection[str]) -> bool:
+        """Return True if one of the names is a placeholder of the context."""
+        texts = [*self.references, self.question or ""]
+        return any(field in names for text in texts for field in list_placeholders(text))
+
+    def select_texts(self, fields: Collection[str]) -> tuple[str | None, str | None]:
+        """Return the reference for a prompt with these fields, and the question."""
+        complete = [text for text in self.references if set(list_placeholders(text)) <= set(fields)]
+        # The last text is the one for prompts of which the least is known.
+        return next(iter([*complete, *self.references[-1:]]), None), self.question
+
+    def list_lacking(self, fields: Collection[str]) -> list[str]:
+        """Return the placeholders of the selected texts that are not among `fields`."""
+        texts = " ".join(filter(None, self.select_texts(fields)))
+        return [name for name in list_placeholders(texts) if name not in fields]
 
 
 class PrivilegedTeacher(FollowerTeacher):
-    """A teacher that rewrites each prompt for an inner teacher; see `practicum.ports.Teacher`."""
+    """A teacher that rewrites each prompt for an inner teacher; see `practicum.ports.Teacher`.
 
-    def __init__(self, inner: Teacher, config: Config) -> None:
+    `notes` are the names of the recipe's notes, which a completion may lack and a prompt always
+    does.
+    """
+
+    def __init__(self, inner: Teacher, config: Config, notes: Sequence[str] = ()) -> None:
         self._inner = self._follower = inner
         self._config = config
+        self._notes = notes
+        self._needs_rollout = config.shows((*ROLLOUT_FIELDS, *notes))
 
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities of the inner teacher; see `Config.capabilities`."""
         inner = self._inner.capabilities
-        return replace(inner, writes=inner.writes and not self._config.needs_rollout)
+        return replace(inner, writes=inner.writes and not self._needs_rollout)
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score the same tokens after the richer prompt.
 
         Rollouts that lack a field get a silent signal, if that is allowed.
         """
-        successes = _find_successes(rollouts)
+        successes = find_successes(rollouts)
         enriched: dict[int, Rollout] = {}
         for index, rollout in enumerate(rollouts):
-            fields = _list_rollout_fields(rollout, successes)
+            fields = list_rollout_fields(rollout, successes)
             if not self._is_silent(rollout.prompt, fields):
                 prompt = add_context(rollout.prompt, self._config, fields)
                 enriched[index] = replace(rollout, prompt=prompt)
@@ -157,14 +184,14 @@ class PrivilegedTeacher(FollowerTeacher):
 
     def _has_context(self, prompt: Prompt) -> bool:
         """Return True if the prompt has a context before any completion of it."""
-        return not self._config.needs_rollout and not self._is_silent(prompt, {})
+        return not self._needs_rollout and not self._is_silent(prompt, {})
 
     def _is_silent(self, prompt: Prompt, rollout_fields: Mapping[str, str]) -> bool:
-        """Return True if a field is missing and `missing` allows it; a sibling may always miss."""
-        fields = _list_prompt_fields(prompt).keys() | rollout_fields.keys()
-        lacking = [field for field in self._config.fields if field not in fields]
-        is_allowed = self._config.missing == "silent" or all(n == "sibling" for n in lacking)
-        return bool(lacking) and is_allowed
+        """Return True if a field is missing and may miss; siblings and notes always may."""
+        fields = list_prompt_fields(prompt).keys() | rollout_fields.keys()
+        lacking = self._config.list_lacking(fields)
+        may_miss = all(name == "sibling" or name in self._notes for name in lacking)
+        return bool(lacking) and (self._config.missing == "silent" or may_miss)
 
 
 def add_context(
@@ -174,8 +201,8 @@ def add_context(
 
     `rollout_fields` holds the notes and known `ROLLOUT_FIELDS` of a completion, if there is one.
     """
-    fields = {**_list_prompt_fields(prompt), **(rollout_fields or {})}
-    lacking = [name for name in config.fields if name not in fields]
+    fields = {**list_prompt_fields(prompt), **(rollout_fields or {})}
+    lacking = config.list_lacking(fields)
     if lacking:
         # A sibling comes last: a run can do without it, so another missing field is the real error.
         name = min(lacking, key=lambda name: name == "sibling")
@@ -187,49 +214,33 @@ def add_context(
     examples = []
     for example in config.demonstrations:
         examples += [Message("user", example.prompt), Message("assistant", example.answer)]
-    if config.reference is not None or config.question is not None:
-        texts = [] if config.reference is None else [_fill(config.reference, fields)]
-        question = config.question
-        texts.append(turns[-1].content if question is None else _fill(question, fields))
-        turns = [*turns[:-1], Message(turns[-1].role, "\n\n".join(texts))]
+    of_rollout = set(rollout_fields or {})
+    reference, question = (
+        _fill_unless_empty(text, fields, of_rollout) for text in config.select_texts(fields)
+    )
+    if reference is not None or question is not None:
+        last = turns[-1].content if question is None else question
+        content = last if reference is None else f"{reference}\n\n{last}"
+        turns = [*turns[:-1], Message(turns[-1].role, content)]
     return replace(prompt, messages=(*system, *examples, *turns))
 
 
-def _list_prompt_fields(prompt: Prompt) -> dict[str, str]:
-    """Return the texts of a prompt's placeholders; the names of a completion's are reserved."""
-    fields = {"answer": prompt.answer, **prompt.privileged}
-    texts = {name: value for name, value in fields.items() if value is not None}
-    return {name: text for name, text in texts.items() if name not in ROLLOUT_FIELDS}
-
-
-def _list_rollout_fields(
-    rollout: Rollout, successes: Mapping[str, Sequence[Rollout]]
-) -> dict[str, str]:
-    """Return the texts of a completion's placeholders: notes and the known `ROLLOUT_FIELDS`."""
-    fields = {**rollout.notes, "attempt": rollout.text}
-    if classify_outcome(rollout) != "unknown":
-        fields["outcome"] = classify_outcome(rollout)
-    for sibling in successes.get(rollout.prompt.id, ()):
-        if sibling is not rollout:
-            return {**fields, "sibling": sibling.text}
-    return fields
-
-
-def _find_successes(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
-    """Return the correct completions of each prompt, in the order of their sample numbers."""
-    ordered = sorted(rollouts, key=lambda rollout: rollout.sample)
-    correct = [rollout for rollout in ordered if classify_outcome(rollout) == "correct"]
-    return group_pairs((rollout.prompt.id, rollout) for rollout in correct)
-
-
-def _fill(text: str, fields: Mapping[str, str]) -> str:
-    """Replace each `{field}` once, so that braces in a field's content stay text."""
-    return _PLACEHOLDER.sub(lambda match: fields[match.group(1)], text)
+def _fill_unless_empty(
+    text: str | None, fields: Mapping[str, str], of_rollout: Collection[str]
+) -> str | None:
+    """Return a text with its fields filled in; None if it shows only notes and all are empty."""
+    # An empty note leaves the teacher with the student's own prompt, token for token.
+    names = set() if text is None else set(list_placeholders(text))
+    is_empty = names and names <= set(of_rollout) and not any(fields[name] for name in names)
+    if text is None or is_empty:
+        return None
+    return fill_placeholders(text, fields)
 
 
 def _explain_missing(name: str, prompt: Prompt, config: Config, fields: Mapping[str, str]) -> str:
     """Return the error text for a placeholder without a field."""
-    key = "teacher.reference" if f"{{{name}}}" in (config.reference or "") else "teacher.question"
+    references = " ".join(config.references)
+    key = "teacher.reference" if f"{{{name}}}" in references else "teacher.question"
     if name == "outcome":
         return (
             f"prompt {prompt.id!r} has no outcome, which {key} asks for: its task gave no reward; "
@@ -249,4 +260,4 @@ def _explain_missing(name: str, prompt: Prompt, config: Config, fields: Mapping[
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Build the inner teacher and add the context to it."""
-    return PrivilegedTeacher(context.build(context, config.teacher), config)
+    return PrivilegedTeacher(context.build(context, config.teacher), config, context.notes)

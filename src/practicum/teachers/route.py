@@ -21,6 +21,7 @@ from practicum.ports import (
     TeacherContext,
     TeacherRequest,
 )
+from practicum.rollouts.fields import Outcome, classify_outcome
 from practicum.statistics import group_pairs
 from practicum.teachers._members import (
     MemberConfigs,
@@ -29,7 +30,6 @@ from practicum.teachers._members import (
     intersect_capabilities,
     place_members,
 )
-from practicum.teachers._outcome import Outcome, classify_outcome
 from practicum.types import FrozenConfig, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 

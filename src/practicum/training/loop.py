@@ -13,16 +13,19 @@ from practicum.costs import Ledger
 from practicum.errors import NumericError, TeacherError
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, SamplingClient, StepFollower, Task, Teacher, TrainingClient
+from practicum.ports.notes import Note, NoteMoment
 from practicum.ports.scoring import Scorer, list_followers
 from practicum.rollouts import (
     RolloutArchive,
     RolloutBatch,
     RolloutWriters,
     Source,
+    add_notes,
     add_rewards,
     as_environment,
     collect_rollouts,
     measure_conversations,
+    measure_notes,
     measure_replaced,
     measure_search,
     select_prompts,
@@ -65,7 +68,8 @@ class StepComponents:
     """The components of a training step: student, teacher, reference model, task and prompts.
 
     `sampler` samples with the student's weights at the time of each call. `scorers` judge the
-    rollouts beside the task's verifier. `ledger` counts tokens, FLOPs and bytes.
+    rollouts beside the task's verifier, and `notes` are written about them. `ledger` counts tokens,
+    FLOPs and bytes.
     """
 
     student: TrainingClient
@@ -76,13 +80,14 @@ class StepComponents:
     prompts: Sequence[Prompt]
     reference: Teacher | None = None
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
+    notes: Mapping[str, Note] = field(default_factory=dict)
     archive: RolloutArchive = field(default_factory=RolloutArchive)
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def followers(self) -> dict[str, StepFollower]:
-        """Return teacher, reference and scorers by role."""
-        return list_followers(self.teacher, self.reference, self.scorers)
+        """Return teacher, reference, scorers and notes by role."""
+        return list_followers(self.teacher, self.reference, self.scorers, self.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ class StepResult:
 
 
 def train_step(step: int, parts: StepComponents, settings: StepSettings) -> StepResult:
-    """Run one step: sample, reward, judge, score, assemble, differentiate, update."""
+    """Run one step: sample, reward, note, judge, score, assemble, differentiate, update."""
     timer = PhaseTimer()
     plan = settings.plan(step)
     rollouts = generate_rollouts(step, plan, parts, settings, parts.sampler, version=step - 1)
@@ -139,7 +144,7 @@ def generate_rollouts(
     client: SamplingClient,
     version: int,
 ) -> list[Rollout]:
-    """Sample and reward the rollouts of a step, with the student after `version` optimizer steps.
+    """Sample, reward and annotate a step's rollouts, with the student after `version` updates.
 
     The rollouts hold the client's candidates if a teacher needs them.
     """
@@ -157,6 +162,7 @@ def generate_rollouts(
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
+    rollouts = add_notes(rollouts, parts.notes, NoteMoment(step, client))
     queries = build_teacher_queries(plan.objective, parts).values()
     rollouts = attach_candidates(client, queries, rollouts)
     inject_fault("rollout")
@@ -212,6 +218,7 @@ def update_student(
     inject_fault("update")
     metrics = {
         **measure_rollouts(rollouts, result.supervised, step),
+        **measure_notes(rollouts, parts.notes),
         **judged,
         **result.metrics,
         **timer.laps,

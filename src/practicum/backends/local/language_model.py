@@ -27,7 +27,7 @@ CONTEXT_LENGTH_KEYS = (
 """The config keys that hold the context length in tokens, the most common one first."""
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-"""What bodies call the cache that they are given and return; the first since transformers 5.24."""
+"""The names of the cache that bodies are given and return; the first since transformers 5.24."""
 
 UNBOUNDED = 1 << 20
 """The context length of models without a table of positions (Mamba, ALiBi)."""

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 
 from practicum.core.faults import inject_fault
-from practicum.core.memory import read_free_memory
 from practicum.core.options import spell_options
+from practicum.core.ram import read_free_memory
 from practicum.core.stopping import Stop
 from practicum.core.waits import Wait, show_wait
 from practicum.errors import Interrupted, RecipeError

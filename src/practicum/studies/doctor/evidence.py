@@ -19,9 +19,11 @@ from practicum.errors import TeacherError, VocabularyError
 from practicum.objective import Full, Sampled, Signal, TopK, compare_signals
 from practicum.objective.passes import build_score_requests
 from practicum.ports import Teacher, TeacherRequest, walk
+from practicum.ports.notes import NoteMoment
 from practicum.recipe import Recipe
 from practicum.rollouts import (
     RolloutBatch,
+    add_notes,
     add_rewards,
     as_environment,
     sample_rollouts,
@@ -211,6 +213,7 @@ def collect_evidence(
     rollouts = add_rewards(
         sample_rollouts(batch, client, parts.renderer, plan.sampling, environment), parts.task
     )
+    rollouts = add_notes(rollouts, parts.notes, NoteMoment(1, client))
     signals, error = _score_rollouts(parts.teacher, rollouts)
     evidence = Evidence(recipe, components, plan, prompts, samples, [], scoring_error=error)
     log.info("student and teacher are compared token by token")

@@ -8,7 +8,7 @@ from functools import cache
 import psutil
 import torch
 
-from practicum.core.memory import read_total_memory
+from practicum.core.ram import read_total_memory
 from practicum.costs.segments import count_packed_tokens, split_by_tokens
 from practicum.errors import ResourceError
 from practicum.models.sources import find_base

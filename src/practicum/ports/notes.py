@@ -1,0 +1,73 @@
+"""The protocols of notes: texts about rollouts that are made between reward and score.
+
+A new kind is one file in `practicum/rollouts/_notes`, or a module of yours: see docs/notes.md.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from practicum.ports import Capabilities, SamplingClient, StepFollower, Task, Teacher
+from practicum.text import Renderer
+from practicum.types import FrozenConfig, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class NoteMoment:
+    """The step in which notes are made, and the student's client at that time."""
+
+    step: int
+    student: SamplingClient
+
+
+@runtime_checkable
+class Note(StepFollower, Protocol):
+    """A kind of text about rollouts. By default it keeps nothing from step to step."""
+
+    def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
+        """Return one text per rollout, in order; None where there is nothing to say.
+
+        The rollouts have their rewards and the notes before this one in the recipe. A text depends
+        on the seed, the step and the rollouts, never on the clock.
+        """
+        ...
+
+
+class NoteConfig(FrozenConfig):
+    """The settings of a note in a recipe. By default it asks no model and keeps nothing."""
+
+    def find_problems(
+        self, name: str, notes: Sequence[str], models: Mapping[str, Capabilities]
+    ) -> list[str]:
+        """List what keeps the note from being made, among the recipe's notes and its models.
+
+        `models` are teacher and, if there is one, reference.
+        """
+        return []
+
+    def follows_student(self, models: Mapping[str, Capabilities]) -> bool:
+        """Return True if it needs the newest student or earlier steps, so that none runs ahead."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class NoteContext:
+    """The objects from which a note is built."""
+
+    name: str
+    """Its name in the recipe."""
+    renderer: Renderer
+    """The student's renderer: turns messages into tokens."""
+    task: Task
+    """The source of the prompts, with the verifier."""
+    seed: int
+    """The seed of everything random in this note."""
+    models: Mapping[str, Teacher] = field(default_factory=dict)
+    """The recipe's teacher and, if there is one, its reference."""
+    build_teacher: Callable[[Any], Teacher] | None = None
+    """Build another teacher by its settings; its costs are counted under the note's name."""
+
+
+def name_note_role(note: str) -> str:
+    """Return the role of a note, under which its costs and its state are kept."""
+    return f"note-{note}"

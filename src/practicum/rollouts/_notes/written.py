@@ -1,0 +1,219 @@
+"""A model fills a template: a hint, a critique, a probe, a lesson.
+
+The writer is the student itself, the recipe's teacher or reference, or any teacher that writes. A
+text depends on (seed, step, prompt, number) and on what the template shows. What a model wrote is
+data: it is cut to a length, and control tokens in it stay text.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import Field
+
+from practicum.core.plugins import Plugin
+from practicum.core.randomness import compute_seeds
+from practicum.errors import CapabilityError
+from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherRequest
+from practicum.ports.notes import Note, NoteConfig, NoteContext, NoteMoment
+from practicum.rollouts.fields import (
+    classify_outcome,
+    find_successes,
+    list_prompt_fields,
+    list_rollout_fields,
+)
+from practicum.statistics import group_pairs
+from practicum.text import Renderer
+from practicum.text.placeholders import fill_placeholders, list_placeholders
+from practicum.types import (
+    FAILURES,
+    Message,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+)
+
+
+class Config(NoteConfig):
+    """The request, the writer, and the answers that it is about."""
+
+    type: Literal["written"] = "written"
+    template: str = Field(
+        min_length=1,
+        description="the request, with placeholders: those of a privileged teacher, earlier notes, "
+        "{question}, {transcript} (the conversation) and {attempts} (all answers to the prompt)",
+    )
+    by: Literal["student", "teacher", "reference"] = Field(
+        default="student", description="the writer; the student writes with its newest weights"
+    )
+    writer: Plugin("teachers") | None = Field(  # type: ignore[valid-type]
+        default=None, description="another writer: any teacher that writes"
+    )
+    only: Literal["all", "correct", "incorrect"] = Field(
+        default="all", description="about these answers only, by the verifier's reward"
+    )
+    per: Literal["answer", "prompt"] = Field(
+        default="answer", description="one text for each answer, or one for all of a prompt"
+    )
+    max_new_tokens: int = Field(default=64, ge=1, description="longest text in tokens")
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
+    shortest: int = Field(default=1, ge=0, description="a text of fewer characters is no note")
+    characters: int = Field(
+        default=2000, ge=1, description="longer texts in the template are cut off"
+    )
+
+    @property
+    def role(self) -> str:
+        """The writer's role, `writer` for one of its own."""
+        return self.by if self.writer is None else "writer"
+
+    def members(self) -> dict[str, TeacherConfig]:
+        """Return the settings of the writer, if it has its own."""
+        return {} if self.writer is None else {"writer": self.writer}
+
+    def find_problems(
+        self, name: str, notes: Sequence[str], models: Mapping[str, Capabilities]
+    ) -> list[str]:
+        """Return a line for a writer that is not there or writes nothing, and for a later note."""
+        problems = []
+        earlier = notes[: list(notes).index(name)]
+        later = [note for note in notes if note not in earlier]
+        problems += [
+            f"notes.{name}.template: {{{field}}} is made later; write that note before this one"
+            for field in dict.fromkeys(list_placeholders(self.template))
+            if field in later
+        ]
+        can = self._find_capabilities(models)
+        where = f"notes.{name}.{'by' if self.writer is None else 'writer'}"
+        if self.role != "student" and can is None:
+            problems.append(f"{where}: there is no {self.by}; write by: student, or a writer")
+        elif can is not None and not can.writes:
+            problems.append(
+                f"{where}: this {self.role} writes nothing; write by: student, or take a writer "
+                "such as {type: model, model: ...} or {type: chat_api, ...}"
+            )
+        return problems
+
+    def follows_student(self, models: Mapping[str, Capabilities]) -> bool:
+        """Return True if the writer is made of the student's weights."""
+        can = self._find_capabilities(models)
+        return can is None or can.follows_student
+
+    def _find_capabilities(self, models: Mapping[str, Capabilities]) -> Capabilities | None:
+        """Return what the writer can do; None for the student, or without a writer."""
+        return models.get(self.by) if self.writer is None else self.writer.capabilities()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenNote(Note):
+    """See the module; without a `writer` the student writes."""
+
+    config: Config
+    renderer: Renderer
+    seed: int
+    name: str
+    writer: Teacher | None = None
+
+    def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
+        """Return the text of each rollout; None where it lacks a field, or nothing was written."""
+        requests = self._list_requests(rollouts)
+        subjects = [rollouts[row] for row in requests]
+        seeds = compute_seeds(
+            [
+                (self.seed, "note", moment.step, rollout.prompt.id, rollout.sample)
+                for rollout in subjects
+            ]
+        )
+        samples = self._sample(subjects, list(requests.values()), seeds, moment) if subjects else []
+        texts: dict[int, str | None] = {
+            row: self._read(sample) for row, sample in zip(requests, samples, strict=True)
+        }
+        if self.config.per == "answer":
+            return [texts.get(row) for row in range(len(rollouts))]
+        by_prompt = {rollouts[row].prompt.id: text for row, text in texts.items()}
+        return [by_prompt.get(rollout.prompt.id) for rollout in rollouts]
+
+    def _list_requests(self, rollouts: Sequence[Rollout]) -> dict[int, str]:
+        """Return the filled templates by the row of the rollout that each is about."""
+        successes = find_successes(rollouts)
+        groups = group_pairs((rollout.prompt.id, rollout) for rollout in rollouts)
+        requests: dict[int, str] = {}
+        prompts: set[str] = set()
+        for row, rollout in enumerate(rollouts):
+            if self.config.only not in ("all", classify_outcome(rollout)):
+                continue
+            if self.config.per == "prompt" and rollout.prompt.id in prompts:
+                continue
+            fields = {
+                **_describe(rollout, groups[rollout.prompt.id]),
+                **list_prompt_fields(rollout.prompt),
+                **list_rollout_fields(rollout, successes),
+            }
+            if all(name in fields for name in list_placeholders(self.config.template)):
+                limit = self.config.characters
+                cut = {name: text[:limit] for name, text in fields.items()}
+                requests[row] = fill_placeholders(self.config.template, cut)
+                prompts.add(rollout.prompt.id)
+        return requests
+
+    def _sample(
+        self,
+        rollouts: Sequence[Rollout],
+        texts: Sequence[str],
+        seeds: Sequence[int],
+        moment: NoteMoment,
+    ) -> list[Sample]:
+        """Return what the writer writes to each text."""
+        params = SamplingParams(
+            self.config.max_new_tokens, self.config.temperature, stop_ids=self.renderer.stop_ids
+        )
+        messages = [(Message("user", text),) for text in texts]
+        if self.writer is None:
+            prompts = self.renderer.render_all(messages)
+            pairs = zip(prompts, seeds, strict=True)
+            return moment.student.sample([SampleRequest(*pair) for pair in pairs], params)
+        requests = [
+            TeacherRequest(replace(rollout.prompt, messages=turns), seed)
+            for rollout, turns, seed in zip(rollouts, messages, seeds, strict=True)
+        ]
+        samples = self.writer.sample(requests, params)
+        if samples is None:
+            raise CapabilityError(
+                f"notes.{self.name}: this {self.config.role} cannot write here; write by: student"
+            )
+        return samples
+
+    def _read(self, sample: Sample) -> str | None:
+        """Return the words of a sample; None if it failed or is too short to be a note."""
+        if sample.stop_reason in FAILURES:
+            return None
+        special = self.renderer.special_ids
+        tokens = [token for token in sample.tokens.tolist() if token not in special]
+        text = (self.renderer.decode(tokens) if sample.text is None else sample.text).strip()
+        return text if len(text) >= self.config.shortest else None
+
+
+def _describe(rollout: Rollout, group: Sequence[Rollout]) -> dict[str, str]:
+    """Return the texts that only a writer needs: question, transcript, and the group's answers."""
+    questions = [turn.content for turn in rollout.prompt.messages if turn.role == "user"]
+    turns = [(turn.role, turn.text) for turn in rollout.turns] or [("assistant", rollout.text)]
+    prompt_turns = [(turn.role, turn.content) for turn in rollout.prompt.messages]
+    return {
+        "question": questions[-1] if questions else "",
+        "transcript": "\n".join(
+            f"{role}: {text.strip()}" for role, text in [*prompt_turns, *turns]
+        ),
+        "attempts": "\n".join(
+            f"{classify_outcome(member)}: {member.text.strip()}" for member in group
+        ),
+    }
+
+
+def build(config: Config, context: NoteContext) -> Note:
+    """Build the writer, unless it is the student or one of the recipe's models."""
+    writer = context.models.get(config.by)
+    if config.writer is not None:
+        assert context.build_teacher is not None, "only a dry test builds no teachers"
+        writer = context.build_teacher(config.writer)
+    return WrittenNote(config, context.renderer, context.seed, context.name, writer)

@@ -1,0 +1,45 @@
+"""Make the recipe's notes of a step's rollouts, one after the other, and count those that lack one."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from practicum.errors import TeacherError
+from practicum.ports.notes import Note, NoteMoment, name_note_role
+from practicum.types import Metrics, Rollout
+
+NOTE_KINDS = "practicum.rollouts._notes"
+"""The package with the kinds of notes."""
+
+
+def add_notes(
+    rollouts: Sequence[Rollout], notes: Mapping[str, Note], moment: NoteMoment
+) -> list[Rollout]:
+    """Return the rollouts with the recipe's notes, each of which may read those before it."""
+    annotated = list(rollouts)
+    for name, note in notes.items():
+        texts = note.write(annotated, moment)
+        if len(texts) != len(annotated):
+            raise TeacherError(
+                f"note {name!r} was made of {len(texts)} of {len(annotated)} rollouts; every "
+                "rollout needs a text, None where there is nothing to say"
+            )
+        annotated = [
+            set_note(rollout, name, text) for rollout, text in zip(annotated, texts, strict=True)
+        ]
+    return annotated
+
+
+def set_note(rollout: Rollout, name: str, text: str | None) -> Rollout:
+    """Return the rollout with this note, or with none of this name."""
+    # A replayed rollout may bring the note of an earlier step, which is not this step's.
+    other_notes = {key: value for key, value in rollout.notes.items() if key != name}
+    return replace(rollout, notes=other_notes if text is None else {**other_notes, name: text})
+
+
+def measure_notes(rollouts: Sequence[Rollout], names: Iterable[str]) -> Metrics:
+    """Return for each note the share of rollouts that have it."""
+    return {
+        f"{name_note_role(name)}/made": sum(name in rollout.notes for rollout in rollouts)
+        / len(rollouts)
+        for name in names
+    }

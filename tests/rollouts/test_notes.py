@@ -1,0 +1,331 @@
+"""Notes: what each kind says, of whom, from which seed; that they are data; and that a resume keeps them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import HINTED, SEES_HINT, assert_same_run, curve, forked, rows, toy_recipe, toy_run
+
+from practicum.errors import RecipeError, TeacherError
+from practicum.ports import Teacher, TeacherRequest
+from practicum.ports.notes import Note, NoteContext, NoteMoment
+from practicum.recipe import parse_recipe
+from practicum.rollouts import add_notes, measure_notes
+from practicum.rollouts._notes import feedback, memory, next_state, rate, written
+from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.types import (
+    Datum,
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingParams,
+    TeacherSignal,
+    Turn,
+)
+
+
+def answer(text: str, number: int = 0, reward: float | None = 0.0, **changes: Any) -> Rollout:
+    prompt = Prompt("p", (Message("user", "ab?"),), answer="ba", privileged={"plan": "turn it"})
+    rollout = Rollout.from_text(prompt, text)
+    return replace(rollout, sample=number, reward=reward, **changes)
+
+
+def write(module: Any, rollouts: Sequence[Rollout], task: Any = None, **settings: Any) -> list[Any]:
+    """What a note of this kind, without a model, says of the rollouts."""
+    context = NoteContext("note", None, task, 0)  # type: ignore[arg-type]
+    note = module.build(module.Config(**settings), context)
+    return note.write(rollouts, NoteMoment(1, None))  # type: ignore[arg-type]
+
+
+# --- What the kinds say ---
+
+
+def test_the_rate_is_of_the_students_answers_to_the_prompt() -> None:
+    other = Prompt("q", (Message("user", "b?"),))
+    rollouts = [
+        answer("ba", 0, 1.0),
+        answer("ab", 1, 0.5),
+        answer("aa", 2, 0.0),
+        answer("ba", 3, 1.0, source="dataset"),
+        replace(answer("x", 0, None), prompt=other),
+    ]
+    assert write(rate, rollouts) == ["0.33", "0.33", "0.33", "0.33", None]
+    assert write(rate, rollouts, digits=0)[0] == "0"
+
+
+def test_feedback_is_the_environments_else_the_tasks() -> None:
+    @dataclass
+    class Explains:
+        def train_prompts(self) -> list[Prompt]: ...
+        def heldout_prompts(self) -> list[Prompt]: ...
+        def reward(self, rollout: Rollout) -> float | None: ...
+        def feedback(self, rollout: Rollout) -> str | None:
+            return f"not {rollout.text}" if rollout.reward == 0 else None
+
+    noted = answer("b", notes={"feedback": "too short"})
+    rollouts = [answer("ab"), answer("ba", 1, 1.0), noted]
+    assert write(feedback, rollouts, Explains()) == ["not ab", None, "too short"]
+    assert write(feedback, rollouts, object()) == [None, None, "too short"]
+    assert write(feedback, rollouts, Explains(), only="correct") == [None, None, None]
+
+
+def test_the_next_state_is_what_was_answered_to_the_turns_and_to_the_last_one() -> None:
+    turns = (Turn("assistant", 1, "a"), Turn("user", 1, "no"), Turn("assistant", 1, "b"))
+    rollouts = [
+        answer("a", turns=turns),
+        answer("a", turns=turns, notes={"next_state": "thanks"}),
+        answer("a"),
+    ]
+    assert write(next_state, rollouts) == ["no", "no\nthanks", None]
+    assert write(next_state, rollouts, turns="last") == ["no", "thanks", None]
+
+
+def test_the_memory_holds_what_the_steps_before_noted() -> None:
+    def build(**settings: Any) -> Note:
+        context = NoteContext("known", None, None, 0)  # type: ignore[arg-type]
+        return memory.build(memory.Config(of="hint", **settings), context)
+
+    def learn(note: Note, *texts: str) -> None:
+        data = [Datum(answer("a", notes={"hint": text}), TeacherSignal()) for text in texts]
+        note.after_step(1, [*data, Datum(answer("a"), TeacherSignal())])
+
+    def recall(note: Note, prompt: str = "p") -> str | None:
+        rollout = replace(answer("a"), prompt=Prompt(prompt, ()))
+        return note.write([rollout], NoteMoment(2, None))[0]  # type: ignore[arg-type]
+
+    note = build(keep=2)
+    assert recall(note) is None and note.save_state() == {}
+    learn(note, "one", "two ", " ", "one", "three {answer} \N{GREEK SMALL LETTER ALPHA}")
+    assert recall(note) == recall(note, "q") == "one\nthree {answer} \N{GREEK SMALL LETTER ALPHA}"
+    again = build(keep=2)
+    again.load_state(note.save_state())
+    assert recall(again) == recall(note)
+    by_prompt = build(per="prompt")
+    learn(by_prompt, "one")
+    assert (recall(by_prompt), recall(by_prompt, "q")) == ("one", None)
+
+
+# --- What a model writes ---
+
+
+@dataclass
+class Scribe(Teacher):
+    """Writes the same words to everything, or refuses."""
+
+    words: str = "so"
+    refuses: bool = False
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
+        self.asked += [(request.prompt.messages[0].content, request.seed) for request in requests]
+        none = torch.zeros(0)
+        reason = "error" if self.refuses else "stop"
+        return [Sample(none.long(), none, none, reason, self.words) for _ in requests]
+
+
+@pytest.fixture(scope="module")
+def parts(models: Path, tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
+    return assemble_run(toy_recipe(models), tmp_path_factory.mktemp("models"))
+
+
+def ask(
+    parts: RunComponents,
+    scribe: Scribe,
+    rollouts: Sequence[Rollout],
+    step: int = 1,
+    **settings: Any,
+) -> list[str | None]:
+    renderer = parts.parts.renderer
+    config = written.Config(**{"template": "{attempt}", "by": "teacher", **settings})
+    note = written.build(
+        config, NoteContext("hint", renderer, parts.parts.task, 5, {"teacher": scribe})
+    )
+    return note.write(rollouts, NoteMoment(step, parts.parts.sampler))
+
+
+def test_a_template_shows_the_answer_its_group_and_earlier_notes(parts: RunComponents) -> None:
+    scribe = Scribe()
+    template = "{question}|{answer}|{plan}|{attempt}|{outcome}|{sibling}|{attempts}|{share}"
+    rollouts = [answer("ab", 0, 0.0, notes={"share": "0.50"}), answer("ba", 1, 1.0)]
+    # The second answer lacks the note and a right sibling: it is left without, and never an error.
+    assert ask(parts, scribe, rollouts, template=template) == ["so", None]
+    assert scribe.asked[0][0] == ("ab?|ba|turn it|ab|incorrect|ba|incorrect: ab\ncorrect: ba|0.50")
+    turns = (Turn("assistant", 1, "a"), Turn("user", 1, "no {answer}"), Turn("assistant", 1, "b"))
+    ask(parts, scribe, [answer("a", turns=turns)], template="{transcript}", characters=40)
+    assert scribe.asked[1][0] == "user: ab?\nassistant: a\nuser: no {answer}"[:40]
+
+
+def test_it_is_about_some_answers_or_once_a_prompt(parts: RunComponents) -> None:
+    scribe = Scribe()
+    rollouts = [answer("ba", 0, 1.0), answer("ab", 1), answer("aa", 2), answer("?", 3, None)]
+    assert ask(parts, scribe, rollouts, only="incorrect") == [None, "so", "so", None]
+    assert ask(parts, scribe, rollouts, per="prompt") == ["so"] * 4
+    assert [text for text, _ in scribe.asked] == ["ab", "aa", "ba"]
+
+
+def test_a_text_has_a_seed_of_its_own_by_step_prompt_and_number(parts: RunComponents) -> None:
+    scribe = Scribe()
+    rollouts = [answer("a", 0), answer("a", 1), replace(answer("a"), prompt=Prompt("q", ()))]
+    ask(parts, scribe, rollouts)
+    ask(parts, scribe, rollouts, step=2)
+    ask(parts, scribe, rollouts[1:2])
+    seeds = [seed for _, seed in scribe.asked]
+    assert len(set(seeds[:6])) == 6 and seeds[6] == seeds[1], "whatever stands beside it"
+
+
+def test_a_refusal_or_too_few_words_are_no_note(parts: RunComponents) -> None:
+    assert ask(parts, Scribe(refuses=True), [answer("a")]) == [None]
+    assert ask(parts, Scribe("  so "), [answer("a")], shortest=3) == [None]
+    assert ask(parts, Scribe("  so "), [answer("a")]) == ["so"]
+
+
+def test_the_student_writes_words_and_no_control_tokens(parts: RunComponents) -> None:
+    config = written.Config(template="{attempt}", max_new_tokens=8)
+    context = NoteContext("hint", parts.parts.renderer, parts.parts.task, 5)
+    texts = written.build(config, context).write(
+        [answer("ab", number) for number in range(8)], NoteMoment(1, parts.parts.sampler)
+    )
+    assert len(set(texts)) > 1
+    assert all(text is None or (text and set(text) <= set("abcd")) for text in texts)
+
+
+def test_a_note_is_text_to_whoever_reads_it(parts: RunComponents) -> None:
+    """A stop token's name in a note is encoded as its letters, and braces are no placeholder."""
+    renderer = parts.parts.renderer
+    stop = renderer.decode_token(renderer.final_stop_id)
+    sees = parse_recipe({**_data(), "teacher": SEES_HINT}, "toy").teacher
+    from practicum.teachers.privileged import add_context
+
+    shown = add_context(answer("a").prompt, sees, {"hint": f"{stop}{{answer}}"})
+    assert shown.messages[-1].content == f"{stop}{{answer}}\n\nab?"
+    plain = renderer.render(answer("a").prompt.messages)
+    tokens = renderer.render(shown.messages)
+    assert tokens.count(renderer.final_stop_id) == plain.count(renderer.final_stop_id)
+
+
+def _data() -> dict[str, Any]:
+    return {
+        "student": {"model": {"hidden_size": 8, "layers": 1, "heads": 1}},
+        "task": {"type": "reverse"},
+        "train": {"steps": 1},
+    }
+
+
+# --- In a step ---
+
+
+class Silent(Note):
+    """Says one thing too few."""
+
+    def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
+        return [None] * (len(rollouts) - 1)
+
+
+def test_each_note_reads_those_before_it_and_replaces_an_older_one_of_its_name() -> None:
+    class Chain(Note):
+        def __init__(self, name: str | None) -> None:
+            self.name = name
+
+        def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
+            if self.name is None:
+                return [None for _ in rollouts]
+            return [f"{self.name}{sorted(rollout.notes)}" for rollout in rollouts]
+
+    moment = NoteMoment(1, None)  # type: ignore[arg-type]
+    rollouts = [answer("a", notes={"error": "gone", "c": "of an earlier step"})]
+    noted = add_notes(rollouts, {"a": Chain("a"), "b": Chain("b"), "c": Chain(None)}, moment)
+    assert noted[0].notes == {
+        "error": "gone",
+        "a": "a['c', 'error']",
+        "b": "b['a', 'c', 'error']",
+    }
+    assert measure_notes(noted, ["a", "c"]) == {"note-a/made": 1.0, "note-c/made": 0.0}
+    with pytest.raises(TeacherError, match="note 'x' was made of 0 of 1 rollouts; every rollout"):
+        add_notes(rollouts, {"x": Silent()}, moment)
+
+
+def test_empty_notes_leave_the_live_self_and_a_gradient_of_zero(
+    models: Path, tmp_path: Path
+) -> None:
+    """The privileged teacher then reads the student's own prompt, to the last token."""
+
+    class Empty(Note):
+        def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
+            return ["" for _ in rollouts]
+
+    from practicum.training.loop import train_step
+
+    changes = {
+        "teacher": {**SEES_HINT, "reference": "{hint}ab{hint}"},
+        "notes": HINTED["notes"],
+        "rollout.n": 2,
+    }
+    components = assemble_run(toy_recipe(models, changes), tmp_path)
+    result = train_step(1, replace(components.parts, notes={"hint": Empty()}), components.settings)
+    assert result.metrics["grad_norm"] < 1e-6 and result.metrics["supervised"] > 0
+    spoken = train_step(2, components.parts, components.settings)
+    assert spoken.metrics["grad_norm"] > 1e-3
+
+
+def test_a_killed_run_with_notes_goes_on_with_the_same_bytes(models: Path, tmp_path: Path) -> None:
+    whole, out = toy_run(models, tmp_path / "whole", HINTED).folder, tmp_path / "parts"
+    assert forked(lambda: toy_run(models, out, HINTED), {"PRACTICUM_FAULT": "rollout:3"}) == 137
+    assert_same_run(whole, toy_run(models, out, HINTED, resume=True).folder)
+    assert (whole / "checkpoints" / "step-4" / "note-known.safetensors").is_file()
+    assert curve(whole, "note-known/made")[0] == 0.0 and curve(whole, "note-known/made")[3] == 1.0
+    recorded = rows(whole / "rollouts.jsonl")
+    hints = [row["notes"].get("hint") for row in recorded if row["step"] == 1]
+    known = [row["notes"]["known"] for row in recorded if row["step"] == 2]
+    said = [hint for hint in hints if hint]
+    assert len(set(known)) == 1 and set(known[0].split("\n")) <= set(said)
+
+
+def test_fixed_writers_may_work_ahead(models: Path, tmp_path: Path) -> None:
+    notes = {"hint": {**HINTED["notes"]["hint"], "by": "reference"}, "share": {"type": "rate"}}
+    changes = {
+        **HINTED,
+        "notes": notes,
+        "reference": {"type": "model", "model": str(models / "teacher")},
+        "rollout.max_staleness": 1,
+        "train.steps": 3,
+    }
+    folder = toy_run(models, tmp_path, changes).folder
+    assert min(curve(folder, "note-hint/made")) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"notes": {"answer": {"type": "rate"}}}, "notes.answer: a placeholder has this name"),
+        (
+            {"notes": {"known": {"type": "memory", "of": "hnt"}, "hint": {"type": "rate"}}},
+            "notes.known.of: no other note named 'hnt'; did you mean 'hint'",
+        ),
+        (
+            {"notes": {"hint": {"type": "written", "template": "{a}"}, "a": {"type": "rate"}}},
+            r"notes.hint.template: \{a\} is made later; write that note before this one",
+        ),
+        (
+            {"notes": {"hint": {"type": "written", "template": "a", "by": "reference"}}},
+            "notes.hint.by: there is no reference; write by: student, or a writer",
+        ),
+        (
+            {"notes": {"hint": {"type": "written", "template": "a", "writer": "none"}}},
+            "notes.hint.writer: this writer writes nothing; write by: student, or take",
+        ),
+        (
+            {"notes": {"hint": {"type": "written", "template": "a"}}, "rollout.max_staleness": 1},
+            "notes.hint needs the newest student or the steps before, so it cannot be made ahead",
+        ),
+        ({"notes": {"hint": {"type": "writen"}}}, "did you mean 'written'"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_with_the_recipe(
+    models: Path, changes: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(RecipeError, match=line):
+        toy_recipe(models, changes)
