@@ -68,7 +68,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextStates:
-    """What a model computed of a text as it wrote it; its later passes over the text may take that.
+    """The states that a model computed of a text as it wrote it; later passes may take them.
 
     `text` are the tokens of prompt and completion. `hidden` are the states that predict the
     completion's tokens, and `lower` are those of all tokens but the last before the first layer

@@ -181,12 +181,14 @@ class LocalSampler:
                 )
 
             limit = find_limits(model.device).scored_tokens
-            known = [None if self.overlay else find_hidden(model, text) for text in requests]
-            unknown = [text for text, hidden in zip(requests, known, strict=True) if hidden is None]
+            recorded = [None if self.overlay else find_hidden(model, text) for text in requests]
+            unknown = [
+                text for text, hidden in zip(requests, recorded, strict=True) if hidden is None
+            ]
             states = iterate_hidden_states(model, unknown, limit, compute)
             with prepacked.use(), show_wait("scores", len(requests)) as wait:
-                for request, kept in zip(requests, known, strict=True):
-                    hidden = next(states) if kept is None else kept
+                for request, earlier in zip(requests, recorded, strict=True):
+                    hidden = next(states) if earlier is None else earlier
                     if signal.sampled:
                         logprobs = self._compute_logprobs(head, hidden, request.tokens)
                         signals.append(TeacherSignal(logprobs=logprobs))

@@ -28,7 +28,7 @@ MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a sampling call keeps of its texts.
+    """The states that a sampling call keeps of its texts.
 
     `hidden`: the states that predict tokens; `lower_layers`: of how many layers the last one's
     states of all tokens, 0 for none.
@@ -167,23 +167,23 @@ def skip_lower_layers(
 
     `places` returns where each text's tokens are in the row.
     """
-    found = [text.states for text in texts]
-    kept = [
-        states.lower
-        for text, states in zip(texts, found, strict=True)
-        if states is not None
-        and states.lower is not None
-        and states.model == id(language_model.model)
-        and _is_about(states, text)
+    recorded = [
+        text.states.lower
+        for text in texts
+        if text.states is not None
+        and text.states.lower is not None
+        and text.states.model == id(language_model.model)
+        and _is_about(text.states, text)
     ]
-    count = count_frozen_layers(language_model) if len(kept) == len(texts) else 0
+    count = count_frozen_layers(language_model) if len(recorded) == len(texts) else 0
     layers = find_layers(language_model.model)
     if not count or layers is None:
         return nullcontext()
     indices = places()
-    row = kept[0].new_empty(1 + max(int(own.max()) for own in indices), kept[0].shape[1])
-    for own, states in zip(indices, kept, strict=True):
-        row[own] = states
+    length = 1 + max(int(positions.max()) for positions in indices)
+    row = recorded[0].new_empty(length, recorded[0].shape[1])
+    for positions, states in zip(indices, recorded, strict=True):
+        row[positions] = states
     below = dict.fromkeys(layers[: count - 1], _pass_on)
     return patch_forwards({**below, layers[count - 1]: lambda *_, **__: row[None]})
 
