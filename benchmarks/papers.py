@@ -95,8 +95,9 @@ def fingerprint(recipe: Recipe) -> str:
             del settings["task"][key]
     if settings["task"].get("reward_range") == [0.0, 1.0]:
         del settings["task"]["reward_range"]
-    if not settings["scorers"]:
-        del settings["scorers"]
+    for key in ("scorers", "notes"):
+        if not settings[key]:
+            del settings[key]
     settings = _drop_newer_defaults(settings)
     for term in settings["objective"]["losses"]:
         if term["scorer"] == VERIFIER:
