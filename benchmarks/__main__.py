@@ -21,6 +21,7 @@ NAMES = (
     "sizes",
     "teachers",
     "scaling",
+    "processes",
     "weighted",
     "startup",
     "journey",

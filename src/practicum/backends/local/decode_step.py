@@ -113,7 +113,7 @@ class SlotStep:
     def __init__(self, job: DecodeJob) -> None:
         assert not job.lower_layers, "only the compiled step keeps states between layers"
         self._job = job
-        self.lower = None
+        self.lower: Float[Tensor, "B D"] | None = None
         # Keys and values by layer: [R, G, M, d] and [R, G, M, e].
         self._stores: dict[int, list[Tensor]] = {}
         self._step: _DecodeStep | None = None

@@ -53,7 +53,7 @@ class NativeStep:
 
     @torch.no_grad()
     def __init__(self, job: DecodeJob, library: NativeLibrary, weights: LlamaWeights) -> None:
-        self.lower = None
+        self.lower: Float[Tensor, "B D"] | None = None
         self._has_lower = job.lower_layers > 0
         self._functions = library.functions
         self._width = weights.embedding.shape[1]
