@@ -104,6 +104,8 @@ def fingerprint(recipe: Recipe) -> str:
             del term["scorer"]
     # Walls around a verifier change no score.
     settings["task"].pop("sandbox", None)
+    # Nor does the pace at which environments are asked.
+    del settings["rollout"]["episodes"]
     if settings["train"]["epochs"] == 1:
         del settings["train"]["epochs"]
     settings["train"] = {
@@ -125,8 +127,8 @@ def _drop_newer_defaults(setting: Any) -> Any:
     return {
         key: _drop_newer_defaults(part)
         for key, part in setting.items()
-        # From-scratch models had no other tokenizer.
-        if (key, part) != ("tokenizer", "characters")
+        # From-scratch models had no other tokenizer, and teachers all of their bits.
+        if (key, part) not in (("tokenizer", "characters"), ("quantization", None))
     }
 
 

@@ -97,11 +97,13 @@ class TeacherSection(TypedDict, total=False):
     stop: Sequence[str] | str | None
     trust_remote_code: bool
     residency: Literal["resident", "swap", "disk", "shared"]
+    quantization: Literal["int8", "nf4", "nvfp4"] | None
     tokenizer: str | None
     dialect: Literal["auto", "vllm", "sglang", "echo", "chat"]
     largest_k: int
     token_budget: int | None
     canary_every: int
+    temperature: float
     canary: float | None
     kind: Literal["geometric", "arithmetic", "sum"]
     teachers: Mapping[str, Any]
@@ -137,6 +139,7 @@ class TaskSection(TypedDict, total=False):
             "skills",
             "tools",
             "traces",
+            "verifiers",
             "walker",
         ]
         | str
@@ -177,6 +180,10 @@ class TaskSection(TypedDict, total=False):
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
     characters: int
+    taskset: str
+    settings: Mapping[str, Any]
+    harness: str | None
+    runs_code_here: bool
     spread: int
     noise: float
     slip: float
@@ -192,6 +199,7 @@ class RolloutSection(TypedDict, total=False):
     n: int | str
     max_new_tokens: int | str
     max_turns: int | str | None
+    episodes: Mapping[str, Any]
     temperature: float | str
     top_p: float | str
     top_k: int | str

@@ -35,7 +35,7 @@ from practicum.ports import (
 from practicum.ports.engines import EngineChoice
 from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.ports.paper import PaperBackend
-from practicum.ports.scoring import Scorer
+from practicum.ports.scoring import ScalarSettings, Scorer
 from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
@@ -72,11 +72,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScorerInfo:
-    """A scoring model: its name from `name_scorers`, its renderer, and its dimensions if known."""
+    """A scoring model: its name from `name_scorers`, its renderer, its dimensions if known, and its
+    settings."""
 
     name: str
     renderer: Renderer
     shape: ModelDims | None
+    config: ScorerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,11 @@ class _Assembly:
             task=lambda: self.task,
             local=lambda: open_local(self.backend_context),
             models=tuple(recipe.frozen_models.values()),
+            scalars=tuple(
+                scorer.model or recipe.student
+                for scorer in recipe.scorers.values()
+                if isinstance(scorer, ScalarSettings) and scorer.loads_scalar
+            ),
             at_end=self.exit_stack,
             meter=self.ledger.meter("student"),
             engine=choose_engine(recipe),
@@ -461,7 +468,7 @@ class _Assembly:
         )
         if model.dims is not None:
             self.ledger.dims[name] = model.dims
-        self.scorers.append(ScorerInfo(name, model.renderer, model.dims))
+        self.scorers.append(ScorerInfo(name, model.renderer, model.dims, config))
         # Render once, so that a missing chat template is an error before the first step.
         model.renderer.render(self.task.train_prompts()[0].messages)
         return model

@@ -7,7 +7,7 @@ its slot for the next one at once, so no slot waits for the longest text, and no
 its last one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,9 +21,10 @@ from practicum.backends.local.decode_step import (
     SlotStep,
     StepProgram,
 )
+from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.native import NativeStep, open_native
-from practicum.backends.local.packing import pad_sequences
+from practicum.backends.local.packing import PrefixStates, pad_sequences
 from practicum.backends.local.prefill import PromptQueue
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
 from practicum.backends.local.rounding import round_linear_maps
@@ -39,11 +40,13 @@ def open_decode_batch(
     prompts: Sequence[PromptTokens],
     rows: int,
     new_tokens: int,
+    texts: KeptTexts | None = None,
     recorder: StateRecorder | None = None,
 ) -> DecodeBatch:
     """Start decoding the prompts, `rows` at a time, with up to `new_tokens` new tokens each.
 
-    Texts that are packed give their states to the `recorder`. Raises ModelError if the model cannot be sampled from.
+    Prompts go on from the kept `texts`, and are kept in turn if they can be packed; these give
+    their states to the `recorder`. Raises ModelError if the model cannot be sampled from.
     """
     if language_model.no_sampling_reason:
         raise ModelError(f"{language_model.no_sampling_reason}; use another architecture")
@@ -56,7 +59,7 @@ def open_decode_batch(
         prepacked = PrepackedModel(language_model, new_tokens if native is None else 0)
         rows = min(rows, len(prompts))
         overlay = {**overlay, **round_linear_maps(language_model)}
-        job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest, recorder)
+        job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest, texts, recorder)
         if not can_pack:
             return PaddedDecodeBatch(job)
         if native is None and job.lower_layers:
@@ -76,25 +79,25 @@ class SlotDecodeBatch:
         self._job = job
         self._program = program
         self._waiting = PromptQueue(job)
-        self._lengths: list[int] = []
-        self._texts: list[int] = []
+        self._texts: list[list[int]] = []
+        self._numbers: list[int] = []
         self._hidden: Float[Tensor, "B D"] | None = None
 
     @torch.no_grad()
     def admit(self, max_rows: int) -> int:
         """Put up to `most` waiting prompts into free slots, prefilling them if needed."""
-        free_rows, recorder = self._job.rows - len(self._lengths), self._job.recorder
+        free_rows, recorder = self._job.rows - len(self._texts), self._job.recorder
         admitted = min(max_rows, free_rows, len(self._waiting))
         states = [] if self._hidden is None else [self._hidden]
         for _ in range(admitted):
-            self._texts.append(len(self._job.prompts) - len(self._waiting))
+            slot, prompt = len(self._texts), self._waiting.next_prompt
+            self._numbers.append(len(self._job.prompts) - len(self._waiting))
             prefilled = self._waiting.pop()
             if recorder is not None:
-                recorder.add_prompt(self._texts[-1], prefilled.last_hidden, prefilled.lower)
-            slot = len(self._lengths)
+                recorder.add_prompt(self._numbers[-1], prefilled.last_hidden, prefilled.lower)
             self._program.store_prompt(slot, prefilled.kv_by_layer, prefilled.indices)
             states.append(prefilled.last_hidden[None])
-            self._lengths.append(len(prefilled.indices))
+            self._texts.append(list(prompt))
         if admitted:
             self._hidden = torch.cat(states)
         return admitted
@@ -108,21 +111,30 @@ class SlotDecodeBatch:
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
         """Append one token to each row in `keep`, and drop the other rows."""
+        if self._job.kept is not None:
+            self._keep_texts(self._job.kept, set(range(len(self._texts))).difference(keep))
         # A row never moves to a slot that a later row of `keep` still needs: see
         # `sampler._compact_rows`.
         for row, source in enumerate(keep):
             if row != source:
-                self._program.move_slot(source, row, self._lengths[source])
-        self._lengths = [self._lengths[source] for source in keep]
+                self._program.move_slot(source, row, len(self._texts[source]))
         self._texts = [self._texts[source] for source in keep]
+        self._numbers = [self._numbers[source] for source in keep]
         self._hidden = None
         if not keep:
             return
         next_tokens = tokens.to(self._job.device)[list(keep)]
-        self._hidden = self._program.advance(next_tokens, self._lengths)
+        self._hidden = self._program.advance(next_tokens, list(map(len, self._texts)))
         if self._job.recorder is not None:
-            self._job.recorder.add_step(self._texts, self._hidden, self._program.lower)
-        self._lengths = [length + 1 for length in self._lengths]
+            self._job.recorder.add_step(self._numbers, self._hidden, self._program.lower)
+        for text, token in zip(self._texts, next_tokens.tolist(), strict=True):
+            text.append(token)
+
+    def _keep_texts(self, store: KeptTexts, rows: Iterable[int]) -> None:
+        """Keep the texts of some rows up to the last token that was read."""
+        for row in sorted(rows):
+            text = tuple(self._texts[row])
+            store.keep(PrefixStates(text, self._program.read_slot(row, len(text))))
 
 
 class PaddedDecodeBatch:
