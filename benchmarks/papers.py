@@ -125,8 +125,8 @@ def _drop_newer_defaults(setting: Any) -> Any:
     return {
         key: _drop_newer_defaults(part)
         for key, part in setting.items()
-        # From-scratch models had no other tokenizer.
-        if (key, part) != ("tokenizer", "characters")
+        # From-scratch models had no other tokenizer, and teachers all of their bits.
+        if (key, part) not in (("tokenizer", "characters"), ("quantization", None))
     }
 
 
