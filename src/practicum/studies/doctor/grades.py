@@ -180,7 +180,9 @@ def _compare_with_labels(
             if (value := rollout.judgements[name].value) is not None
             and (label := _label(rollout, imitates)) is not None
         ]
-        values, labels, groups = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
+        values = [value for value, _, _ in rows]
+        labels = [label for _, label, _ in rows]
+        groups = [group for _, _, group in rows]
         areas.append(clustered_auroc(values, labels, groups, evidence.seed) if rows else None)
         count = len(rows)
     start, area = areas
