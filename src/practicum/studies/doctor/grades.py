@@ -13,7 +13,7 @@ from practicum.training.loop import generate_rollouts
 from practicum.types import Judgement, Rollout
 
 FEWEST_FITS, MOST_FITS = 8, 64
-"""How often a scorer learns from one step's answers: more than the fewest only to end its warm-up."""
+"""The updates of a scorer on one step's answers: more than the fewest only to end its warm-up."""
 
 WRITTEN = ("teacher", "dataset")
 """The writers whose answers a discriminator is to score above the student's."""
@@ -42,8 +42,8 @@ def check_scorers(evidence: Evidence) -> CheckOutcome:
     outcomes = [_check_judge(evidence, name, judge) for name, judge in judges.items()]
     outcomes += _check_learners(evidence, learners) if learners else []
     worst = min(outcomes, key=lambda outcome: SEVERITY[outcome.status])
-    others = [outcome.sentence for outcome in outcomes if outcome is not worst]
-    return replace(worst, sentence=". ".join([worst.sentence, *others]))
+    sentences = [outcome.sentence for outcome in outcomes if outcome is not worst]
+    return replace(worst, sentence=". ".join([worst.sentence, *sentences]))
 
 
 SEVERITY: dict[Status, int] = {
@@ -135,19 +135,21 @@ def compare_lengths(pairs: Sequence[tuple[float, Rollout]]) -> float | None:
 
 def _check_learners(evidence: Evidence, learners: Mapping[str, Scorer]) -> list[CheckOutcome]:
     """Let scorers learn from the answers of one step, and look at what they say of the next one's."""
-    own = add_judgements(_write_step(evidence, 1), learners, {})
-    known = {rollout.prompt.id for rollout in own}
-    unseen = [rollout for rollout in _write_step(evidence, 2) if rollout.prompt.id not in known]
+    fitted = add_judgements(_write_step(evidence, 1), learners, {})
+    prompt_ids = {rollout.prompt.id for rollout in fitted}
+    unseen = [
+        rollout for rollout in _write_step(evidence, 2) if rollout.prompt.id not in prompt_ids
+    ]
     before = add_judgements(unseen, learners, {})
     for name, scorer in learners.items():
         for count in range(MOST_FITS):
-            scorer.fit(own)
+            scorer.fit(fitted)
             if count + 1 < FEWEST_FITS:
                 continue
             # In its warm-up it says nothing of any answer.
-            if any(judged.value is not None for judged in scorer.score([*own, *unseen])):
+            if any(judged.value is not None for judged in scorer.score([*fitted, *unseen])):
                 break
-        own = add_judgements(own, {name: scorer}, {})
+        fitted = add_judgements(fitted, {name: scorer}, {})
     after = add_judgements(unseen, learners, {})
     return [_compare_with_labels(evidence, name, before, after) for name in learners]
 
