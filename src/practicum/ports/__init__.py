@@ -16,15 +16,20 @@ from torch import Tensor
 
 from practicum.costs import Meter, ModelDims, TrainableDims
 from practicum.models.config import ScorerConfig, StudentConfig
+from practicum.models.tensors import SavedTensor
 from practicum.objective import Capabilities, Objective, Signal
 from practicum.ports.engines import EngineChoice
 from practicum.ports.tasks import Environment as Environment
 from practicum.ports.tasks import Episode as Episode
 from practicum.ports.tasks import Expert as Expert
+from practicum.ports.tasks import Harnessed as Harnessed
 from practicum.ports.tasks import HasAlphabet as HasAlphabet
 from practicum.ports.tasks import HasTools as HasTools
 from practicum.ports.tasks import Observation as Observation
+from practicum.ports.tasks import SampledTurn as SampledTurn
+from practicum.ports.tasks import SeparateTools as SeparateTools
 from practicum.ports.tasks import Task as Task
+from practicum.ports.tasks import TokenEpisode as TokenEpisode
 from practicum.ports.tasks import Toolbox as Toolbox
 from practicum.ports.tasks import ToolSession as ToolSession
 from practicum.text import Renderer, VocabularyMap, compare_renderers
@@ -72,6 +77,23 @@ class SamplingClient(Protocol):
     def capabilities(self) -> Capabilities:
         """Declare the signals that `score` can return."""
         ...
+
+
+@runtime_checkable
+class RemembersTexts(Protocol):
+    """A client that can keep what it has read of texts that go on, such as conversations."""
+
+    def remember_texts(self) -> SamplingClient:
+        """Return a client that reads only the new tokens of a text that it sampled before.
+
+        Its weights must not change while it is used.
+        """
+        ...
+
+
+def remember_texts(client: SamplingClient) -> SamplingClient:
+    """Return the client with room for texts that go on, or as it is if it cannot keep them."""
+    return client.remember_texts() if isinstance(client, RemembersTexts) else client
 
 
 @runtime_checkable
@@ -194,7 +216,7 @@ class StepFollower(Protocol):
         Classes that override this method declare `Capabilities.follows_student`.
         """
 
-    def save_state(self) -> dict[str, Tensor]:
+    def save_state(self) -> Mapping[str, SavedTensor]:
         """Return the tensors that a resume cannot recompute."""
         return {}
 
@@ -419,6 +441,8 @@ class BackendContext:
     """Open the backend of this process, for models that a service does not hold."""
     models: Sequence[ScorerConfig] = ()
     """The frozen models that will be loaded, as far as the recipe tells."""
+    scalars: Sequence[StudentConfig] = ()
+    """The models with one number a token that will be loaded and learn beside the student."""
     at_end: ExitStack = field(default_factory=ExitStack)
     """Resources to close when no client is used any more, also after an error."""
     meter: Meter | None = None

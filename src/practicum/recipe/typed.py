@@ -139,6 +139,7 @@ class TaskSection(TypedDict, total=False):
             "skills",
             "tools",
             "traces",
+            "verifiers",
             "walker",
         ]
         | str
@@ -179,6 +180,10 @@ class TaskSection(TypedDict, total=False):
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
     characters: int
+    taskset: str
+    settings: Mapping[str, Any]
+    harness: str | None
+    runs_code_here: bool
     spread: int
     noise: float
     slip: float
@@ -194,6 +199,7 @@ class RolloutSection(TypedDict, total=False):
     n: int | str
     max_new_tokens: int | str
     max_turns: int | str | None
+    episodes: Mapping[str, Any]
     temperature: float | str
     top_p: float | str
     top_k: int | str

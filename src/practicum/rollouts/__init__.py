@@ -2,11 +2,14 @@
 
 from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts
+from practicum.rollouts.correcting import measure_corrected
 from practicum.rollouts.replacing import measure_replaced
+from practicum.rollouts.resampling import measure_resampled
 from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
+    Correct,
     Prefix,
     Replace,
     Search,
@@ -44,6 +47,7 @@ __all__ = [
     "NOTE_KINDS",
     "SOURCES",
     "Cache",
+    "Correct",
     "Prefix",
     "Replace",
     "RolloutArchive",
@@ -69,8 +73,10 @@ __all__ = [
     "load_recorded_rollouts",
     "load_traced_rollouts",
     "measure_conversations",
+    "measure_corrected",
     "measure_notes",
     "measure_replaced",
+    "measure_resampled",
     "measure_search",
     "name_guide",
     "needs_reference_samples",

@@ -25,8 +25,10 @@ from practicum.rollouts import (
     as_environment,
     collect_rollouts,
     measure_conversations,
+    measure_corrected,
     measure_notes,
     measure_replaced,
+    measure_resampled,
     measure_search,
     select_prompts,
 )
@@ -389,7 +391,13 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
-    for measure in (measure_conversations, measure_search, measure_replaced):
+    for measure in (
+        measure_conversations,
+        measure_search,
+        measure_replaced,
+        measure_corrected,
+        measure_resampled,
+    ):
         metrics |= measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
