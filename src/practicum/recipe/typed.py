@@ -137,6 +137,7 @@ class TaskSection(TypedDict, total=False):
             "skills",
             "tools",
             "traces",
+            "user",
             "walker",
         ]
         | str
@@ -177,6 +178,9 @@ class TaskSection(TypedDict, total=False):
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
     characters: int
+    tries: int
+    right: str
+    wrong: str
     spread: int
     noise: float
     slip: float

@@ -3,12 +3,14 @@
 from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts
 from practicum.rollouts.replacing import measure_replaced
+from practicum.rollouts.retrying import measure_retried
 from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
     Prefix,
     Replace,
+    Retry,
     Search,
     Source,
     SourceChoice,
@@ -20,6 +22,7 @@ from practicum.rollouts.sources import (
     list_other_writers,
     list_source_problems,
     name_guide,
+    name_shown_note,
     needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
@@ -46,6 +49,7 @@ __all__ = [
     "Cache",
     "Prefix",
     "Replace",
+    "Retry",
     "RolloutArchive",
     "RolloutBatch",
     "RolloutRow",
@@ -71,8 +75,10 @@ __all__ = [
     "measure_conversations",
     "measure_notes",
     "measure_replaced",
+    "measure_retried",
     "measure_search",
     "name_guide",
+    "name_shown_note",
     "needs_reference_samples",
     "needs_replay",
     "needs_teacher_samples",

@@ -135,6 +135,20 @@ class Replace(Call):
     tries: int = Field(default=1, ge=1)
 
 
+class Retry(Call):
+    """The student answers again with a `note` in its prompt, and learns without it (KEPO 2602.00400).
+
+    `of` names the answers: those of prompts without a right one, all wrong ones, or all. A second
+    answer takes the first one's place if it is right, or with `of=all` always. With `learn=with` the
+    note stays in the prompt that is learned (SD-Zero 2604.12002).
+    """
+
+    type: Literal["retry"] = "retry"
+    note: str
+    of: Literal["failed_group", "incorrect", "all"] = "failed_group"
+    learn: Literal["without", "with"] = "without"
+
+
 class _Recorded(Call):
     path: str = Field(min_length=1)
 
@@ -177,6 +191,7 @@ SOURCES = index_by_type(
     Prefix,
     Search,
     Replace,
+    Retry,
     Cache,
     Traces,
 )
@@ -193,6 +208,7 @@ Source = (
     | Prefix
     | Search
     | Replace
+    | Retry
     | Cache
     | Traces
 )
@@ -228,7 +244,7 @@ def list_source_problems(
 
 def list_conversation_problems(source: Source) -> list[str]:
     """List why a source cannot serve a task whose completions are conversations."""
-    is_one_answer = isinstance(source, TokenMix | Prefix | Search | Replace)
+    is_one_answer = isinstance(source, TokenMix | Prefix | Search | Replace | Retry)
     if not is_one_answer and "dataset" not in list_other_writers(source):
         return []
     return [
@@ -273,6 +289,11 @@ def list_other_writers(source: Source) -> tuple[OtherWriter, ...]:
 def name_guide(source: Source) -> str | None:
     """Return the scorer that the source asks while it writes; None if it asks none."""
     return source.scorer if isinstance(source, Search | Replace) else None
+
+
+def name_shown_note(source: Source) -> str | None:
+    """Return the note that the source makes itself to show it to the student; None if none."""
+    return source.note if isinstance(source, Retry) else None
 
 
 def count_teacher_answers(source: Source, n: int) -> float:

@@ -22,6 +22,7 @@ from practicum.ports import (
     Task,
     Teacher,
 )
+from practicum.ports.notes import Note
 from practicum.ports.scoring import RejectingScorer, Scorer
 from practicum.rollouts.batch import (
     RolloutBatch,
@@ -32,6 +33,7 @@ from practicum.rollouts.batch import (
     shuffle_indices,
 )
 from practicum.rollouts.replacing import StepReplacer
+from practicum.rollouts.retrying import Retrier
 from practicum.rollouts.sampling import (
     RolloutSampler,
     compute_key_seed,
@@ -43,6 +45,7 @@ from practicum.rollouts.sources import (
     Mix,
     Prefix,
     Replace,
+    Retry,
     Search,
     Source,
     TeacherSource,
@@ -66,6 +69,7 @@ Writer = Literal[
     "prefix",
     "search",
     "replace",
+    "retry",
     "cache",
     "traces",
 ]
@@ -76,7 +80,8 @@ class RolloutWriters:
     """The writers of rollouts: student, teacher and reference, and the archive of earlier rollouts.
 
     With an `environment`, every completion is a conversation with it. A search asks the `task`
-    and one of the `scorers`, a source that replaces asks one of them.
+    and one of the `scorers`, a source that replaces asks one of them, and one that tries again asks
+    the task and makes one of the `notes`.
     """
 
     student: SamplingClient
@@ -87,6 +92,7 @@ class RolloutWriters:
     reference: Teacher | None = None
     task: Task | None = None
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
+    notes: Mapping[str, Note] = field(default_factory=dict)
 
 
 def collect_rollouts(
@@ -213,6 +219,8 @@ class _BatchWriter:
                 return self._write_search(keys)
             case "replace":
                 return self._write_replaced(keys)
+            case "retry":
+                return self._write_retried(keys)
             case "cache" | "traces":
                 return [self._recall(key) for key in keys]
 
@@ -343,6 +351,13 @@ class _BatchWriter:
             source, self.sampler, scorer, writers.student, models.get(source.by)
         )
         return replacer.collect(keys)
+
+    def _write_retried(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the student's answers, some of them given again with a note in its prompt."""
+        source, writers = self.source, self.writers
+        assert isinstance(source, Retry) and writers.task is not None
+        retrier = Retrier(source, self.sampler, writers.student, writers.task, writers.notes)
+        return retrier.collect(keys)
 
     def _sample_teacher_prefixes(self, keys: Sequence[RolloutKey], length: int) -> list[Sample]:
         """Return at most `length` tokens of the teacher's completions in its own context."""

@@ -27,7 +27,9 @@ from practicum.rollouts import (
     measure_conversations,
     measure_notes,
     measure_replaced,
+    measure_retried,
     measure_search,
+    name_shown_note,
     select_prompts,
 )
 from practicum.text import Renderer
@@ -159,10 +161,13 @@ def generate_rollouts(
         parts.reference,
         parts.task,
         parts.scorers,
+        parts.notes,
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
-    rollouts = add_notes(rollouts, parts.notes, NoteMoment(step, client))
+    # The source has made the note that it showed to the student.
+    notes = {n: note for n, note in parts.notes.items() if n != name_shown_note(plan.source)}
+    rollouts = add_notes(rollouts, notes, NoteMoment(step, client))
     queries = build_teacher_queries(plan.objective, parts).values()
     rollouts = attach_candidates(client, queries, rollouts)
     inject_fault("rollout")
@@ -389,7 +394,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
-    for measure in (measure_conversations, measure_search, measure_replaced):
+    for measure in (measure_conversations, measure_search, measure_replaced, measure_retried):
         metrics |= measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
