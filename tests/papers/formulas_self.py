@@ -165,6 +165,14 @@ def kepo(case: Case) -> Tensor:
     return total / len(case.sequences)
 
 
+def tcod(case: Case) -> Tensor:
+    """After the abstract of 2604.24005: KL(S || T) at the tokens of the turns that there are."""
+    return case.token_mean(lambda token: kl(token.S, token.T))
+
+
+tcod_b2f = tcod
+
+
 def user_interactions(case: Case) -> Tensor:
     """2603.12273 as released: - clip(sg[log T - log S], -2, 2) log S, the mean of each answer."""
     return case.sequence_mean(lambda token: -sg(token.lT - token.lS).clamp(-2, 2) * token.lS)

@@ -181,8 +181,8 @@ def find_note_problems(
         for name in notes
         if name in ("answer", *ROLLOUT_FIELDS)
     ]
-    shown = name_shown_note(rollout.source)
-    places = [(f"rollout.source: {rollout.source.type}(note={shown})", shown)] if shown else []
+    note = name_shown_note(rollout.source)
+    places = [(f"rollout.source: {rollout.source.type}(note={note})", note)] if note else []
     places += [
         (f"scorers.{scorer}.template", name)
         for scorer, config in scorers.items()

@@ -47,7 +47,8 @@ class RolloutConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_prefix_fits(self) -> "RolloutConfig":
-        if isinstance(self.source, Prefix) and self.source.length >= self.max_new_tokens:
+        counts_tokens = isinstance(self.source, Prefix) and self.source.turns is None
+        if counts_tokens and self.source.length >= self.max_new_tokens:
             raise ValueError(
                 f"a prefix of {self.source.length} tokens leaves the student none of its "
                 f"max_new_tokens, {self.max_new_tokens}; write a shorter one, "

@@ -77,9 +77,9 @@ class Retrier:
         prompts = [
             _show_note(rollout.prompt, rollout.notes[self.source.note]) for rollout in rollouts
         ]
-        shown = self.sampler.renderer.render_all([prompt.messages for prompt in prompts])
+        contexts = self.sampler.renderer.render_all([prompt.messages for prompt in prompts])
         seeds = compute_key_seeds(self.sampler.batch, "retry", keys)
-        requests = [SampleRequest(*pair) for pair in zip(shown, seeds, strict=True)]
+        requests = [SampleRequest(*pair) for pair in zip(contexts, seeds, strict=True)]
         samples = self.student.sample(requests, self.sampler.params)
         learns_with = self.source.learn == "with"
         if not learns_with:
@@ -88,7 +88,8 @@ class Retrier:
                 replace(sample, policy_logprobs=torch.full_like(sample.policy_logprobs, torch.nan))
                 for sample in samples
             ]
-        tokens = shown if learns_with else self.sampler.render_prompts(keys)
+        # Whoever learns without the note learns the answer as if the question had been enough.
+        tokens = contexts if learns_with else self.sampler.render_prompts(keys)
         answers = self.sampler.build_rollouts(keys, tokens, samples, "student")
         again = []
         for answer, prompt, first in zip(answers, prompts, rollouts, strict=True):

@@ -93,11 +93,15 @@ class TokenMix(Call):
 
 
 class Prefix(Call):
-    """`origin` writes `length` tokens without a loss; the student continues (TrOPD 2606.01249)."""
+    """`origin` writes `length` tokens without a loss; the student continues (TrOPD 2606.01249).
+
+    In a conversation the teacher speaks the first `turns` turns instead (TCOD 2604.24005).
+    """
 
     type: Literal["prefix"] = "prefix"
     length: int = Field(default=64, ge=0)
     origin: Literal["teacher", "dataset"] = "teacher"
+    turns: int | None = Field(default=None, ge=0)
 
 
 class Search(Call):
@@ -244,6 +248,13 @@ def list_source_problems(
 
 def list_conversation_problems(source: Source) -> list[str]:
     """List why a source cannot serve a task whose completions are conversations."""
+    if isinstance(source, Prefix) and source.origin == "teacher":
+        if source.turns is not None:
+            return []
+        return [
+            f"rollout.source: {source.model_dump()} does not write turn by turn, and this task "
+            "answers every turn; write prefix(turns=2) for the turns that the teacher speaks first"
+        ]
     is_one_answer = isinstance(source, TokenMix | Prefix | Search | Replace | Retry)
     if not is_one_answer and "dataset" not in list_other_writers(source):
         return []
@@ -251,6 +262,16 @@ def list_conversation_problems(source: Source) -> list[str]:
         f"rollout.source: {source.model_dump()} does not write turn by turn, and this task "
         "answers every turn; write source: student, teacher, mix(other=teacher), "
         "mix(other=replay), join(other=teacher) or cache(path)"
+    ]
+
+
+def list_answer_problems(source: Source) -> list[str]:
+    """List why a source cannot serve a task whose completions are single answers."""
+    if not isinstance(source, Prefix) or source.turns is None:
+        return []
+    return [
+        f"rollout.source: {source.model_dump()} counts turns, and this task's answers have one; "
+        "write prefix(length=64) for the tokens that the teacher writes first"
     ]
 
 

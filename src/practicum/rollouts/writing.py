@@ -38,6 +38,7 @@ from practicum.rollouts.sampling import (
     RolloutSampler,
     compute_key_seed,
     concatenate_samples,
+    require_tokens,
 )
 from practicum.rollouts.search import AgreementCheck, StepSearch
 from practicum.rollouts.sources import (
@@ -51,6 +52,7 @@ from practicum.rollouts.sources import (
     TeacherSource,
     TokenMix,
     explain_no_generation,
+    list_answer_problems,
     list_conversation_problems,
 )
 from practicum.rollouts.tape import RolloutArchive, mark_authors
@@ -102,7 +104,9 @@ def collect_rollouts(
 
     `policy_version` of a rollout counts the optimizer steps behind the student that sampled it.
     """
-    if writers.environment is not None and (problems := list_conversation_problems(source)):
+    is_conversation = writers.environment is not None
+    list_problems = list_conversation_problems if is_conversation else list_answer_problems
+    if problems := list_problems(source):
         raise CapabilityError(problems)
     plan = _assign_writers(batch, source, writers.archive)
     sampler = RolloutSampler(batch, writers.renderer, params, writers.environment)
@@ -297,6 +301,12 @@ class _BatchWriter:
         A prefix that stops by itself has no continuation. Prefix tokens have no loss.
         """
         assert isinstance(self.source, Prefix)
+        if self.source.turns is not None:
+            openings = [self._bind_teacher(key.prompt) for key in keys]
+            require_tokens(openings)
+            return self.sampler.sample_student(
+                keys, self.writers.student, openings, self.source.turns
+            )
         origin, max_tokens = self.source.origin, self.sampler.params.max_new_tokens
         length = min(self.source.length, max_tokens)
         begin = self._sample_teacher_prefixes if origin == "teacher" else self._truncate_responses

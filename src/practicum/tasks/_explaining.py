@@ -28,10 +28,10 @@ def explain_number(reply: str, answer: str) -> str:
     """Say on which side of the right number the last one of a reply lies."""
     if compare_numbers(reply, answer):
         return RIGHT
-    given, expected = find_last_number(reply), find_last_number(answer)
-    if given is None or expected is None:
+    number, expected = find_last_number(reply), find_last_number(answer)
+    if number is None or expected is None:
         return "There is no number in the answer."
-    return f"The last number of the answer, {given}, is too {'small' if given < expected else 'large'}."
+    return f"The last number of the answer, {number}, is too {'small' if number < expected else 'large'}."
 
 
 EXPLANATIONS: Mapping[str, Explanation] = {
@@ -39,4 +39,4 @@ EXPLANATIONS: Mapping[str, Explanation] = {
     "contains": explain_contents,
     "number": explain_number,
 }
-"""What verifiers say, by their names; the others say nothing."""
+"""The explanations by the names of their verifiers; `math` has none."""

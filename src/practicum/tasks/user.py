@@ -106,6 +106,7 @@ class UserEpisode:
     def step(self, turn: str) -> Observation:
         """Reply to an answer; the last reply is a note, because the student never reads it."""
         self.answers += 1
+        # Nothing is drawn: the same answer gets the same reply, whatever the seed.
         text, is_right = self.task.reply(self.prompt, turn)
         if is_right or self.answers == self.task.config.tries:
             return Observation(None, notes={"next_state": text})

@@ -129,6 +129,7 @@ class WrittenNote(Note):
         texts: dict[int, str | None] = {
             row: self._read(sample) for row, sample in zip(requests, samples, strict=True)
         }
+        # A text for a prompt is about its first answer, and all of the prompt's answers have it.
         if self.config.per == "answer":
             return [texts.get(row) for row in range(len(rollouts))]
         by_prompt = {rollouts[row].prompt.id: text for row, text in texts.items()}
