@@ -1,8 +1,8 @@
 """The settings of a model in a recipe: the source of its weights and the form of its prompts."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from practicum.types import FrozenConfig
 
@@ -90,4 +90,13 @@ class StudentConfig(ModelConfig):
     dropout: bool = Field(
         default=False,
         description="train with the dropout and the routers' noise of the model's config",
+    )
+
+
+class FinishedStage(FrozenConfig):
+    """A finished stage of a pipeline, by the folder of its student."""
+
+    # An editor's schema adds `{stage: NAME}` to the choices that it finds here.
+    model: Annotated[str, WithJsonSchema({"anyOf": [{"type": "string"}]})] = Field(
+        description="`{stage: NAME}`, or the model folder of a finished stage"
     )

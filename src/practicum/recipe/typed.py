@@ -131,6 +131,7 @@ class TaskSection(TypedDict, total=False):
             "jsonl",
             "memos",
             "openenv",
+            "played",
             "programs",
             "reasoning_gym",
             "reverse",
@@ -168,13 +169,16 @@ class TaskSection(TypedDict, total=False):
     reset: Mapping[str, Any]
     reward: Literal["last", "sum"]
     seconds: float
+    run: Mapping[str, Any]
+    task: str | Mapping[str, Any]
+    note: str | None
+    keep: int
     shortest: int
     longest: int
     generator: str
     config: Mapping[str, Any]
     alphabet: str
     skills: Sequence[str]
-    task: str | Mapping[str, Any]
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
     characters: int
