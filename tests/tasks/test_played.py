@@ -40,6 +40,7 @@ def test_each_turn_of_the_student_has_its_beginning_and_all_that_was_noted(tmp_p
     other = row(names[1], lesson="one ")
     write(tmp_path, first, again, other)
     task = open_task(tmp_path, note="lesson")
+    held_out = task.heldout_prompts()
     prompts = task.train_prompts()
     said = [[message.content for message in prompt.messages] for prompt in prompts]
     question = said[0][0]
@@ -50,8 +51,10 @@ def test_each_turn_of_the_student_has_its_beginning_and_all_that_was_noted(tmp_p
     assert open_task(tmp_path, note="lesson", keep=1).train_prompts()[0].privileged == {
         "experience": "one"
     }
-    assert task.heldout_prompts() == [] and not isinstance(task, Environment)
-    assert task.reward(Rollout.from_text(prompts[0], "yes")) is None, "nobody is left to ask"
+    assert len(held_out) == 2 and not isinstance(task, Environment)
+    talks = open_task(tmp_path, task={"type": "user", "task": PLAYED})
+    assert talks.heldout_prompts() == [] and not isinstance(talks, Environment)
+    assert talks.reward(Rollout.from_text(prompts[0], "yes")) is None, "nobody is left to ask"
     # The student's folder of a stage lies beside its rows.
     (tmp_path / "model").mkdir()
     assert len(open_task(tmp_path / "model").train_prompts()) == 3
@@ -102,3 +105,35 @@ def test_rounds_of_play_and_consolidation(tmp_path: Path) -> None:
     metrics = [rows(stage / "metrics.jsonl")[0] for stage in stages]
     assert [row["supervised"] > 0 for row in metrics] == [False, True, False, True]
     assert all(row["reward"] is None for row in learned)
+
+
+def test_what_was_noted_of_a_prompt_may_be_for_it_alone(tmp_path: Path) -> None:
+    names = [prompt.id for prompt in open_task_of_reverse()]
+    write(tmp_path, row(names[0], lesson="one"), row(names[1], lesson="two"), row(names[2]))
+    task = open_task(tmp_path, note="lesson", per="prompt")
+    experiences = [prompt.privileged.get("experience") for prompt in task.train_prompts()]
+    assert experiences == ["one", "two", None] and len(task.heldout_prompts()) == 2
+    right = task.train_prompts()[0]
+    assert task.reward(Rollout.from_text(right, right.answer or "")) == 1.0, "its own verifier"
+
+
+@pytest.mark.long
+def test_a_teachers_probes_become_turns(tmp_path: Path) -> None:
+    small = "{hidden_size: 16, layers: 1, heads: 2, tokenizer: bytes}"
+    changes = [
+        f"student.model={small}",
+        "student.trainable_layers=null",
+        "train.steps=1",
+        "train.prompts_per_step=3",
+        "evaluation.prompts=0",
+        "stages.probe.notes.probe.shortest=0",
+    ]
+    folder = run("pipelines/probing-to-refine", changes, out=tmp_path, progress=False).folder
+    probe, warm_up, refine = (
+        rows(stage / "rollouts.jsonl") for stage in sorted((folder / "stages").iterdir())
+    )
+    assert all("probe" in row["notes"] for row in probe)
+    assert {row["source"] for row in warm_up} == {"teacher"}
+    assert {row["source"] for row in refine} == {"student"}
+    names = {row["prompt"] for row in probe}
+    assert {row["prompt"] for row in [*warm_up, *refine]} <= names

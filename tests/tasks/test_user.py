@@ -84,3 +84,22 @@ def test_a_filled_note_is_chosen_by_the_verdict() -> None:
     ]
     with pytest.raises(ValidationError, match="write correct, incorrect or both"):
         filled.Config()
+
+
+def test_questions_are_turns_and_the_bonus_is_for_being_right_before_and_after() -> None:
+    task = open_task(asks=["{why}", "{hint} {attempt}", "{question}"], bonus=0.5)
+    plain = task.train_prompts()[0]
+    prompt, answer = replace(plain, privileged={"hint": "turn"}), plain.answer or ""
+    episode = task.open(prompt, 0)
+    # The first question lacks its field and is left out.
+    asked = [episode.step(text) for text in ("no ", "so", answer)]
+    assert [turn.messages[0].content for turn in asked[:2]] == [
+        "turn no",
+        plain.messages[-1].content,
+    ]
+    assert asked[2].notes == {"next_state": task.config.right}
+    rewards = [
+        task.reward(Rollout.from_text(prompt, first, "so", last))
+        for first, last in ((answer, answer), ("no", answer), (answer, "no"), ("no", "no"))
+    ]
+    assert rewards == [1.0, pytest.approx(2 / 3), 0.0, 0.0]

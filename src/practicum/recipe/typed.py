@@ -173,6 +173,7 @@ class TaskSection(TypedDict, total=False):
     task: str | Mapping[str, Any]
     note: str | None
     keep: int
+    per: Literal["run", "prompt"]
     shortest: int
     longest: int
     generator: str
@@ -185,6 +186,8 @@ class TaskSection(TypedDict, total=False):
     tries: int
     right: str
     wrong: str
+    asks: Sequence[str]
+    bonus: float
     spread: int
     noise: float
     slip: float

@@ -6,6 +6,7 @@ noted stands in the privileged field `experience`, for a teacher that reads it.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +15,10 @@ from pydantic import Field
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import DataError
 from practicum.models.config import FinishedStage
-from practicum.ports import Task
+from practicum.ports import Environment, HasTools, Task
+from practicum.statistics import group_pairs
 from practicum.tasks import PromptSet, TaskContext
-from practicum.types import FrozenConfig, Message, Prompt
+from practicum.types import FrozenConfig, Message, Prompt, Rollout
 
 EXPERIENCE = "experience"
 """The privileged field with the texts of the note."""
@@ -36,6 +38,9 @@ class Config(FrozenConfig):
         default=None, description="the note whose texts are the privileged field `experience`"
     )
     keep: int = Field(default=16, ge=1, description="its newest different texts to keep")
+    per: Literal["run", "prompt"] = Field(
+        default="run", description="the texts of all conversations, or of those of the same prompt"
+    )
 
 
 def build(config: Config, context: TaskContext) -> Task:
@@ -44,10 +49,11 @@ def build(config: Config, context: TaskContext) -> Task:
     by_id = {prompt.id: prompt for prompt in played.train_prompts()}
     path = _find_rows(context.base_dir / Path(config.run.model).expanduser())
     rows = list(_read_rows(path))
-    texts = [row["notes"].get(config.note) or "" for _, row in rows if config.note is not None]
-    # A text that was noted again counts as new, and is kept once.
-    newest = list(reversed(dict.fromkeys(text.strip() for text in reversed(texts))))
-    experience = "\n".join([text for text in newest if text][-config.keep :])
+    texts = group_pairs(
+        (row["prompt"] if config.per == "prompt" else "", row["notes"].get(config.note, ""))
+        for _, row in rows
+    )
+    experiences = {key: _join_newest(group, config.keep) for key, group in texts.items()}
     prompts: dict[str, Prompt] = {}
     for number, row in rows:
         if row["prompt"] not in by_id:
@@ -55,11 +61,35 @@ def build(config: Config, context: TaskContext) -> Task:
                 f"{path}: row {number}: no prompt of task.task is called {row['prompt'][:40]!a}; "
                 "give the task that the run played"
             )
+        experience = experiences[row["prompt"] if config.per == "prompt" else ""]
         for prompt in _list_beginnings(by_id[row["prompt"]], row["turns"], experience):
             prompts.setdefault(prompt.id, prompt)
     if not prompts:
         raise DataError(f"{path}: no rows; give the rollouts.jsonl of a run that has ended")
-    return PromptSet(train=list(prompts.values()), heldout=[], grade=lambda reply, prompt: None)
+    train = list(prompts.values())
+    if isinstance(played, Environment | HasTools):
+        # A conversation has a reward at its end alone, and nobody is left to hold it to its end.
+        return PromptSet(train=train, heldout=[], grade=lambda reply, prompt: None)
+    return PlayedAnswers(train=train, heldout=played.heldout_prompts(), played=played)
+
+
+@dataclass(frozen=True)
+class PlayedAnswers(PromptSet):
+    """Prompts that were answered before, with the verifier of their own task."""
+
+    played: Task | None = None
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the reward of the task that was played."""
+        assert self.played is not None, "it is given with the prompts"
+        return self.played.reward(rollout)
+
+
+def _join_newest(texts: Sequence[str], keep: int) -> str:
+    """Return the newest different texts, a line each."""
+    # A text that was noted again counts as new, and is kept once.
+    newest = list(reversed(dict.fromkeys(text.strip() for text in reversed(texts))))
+    return "\n".join([text for text in newest if text][-keep:])
 
 
 def _find_rows(folder: Path) -> Path:

@@ -1,7 +1,8 @@
 """Any task whose answers a user replies to: a wrong one is corrected, and the student tries again.
 
-The reward is that of the last answer. The reply to the last answer is no turn any more: the note
-`next_state` of the kind of that name shows it.
+After the first answer the user may ask more, such as a teacher's probes (2603.19266), and the bonus
+rewards those who are right before and after. The reward is that of the last answer. The reply to
+the last answer is no turn any more: the note of the kind `next_state` shows it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from practicum.text.placeholders import fill_placeholders, list_placeholders
 from practicum.types import FrozenConfig, Message, Prompt, Rollout
 
 FIELDS = ("question", "answer", "attempt", "feedback")
-"""The placeholders of a reply."""
+"""The placeholders of a reply; a question may show the prompt's privileged fields as well."""
 
 
 class Config(FrozenConfig):
@@ -33,6 +34,18 @@ class Config(FrozenConfig):
         default="No, that is not right. {feedback}",
         description="the reply to a wrong answer, with {question}, {answer} (the right one), "
         "{attempt} and {feedback} (of the inner task)",
+    )
+
+    asks: tuple[str, ...] = Field(
+        default=(),
+        description="questions after the first answer, each a turn, with {question}, {attempt} and "
+        "the privileged fields of the row; one with a missing field is left out",
+    )
+    bonus: float = Field(
+        default=0.0,
+        ge=0,
+        description="with `asks`: weight of being right at first and at last, beside the reward of "
+        "the last answer; both add up to 1 at most",
     )
 
     @model_validator(mode="after")
@@ -55,7 +68,8 @@ class UserTask:
     def letters(self) -> str:
         """The inner task's letters and those of the replies."""
         inner = self.task.letters if isinstance(self.task, HasAlphabet) else ""
-        return "".join(sorted({*inner, *self.config.right, *self.config.wrong}))
+        texts = (self.config.right, self.config.wrong, *self.config.asks)
+        return "".join(sorted(set(inner).union(*texts)))
 
     def train_prompts(self) -> Sequence[Prompt]:
         """Return the inner task's training prompts."""
@@ -66,8 +80,13 @@ class UserTask:
         return self.task.heldout_prompts()
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return the inner task's reward of the last answer."""
-        return self.task.reward(Rollout.from_text(rollout.prompt, rollout.replies[-1]))
+        """Return the inner task's reward of the last answer, and the bonus for the first one too."""
+        replies = rollout.replies
+        first, last = (self._verify(rollout.prompt, replies[place]) for place in (0, -1))
+        bonus = self.config.bonus
+        if last is None or first is None or not bonus:
+            return last
+        return (last + bonus * min(first, last)) / (1 + bonus)
 
     def feedback(self, rollout: Rollout) -> str | None:
         """Return what the inner task says of the last answer."""
@@ -91,6 +110,19 @@ class UserTask:
         text = self.config.right if is_right else self.config.wrong
         return fill_placeholders(text, fields).strip(), is_right
 
+    def list_questions(self, prompt: Prompt, attempt: str) -> list[str]:
+        """Return what is asked after the first answer."""
+        questions = [turn.content for turn in prompt.messages if turn.role == "user"]
+        fields = {**prompt.privileged, "question": questions[-1], "attempt": attempt.strip()}
+        return [
+            fill_placeholders(text, fields)
+            for text in self.config.asks
+            if fields.keys() >= set(list_placeholders(text))
+        ]
+
+    def _verify(self, prompt: Prompt, reply: str) -> float | None:
+        return self.task.reward(Rollout.from_text(prompt, reply))
+
     def _explain(self, rollout: Rollout) -> str | None:
         return self.task.feedback(rollout) if isinstance(self.task, GivesFeedback) else None
 
@@ -102,9 +134,14 @@ class UserEpisode:
     task: UserTask
     prompt: Prompt
     answers: int = 0
+    questions: list[str] | None = None
 
     def step(self, turn: str) -> Observation:
-        """Reply to an answer; the last reply is a note, because the student never reads it."""
+        """Ask or reply; the last reply is a note, because the student never reads it."""
+        if self.questions is None:
+            self.questions = self.task.list_questions(self.prompt, turn)
+        if self.questions:
+            return Observation(Message("user", self.questions.pop(0)))
         self.answers += 1
         # Nothing is drawn: the same answer gets the same reply, whatever the seed.
         text, is_right = self.task.reply(self.prompt, turn)
