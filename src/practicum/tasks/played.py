@@ -128,7 +128,7 @@ def _list_beginnings(
     for number, (role, text) in enumerate(turns or [("assistant", "")]):
         if role == "assistant":
             # Equal beginnings are one prompt, whoever played them.
-            said = json.dumps([turn.content for turn in messages], ensure_ascii=False)
-            name = f"{prompt.id}@{number}:{said}" if number else prompt.id
+            conversation = json.dumps([turn.content for turn in messages], ensure_ascii=False)
+            name = f"{prompt.id}@{number}:{conversation}" if number else prompt.id
             yield Prompt(name, tuple(messages), prompt.answer, privileged=privileged)
         messages.append(Message(role, text))
