@@ -5,6 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One thread, as tiny models want it; compiled modules are kept, as tests start many processes.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+# What the whole suite has passed with. A release of another project that breaks a test should not surprise a clone; with
+# `make test VERSIONS=/dev/null` the newest releases are installed, and `make versions` writes the file anew.
+VERSIONS := tests/versions.txt
+PIP := $(BIN)/python -m pip install --quiet --constraint $(VERSIONS)
 # A build of torch below 2.14 is taken first, so that no other package pulls a newer one with gigabytes of CUDA along.
 TORCH := torch>=2.6,<2.14
 
@@ -12,7 +16,7 @@ TORCH := torch>=2.6,<2.14
 # and its threads sleep while they wait. The last digits of a result may depend on the number of threads.
 FREE_CORES := import os; cores = os.cpu_count() or 1; print(max(1, cores - round(os.getloadavg()[0])))
 
-.PHONY: demo test check whole short gates slow peers bench clean
+.PHONY: demo test check whole short gates slow peers bench versions clean
 
 demo: $(VENV)/.ready-demo
 	@echo "== distilling SmolLM2-135M-Instruct on its own answers (one to five minutes on two cores) =="
@@ -80,14 +84,14 @@ bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@for name in scaling startup ceilings loss rollout step cache layout teachers residency demo; do \
 		echo "== $$name =="; $(BIN)/python -m benchmarks $$name || exit 1; done
 
-$(VENV)/.ready-base: pyproject.toml
+$(VENV)/.ready-base: pyproject.toml tests/versions.txt
 	@echo "== making the environment in $(VENV) =="
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}"'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch (the largest part) =="
-	@$(BIN)/python -m pip install --quiet "$(TORCH)"
+	@$(PIP) "$(TORCH)"
 	@echo "== installing practicum =="
-	@$(BIN)/python -m pip install --quiet -e ".[demo]"
+	@$(PIP) -e ".[demo]"
 	@touch $@
 
 $(VENV)/.ready-demo: $(VENV)/.ready-base
@@ -97,8 +101,18 @@ $(VENV)/.ready-demo: $(VENV)/.ready-base
 
 $(VENV)/.ready-dev: $(VENV)/.ready-base
 	@echo "== installing what the tests need =="
-	@$(BIN)/python -m pip install --quiet -e ".[demo,tasks,datasets,dev]"
+	@$(PIP) -e ".[demo,tasks,datasets,dev]"
 	@touch $@
 
+# torch chooses its own packages, so neither it nor they are written down.
+versions: $(VENV)-uv/bin/uv
+	@$< pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --no-annotate pyproject.toml \
+	--extra demo --extra tasks --extra datasets --extra dev --output-file $(VENV)-uv/versions.txt >/dev/null
+	@grep -vE "^(torch|triton|cuda|nvidia)" $(VENV)-uv/versions.txt >$(VERSIONS)
+
+$(VENV)-uv/bin/uv:
+	@$(PYTHON) -m venv $(VENV)-uv
+	@$(VENV)-uv/bin/python -m pip install --quiet uv
+
 clean:
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-verifiers $(VENV)-openenv runs
+	rm -rf $(VENV) $(VENV)-uv $(VENV)-vllm $(VENV)-verifiers $(VENV)-openenv runs

@@ -1,6 +1,6 @@
 """False alarms: toy runs with different seeds, most of them healthy, and how many of them each monitor spoke up in.
 
-    python -m benchmarks alarms [--runs 480] [--rows FILE]
+    python -m benchmarks alarms [--runs 520] [--rows FILE]
 
 Kinds of runs take turns, each for some of the monitors: see `KINDS`. Every run has a seed of its own. A rate counts runs in which
 the monitor gave at least one alarm graver than `log`, among those that had something for it to look at. Alarms follow from the rows
@@ -24,7 +24,7 @@ from practicum.monitors.facts import RecipeFacts
 from practicum.recipe import parse_recipe, resolve_recipe
 from practicum.statistics import wilson
 
-RUNS, PAIRS, STUDENT, TEACHER = 480, 4, 80, 200
+RUNS, PAIRS, STUDENT, TEACHER = 520, 4, 80, 200
 
 LETTERS = {
     "type": "skills",
@@ -86,6 +86,17 @@ KINDS: dict[str, Kind] = {
     "long": Kind({"train.steps": 70}),
     "rewarded": Kind(
         {"objective": {"losses": REWARDED}, "train.steps": 32, "rollout.n": 8, "evaluation": OFTEN},
+        TWO_LETTERS,
+        taught=(400, 1000),
+    ),
+    "scored": Kind(
+        {
+            "objective": {"losses": [{**REWARDED[0], "scorer": "orm"}, REWARDED[1]]},
+            "scorers": {"orm": {"type": "outcome", "share": 0.5, "learning_rate": 0.001}},
+            "train.steps": 32,
+            "rollout.n": 8,
+            "evaluation": OFTEN,
+        },
         TWO_LETTERS,
         taught=(400, 1000),
     ),

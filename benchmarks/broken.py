@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Session, build_environment, build_parser, format_table
-from practicum.models.sources import locate_packaged
+from practicum.models.sources import locate_gguf
 
 MODEL = "smollm2-135m-instruct"
 PLAIN = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}{{ 'assistant: ' }}"
@@ -80,7 +80,7 @@ def build_ways(place: Path) -> dict[str, list[str]]:
 
 def dress_model(folder: Path, stops: bool = False, template: str | None = None) -> Path:
     """The packaged model in a folder of its own, ending its answers and written to in another way."""
-    shutil.copytree(locate_packaged(MODEL), folder)
+    shutil.copytree(locate_gguf(MODEL), folder)
     if stops:
         for name in ("config.json", "generation_config.json"):
             change(

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.broken import MODEL
 from benchmarks.measuring import Session, build_environment, build_parser, format_table
-from practicum.models.sources import locate_packaged
+from practicum.models.sources import locate_gguf
 from practicum.teachers._probe import build_canary
 from tests.stub_server import FolderModel, Stub
 
@@ -118,7 +118,7 @@ def main() -> None:
 
 def run_broken(way: Way) -> dict[str, str]:
     """Return the last words of `practicum probe` and of a run, each with its exit code."""
-    model = FolderModel(locate_packaged(MODEL))
+    model = FolderModel(locate_gguf(MODEL))
     with (
         Turning(model, name=MODEL, context=512, answers_as=MODEL, during=way.during) as server,
         tempfile.TemporaryDirectory() as place,

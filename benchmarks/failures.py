@@ -214,6 +214,22 @@ FAILURES: dict[str, FailedRun] = {
         "2606.11709",
         less=False,
     ),
+    "a scorer that likes length": FailedRun(
+        "M36",
+        {
+            "scorers": {"judge": {"type": "benchmarks.bent_scorer"}},
+            "objective": {"signal": "score", "scorer": "judge"},
+            "train.steps": 40,
+            "rollout.n": 4,
+            "optimizer.learning_rate": 0.001,
+        },
+        {"objective": {"signal": "score"}},
+        "reward",
+        "the verifier's reward, where a task has one",
+        "2210.10760; 2310.03716 for the length",
+        less=False,
+        student=150,
+    ),
     "flawed prefix": FailedRun(
         "M14",
         {

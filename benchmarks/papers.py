@@ -95,8 +95,9 @@ def fingerprint(recipe: Recipe) -> str:
             del settings["task"][key]
     if settings["task"].get("reward_range") == [0.0, 1.0]:
         del settings["task"]["reward_range"]
-    if not settings["scorers"]:
-        del settings["scorers"]
+    for key in ("scorers", "notes"):
+        if not settings[key]:
+            del settings[key]
     settings = _drop_newer_defaults(settings)
     for term in settings["objective"]["losses"]:
         if term["scorer"] == VERIFIER:
@@ -124,8 +125,8 @@ def _drop_newer_defaults(setting: Any) -> Any:
     return {
         key: _drop_newer_defaults(part)
         for key, part in setting.items()
-        # From-scratch models had no other tokenizer.
-        if (key, part) != ("tokenizer", "characters")
+        # From-scratch models had no other tokenizer, and teachers all of their bits.
+        if (key, part) not in (("tokenizer", "characters"), ("quantization", None))
     }
 
 

@@ -77,7 +77,7 @@ def use_demo() -> None:
     assert result.summary["steps"] == 1
 
 
-def write_gguf(path: Path) -> None:
+def write_gguf(path: Path, seed: int = 0) -> None:
     """Write a llama of one layer with random weights, in the names that llama.cpp gives them."""
     import gguf
     import numpy as np
@@ -104,7 +104,7 @@ def write_gguf(path: Path) -> None:
     shapes |= dict.fromkeys(("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"), (32,))
     for part in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
         shapes[f"blk.0.{part}"] = (32, 32)
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", random.normal(size=shape).astype(np.float32))
     writer.write_header_to_file()
@@ -198,6 +198,14 @@ def use_openenv() -> None:
         (prompt,) = build(config, TaskContext(0, Path())).train_prompts()
         server.shutdown()
     assert prompt.messages[0].content == "one"
+
+
+@uses("quantization", "torchao")
+def use_quantization() -> None:
+    """Train under teachers in 8 and in 4 bits."""
+    for name in ("int8", "nf4"):
+        teacher = {"type": "model", "model": {**TINY, "seed": 2}, "quantization": name}
+        assert distil(teacher=teacher, task=LETTERS).summary["steps"] == 1
 
 
 @uses("mcp", "mcp")

@@ -444,6 +444,17 @@ def test_a_controls_line_stands_whatever_its_teacher_saw_and_its_recipe_says() -
     assert len(fingerprints) == 1 and papers.fingerprint(changed) not in fingerprints
 
 
+def test_a_new_setting_does_not_make_the_measured_lines_stale() -> None:
+    """One stale line is a changed recipe. Many are a default that the fingerprint should leave out."""
+    lines = [line for (off, _), line in papers.read_lines().items() if not off][::9]
+    stale = [
+        line["recipe"]
+        for line in lines
+        if papers.fingerprint(load_recipe(line["recipe"])) != line["of"]
+    ]
+    assert len(stale) <= len(lines) // 2, f"write it into papers.fingerprint; stale: {stale}"
+
+
 def test_a_control_that_two_recipes_have_is_measured_once() -> None:
     assert papers.find_different_controls(
         ["papers/gkd", "papers/rlsd", "papers/slime", "papers/srpo"]

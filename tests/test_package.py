@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from extras import ROOT, USES
+from packaging.requirements import Requirement
 from service import LEFT_OPEN, serving
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -82,6 +83,17 @@ def test_the_makefile_installs_the_torch_that_the_package_takes() -> None:
     (torch,) = [need for need in PROJECT["dependencies"] if need.startswith("torch")]
     assert f"TORCH := {torch}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
     assert (torch,) == OFFICIAL
+
+
+def test_the_versions_of_the_suite_are_those_that_the_package_takes() -> None:
+    """`make versions` writes them anew."""
+    lines = (ROOT / "tests" / "versions.txt").read_text(encoding="utf-8").splitlines()
+    written = {pin.name: pin.specifier for pin in map(Requirement, lines)}
+    extras = [needs for extra in ("demo", "tasks", "datasets", "dev") for needs in EXTRAS[extra]]
+    for need in map(Requirement, (*PROJECT["dependencies"], *extras)):
+        if need.name != "torch":
+            (pin,) = written[need.name]
+            assert pin.operator == "==" and pin.version in need.specifier, need
 
 
 @pytest.mark.long

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from extras import write_gguf
 from toy import in_check
 from transformers import AutoModelForCausalLM
 
@@ -16,9 +18,18 @@ from practicum.backends.local.scratch import build_scratch_model
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError, ModelError
 from practicum.models.config import Lora, ModelConfig, PretrainConfig, ScratchConfig, StudentConfig
-from practicum.models.sources import PACKAGED, Packaged, locate, locate_cache, locate_packaged
+from practicum.models.sources import (
+    PACKAGED,
+    Packaged,
+    locate,
+    locate_cache,
+    locate_gguf,
+    needs_conversion,
+)
 from practicum.objective import Objective
 from practicum.ports import AdamParams
+from practicum.recipe.yaml_files import read_recipe
+from practicum.teachers.model import compute_fingerprint
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams
 
 from .folders import ALPHABET, TOKENS, change_json, change_weights, model_folder
@@ -226,7 +237,7 @@ def test_a_tokenizer_that_is_not_json(folder):
 def test_an_unknown_name(name):
     refused(
         name,
-        r"it is not a folder, not a hub name such as .*, and not one of the packaged models \(smollm2-135m",
+        r"it is not a folder or a GGUF file, not a hub name such as .*, and not one of the packaged models \(smollm2-135m",
     )
 
 
@@ -405,9 +416,27 @@ def test_a_packaged_model_whose_package_is_missing_says_how_to_install_it():
             ModelError,
             match="'absent' comes with the package no-such-package, which is not installed; run:",
         ):
-            locate_packaged("absent")
+            locate_gguf("absent")
     finally:
         del PACKAGED["absent"]
+
+
+def test_a_gguf_file_is_a_model_that_is_converted_once(tmp_path, monkeypatch):
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "recipe.yaml").write_text("student: {model: tiny.gguf}\nteacher: tiny.gguf\n")
+    recipe = read_recipe(tmp_path / "recipe.yaml")
+    config = ModelConfig(model=recipe["student"]["model"])
+    assert recipe["teacher"]["model"] == config.model == str(tmp_path / "tiny.gguf")
+    assert needs_conversion(config.model)
+    folder = locate(config)
+    made = (Path(folder) / "model.safetensors").stat().st_mtime_ns
+    assert load(config).source == folder == locate(config) and not needs_conversion(config.model)
+    assert (Path(folder) / "model.safetensors").stat().st_mtime_ns == made
+    write_gguf(tmp_path / "other.gguf", seed=1)
+    other = ModelConfig(model=str(tmp_path / "other.gguf"))
+    assert compute_fingerprint(other) != compute_fingerprint(config)
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch):

@@ -57,6 +57,13 @@ def test_residency_of_a_teacher_in_shards_is_refused(models: Path, changes: dict
     toy_recipe(models, on_ray(1) | {"teacher": inside})
 
 
+def test_fewer_bits_of_a_teacher_in_shards_are_refused(models: Path) -> None:
+    rounded = {"teacher.quantization": "int8"}
+    with pytest.raises(RecipeError, match=r"teacher\.quantization: 'int8' rounds a whole model"):
+        toy_recipe(models, on_ray(1, teachers=2, teacher_shards=2) | rounded)
+    assert toy_recipe(models, on_ray(1, teachers=2) | rounded).teacher.quantization == "int8"
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -15,10 +15,10 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    "every", [pytest.param(3, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.slow)]
+    "every", [pytest.param(8, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.slow)]
 )
 def test_the_suites_pass_on_a_second_device(every: int) -> None:
-    """Of a test with many cases each third one, and by `make slow` all."""
+    """Of a test with many cases each eighth one, and by `make slow` all."""
     files = [str(HERE / f"{name}.py") for name in SUITES]
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu", "--every", str(every)]
     done = subprocess.run(

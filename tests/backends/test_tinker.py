@@ -215,6 +215,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
             "needs the student's whole distribution, which backend 'tinker' does not see; write",
         ),
         ({"objective": {"signal": "mc(4)"}}, "signal 'mc' needs the student's whole distribution"),
+        ({"objective": {"signal": "entropy"}}, "signal 'entropy' is of the student's whole"),
         (
             {"objective": {"signal": "topk(4, support=union)"}},
             r"has no support 'union'; write topk\(4, support=student\) or",

@@ -89,8 +89,11 @@ SMALL = {
 
 
 def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
+    """Where robustness is asked the sweep is drawn as a map, and where a warning is asked the doctor is heard."""
     file = tmp_path / "small.yaml"
-    file.write_text(yaml.safe_dump(SMALL))
+    asked = [*SMALL["claims"][0]["tests"], {"robust": "reverse"}, {"warned": "forward"}]
+    claims = [{**SMALL["claims"][0], "tests": asked}]
+    file.write_text(yaml.safe_dump({**SMALL, "claims": claims}))
     found = reproduce(file, full=True, out=tmp_path / "out")
     results = read_results(found.folder / "results.json")
     assert results == found.results
@@ -107,7 +110,11 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     ].keys()
     free = next((found.folder / "runs").glob("free/*/recipe.json"))
     assert "unlikely" in free.read_text() and results.readings["free"]["accuracy"]
-    assert "<svg" in (found.folder / "plot.svg").read_text()
+    drawn = (found.folder / "plot.svg").read_text()
+    assert "<svg" in drawn and drawn.count("<rect") == 2 and "reverse at 0.01: " in drawn
+    page = render_evidence_page([found.study], {"small": results})
+    assert "| arm | 0.001 | 0.01 |" in page and "the doctor, before forward: " in page
+    assert results.doctor["forward"]["verdict"] == "INCONCLUSIVE", "four prompts say little"
     with pytest.raises(RecipeError, match="already holds this reproduction; write --resume"):
         reproduce(file, full=True, out=tmp_path / "out")
     again = reproduce(file, full=True, out=tmp_path / "out", resume=True)
@@ -128,18 +135,6 @@ def test_runs_that_failed_are_told_of_by_an_exit_code(tmp_path):
     )
     failed = read_results(tmp_path / "out" / "broken-quick" / "results.json").failed
     assert len(failed) == 1 and failed[0].startswith("broken, seed 0: failed: ")
-
-
-def test_where_robustness_is_asked_the_sweep_is_drawn_as_a_map_and_the_doctor_is_heard(tmp_path):
-    file = tmp_path / "map.yaml"
-    claims = [{**SMALL["claims"][0], "tests": [{"robust": "reverse"}, {"warned": "forward"}]}]
-    file.write_text(yaml.safe_dump({**SMALL, "claims": claims}))
-    found = reproduce(file, full=True, out=tmp_path / "out")
-    drawn = (found.folder / "plot.svg").read_text()
-    assert drawn.count("<rect") == 2 and "reverse at 0.01: " in drawn
-    page = render_evidence_page([found.study], {"map": found.results})
-    assert "| arm | 0.001 | 0.01 |" in page and "the doctor, before forward: " in page
-    assert found.results.doctor["forward"]["verdict"] == "INCONCLUSIVE", "four prompts say little"
 
 
 def test_a_gradient_is_measured_without_training(tmp_path):
@@ -322,6 +317,7 @@ def test_what_a_domain_lost_and_won_back_stands_beside_the_teacher(tmp_path):
             "train_size": 4,
             "heldout_size": 4,
         },
+        "arms": {name: SMALL["arms"][name] for name in ("reverse", "forward")},
         "quick": {"seeds": 1, "sweep": False, "set": {"evaluation": {"samples": 1}}},
         "claims": [{"claim": "it falls", "paper": "2306.13649", "theirs": "1", "tests": tests}],
     }

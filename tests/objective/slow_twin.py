@@ -74,6 +74,8 @@ def _term_loss(term, tokens, data):
 
 
 def _value(term, token, parameter):
+    if term.signal.type == "entropy":
+        return (token["S"].exp() * token["S"]).sum()
     student, teacher = token["S"], _target(term.target, token["S"].detach(), token["T"])
     if term.signal.type == "full":
         return _divergence(term.divergence.name, student.exp(), teacher.exp(), parameter)

@@ -20,6 +20,9 @@ MORE = [
     {"divergence": "jsd_normalized(0.2)", "weights": "accepted(3)"},
     {"signal": "sampled", "reward": "add_advantage(0.5)"},
     {"against": "reference"},
+    {"signal": "entropy", "coefficient": -0.7},
+    {"losses": [{"signal": "score"}, {"signal": "entropy", "weights": "prefix(2)"}]},
+    {"losses": [{"divergence": "jsd(0.2)"}, {"signal": "entropy", "coefficient": 0.3}]},
     {"target": "log_linear(1.2, 0, -0.2)"},
     {
         "losses": [
@@ -92,7 +95,13 @@ def vars_of(values):
 
 
 def test_the_usual_objectives_have_a_closed_form():
-    for choice in ({}, {"divergence": "jsd(0.3)"}, {"signal": "sampled"}, {"signal": "score"}):
+    for choice in (
+        {},
+        {"divergence": "jsd(0.3)"},
+        {"signal": "sampled"},
+        {"signal": "score"},
+        {"signal": "entropy"},
+    ):
         assert all(has_closed_form(term) for term in Objective.model_validate(choice).losses)
     for choice in (
         {"signal": "topk(4)"},

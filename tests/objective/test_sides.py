@@ -137,7 +137,12 @@ WEIGHTS = [
         "soft_or(0.4)",
     )
 ]
-REST = [{"filter": "correct"}, {"filter": "incorrect"}, {"coefficient": -0.5}]
+REST = [
+    {"signal": "entropy", "coefficient": 0.3},
+    {"filter": "correct"},
+    {"filter": "incorrect"},
+    {"coefficient": -0.5},
+]
 AGGREGATES = [
     {"aggregate": "seq_mean_token_mean"},
     {"aggregate": "seq_mean_token_sum", "signal": "sampled"},

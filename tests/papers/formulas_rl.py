@@ -62,6 +62,11 @@ def linearly(case: Case, start: float, end: float) -> float:
     return start + (end - start) * (case.step - 1) / (case.steps - 1)
 
 
+def entropy(token: Token) -> Tensor:
+    """The entropy of the learner's distribution, differentiable."""
+    return -(token.S.exp() * token.S).sum()
+
+
 def k2(token: Token, other: Tensor) -> Tensor:
     """Half the squared log-ratio of the token, differentiable."""
     return (token.lS - other) ** 2 / 2
@@ -113,8 +118,12 @@ def ovd(case: Case) -> Tensor:
 
 
 def ppo(case: Case) -> Tensor:
-    """Equation 7 of 1707.06347: the clipped surrogate of each token's own advantage, the mean over tokens."""
-    return case.token_mean(lambda token: clipped(ratio(token), token.advantage))
+    """Equations 7 and 9 of 1707.06347: the clipped surrogate of each token's own advantage, less c2 = 0.01 times the entropy, the
+    mean over tokens.
+    """
+    return case.token_mean(
+        lambda token: clipped(ratio(token), token.advantage) - 0.01 * entropy(token)
+    )
 
 
 def dr_grpo(case: Case) -> Tensor:
@@ -263,16 +272,17 @@ def luffy(case: Case) -> Tensor:
 
 
 def llm4teach(case: Case) -> Tensor:
-    """2311.13373: PPO's clip plus the coefficient, from 10 to 0.1, times the cross-entropy of the teacher's actions."""
+    """2311.13373 and its code: PPO's clip of the critic's advantages, plus the coefficient, from 10 to 0.1, times the cross-entropy
+    of the teacher's actions, less 0.001 times the entropy.
+    """
     coefficient = linearly(case, 10.0, 0.1)
 
-    def loss(token: Token, advantage: float) -> Tensor:
-        return clipped(ratio(token), advantage) - coefficient * (token.T.exp() * token.S).sum()
+    def loss(token: Token) -> Tensor:
+        imitation = -(token.T.exp() * token.S).sum()
+        reward = clipped(ratio(token), token.advantage)
+        return reward + coefficient * imitation - 0.001 * entropy(token)
 
-    return (
-        sum(loss(token, a) for row, a in advantages(case, against_others) for token in row.tokens)
-        / case.count
-    )
+    return case.token_mean(loss)
 
 
 def vold(case: Case) -> Tensor:

@@ -100,14 +100,25 @@ def expected(choice: dict[str, object], here: World, groups: list[tuple[float, l
 
     def total(table: Tensor) -> Tensor:
         parts = []
-        for pair in itertools.product(range(len(ANSWERS)), repeat=2):
+        # A group's order does not matter: an unordered pair stands for both orders.
+        for pair in itertools.combinations_with_replacement(range(len(ANSWERS)), 2):
             own = sum(here.probability(table.detach(), number) for number in pair)
+            own = own + math.log(len(set(pair)))
             for weight, anchors in groups:
                 value = loss(choice, batch(here, table, list(pair), anchors))
                 parts.append(torch.as_tensor(own).exp() * weight * value)
         return torch.stack(parts).sum()
 
     return gradient(total, here)
+
+
+def every_pair(here: World) -> list[tuple[float, list[int]]]:
+    """Every unordered pair of the anchor's answers with the probability of both orders."""
+    return [
+        (weight * len(set(numbers)), numbers)
+        for weight, numbers in every_group(here, 2)
+        if numbers == sorted(numbers)
+    ]
 
 
 def every_group(here: World, count: int) -> list[tuple[float, list[int]]]:
@@ -165,7 +176,7 @@ def test_reward_and_anchor_are_the_gradient_of_the_kl_to_best_of_n() -> None:
 @pytest.mark.parametrize("advantage", ["best_of_n", "below_anchor"])
 def test_few_answers_of_the_anchor_leave_the_mean_reward_unbiased(advantage: str) -> None:
     here, choice = world(), {"signal": f"score({advantage})", "aggregate": "seq_mean_token_sum"}
-    groups = every_group(here, 2)
+    groups = every_pair(here)
 
     def reward(number: int, anchors: list[int]) -> float:
         own, others = REWARDS[number], [REWARDS[other] for other in anchors]

@@ -20,10 +20,12 @@ from practicum.recipe import (
     parse_recipe,
     resolve_recipe,
 )
+from practicum.recipe.controls import list_teaching_scorers
 from practicum.rollouts import StudentSource, list_other_writers
 from practicum.run_dir import read_json
 from practicum.runs import run
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
+from practicum.types import Judgement, Rollout
 
 
 def every_recipe() -> dict[str, Recipe]:
@@ -98,26 +100,38 @@ def test_a_control_asks_no_teacher_and_changes_nothing_else(name: str) -> None:
     assert after["about"].startswith("control: ") and after["name"].endswith("-teacher-off")
 
 
-def with_teacher_at_zero(term: Term) -> Term:
-    """Return a term whose answers and correction are those of a control."""
+def with_teacher_at_zero(term: Term, recipe: Recipe) -> Term:
+    """Return a term of a recipe whose answers, correction and reward are those of a control."""
     arguments = {**term.correction.arguments, **CORRECTIONS[term.correction.name].without_teacher}
     filtered = "all" if term.signal.type == "score" else term.filter
     correction = term.correction.model_copy(update={"arguments": arguments})
-    # A judge that rejects nothing leaves the verifier's reward.
-    return term.model_copy(
-        update={"correction": correction, "filter": filtered, "scorer": VERIFIER}
-    )
+    # A judge that rejects nothing leaves the verifier's reward; a critic stays.
+    scorer = VERIFIER if term.scorer in list_teaching_scorers(recipe) else term.scorer
+    return term.model_copy(update={"correction": correction, "filter": filtered, "scorer": scorer})
+
+
+def judge_alike(rollouts: list[Rollout], recipe: Recipe) -> list[Rollout]:
+    """Return the rollouts with a judgement of each scorer of the recipe, of whole answers and of tokens."""
+    return [
+        replace(
+            rollout,
+            judgements={
+                name: Judgement(number % 3 / 2, torch.linspace(-0.5, 0.8, len(rollout.tokens)))
+                for name in recipe.scorers
+            },
+        )
+        for number, rollout in enumerate(rollouts)
+    ]
 
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_teacher_that_says_what_the_student_says_adds_nothing_to_its_control(name: str) -> None:
-    objective = RECIPES[name].objective
-    agreed = objective.model_copy(
-        update={"losses": tuple(with_teacher_at_zero(term) for term in objective.losses)}
-    )
+    recipe = RECIPES[name]
+    losses = tuple(with_teacher_at_zero(term, recipe) for term in recipe.objective.losses)
+    agreed = recipe.objective.model_copy(update={"losses": losses})
     for seed in range(3):
         batch = random_batch(seed)
-        batch = replace(batch, T=batch.S)
+        batch = replace(batch, T=batch.S, answers=judge_alike(batch.answers, recipe))
         expected = gradient(CONTROLS[name].objective.model_dump(), batch)
         assert expected.norm() > 0
         torch.testing.assert_close(

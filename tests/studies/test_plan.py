@@ -356,6 +356,16 @@ def test_a_plan_keeps_no_answer_of_a_cached_teacher(models: Path, tmp_path: Path
     assert not list(tmp_path.rglob("*"))
 
 
+@pytest.mark.parametrize(("name", "share"), [("int8", 0.25), ("nf4", 4.127 / 32), ("nvfp4", 1.0)])
+def test_fewer_bits_of_a_teacher_are_counted(models: Path, name: str, share: float) -> None:
+    whole, rounded = (
+        plan(toy_recipe(models, {"teacher.quantization": bits}), process=0) for bits in (None, name)
+    )
+    body = whole.run.record.scorers["teacher"].dims.body
+    saved = [found.memory.phases["score"]["teachers"] for found in (whole, rounded)]
+    assert saved[0] - saved[1] == pytest.approx(4 * body * (1 - share), abs=1)
+
+
 def test_a_base_that_adapters_share_is_counted_once(models: Path, tmp_path: Path) -> None:
     settings = {"base_model_name_or_path": str(models / "teacher"), "peft_type": "LORA"}
     for name in "abc":

@@ -17,7 +17,7 @@ from toy import assert_same_run, curve, make_model, rows, toy_recipe, toy_run
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import CapabilityError, RecipeError, TeacherError, VocabularyError
-from practicum.functional import TEACHER_FLOOR
+from practicum.functional import TEACHER_FLOOR, temper
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import Teacher, TeacherContext, TeacherRequest
@@ -285,6 +285,33 @@ def test_the_probe_says_whether_scores_follow_the_temperature(
     told = [line for line in notes if "canary" in line]
     assert "scores: ignore the request's temperature" in told[0]
     assert "scores: follow the request's temperature, and are asked at 1" in told[1]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "echo"])
+def test_scores_are_those_of_the_teachers_temperature_if_they_follow_it(
+    stub: Stub, make: Callable[..., Teacher], dialect: str
+) -> None:
+    stub.dialect, stub.tempered = dialect, True
+    plain, hot = (make(stub, temperature=value) for value in (1.0, 2.5))
+    (_, whole), (_, asked) = said(plain, TopK(k=11, support="teacher")), said(hot, TOP3)
+    logprobs = torch.zeros(3, 11).scatter(1, whole.topk_ids, whole.topk_logprobs)
+    # All of the vocabulary is known here, so its tempered candidates can be computed.
+    expected = temper(logprobs, 2.5)
+    best = expected.topk(3, dim=-1)
+    assert asked.topk_ids.equal(best.indices)
+    torch.testing.assert_close(asked.topk_logprobs, best.values, atol=1e-5, rtol=0)
+    tokens = torch.tensor([[3], [3], [5]])
+    torch.testing.assert_close(asked.logprobs, expected.gather(1, tokens)[:, 0], atol=1e-5, rtol=0)
+    hot.load_state(hot.save_state())
+    with pytest.raises(TeacherError, match="model changed since the run began"):
+        plain.load_state(hot.save_state())
+
+
+def test_a_temperature_that_the_scores_do_not_follow_is_refused(
+    stub: Stub, make: Callable[..., Teacher]
+) -> None:
+    with pytest.raises(CapabilityError, match=r"so none at 2\.5 can be had"):
+        make(stub, temperature=2.5)
 
 
 def test_scores_at_another_temperature_are_not_what_the_recipe_pins(

@@ -22,7 +22,7 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.cli.probe import probe_server
 from practicum.errors import TeacherError
 from practicum.models.config import ModelConfig
-from practicum.models.sources import locate_packaged
+from practicum.models.sources import locate_gguf
 from practicum.objective import Sampled, TopK
 from practicum.ports import Capabilities, TeacherRequest
 from practicum.remote.http import JsonClient, JsonRequest, Server
@@ -94,7 +94,7 @@ def started(words: list[str], port: int, log: Path) -> subprocess.Popen[bytes]:
 @pytest.fixture(scope="module")
 def smol() -> Path:
     gguf_file()
-    return locate_packaged("smollm2-135m-instruct")
+    return locate_gguf("smollm2-135m-instruct")
 
 
 def gguf_file() -> Path:

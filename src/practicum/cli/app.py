@@ -101,7 +101,9 @@ def doctor(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="JSON file; its page is beside it [runs/NAME.doctor.json]"
+            metavar="FILE",
+            help="JSON file, or a folder for NAME.doctor.json; its page is beside it "
+            "[runs/NAME.doctor.json]",
         ),
     ] = None,
     as_json: Json = False,

@@ -27,7 +27,7 @@ def examine_recipe(
     path = Path("runs") / f"{recipe.name}.doctor.json" if out is None else out
     with show_progress(console):
         diagnosis = doctor(recipe, prompts=prompts, samples=samples)
-    page = diagnosis.write(path)
+    path, page = diagnosis.write(path)
     verdict = diagnosis.verdict
     show(diagnosis, source, overrides, console)
     # A terminal has the table and the verdict already; a program gets the same findings as data.

@@ -1,9 +1,10 @@
 """The settings of a model in a recipe: the source of its weights and the form of its prompts."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema, model_validator
 
+from practicum.models.quantization import QuantizationName
 from practicum.types import FrozenConfig
 
 
@@ -69,6 +70,20 @@ class ScorerConfig(ModelConfig):
         description="place of the weights between calls: on the device, in CPU memory, on disk, or "
         "with all `shared` adapters of one base in a single copy of it",
     )
+    quantization: QuantizationName | None = Field(
+        default=None,
+        description="fewer bits for its linear layers: `int8` or `nf4`, or `nvfp4` as simulated "
+        "values; embedding and head stay",
+    )
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> Self:
+        if self.quantization is not None and self.residency == "shared":
+            raise ValueError(
+                f"quantization: {self.quantization} rounds merged weights, and residency: shared "
+                "merges into exact ones for each call; leave one of them out"
+            )
+        return self
 
 
 class Lora(FrozenConfig):

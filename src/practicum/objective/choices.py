@@ -19,6 +19,7 @@ from practicum.objective.other_signals import Binarised, Projected, Sorted
 from practicum.objective.signals import (
     AdvantageName,
     Draws,
+    Entropy,
     Full,
     Logits,
     Pair,
@@ -207,6 +208,7 @@ AXES = {
         Score,
         Pair,
         Unlikely,
+        Entropy,
     ),
     "targets": index_by_type(TeacherTarget, LogLinear, Mixture, Contrast),
     "estimators": index_by_type(Auto, Pathwise, ScoreFunction, K2Surrogate),
@@ -276,7 +278,8 @@ Signal = Annotated[
     | Text
     | Score
     | Pair
-    | Unlikely,
+    | Unlikely
+    | Entropy,
     _read_choice("signal"),
     Field(discriminator="type"),
 ]

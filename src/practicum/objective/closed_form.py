@@ -171,6 +171,8 @@ class Fused:
             *(self._differentiate(number, term) for number, term in enumerate(objective.losses)),
             strict=True,
         )
+        # Of its own: a pair's slopes may be over other tokens than the student's.
+        self._entropy_slope = self._compute_entropy_slope(student)
         self.values = self._collect_values(student, teacher, divergences)
 
     @torch.no_grad()
@@ -262,6 +264,8 @@ class Fused:
             is_scored = not term.needs_signal or teacher_logprobs is not None
             unknown = self._unknown if term.needs_signal else None
             loss_value = compute_token_value(term, logprobs) if divergence is None else divergence
+            if term.signal.alone:
+                loss_value = -student_entropy
             distribution = TeacherDistribution(
                 None if pair is None else pair.teacher, outside=self._outside, level=self._level
             )
@@ -289,6 +293,12 @@ class Fused:
         scratch = self._tiles.take("scratch", (rows, columns), self._hidden)
         return -torch.mul(probs, logprobs, out=scratch).sum(dim=-1)
 
+    def _compute_entropy_slope(self, student: Tensor) -> Tensor | None:
+        """Return the slope of sum S log S in log S, or None if no term is about entropy."""
+        if not any(term.signal.alone for term in self._objective.losses):
+            return None
+        return torch.mul(self._probs, student, out=self._take("entropy slope"))
+
     def _compute_reverse_kl(
         self, pair: DistributionPair, divergences: Sequence[Tensor | None]
     ) -> Tensor:
@@ -306,11 +316,13 @@ class Fused:
         # its coefficient at the sampled token. So one [T, V] buffer and one correction serve all
         # terms. A slope may be off by a multiple of the softmax: the correction removes it.
         total: Tensor | None = None
-        sampled = torch.zeros_like(coefficients[0])
+        sampled, alone = torch.zeros_like(coefficients[0]), torch.zeros_like(coefficients[0])
         for term, coefficient, slope in zip(
             self._objective.losses, coefficients, self._slopes, strict=True
         ):
-            if slope is None:
+            if term.signal.alone:
+                alone += coefficient
+            elif slope is None:
                 sampled += compute_token_value(term, coefficient)
             elif total is None:
                 total = slope.mul_(coefficient[:, None])
@@ -318,6 +330,8 @@ class Fused:
                 total.addcmul_(slope, coefficient[:, None])
         # Without a slope there is no tile to write over, so the free one of the logits is used.
         total = self._take("logits").zero_() if total is None else self._unfold(total)
+        if self._entropy_slope is not None:
+            total.addcmul_(self._entropy_slope, alone[:, None])
         gradient_sum = total.sum(dim=-1).add_(sampled)
         total.scatter_add_(-1, self._batch.tokens[:, None], sampled[:, None])
         return total.sub_(self._probs.mul_(gradient_sum[:, None]))

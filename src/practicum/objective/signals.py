@@ -53,6 +53,7 @@ class SignalCall(Call):
     - sampled: it is about the sampled token alone
     - label: the token itself is the label
     - pairs: it compares two whole completions of a prompt
+    - alone: it is about the student's whole distribution and nothing else
     - usual: the estimator that `auto` stands for
     """
 
@@ -61,6 +62,7 @@ class SignalCall(Call):
     sampled: ClassVar[bool] = False
     label: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
     usual: ClassVar[Pathwise | ScoreFunction] = Pathwise()
 
     @property
@@ -392,6 +394,24 @@ class Unlikely(SignalCall):
         return (
             "signal 'unlikely' asks no teacher; leave out target, divergence and estimator, and "
             "write unlikely(0.1, -1)"
+        )
+
+
+class Entropy(SignalCall):
+    """The student's entropy at each token, which the term raises; no teacher and no reward is asked.
+    The bonus of equation 9 of PPO (1707.06347); its c2 is the coefficient.
+    """
+
+    type: Literal["entropy"] = "entropy"
+    alone: ClassVar[bool] = True
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse settings that concern a teacher."""
+        if divergence == "reverse_kl" and plain and gradient == Pathwise():
+            return None
+        return (
+            "signal 'entropy' asks no teacher and is differentiated itself; leave out target, "
+            "divergence and estimator"
         )
 
 

@@ -151,6 +151,8 @@ def _compute_loss_value(
     divergence: Tensor | None,
 ) -> Tensor:
     """Return the number at each token that the token side's coefficient multiplies."""
+    if term.signal.alone:
+        return -F.entropy(student)
     if term.signal.label or term.on_sampled_token:
         return compute_token_value(term, logprobs)
     if term.signal.drawn:

@@ -39,8 +39,8 @@ FREE_SUFFIX = "-teacher-free"
 
 LONGEST_NAME = 80
 
-TAKEN_OVER = ("coefficient", "correction", "weights", "samples", "filter", "source")
-"""Fields of a term about its answers and tokens, which do not depend on the teacher."""
+TAKEN_OVER = ("coefficient", "correction", "weights", "samples", "scorer", "filter", "source")
+"""Fields of a term about its answers, tokens and reward, which do not depend on the teacher."""
 
 
 def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | None:

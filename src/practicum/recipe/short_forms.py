@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.core.plugins import list_plugins
-from practicum.models.sources import PACKAGED
+from practicum.models.sources import PACKAGED, is_gguf
 
 TEACHERS = ("teacher", "reference")
 """The sections that hold a teacher; a teacher inside another has the first of these keys."""
@@ -56,4 +56,9 @@ def _names_model(text: str, folder: Path) -> bool:
     """Return True if a text in place of a teacher names a model and not a type of teacher."""
     if text in list_plugins("teachers"):
         return False
-    return "/" in text or text in PACKAGED or (folder / text).expanduser().is_dir()
+    return (
+        "/" in text
+        or text in PACKAGED
+        or (folder / text).expanduser().is_dir()
+        or is_gguf(str(folder / text))
+    )

@@ -97,11 +97,13 @@ class TeacherSection(TypedDict, total=False):
     stop: Sequence[str] | str | None
     trust_remote_code: bool
     residency: Literal["resident", "swap", "disk", "shared"]
+    quantization: Literal["int8", "nf4", "nvfp4"] | None
     tokenizer: str | None
     dialect: Literal["auto", "vllm", "sglang", "echo", "chat"]
     largest_k: int
     token_budget: int | None
     canary_every: int
+    temperature: float
     canary: float | None
     kind: Literal["geometric", "arithmetic", "sum"]
     teachers: Mapping[str, Any]

@@ -11,6 +11,7 @@ import yaml
 
 from practicum.core.packaged import list_recipe_names, locate_packaged_recipes
 from practicum.errors import RecipeError
+from practicum.models.sources import is_gguf
 from practicum.recipe.short_forms import expand_models
 
 LARGEST_RECIPE = 1 << 18
@@ -112,13 +113,13 @@ def _can_merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _resolve_model_paths(section: Any, folder: Path) -> None:
-    """Make model folders relative to the recipe's folder absolute, in place."""
+    """Make model folders and files relative to the recipe's folder absolute, in place."""
     for inner in section if isinstance(section, list) else ():
         _resolve_model_paths(inner, folder)
     if not isinstance(section, dict):
         return
     model = section.get("model")
-    if isinstance(model, str) and (folder / model).is_dir():
+    if isinstance(model, str) and ((folder / model).is_dir() or is_gguf(str(folder / model))):
         section["model"] = str(folder / model)
     for inner in section.values():
         _resolve_model_paths(inner, folder)

@@ -73,11 +73,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScorerInfo:
-    """A scoring model: its name from `name_scorers`, its renderer, and its dimensions if known."""
+    """A scoring model: its name from `name_scorers`, its renderer, its dimensions if known, and its
+    settings."""
 
     name: str
     renderer: Renderer
     shape: ModelDims | None
+    config: ScorerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +464,7 @@ class _Assembly:
         )
         if model.dims is not None:
             self.ledger.dims[name] = model.dims
-        self.scorers.append(ScorerInfo(name, model.renderer, model.dims))
+        self.scorers.append(ScorerInfo(name, model.renderer, model.dims, config))
         # Render once, so that a missing chat template is an error before the first step.
         model.renderer.render(self.task.train_prompts()[0].messages)
         return model

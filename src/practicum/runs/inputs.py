@@ -6,7 +6,7 @@ from typing import Any
 
 from practicum.errors import ModelError, RecipeError
 from practicum.models.config import ModelConfig, ScratchConfig
-from practicum.models.sources import PACKAGED, locate
+from practicum.models.sources import is_gguf, locate
 from practicum.ports import walk
 from practicum.ports.inputs import ReadsFiles
 from practicum.recipe import Recipe
@@ -33,7 +33,7 @@ def _list_problems(recipe: Recipe) -> Iterator[str]:
         for problem in recipe.task.find_problems(Path(recipe.base_dir)):
             yield problem if problem.startswith("task.") else f"task: {problem}"
     for role, config in _list_models(recipe).items():
-        if isinstance(config.model, ScratchConfig) or config.model in PACKAGED:
+        if isinstance(config.model, ScratchConfig) or is_gguf(config.model):
             continue
         if config.model.startswith(PLACEHOLDER):
             continue

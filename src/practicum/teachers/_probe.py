@@ -168,8 +168,9 @@ def probe(
     vocabulary: int | None,
     *,
     must_align: bool = True,
+    temperature: float = 1.0,
 ) -> Probe:
-    """Ask a server what it can do, with at most `wanted_k` candidates.
+    """Ask a server what it can do, with at most `wanted_k` candidates of scores at a temperature.
 
     Errors: TeacherError if it cannot be reached, answers nonsense, or (`must_align`) scores another
     position than it writes; CapabilityError if it can neither score nor sample.
@@ -178,7 +179,8 @@ def probe(
     chosen = choose_model(client, models, model)
     failures: list[str] = []
     for candidate in DIALECTS if dialect == "auto" else [d for d in DIALECTS if d.name == dialect]:
-        scorer = _CanaryScorer(client, candidate, chosen, vocabulary, build_canary(vocabulary))
+        canary = build_canary(vocabulary)
+        scorer = _CanaryScorer(client, candidate, chosen, vocabulary, canary, temperature)
         try:
             scorer.score(0)
         except (RequestRefused, _UnexpectedFormat) as error:
@@ -234,15 +236,16 @@ class _CanaryScorer:
     model: str
     vocabulary: int | None
     canary: ScoreRequest
+    temperature: float
 
-    def score(self, k: int, temperature: float = 1.0, company: int = 0) -> _ProbeAnswer:
+    def score(self, k: int, hotter: float = 1.0, company: int = 0) -> _ProbeAnswer:
         """Return the canary's scores, alone or with `company` other sequences in the batch."""
         k = min(k, self.vocabulary or k)
         prompt, tokens = self.canary.prompt_tokens, self.canary.tokens
         # Rotations of the canary: other texts of the same length.
         rotations = [ScoreRequest(prompt, tokens[n:] + tokens[:n]) for n in range(1, company + 1)]
         json_requests = [
-            self.dialect.build_score_request(self.model, request, k, temperature)
+            self.dialect.build_score_request(self.model, request, k, hotter * self.temperature)
             for request in (self.canary, *rotations)
         ]
         answer = self.client.send_all(
@@ -279,7 +282,7 @@ def _probe_scores(
     repeated = scorer.score(k).signal.logprobs
     batched = scorer.score(k, company=3).signal.logprobs
     before = client.wire_bytes
-    hot = scorer.score(0, temperature=2.0).signal.logprobs
+    hot = scorer.score(0, hotter=2.0).signal.logprobs
     plain = client.wire_bytes - before
     length = len(scorer.canary.prompt_tokens) + len(scorer.canary.tokens)
     tokens = _sample_greedily(scorer)

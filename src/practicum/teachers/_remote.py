@@ -167,6 +167,7 @@ class RemoteClient(StepFollower):
         dialect: Dialect,
         capabilities: Capabilities,
         vocabulary: int,
+        temperature: float = 1.0,
     ) -> None:
         assert probe.canary is not None, "a probe that found a dialect has scored the canary"
         self._generator = generator
@@ -176,6 +177,7 @@ class RemoteClient(StepFollower):
         self.capabilities = capabilities
         """The capabilities of the server, as far as the recipe allows them."""
         self._vocabulary = vocabulary
+        self._temperature = temperature
         self._canary = probe.canary
         self._calls = 0
         self._tokens_used = self._logprobs = self._clamped = 0
@@ -218,7 +220,8 @@ class RemoteClient(StepFollower):
         return [signals.get(index, empty) for index in range(len(requests))]
 
     def _build_request(self, name: str, request: ScoreRequest, k: int) -> JsonRequest:
-        body = self._dialect.build_score_request(self._probe.model, request, k)
+        model, temperature = self._probe.model, self._temperature
+        body = self._dialect.build_score_request(model, request, k, temperature)
         return self._generator.limits.add_timeout(replace(body, name=name), _count_tokens(request))
 
     def _parse_signal(

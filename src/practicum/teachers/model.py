@@ -42,7 +42,10 @@ def compute_fingerprint(config: ModelConfig) -> str:
     model made from scratch by its settings.
     """
     # The template is not part of it: a key in the store holds the tokens of the rendered prompt.
-    return hashlib.sha256(json.dumps([config.dtype, _identify(config)]).encode()).hexdigest()
+    bits = config.quantization if isinstance(config, ScorerConfig) else None
+    # Stores of models with all of their bits keep the keys that they had before there were others.
+    facts = [config.dtype, _identify(config), *([bits] if bits else [])]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _name_folder(config: ModelConfig, source: str) -> ModelConfig:
@@ -58,6 +61,8 @@ def _identify(config: ModelConfig) -> object:
     if isinstance(config.model, ScratchConfig):
         return config.model.model_dump()
     folder = Path(config.model).expanduser()
+    if folder.is_file():
+        return digest_file(folder)
     if not folder.is_dir():
         return [config.model, (find_commit(config.model) or "") if "/" in config.model else ""]
     if is_adapter_folder(str(folder)):

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from practicum.errors import TeacherError
+from practicum.errors import CapabilityError, TeacherError
 from practicum.objective import SignalName
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.remote.http import JsonClient
@@ -51,6 +51,9 @@ class Config(ReadingConfig, ServedConfig):
     canary_every: int = Field(
         default=16, ge=1, description="calls between two checks that the model is still the same"
     )
+    temperature: float = Field(
+        default=1.0, gt=0, description="of its scores, where they follow the request's; 1: its own"
+    )
     canary: float | None = Field(
         default=None, description="the number that `practicum probe` prints: refuse other models"
     )
@@ -70,8 +73,16 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     http = open_server(config)
     renderer = config.build_renderer(http.address, context)
     vocabulary = renderer.vocab_size
-    answers = probe(http, config.dialect, config.model, config.largest_k, vocabulary)
+    answers = probe(
+        http,
+        config.dialect,
+        config.model,
+        config.largest_k,
+        vocabulary,
+        temperature=config.temperature,
+    )
     log.info(f"{http.address}: {'; '.join(answers.render_lines())}")
+    _check_temperature(config, answers, http)
     _check_pin(config, answers, http)
     limits = ServerLimits(
         config.timeout,
@@ -89,10 +100,22 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     check_texts(answers.texts or {}, renderer.tokenizer, http)
     signals = best.signals if answers.largest_k else best.signals & {"sampled"}
     capabilities = replace(best, signals=signals, largest_k=answers.largest_k)
-    client = RemoteClient(generator, answers, answers.dialect, capabilities, vocabulary)
+    client = RemoteClient(
+        generator, answers, answers.dialect, capabilities, vocabulary, config.temperature
+    )
     scorer = context.wrap_client(client, client.find_folder)
     scorer = context.count_client(translate_client(scorer, renderer, context))
     return ClientTeacher(scorer, renderer, follower=client)
+
+
+def _check_temperature(config: Config, answers: Probe, http: JsonClient) -> None:
+    # The candidates alone do not tell what the others weigh at another temperature.
+    if config.temperature != 1.0 and not answers.tempered:
+        raise CapabilityError(
+            f"{http.address}: its scores ignore the request's temperature, so none at "
+            f"{config.temperature:g} can be had; take teacher.temperature away, or a server whose "
+            "scores follow it"
+        )
 
 
 def _check_pin(config: Config, answers: Probe, http: JsonClient) -> None:

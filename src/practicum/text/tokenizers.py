@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig
-from practicum.models.sources import PACKAGED, find_base, find_tokenizer, locate_packaged
+from practicum.models.sources import find_base, find_tokenizer, is_gguf, locate_gguf
 from practicum.text.renderer import Renderer, collect_stop_ids
 
 UNREADABLE = (
@@ -30,8 +30,8 @@ def load_renderer(config: ModelConfig) -> Renderer:
     """Return a model's tokenizer, chat template and stop tokens; its weights need not exist."""
     assert isinstance(config.model, str), "a model from scratch has no tokenizer of its own"
     source = (
-        str(locate_packaged(config.model))
-        if config.model in PACKAGED
+        str(locate_gguf(config.model))
+        if is_gguf(config.model)
         else str(Path(config.model).expanduser())
     )
     tokenizer = load_tokenizer(source, config)

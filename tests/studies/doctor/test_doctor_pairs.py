@@ -24,6 +24,7 @@ from pairs import (
 from torch import Tensor
 from toy import TASK
 
+from practicum.backends.local import quantising
 from practicum.recipe import Recipe, load_recipe
 from practicum.studies.doctor import CHECKS, Diagnosis, doctor
 from practicum.studies.overrides import apply_overrides
@@ -438,3 +439,22 @@ def test_a_fix_is_an_override_of_the_recipes_file(folder: Path, tmp_path: Path) 
         if result.outcome.fix:
             assert load_recipe(path, result.outcome.fix) != load_recipe(path)
     load_recipe(path, found.changes)
+
+
+def test_a_teacher_with_fewer_bits_is_priced_in_nats_and_bytes(folder: Path) -> None:
+    recipe = pair(folder, {"teacher.quantization": "nvfp4"})
+    cost = finding(diagnosed(recipe, folder), "P21")
+    assert cost.value is not None and 0 < cost.value.mean < 0.1
+    assert "teacher in nvfp4" in cost.sentence and "nats a token" in cost.sentence
+    # Simulated bits take as many bytes as before.
+    assert cost.details["teacher, MiB"] == cost.details["teacher with all bits, MiB"]
+
+
+def test_a_teacher_that_rounding_ruins_is_named_with_a_fix(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(quantising.ROUNDERS, "nvfp4", torch.zeros_like)
+    recipe = pair(folder, {"teacher.quantization": "nvfp4"})
+    found = diagnosed(recipe, folder)
+    assert finding(found, "P21").status == "fail"
+    assert fixed(recipe, found, "P21").teacher.quantization is None

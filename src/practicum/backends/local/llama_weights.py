@@ -61,6 +61,9 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
     config: Any = model.config.get_text_config()
     body = find_body(model)
     weights = _merge_adapters(body) if merge else _separate_adapters(body)
+    # Weights with fewer bits are tensors of their own classes, which no step reads.
+    if any(type(weight) not in (Tensor, torch.nn.Parameter) for weight in weights.values()):
+        return None
     expected = {"embed_tokens.weight", "norm.weight"}
     layers: list[Mapping[str, Tensor]] = []
     for number in range(config.num_hidden_layers):

@@ -22,6 +22,7 @@ from practicum.backends.local.adapter_folders import copy_adapter, merge_adapter
 from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.packing import enable_packing
+from practicum.backends.local.quantising import quantise
 from practicum.backends.local.trial import choose_decoding, explain_no_sampling
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
@@ -143,6 +144,7 @@ def _load(
     files.check_rows(language_model.model)
     check_finite(language_model.model, source)
     language_model.check_split()
+    quantise(language_model, config, source)
     reason = explain_no_sampling(language_model)
     language_model = replace(
         language_model,

@@ -27,6 +27,7 @@ from practicum.models.config import (
     ScratchConfig,
     StudentConfig,
 )
+from practicum.models.quantization import keeps_dtype
 from practicum.objective import Objective, Signal, needs_first_pass
 from practicum.objective.passes import find_longest_length
 from practicum.ports import (
@@ -107,7 +108,7 @@ class LocalPaper:
         loaded = self._load(config, name)
         shape = measure_dims(loaded.language_model)
         footprint = measure_footprint(config, loaded.source)
-        is_wide = config.dtype == "float32"
+        is_wide = config.dtype == "float32" and keeps_dtype(config.quantization)
         layout_bytes = count_kept_bytes(shape.body + shape.head) if is_wide else 0
         self.record.scorers[name] = PaperModel(config, shape, footprint, layout_bytes=layout_bytes)
         return Model(

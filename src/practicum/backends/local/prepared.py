@@ -169,7 +169,12 @@ def list_linear_maps(
 
 
 def _list_linear_layers(body: torch.nn.Module) -> list[torch.nn.Linear]:
-    return [layer for layer in body.modules() if type(layer) is torch.nn.Linear]
+    # A weight with fewer bits is a tensor of its own class, which has no layout of oneDNN's.
+    return [
+        layer
+        for layer in body.modules()
+        if type(layer) is torch.nn.Linear and type(layer.weight) is torch.nn.Parameter
+    ]
 
 
 def _detach(bias: Tensor | None) -> Tensor | None:

@@ -21,6 +21,7 @@ from practicum.backends.local.adapter_folders import merge_adapter
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, check_finite, read_model
 from practicum.backends.local.prepared import LayoutStore, prepack_head, scores_with_layout
+from practicum.backends.local.quantising import quantise
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import ModelError
 from practicum.functional.head import Head
@@ -56,7 +57,7 @@ def build_scorer(
         )
     if config.residency == "disk":
         read = partial(
-            read_model, loaded.source, config, model.vocab_size, device, model.max_packed_tokens
+            _read_again, loaded.source, config, model.vocab_size, device, model.max_packed_tokens
         )
         complete = partial(
             replace,
@@ -91,6 +92,15 @@ def _build_shared(
         base.vocab_size, lambda: prepare_head((base if keeps_head else merge()).head())
     )
     return OffloadedSampler(lambda: open_sampler(merge()), head)
+
+
+def _read_again(
+    source: str, config: ScorerConfig, vocab_size: int, device: torch.device, packs: int
+) -> LanguageModel:
+    """Read a model from its folder, with the bits that its settings ask for."""
+    language_model = read_model(source, config, vocab_size, device, packs)
+    quantise(language_model, config, source)
+    return language_model
 
 
 class OffloadedHead:

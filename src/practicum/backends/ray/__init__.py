@@ -79,12 +79,21 @@ class Config(ShardedConfig):
         problems = super().problems(student, objective, source, staleness, models)
         if not self.are_teachers_sharded:
             return problems
-        return problems + [
-            f"{place}.residency: {model.residency!r} moves a whole model, and backend 'ray' keeps "
-            "this one in shards; leave residency out"
-            for place, model in models.items()
-            if model.residency != "resident"
-        ]
+        return (
+            problems
+            + [
+                f"{place}.residency: {model.residency!r} moves a whole model, and backend 'ray' keeps "
+                "this one in shards; leave residency out"
+                for place, model in models.items()
+                if model.residency != "resident"
+            ]
+            + [
+                f"{place}.quantization: {model.quantization!r} rounds a whole model, and backend 'ray' "
+                "keeps this one in shards; leave quantization out, or write teacher_shards: 1"
+                for place, model in models.items()
+                if model.quantization is not None
+            ]
+        )
 
     @property
     def are_teachers_sharded(self) -> bool:

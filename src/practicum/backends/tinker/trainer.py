@@ -382,6 +382,11 @@ def explain_unsupported_term(term: Term) -> str | None:
             "backend 'tinker' does not see; write topk(20), topk(20, support=teacher), sampled, "
             "score or text"
         )
+    if term.signal.alone:
+        return (
+            f"objective: signal {term.signal.type!r} is of the student's whole distribution, which "
+            "backend 'tinker' does not see; leave the term out"
+        )
     k, support = term.signal.candidates, term.signal.chooser
     if k and support not in ("student", "teacher"):
         return (

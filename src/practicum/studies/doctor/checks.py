@@ -7,7 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from practicum.studies.doctor import behaviour, data, grades, plan, setup, signal, teachability
+from practicum.studies.doctor import (
+    behaviour,
+    bits,
+    data,
+    grades,
+    plan,
+    setup,
+    signal,
+    teachability,
+)
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import CheckOutcome
 
@@ -222,6 +231,15 @@ CHECKS = (
         "the interval of the AUROC is above 0.5, and nothing else moves a grade by 0.1 of its "
         "scale / it is moved / prefers wrong answers",
         "judges in words favour answers by position and by length (2306.05685)",
+    ),
+    Check(
+        "P21",
+        "fewer bits",
+        "change",
+        bits.check_bits,
+        "KL up to 0.01 nats a token / 0.1 / more",
+        "a student in NVFP4 learned almost all back that rounding took, from itself in full "
+        "(2601.20088); no figure is published for a rounded teacher",
     ),
 )
 """Every check, in the order of the page and of doctor.json."""

@@ -82,14 +82,19 @@ class Diagnosis:
             "checks": [_convert_result(result) for result in self.results],
         }
 
-    def write(self, path: Path) -> Path:
-        """Write the JSON file, and an HTML page beside it; returns the page's path."""
+    def write(self, path: Path) -> tuple[Path, Path]:
+        """Write the JSON file, in a folder NAME.doctor.json, and an HTML page beside it; return
+        both paths."""
+        if path.is_dir():
+            path /= f"{self.name}.doctor.json"
+        # The page has the ending .html, so the findings cannot.
+        path = path.with_suffix(".json") if path.suffix == ".html" else path
         path.parent.mkdir(parents=True, exist_ok=True)
         content = self.to_json()
         write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
         page_path = path.with_suffix(".html")
         write_text(page_path, render_page(content))
-        return page_path
+        return path, page_path
 
 
 def doctor(

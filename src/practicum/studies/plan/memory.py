@@ -11,6 +11,7 @@ import torch
 from practicum.core.ram import read_total_memory
 from practicum.costs.segments import count_packed_tokens, split_by_tokens
 from practicum.errors import ResourceError
+from practicum.models.quantization import count_weight_bytes
 from practicum.models.sources import find_base
 from practicum.objective import Objective, can_fuse
 from practicum.objective.passes import build_score_requests, group_rows_into_passes
@@ -208,7 +209,9 @@ def _count_weight_bytes(run: DryRun, name: str) -> int:
     scorer = run.record.scorers[name]
     if scorer.config is None:
         return 0
-    return scorer.dims.parameters * _get_item_bytes(scorer.config.dtype)
+    item_bytes = _get_item_bytes(scorer.config.dtype)
+    dims, quantization = scorer.dims, scorer.config.quantization
+    return count_weight_bytes(dims.parameters, dims.body, item_bytes, quantization)
 
 
 def _count_frozen_bytes(scalar: PaperScalarDims) -> int:

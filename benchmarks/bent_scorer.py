@@ -1,0 +1,31 @@
+"""A scorer with a fault: the longer an answer is, the better it finds it, whatever the answer says."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from practicum.ports.scoring import Scorer, ScorerContext
+from practicum.types import FrozenConfig, Judgement, Rollout
+
+
+class Config(FrozenConfig):
+    """The number of tokens that it finds perfect."""
+
+    follows_student: ClassVar[bool] = False
+    type: Literal["benchmarks.bent_scorer"] = "benchmarks.bent_scorer"
+    longest: int = 8
+
+
+class LengthScorer(Scorer):
+    """See `practicum.ports.scoring.Scorer`."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
+        """Return each answer's length as a share of the longest."""
+        return [Judgement(min(len(rollout.tokens) / self._longest, 1.0)) for rollout in rollouts]
+
+
+def build(config: Config, context: ScorerContext) -> Scorer:
+    """Build the scorer; it asks nothing of the run."""
+    return LengthScorer(config.longest)

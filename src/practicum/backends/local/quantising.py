@@ -1,0 +1,143 @@
+"""Round the linear maps of a frozen model to fewer bits; embeddings, norms and the head stay.
+
+torchao rounds to `int8` and `nf4` and multiplies with its own tensors. `nvfp4` is simulated here:
+weights take the values that the format has and are stored as before, so nothing is saved but the
+scores are those of a teacher that is served with such weights. Activations are not rounded.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.backends.local.language_model import LanguageModel, find_body
+from practicum.errors import ModelError, RecipeError
+from practicum.models.config import ModelConfig, ScorerConfig
+from practicum.models.quantization import QUANTIZATIONS, QuantizationName
+
+NVFP4_BLOCK = 16
+"""The weights that share a scale in NVFP4 (arXiv 2509.25149)."""
+
+E2M1_MAX, E4M3_MAX = 6.0, 448.0
+"""The largest numbers of the two formats."""
+
+NF4_BLOCK, NF4_SCALES = 64, 256
+"""The weights that share a scale, and the scales that share a second one (arXiv 2305.14314)."""
+
+
+def quantise(language_model: LanguageModel, config: ModelConfig, source: str) -> None:
+    """Round the weights of a model in place if its settings ask for it. Raises ModelError."""
+    name = config.quantization if isinstance(config, ScorerConfig) else None
+    if name is None:
+        return
+    layers = list(_list_layers(language_model, name, source))
+    # Weights that a module shares with another one are rounded once and stay shared.
+    rounded: dict[int, torch.nn.Parameter] = {}
+    replace_weight = ROUNDERS[name]
+    for layer in layers:
+        weight = layer.weight
+        if id(weight) not in rounded:
+            tensor = replace_weight(weight.detach())
+            rounded[id(weight)] = torch.nn.Parameter(tensor, requires_grad=False)
+        layer.weight = rounded[id(weight)]
+
+
+def _list_layers(
+    language_model: LanguageModel, name: QuantizationName, source: str
+) -> Iterator[torch.nn.Linear]:
+    """Yield the linear layers of the body; ModelError if they cannot be rounded, or are few."""
+    body, multiple = find_body(language_model.model), QUANTIZATIONS[name].multiple_of
+    layers = {key: part for key, part in body.named_modules() if isinstance(part, torch.nn.Linear)}
+    linear_ids = {id(layer.weight) for layer in layers.values()}
+    embeddings = {
+        id(weight)
+        for part in body.modules()
+        if isinstance(part, torch.nn.Embedding)
+        for weight in part.parameters()
+    }
+    matrices = [weight for weight in body.parameters() if weight.ndim >= 2]
+    num_kept = sum(w.numel() for w in matrices if id(w) not in linear_ids | embeddings)
+    # Experts in one tensor, or GPT-2's transposed maps: rounding the rest would hardly count.
+    if num_kept > sum(layer.weight.numel() for layer in layers.values()):
+        raise ModelError(
+            f"{source}: most of its weights are in no linear layer of torch, and quantization "
+            "rounds only these; leave quantization out"
+        )
+    for key, layer in layers.items():
+        if layer.weight.numel() % multiple:
+            raise ModelError(
+                f"{source}: {key} has {layer.weight.numel()} weights, and quantization {name} needs "
+                f"a multiple of {multiple}; write quantization: int8"
+            )
+        yield layer
+
+
+@torch.no_grad()
+def simulate_nvfp4(weight: Float[Tensor, "R C"]) -> Float[Tensor, "R C"]:
+    """Return the weights as NVFP4 has them: E2M1, an E4M3 scale for 16, a float32 one for all.
+
+    The scales are those of the largest weight, and all rounding is to the nearest, ties to even.
+    """
+    rows, columns = weight.shape
+    # Zeros at the end of a row change no block's largest weight.
+    padded = torch.nn.functional.pad(weight.float(), (0, -columns % NVFP4_BLOCK))
+    blocks = padded.view(rows, -1, NVFP4_BLOCK)
+    tensor_scale = (blocks.abs().amax() / (E2M1_MAX * E4M3_MAX)).clamp_min(torch.finfo().tiny)
+    scales = blocks.abs().amax(dim=-1, keepdim=True) / E2M1_MAX / tensor_scale
+    scales = scales.clamp_max(E4M3_MAX).to(torch.float8_e4m3fn).float() * tensor_scale
+    # A block whose scale rounds to 0 has no other value.
+    values = _round_to_e2m1(blocks / scales.where(scales > 0, 1.0)) * scales
+    return values.view(rows, -1)[:, :columns].to(weight.dtype)
+
+
+def _round_to_e2m1(values: Tensor) -> Tensor:
+    """Round to the nearest of 0, 0.5, 1, 1.5, 2, 3, 4 and 6 with either sign."""
+    sizes = values.abs()
+    # Steps are 0.5 below 2, 1 below 4, and 2 above; an even multiple has an even mantissa.
+    steps = torch.where(sizes < 2, 0.5, torch.where(sizes < 4, 1.0, 2.0))
+    return values.sign() * ((sizes / steps).round() * steps).clamp_max(E2M1_MAX)
+
+
+def _round_to_int8(weight: Tensor) -> Tensor:
+    with _quietly():
+        from torchao.quantization import (  # type: ignore[import-not-found]
+            Int8Tensor,
+            PerRow,
+        )
+    return Int8Tensor.from_hp(weight, PerRow())
+
+
+def _round_to_nf4(weight: Tensor) -> Tensor:
+    with _quietly():
+        from torchao.quantization import NF4Tensor  # type: ignore[import-not-found]
+    blocks = weight.numel() // NF4_BLOCK
+    # A small matrix has fewer scales than share a second one.
+    shared = next(count for count in range(NF4_SCALES, 0, -1) if blocks % count == 0)
+    return NF4Tensor.from_tensor(weight, NF4_BLOCK, shared)
+
+
+ROUNDERS: dict[QuantizationName, Callable[[Tensor], Tensor]] = {
+    "int8": _round_to_int8,
+    "nf4": _round_to_nf4,
+    "nvfp4": simulate_nvfp4,
+}
+"""The functions that return a weight in each format."""
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Import torchao without its notes about kernels for other devices; RecipeError without it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    except ImportError as error:
+        raise RecipeError(
+            f"quantization needs the package torchao, which cannot be imported ({error}); install "
+            "it with pip install 'practicum[quantization]', or write quantization: nvfp4"
+        ) from None
+    finally:
+        logging.disable(before)
