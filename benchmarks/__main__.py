@@ -14,6 +14,7 @@ NAMES = (
     "loss",
     "rollout",
     "flips",
+    "turns",
     "step",
     "cache",
     "layout",

@@ -105,6 +105,8 @@ GOALS: dict[str, tuple[Goal, ...]] = {
             "most",
             1e-4,
         ),
+        Goal("turns.17m", "six turns with the history kept / read again, 17m", "most", 0.8),
+        Goal("turns.135m", "six turns with the history kept / read again, 135m", "most", 0.8),
     ),
     "The whole step": (
         Goal(

@@ -104,6 +104,8 @@ def fingerprint(recipe: Recipe) -> str:
             del term["scorer"]
     # Walls around a verifier change no score.
     settings["task"].pop("sandbox", None)
+    # Nor does the pace at which environments are asked.
+    del settings["rollout"]["episodes"]
     if settings["train"]["epochs"] == 1:
         del settings["train"]["epochs"]
     settings["train"] = {

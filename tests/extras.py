@@ -263,6 +263,15 @@ def use_vllm() -> None:
     assert result.metrics[0]["canary"] < 0.3
 
 
+@uses("verifiers", "verifiers")
+def use_verifiers() -> None:
+    """Let a chat loop of verifiers lead a conversation about a task of one of its tasksets."""
+    sys.path.insert(0, str(ROOT / "tests" / "peers"))
+    task = {"type": "verifiers", "taskset": "echo_taskset", "train_size": 2, "heldout_size": 2}
+    result = distil(task=task, evaluation={"prompts": 0})
+    assert result.summary["steps"] == 1
+
+
 @uses("ray", "ray")
 def use_ray() -> None:
     """Train in a process of a cluster."""

@@ -34,12 +34,26 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """The pace at which conversations ask environments: their number at once, the time, the order.
+
+    If they go `together`, each waits for the slowest of a round, and the same seed gives the same
+    bytes. `seconds` is the longest that one conversation's environment may take in all.
+    """
+
+    at_once: int = 1
+    seconds: float | None = None
+    together: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The sampling settings: `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 keep every token.
 
     A completion stops after one of the `stop_ids` and after one of the `stop_texts`, which may
     begin and end within a token; `practicum.text.stop_check` looks for both. The `banned_ids` are
-    never sampled. A conversation ends after `max_turns` turns of the model, None: never.
+    never sampled. A conversation ends after `max_turns` turns of the model, None: never, and asks
+    its environment at a `pace`.
     """
 
     max_new_tokens: int
@@ -50,6 +64,7 @@ class SamplingParams:
     stop_texts: tuple[str, ...] = ()
     banned_ids: frozenset[int] = frozenset()
     max_turns: int | None = None
+    pace: Pace = Pace()
 
     def should_stop(self, tokens: Sequence[int]) -> bool:
         """Return True if the last token is a stop token. `max_new_tokens` is not checked."""

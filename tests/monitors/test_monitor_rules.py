@@ -58,6 +58,7 @@ HEALTHY = {
     "turns_after_wrong": 40.0,
     "reward": 0.3,
     "scorer-discriminator/gap": 0.1,
+    "calls_surplus": 0.2,
     "scorer-discriminator/agreement": 0.8,
 }
 
@@ -91,6 +92,7 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M34": {"wrong_after": 0.6},
     "M35": {"constant_teacher": 1.0},
     "M36": {"scorer-discriminator/gap": 0.6, "scorer-discriminator/agreement": 0.5},
+    "M37": {"calls_surplus": 2.0},
 }
 
 RECIPE = resolve_recipe(load_recipe("smoke/toy"))

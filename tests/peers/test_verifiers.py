@@ -171,3 +171,33 @@ def test_a_student_learns_from_traces_of_verifiers(
         )
         assert (new.token_ids, new.logprobs) == (old.token_ids, old.logprobs)
     RESULTS["scored"] = {"tokens": scored.tokens, "mean log-probability": round(scored.logprob, 4)}
+
+
+@pytest.mark.parametrize("harness", [None, "echo_taskset"])
+def test_the_live_student_speaks_through_harnesses_of_verifiers(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harness: str | None
+) -> None:
+    """Our chat loop speaks once, and a harness of the library's twice; every token is in the journal as it was sent."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    task = {"type": "verifiers", "taskset": "echo_taskset", "train_size": 3, "heldout_size": 1}
+    changes = {
+        "task": {**task, "harness": harness},
+        "rollout.n": 4,
+        "rollout.max_new_tokens": 32,
+        "rollout.episodes": {"at_once": 16, "seconds": 120},
+        "train.steps": 2,
+        "train.prompts_per_step": 3,
+        "evaluation.prompts": 0,
+    }
+    learned = rows(toy_run(models, tmp_path, changes).folder / "rollouts.jsonl")
+    ended = [row for row in learned if row["stop_reason"] == "stop"]
+    assert ended and {row["reward"] for row in ended} <= {0.0, 1.0}
+    turns = {sum(turn["role"] == "assistant" for turn in row["turns"]) for row in ended}
+    assert turns == ({1} if harness is None else {2})
+    RESULTS[f"live, {harness or 'chat loop'}"] = {
+        "conversations": len(learned),
+        "ended": len(ended),
+        "went on from another text": sum(
+            "goes on from another text" in row.get("notes", {}).get("error", "") for row in learned
+        ),
+    }

@@ -1,6 +1,7 @@
 """Conversations with tools: what is called is answered and counted, whatever the model writes, and none of it is trained on."""
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,9 +21,19 @@ from practicum.rollouts import (
     measure_conversations,
 )
 from practicum.rollouts.conversation import Conversation, ConversationRequest, run_conversations
+from practicum.rollouts.tool_use import ToolEpisode
 from practicum.tasks._answered import keep_answer, leave_out_calls
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
-from practicum.types import CallRecord, Message, Prompt, Rollout, Sample, SamplingParams, Turn
+from practicum.types import (
+    CallRecord,
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingParams,
+    ToolCall,
+    Turn,
+)
 
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}"
@@ -302,3 +313,39 @@ def test_only_a_last_turn_without_a_call_is_an_answer() -> None:
     assert keep_answer(replace(rollout, turns=(made,))).text == ""
     assert keep_answer(replace(rollout, turns=(made, Turn("tool", 1, "y")))).text == ""
     assert keep_answer(Rollout.from_text(PROMPT, "a")).text == "a"
+
+
+@dataclass
+class Separate(Box):
+    """`echo` and `slow` share nothing: each waits until the other is called; `break` comes after `echo`."""
+
+    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=10))
+
+    def open(self, prompt: Prompt, seed: int) -> "Separate":
+        return self
+
+    def find_part(self, name: str) -> str:
+        return "slow" if name == "slow" else "echo"
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        if name != "break":
+            self.meeting.wait()
+        self.log.append(name)
+        return f"{name} {len(self.log)}" if name == "break" else name
+
+
+def test_calls_to_tools_that_share_nothing_are_made_side_by_side() -> None:
+    """One after another, the first would wait for ever; what shares a process keeps its order."""
+    box = Separate()
+    episode = ToolEpisode(Question(box), RENDERER, PROMPT, 0)
+    calls = [ToolCall(name, {}) for name in ("echo", "break", "none", "slow")]
+    answers = episode._answer_all(calls)
+    assert [message.name for message, _ in answers] == ["echo", "break", "unknown", "slow"]
+    assert [record.outcome for _, record in answers] == [
+        "answered",
+        "answered",
+        "unknown",
+        "answered",
+    ]
+    assert box.log.index("echo") < box.log.index("break")
+    episode.close()

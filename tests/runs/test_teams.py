@@ -50,6 +50,13 @@ def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
     assert (result.folder / "report.html").is_file()
 
 
+@pytest.mark.parametrize("name", ["pipelines/score-agents", "pipelines/rstar2-agent"])
+def test_the_stages_of_agents_run_a_step(name: str, tmp_path: Path) -> None:
+    # Nothing is learned from answers before the stages: a walk has none.
+    result = run(name, SHORT[:-1], out=tmp_path)
+    assert [stage["steps"] for stage in result.summary["stages"]] == [1] * len(loaded(name).stages)
+
+
 def test_the_default_pipeline_is_found_by_its_name_and_ends_by_its_monitor(tmp_path: Path) -> None:
     stages = loaded("default").build_recipes().values()
     assert [recipe.slot for recipe in stages] == [

@@ -12,6 +12,7 @@ from practicum.backends.local.loading import load
 from practicum.errors import DataError, RecipeError
 from practicum.models.config import ScorerConfig
 from practicum.recipe import Recipe
+from practicum.runs import trace_file
 from practicum.runs.trace_file import score_traces
 
 
@@ -58,10 +59,34 @@ def test_sampled_tokens_get_the_teachers_log_probabilities(models: Path, tmp_pat
     assert lines == given
 
 
+def test_an_interrupted_file_goes_on_with_the_same_bytes(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of two conversations and of none; killed within a chunk, in the middle of a line, and at a chunk's end."""
+    monkeypatch.setattr(trace_file, "CHUNK", 2)
+    renderer = load(ScorerConfig(model=str(models / "teacher"))).renderer
+    talks = [talk(renderer, question=text, task=text) for text in ("abc", "cab", "b", "ba", "cc")]
+    talks.insert(1, talk(renderer, agent={"trainable": False}))
+    recipe = build_recipe(models, write(tmp_path / "t.jsonl", *talks))
+    whole = score_traces(recipe, tmp_path / "whole.jsonl")
+    expected = (tmp_path / "whole.jsonl").read_bytes()
+    lines = expected.splitlines(keepends=True)
+    assert (whole.answers, whole.tokens, len(lines)) == (5, 25, 6)
+    for count, torn in ((1, 0), (2, 20), (4, 0), (6, 0)):
+        path = tmp_path / f"{count}.jsonl"
+        score_traces(recipe, path)
+        path.write_bytes(b"".join(lines[:count]) + b"".join(lines[count:])[:torn])
+        assert score_traces(recipe, path) == whole
+        assert path.read_bytes() == expected
+    write(tmp_path / "t.jsonl", *talks[:5])
+    with pytest.raises(DataError, match=r"begun with other settings \(traces"):
+        score_traces(recipe, tmp_path / "1.jsonl")
+
+
 def test_what_cannot_be_scored_is_refused(models: Path, tmp_path: Path) -> None:
     renderer = load(ScorerConfig(model=str(models / "teacher"))).renderer
     path = write(tmp_path / "t.jsonl", talk(renderer))
-    with pytest.raises(DataError, match="exists; write --out another file"):
+    with pytest.raises(DataError, match="exists and was not begun by this command"):
         score_traces(build_recipe(models, path), path)
     with pytest.raises(RecipeError, match=r"rollout\.source has no traces to write into"):
         score_traces(toy_recipe(models), tmp_path / "scored.jsonl")

@@ -37,7 +37,7 @@ def score(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSONL file, which may not exist")
+        Path, typer.Option(metavar="FILE", help="JSONL file; an interrupted one goes on")
     ] = Path("scored.jsonl"),
     as_json: Json = False,
     debug: Debug = False,

@@ -15,7 +15,13 @@ from practicum.costs.ledger import (
     build_cost_metrics,
     summarize_costs,
 )
-from practicum.costs.shape import ModelDims, ReadTokens, TrainableDims, count_read_tokens
+from practicum.costs.shape import (
+    ModelDims,
+    ReadTokens,
+    TrainableDims,
+    count_continued_tokens,
+    count_read_tokens,
+)
 
 __all__ = [
     "PHASES",
@@ -34,6 +40,7 @@ __all__ = [
     "Usage",
     "UsageByPhase",
     "build_cost_metrics",
+    "count_continued_tokens",
     "count_read_tokens",
     "format_bytes",
     "format_count",

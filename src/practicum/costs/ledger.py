@@ -20,7 +20,7 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.costs.shape import ModelDims, count_read_tokens
+from practicum.costs.shape import ModelDims, ReadTokens, count_continued_tokens, count_read_tokens
 from practicum.types import HeadLike, Metrics
 
 Phase = Literal["sample", "score", "update"]
@@ -124,6 +124,12 @@ class Meter:
         # A prompt is prefilled once for all of its completions, however short it is.
         self._read("sample", texts, heads=True, decoded=True)
 
+    def count_continued(self, texts: Sequence[tuple[int, int, int]]) -> None:
+        """Count completions of texts that go on; see `practicum.costs.count_continued_tokens`."""
+        self._add(
+            "sample", count_continued_tokens(texts), sum(text[2] for text in texts), heads=True
+        )
+
     def count_scored(self, texts: Texts, *, heads: bool) -> None:
         """Count scored texts: up to log-probabilities with `heads`, else up to hidden states."""
         self._read("score", texts, heads=heads)
@@ -140,7 +146,9 @@ class Meter:
 
     def _read(self, phase: Phase, texts: Texts, *, heads: bool, decoded: bool = False) -> None:
         read = count_read_tokens(texts, decoded=decoded)
-        tokens = sum(count for _, count in texts)
+        self._add(phase, read, sum(count for _, count in texts), heads=heads)
+
+    def _add(self, phase: Phase, read: ReadTokens, tokens: int, *, heads: bool) -> None:
         shape = self.ledger.dims.get(self.name)
         flops = 0 if shape is None else shape.count_hidden_flops(read.tokens, read.contexts)
         if shape is not None and heads:

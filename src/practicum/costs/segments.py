@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from practicum.types import ScoreRequest
@@ -125,6 +125,19 @@ def _count_fitting_texts(
     while most < remaining and count_tokens(most) <= limit:
         most = min(2 * most, remaining)
     return max(bisect_right(range(1, most + 1), limit, key=count_tokens), 1)
+
+
+def find_longest_beginning(
+    prompt: tuple[int, ...], texts: Container[tuple[int, ...]], lengths: Iterable[int]
+) -> tuple[int, ...] | None:
+    """Return the longest of some texts with which a longer prompt begins, or None.
+
+    `lengths` has the lengths of the texts.
+    """
+    for length in sorted(set(lengths), reverse=True):
+        if length < len(prompt) and prompt[:length] in texts:
+            return prompt[:length]
+    return None
 
 
 def count_shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:

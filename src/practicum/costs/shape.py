@@ -138,3 +138,14 @@ def count_read_tokens(
     # Position p has a context of p + 1: a sum of these is a difference of triangular numbers.
     contexts = sum(last * (last + 1) - first * (first + 1) for first, last in spans) // 2
     return ReadTokens(tokens, prompt_tokens, contexts)
+
+
+def count_continued_tokens(texts: Sequence[tuple[int, int, int]]) -> ReadTokens:
+    """Count the tokens of texts that go on: those kept, those of the prompt, those after it.
+
+    The kept tokens are not read again, but the others see them.
+    """
+    spans = [(past, prompt + max(count - 1, 0)) for past, prompt, count in texts]
+    tokens = sum(last - first for first, last in spans)
+    contexts = sum(last * (last + 1) - first * (first + 1) for first, last in spans) // 2
+    return ReadTokens(tokens, sum(prompt - past for past, prompt, _ in texts), contexts)

@@ -127,6 +127,19 @@ def grow_conversations(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"rollout.max_turns": f"linear(1, {recipe['task'].get('turns', 8)})"}
 
 
+def correct_turns(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Let the expert write the first wrong turn of each conversation (SCoRe 2509.14257)."""
+    knows_turns = recipe["teacher"]["type"] == "expert" and recipe["rollout"]["max_staleness"] == 0
+    return {"rollout.source": "correct"} if knows_turns and _is_on_policy(recipe) else None
+
+
+def halve_tool_turns(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Halve the turns with calls after which a conversation ends."""
+    # Only tasks with tools count bad calls.
+    turns = recipe["task"].get("turns", 1) if "bad_calls" in recipe["task"] else 1
+    return {"task.turns": turns // 2} if turns > 1 else None
+
+
 def round_digits(value: float) -> float:
     """Round a number to six significant digits."""
     return float(f"{value:.6g}")

@@ -422,6 +422,14 @@ def judge_derailment(view: StepView, limits: Thresholds) -> RuleResult | None:
     return RuleResult("wrong_after", after, (after - before) / _require(limits.change), before)
 
 
+def judge_needless_calls(view: StepView, limits: Thresholds) -> RuleResult | None:
+    """Right answers call more tools than others to the same prompt."""
+    surplus = view.smooth("calls_surplus")
+    if surplus is None:
+        return None
+    return RuleResult("calls_surplus", surplus, surplus / _require(limits.level))
+
+
 def _require(limit: float | None) -> float:
     assert limit is not None, "the table gives this monitor the threshold that its rule reads"
     return limit

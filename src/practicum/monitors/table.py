@@ -360,7 +360,7 @@ _MONITORS = (
         "derailment",
         rules.judge_derailment,
         "turns after a wrong turn are wrong more often by {change:g} than turns after right ones",
-        (patches.grow_conversations, patches.halve_learning_rate),
+        (patches.correct_turns, patches.grow_conversations, patches.halve_learning_rate),
         "the compounding of errors over turns, 1011.0686",
         change=0.3,
         persistence=3,
@@ -387,6 +387,16 @@ _MONITORS = (
         "2210.10760",
         level=0.6,
         change=0.2,
+        persistence=3,
+    ),
+    Monitor(
+        "M37",
+        "needless calls",
+        rules.judge_needless_calls,
+        "right answers make {level:g} or more calls of tools beyond the fewest that a right answer to "
+        "the same prompt made, on average: an answer costs more and is no better",
+        (patches.halve_tool_turns, patches.halve_learning_rate),
+        level=1.0,
         persistence=3,
     ),
 )

@@ -21,10 +21,14 @@ from practicum.ports.engines import EngineChoice
 from practicum.ports.tasks import Environment as Environment
 from practicum.ports.tasks import Episode as Episode
 from practicum.ports.tasks import Expert as Expert
+from practicum.ports.tasks import Harnessed as Harnessed
 from practicum.ports.tasks import HasAlphabet as HasAlphabet
 from practicum.ports.tasks import HasTools as HasTools
 from practicum.ports.tasks import Observation as Observation
+from practicum.ports.tasks import SampledTurn as SampledTurn
+from practicum.ports.tasks import SeparateTools as SeparateTools
 from practicum.ports.tasks import Task as Task
+from practicum.ports.tasks import TokenEpisode as TokenEpisode
 from practicum.ports.tasks import Toolbox as Toolbox
 from practicum.ports.tasks import ToolSession as ToolSession
 from practicum.text import Renderer, VocabularyMap, compare_renderers
@@ -72,6 +76,23 @@ class SamplingClient(Protocol):
     def capabilities(self) -> Capabilities:
         """Declare the signals that `score` can return."""
         ...
+
+
+@runtime_checkable
+class RemembersTexts(Protocol):
+    """A client that can keep what it has read of texts that go on, such as conversations."""
+
+    def remember_texts(self) -> SamplingClient:
+        """Return a client that reads only the new tokens of a text that it sampled before.
+
+        Its weights must not change while it is used.
+        """
+        ...
+
+
+def remember_texts(client: SamplingClient) -> SamplingClient:
+    """Return the client with room for texts that go on, or as it is if it cannot keep them."""
+    return client.remember_texts() if isinstance(client, RemembersTexts) else client
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.costs import Meter, MeteredHead, ModelDims, TrainableDims, Usage, count_read_tokens
+from practicum.costs.segments import find_longest_beginning
 from practicum.objective import Objective, Signal, needs_first_pass
 from practicum.ports import (
     AdamParams,
@@ -19,6 +20,7 @@ from practicum.ports import (
     SamplingClient,
     StepFollower,
     TrainingClient,
+    remember_texts,
 )
 from practicum.ports.scoring import LoadedScalar
 from practicum.types import (
@@ -43,9 +45,17 @@ def wrap_client(client: SamplingClient, meter: Meter) -> "MeteredSampler":
 class MeteredSampler:
     """A `practicum.ports.SamplingClient` that counts the texts it samples and scores."""
 
-    def __init__(self, client: SamplingClient, meter: Meter) -> None:
+    def __init__(
+        self, client: SamplingClient, meter: Meter, texts: set[tuple[int, ...]] | None = None
+    ) -> None:
         self._client = client
         self._meter = meter
+        self._texts = texts
+
+    def remember_texts(self) -> "MeteredSampler":
+        """Return a counter of the client that remembers, or itself if the client cannot."""
+        client = remember_texts(self._client)
+        return self if client is self._client else type(self)(client, self._meter, set())
 
     @property
     def capabilities(self) -> Capabilities:
@@ -74,10 +84,30 @@ class MeteredSampler:
         ]
 
     def count(self, prompts: Sequence[tuple[int, ...]], samples: Sequence[Sample]) -> None:
-        """Count the sampled tokens after the prompts."""
-        self._meter.count_sampled(
-            [(prompt, len(sample.tokens)) for prompt, sample in zip(prompts, samples, strict=True)]
+        """Count the sampled tokens after the prompts, and what was read before them."""
+        texts = [
+            (prompt, len(sample.tokens)) for prompt, sample in zip(prompts, samples, strict=True)
+        ]
+        if self._texts is None:
+            self._meter.count_sampled(texts)
+            return
+        # A client that remembers has read all but the last token of every text.
+        beginnings = [
+            find_longest_beginning(prompt, self._texts, map(len, self._texts)) for prompt in prompts
+        ]
+        rows = list(zip(beginnings, texts, strict=True))
+        self._meter.count_sampled([text for beginning, text in rows if beginning is None])
+        self._meter.count_continued(
+            [
+                (len(beginning), len(prompt), count)
+                for beginning, (prompt, count) in rows
+                if beginning is not None
+            ]
         )
+        self._texts |= {
+            (*prompt, *sample.tokens[:-1].tolist())
+            for prompt, sample in zip(prompts, samples, strict=True)
+        }
 
 
 class MeteredLockstep(MeteredSampler):

@@ -3,8 +3,9 @@
 A task handles text and no tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from practicum.types import CallOutcome, CallRecord, Message, Prompt, Rollout, StopReason, ToolUse
@@ -50,6 +51,8 @@ class Observation:
     """The calls of tools that the turn made."""
     stop_reason: StopReason = "stop"
     """Why the conversation is over, if it is."""
+    tokens: tuple[int, ...] = ()
+    """The next turn's tokens in the place of messages, from a harness that writes them itself."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -71,6 +74,38 @@ class Episode(Protocol):
 
     def close(self) -> None:
         """Release the episode's resources; called once, also after an error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """A turn of the student: all tokens before it, its own and their log-probabilities."""
+
+    before: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@runtime_checkable
+class TokenEpisode(Episode, Protocol):
+    """A conversation that a harness leads: it writes the tokens between the turns itself.
+
+    Its turns are not handed over as text: `answer_tokens` stands in the place of `step`.
+    """
+
+    def answer_tokens(self, turn: SampledTurn) -> Observation:
+        """Hand the harness a turn; return the tokens with which it goes on, or none at its end."""
+        ...
+
+
+@runtime_checkable
+class Harnessed(Task, Protocol):
+    """A task whose conversations another program leads, token for token."""
+
+    def open_tokens(
+        self, prompt: Prompt, seed: int, save_tokenizer: Callable[[Path], None]
+    ) -> TokenEpisode:
+        """Begin a conversation; the harness reads the tokenizer from a folder that it names."""
         ...
 
 
@@ -135,6 +170,15 @@ class ToolSession(Protocol):
 
     def close(self) -> None:
         """Release what the session holds; called once, also after an error."""
+        ...
+
+
+@runtime_checkable
+class SeparateTools(ToolSession, Protocol):
+    """Tools of which some share nothing with others, so that calls to both may be made at once."""
+
+    def find_part(self, name: str) -> Hashable:
+        """Return what stands for the part that a tool belongs to, and open it."""
         ...
 
 

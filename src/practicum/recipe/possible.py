@@ -8,6 +8,7 @@ from practicum.ports.notes import NoteConfig
 from practicum.ports.scoring import ReadsNotes, RejectingSettings
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import (
+    Correct,
     Replace,
     Search,
     Source,
@@ -149,7 +150,7 @@ def _find_guide_problems(scorers: Mapping[str, object], rollout: RolloutConfig) 
             f"{where}: no scorer is named {guide!r}; add it to scorers: "
             f"{{{guide}: {{type: {example}}}}}, or write source: student"
         )
-    elif isinstance(source, Replace):
+    elif isinstance(source, Replace | Correct):
         config = scorers[guide]
         if not isinstance(config, RejectingSettings) or not config.rejects:
             problems.append(

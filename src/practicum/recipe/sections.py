@@ -9,9 +9,40 @@ from pydantic import Field, model_validator
 from practicum.core.plugins import Plugin
 from practicum.ports import AdamParams
 from practicum.rollouts import Prefix, SourceChoice, StudentSource
-from practicum.types import FrozenConfig, SamplingParams
+from practicum.types import FrozenConfig, Pace, SamplingParams
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class EpisodesConfig(FrozenConfig):
+    """The pace at which the conversations of a step ask their environments."""
+
+    at_once: int = Field(
+        default=1, ge=1, description="environments that answer side by side; 1: one after another"
+    )
+    seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="the longest that a conversation's environment may take in all; then it ends "
+        "with `timeout`",
+    )
+    together: bool = Field(
+        default=True,
+        description="each turn waits for the slowest environment, for the same bytes; false: a "
+        "conversation goes on as soon as its own has answered",
+    )
+
+    @model_validator(mode="after")
+    def _check_threads(self) -> "EpisodesConfig":
+        if not self.together and self.at_once == 1:
+            raise ValueError(
+                "together: false needs environments that answer side by side; write at_once: 16"
+            )
+        return self
+
+    def build_pace(self) -> Pace:
+        """Return the same as a value of a step."""
+        return Pace(self.at_once, self.seconds, self.together)
 
 
 class RolloutConfig(FrozenConfig):
@@ -32,6 +63,10 @@ class RolloutConfig(FrozenConfig):
         default=None,
         ge=1,
         description="turns of the student in a conversation; none: until the task ends it",
+    )
+    episodes: EpisodesConfig = Field(
+        default=EpisodesConfig(),
+        description="how conversations ask their environments: see [rollouts](rollouts.md#pace)",
     )
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -68,6 +103,7 @@ class RolloutConfig(FrozenConfig):
             self.top_k,
             stop_ids,
             max_turns=self.max_turns,
+            pace=self.episodes.build_pace(),
         )
 
 

@@ -141,6 +141,7 @@ class TaskSection(TypedDict, total=False):
             "tools",
             "traces",
             "user",
+            "verifiers",
             "walker",
         ]
         | str
@@ -190,6 +191,10 @@ class TaskSection(TypedDict, total=False):
     wrong: str
     asks: Sequence[str]
     bonus: float
+    taskset: str
+    settings: Mapping[str, Any]
+    harness: str | None
+    runs_code_here: bool
     spread: int
     noise: float
     slip: float
@@ -205,6 +210,7 @@ class RolloutSection(TypedDict, total=False):
     n: int | str
     max_new_tokens: int | str
     max_turns: int | str | None
+    episodes: Mapping[str, Any]
     temperature: float | str
     top_p: float | str
     top_k: int | str

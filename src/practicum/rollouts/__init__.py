@@ -2,12 +2,15 @@
 
 from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts
+from practicum.rollouts.correcting import measure_corrected
 from practicum.rollouts.replacing import measure_replaced
+from practicum.rollouts.resampling import measure_resampled
 from practicum.rollouts.retrying import measure_retried
 from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
+    Correct,
     Prefix,
     Replace,
     Retry,
@@ -48,6 +51,7 @@ __all__ = [
     "NOTE_KINDS",
     "SOURCES",
     "Cache",
+    "Correct",
     "Prefix",
     "Replace",
     "Retry",
@@ -75,8 +79,10 @@ __all__ = [
     "load_recorded_rollouts",
     "load_traced_rollouts",
     "measure_conversations",
+    "measure_corrected",
     "measure_notes",
     "measure_replaced",
+    "measure_resampled",
     "measure_retried",
     "measure_search",
     "name_guide",

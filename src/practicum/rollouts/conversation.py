@@ -5,19 +5,29 @@ The loss leaves out the environment's tokens.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import partial
+from itertools import pairwise
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from practicum.core.abandon import Cancelled
 from practicum.core.randomness import seed_of
 from practicum.errors import VerifierError
-from practicum.ports import Environment, Episode, Observation, PromptedClient
+from practicum.ports import (
+    Environment,
+    Episode,
+    Observation,
+    PromptedClient,
+    SampledTurn,
+    TokenEpisode,
+    remember_texts,
+)
 from practicum.rollouts.batch import call_by_group
+from practicum.rollouts.pace import Answer, Asker, open_asker
 from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
@@ -33,9 +43,22 @@ from practicum.types import (
     Turn,
 )
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The turns with which a conversation begins: whole ones, of the model or of others.
+
+    `model_mask` is False at the environment's tokens. If the last turn is the assistant's, the
+    environment is asked for its answer first.
+    """
+
+    tokens: Int[Tensor, " T"]
+    model_mask: Bool[Tensor, " T"]
+    sampling_logprobs: Float[Tensor, " T"]
+    policy_logprobs: Float[Tensor, " T"]
+    turns: tuple[Turn, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +66,8 @@ class ConversationRequest:
     """A conversation to run: its prompt, the model with its rendered prompt, and a seed.
 
     Another model, `opening`, speaks the first `opening_turns` turns of the model, if there are any.
+    With a `beginning`, its turns are played to the environment again, which has to answer as it did;
+    `episode_seed` is that of the conversation in which it did, without it that of this one.
     """
 
     prompt: Prompt
@@ -50,6 +75,8 @@ class ConversationRequest:
     seed: int
     opening: PromptedClient | None = None
     opening_turns: int = 0
+    beginning: Beginning | None = None
+    episode_seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,26 +136,16 @@ def run_conversations(
 ) -> list[Conversation]:
     """Run all conversations to their end, or until no turn fits `params.max_new_tokens`.
 
-    The environment's tokens count towards that limit. Each conversation depends on its own prompt,
-    client and seed alone. An episode that fails ends its own conversation. Raises VerifierError if
-    every conversation that asked the environment failed: then the environment is broken.
+    `params.pace` says how the environment is asked. The environment's tokens count towards that
+    limit. Each conversation depends on its own prompt, client and seed alone. An episode that fails
+    ends its own conversation. Raises VerifierError if every conversation that asked the environment
+    failed: then the environment is broken.
     """
     # A turn ends at a stop token, after which the environment replies; a stop text would end it
     # within a token.
     refuse_stop_texts(params, "a conversation")
-    conversations = [_OpenConversation(request) for request in requests]
-    with ExitStack() as episodes:
-        for conversation in conversations:
-            episodes.callback(conversation.close)
-        while active := [
-            conversation for conversation in conversations if conversation.stop_reason is None
-        ]:
-            for conversation, sample in zip(active, _sample_turns(active, params), strict=True):
-                conversation.append_sample(sample)
-                if sample.stop_reason == "stop" or not conversation.count_room(params):
-                    conversation.end_turn(environment, renderer, params)
-                if conversation.stop_reason is not None:
-                    conversation.close()
+    conversations = [_open_conversation(request) for request in _let_remember(requests)]
+    _Round(conversations, environment, renderer, params, open_asker(params.pace)).run()
     failures = [
         conversation.notes["error"]
         for conversation in conversations
@@ -149,6 +166,102 @@ def run_conversations(
     return [conversation.finish() for conversation in conversations]
 
 
+@dataclass(slots=True)
+class _Round:
+    """Conversations that take turns with one environment."""
+
+    conversations: "Sequence[_OpenConversation]"
+    environment: Environment
+    renderer: Renderer
+    params: SamplingParams
+    asker: Asker
+
+    def run(self) -> None:
+        """Take turns until every conversation is over, and close the episodes also after an error."""
+        waiting: set[int] = set()
+        try:
+            for number, conversation in enumerate(self.conversations):
+                if conversation.awaits_answer():
+                    conversation.has_asked = True
+                    waiting.add(number)
+                    self.asker.ask(number, partial(conversation.ask, self.environment))
+            waiting -= self._take_answers(waiting, len(self.conversations))
+            while active := [
+                number
+                for number, conversation in enumerate(self.conversations)
+                if conversation.stop_reason is None
+            ]:
+                ready = [number for number in active if number not in waiting]
+                waiting |= self._take_turns(ready)
+                waiting -= self._take_answers(waiting, len(active))
+        finally:
+            for number in range(len(self.conversations)):
+                self._close(number)
+            for number, failure in self.asker.finish().items():
+                self.conversations[number].note_failure(failure)
+
+    def _take_turns(self, ready: Sequence[int]) -> set[int]:
+        """Sample for the conversations that are ready; ask for those whose turn has ended."""
+        asking: set[int] = set()
+        conversations = [self.conversations[number] for number in ready]
+        samples = _sample_turns(conversations, self.params)
+        for number, conversation, sample in zip(ready, conversations, samples, strict=True):
+            conversation.append_sample(sample)
+            if sample.stop_reason != "stop" and conversation.count_room(self.params):
+                continue
+            if conversation.end_turn(self.renderer, self.params):
+                asking.add(number)
+                self.asker.ask(number, partial(conversation.ask, self.environment))
+            else:
+                self._close(number)
+        return asking
+
+    def _take_answers(self, waiting: set[int], active: int) -> set[int]:
+        """Take over what environments answered; wait only if nothing could be sampled meanwhile."""
+        numbers: set[int] = set()
+        while waiting - numbers:
+            together = self.params.pace.together
+            wait = together or len(waiting - numbers) == active
+            answers = self.asker.collect(wait=wait)
+            # In the order of the conversations, whichever was first: a batch depends on it.
+            for number in sorted(answers):
+                self.conversations[number].take_answer(answers[number], self.renderer, self.params)
+                if self.conversations[number].stop_reason is not None:
+                    self._close(number)
+            numbers |= answers.keys()
+            if not together:
+                break
+        return numbers
+
+    def _close(self, number: int) -> None:
+        """Close the conversation's episode once; one that was never asked has none."""
+        conversation = self.conversations[number]
+        if conversation.has_asked and not conversation.is_closed:
+            conversation.is_closed = True
+            self.asker.close(number, conversation.close)
+
+
+def _let_remember(requests: Sequence[ConversationRequest]) -> list[ConversationRequest]:
+    """Return the requests with clients that read the earlier turns once, if they can."""
+    clients = [request.prompted_client.client for request in requests]
+    # Conversations share their client, because they share its calls.
+    remembering = {
+        key: remember_texts(client) for key, client in zip(map(id, clients), clients, strict=True)
+    }
+    return [
+        replace(
+            request,
+            prompted_client=replace(request.prompted_client, client=remembering[id(client)]),
+        )
+        for request, client in zip(requests, clients, strict=True)
+    ]
+
+
+def choose_power(room: int) -> int:
+    """Return the greatest power of two that fits."""
+    return 1 << (room.bit_length() - 1)
+
+
 def _sample_turns(active: "Sequence[_OpenConversation]", params: SamplingParams) -> list[Sample]:
     """Sample the next tokens of each conversation.
 
@@ -165,12 +278,31 @@ def _sample_turns(active: "Sequence[_OpenConversation]", params: SamplingParams)
     return call_by_group(list(zip(map(id, clients), lengths, strict=True)), sample)
 
 
+def _open_conversation(request: ConversationRequest) -> "_OpenConversation":
+    """Return a conversation in progress, with its beginning if it has one."""
+    conversation = _OpenConversation(request)
+    beginning = request.beginning
+    if beginning is None:
+        return conversation
+    return replace(
+        conversation,
+        tokens=beginning.tokens.tolist(),
+        model_mask=beginning.model_mask.tolist(),
+        sampling_logprobs=[beginning.sampling_logprobs],
+        policy_logprobs=[beginning.policy_logprobs],
+        turns=list(beginning.turns),
+        turn_start=len(beginning.tokens),
+    )
+
+
 @dataclass(slots=True)
 class _OpenConversation:
     """A conversation in progress: its tokens end to end, their log-probabilities, and its turns.
 
     The unfinished turn begins at token `turn_start`, and the first `opening` tokens are those up to
-    the end of the opening. `has_asked` is True once the environment was asked for a reply.
+    the end of the opening. `has_asked` is True once the environment was asked for a reply,
+    `is_closed` once its episode was told to close. `ask` and `close` alone touch the episode, and
+    may run in a thread of their own.
     """
 
     request: ConversationRequest
@@ -183,6 +315,7 @@ class _OpenConversation:
     turn_start: int = 0
     opening: int = 0
     has_asked: bool = False
+    is_closed: bool = False
     stop_reason: StopReason | None = None
     episode: Episode | None = None
 
@@ -204,7 +337,7 @@ class _OpenConversation:
         """
         # Powers of two are few, so conversations of different lengths often ask for the same number
         # of tokens and share one call of the sampler.
-        return 1 << (self.count_room(params).bit_length() - 1)
+        return choose_power(self.count_room(params))
 
     def build_request(self) -> SampleRequest:
         """Return the request for the tokens after the present ones."""
@@ -216,36 +349,59 @@ class _OpenConversation:
         tokens, sampling = sample.tokens.tolist(), sample.sampling_logprobs
         self._append(tokens, sampling, sample.policy_logprobs, is_from_model=True)
 
-    def end_turn(
-        self, environment: Environment, renderer: Renderer, params: SamplingParams
-    ) -> None:
-        """End the turn and append the episode's reply.
+    def end_turn(self, renderer: Renderer, params: SamplingParams) -> bool:
+        """End the turn; return True if the environment has to answer it.
 
-        The conversation is over if the environment has no more to say, or no turn would fit.
+        Otherwise the turn was cut off, and the conversation is over.
         """
         tokens = self.tokens[self.turn_start :]
-        turn = Turn("assistant", len(tokens), renderer.decode(tokens))
         # Asked before the turn counts: afterwards the next speaker may be the student.
         if self.speaker is self.request.opening:
             self.opening = len(self.tokens)
-        self.turns.append(turn)
+        self.turns.append(Turn("assistant", len(tokens), renderer.decode(tokens)))
         if not params.should_stop(tokens):
             self.stop_reason = "length"
-            return
+            return False
         self.has_asked = True
-        observation = self._guard(lambda: self._step(environment, turn.text))
-        if observation is None:
+        return True
+
+    def ask(self, environment: Environment) -> Answer:
+        """Return the episode's answer to the newest turn, or how it failed."""
+        try:
+            return self._step(environment, self.turns[-1].text)
+        except Cancelled:
+            raise
+        # An environment is foreign code and may fail in any way.
+        except Exception as error:
+            return error
+
+    def take_answer(self, observation: Answer, renderer: Renderer, params: SamplingParams) -> None:
+        """Append the episode's reply.
+
+        The conversation is over if the environment has no more to say, or no turn would fit.
+        """
+        if isinstance(observation, Exception):
+            self.stop_reason = "timeout" if isinstance(observation, TimeoutError) else "error"
+            self.note_failure(observation)
             return
+        turn = self.turns[-1]
         self.notes |= observation.notes
         self.turns[-1] = replace(turn, calls=observation.calls, reward=observation.reward)
-        if not observation.messages:
+        if not observation.messages and not observation.tokens:
             self.stop_reason = observation.stop_reason
         # The last turn is answered all the same: its calls and its reward count.
         elif params.max_turns is not None and self.count_turns() >= params.max_turns:
             self.stop_reason = "turns"
+        elif observation.tokens:
+            messages = [Message("user", renderer.decode(list(observation.tokens)))]
+            self._append_reply(messages, observation.tokens, params)
         else:
             reply_tokens = renderer.render_reply(*observation.messages)
             self._append_reply(observation.messages, reply_tokens, params)
+
+    def awaits_answer(self) -> bool:
+        """Return True if the environment has to answer before the model goes on."""
+        return bool(self.turns) and self.turns[-1].role == "assistant"
 
     def count_turns(self) -> int:
         """Return the number of the model's turns."""
@@ -253,10 +409,17 @@ class _OpenConversation:
 
     def _step(self, environment: Environment, turn: str) -> Observation:
         if self.episode is None:
+            seed = self.request.episode_seed
             self.episode = environment.open(
-                self.request.prompt, seed_of(self.request.seed, "episode")
+                self.request.prompt, self.episode_seed if seed is None else seed
             )
-        observation = self.episode.step(turn)
+            self._replay(self.episode)
+        episode = self.episode
+        observation = (
+            episode.answer_tokens(self._read_turn())
+            if isinstance(episode, TokenEpisode)
+            else episode.step(turn)
+        )
         if not isinstance(observation, Observation):
             raise TypeError(
                 f"step() returned a {type(observation).__name__}; "
@@ -267,6 +430,32 @@ class _OpenConversation:
                 "step() spoke in the role assistant, which is the student's; write user or tool"
             )
         return observation
+
+    @property
+    def episode_seed(self) -> int:
+        """The seed of the conversation's episode, if it has no other one's."""
+        return seed_of(self.request.seed, "episode")
+
+    def _replay(self, episode: Episode) -> None:
+        """Play the beginning's turns again; RuntimeError if the environment answers otherwise."""
+        beginning = self.request.beginning
+        turns = () if beginning is None else beginning.turns
+        for turn, answer in pairwise(turns):
+            if turn.role != "assistant":
+                continue
+            observation = episode.step(turn.text)
+            text = "\n".join(message.content for message in observation.messages)
+            if text != answer.text:
+                raise RuntimeError(
+                    "the environment no longer answers the beginning as it did: "
+                    f"{excerpt(text)!r} instead of {excerpt(answer.text)!r}"
+                )
+
+    def _read_turn(self) -> SampledTurn:
+        """Return the newest turn token for token."""
+        before = (*self.request.prompted_client.prompt_tokens, *self.tokens[: self.turn_start])
+        logprobs = torch.cat(self.sampling_logprobs)[self.turn_start :]
+        return SampledTurn(before, tuple(self.tokens[self.turn_start :]), tuple(logprobs.tolist()))
 
     def _append_reply(
         self, messages: Sequence[Message], tokens: Sequence[int], params: SamplingParams
@@ -284,25 +473,21 @@ class _OpenConversation:
         self.turns.append(Turn(messages[0].role, count, text))
         self.turn_start = len(self.tokens)
 
-    def close(self) -> None:
-        """Close the episode if one is open. A conversation that is over keeps its stop reason."""
-        if self.episode is not None:
-            # A failure to close is noted, but the conversation itself ended as it did.
-            stop_reason, episode, self.episode = self.stop_reason, self.episode, None
-            self._guard(episode.close)
-            self.stop_reason = stop_reason
-
-    def _guard(self, call: Callable[[], T]) -> T | None:
-        """Call the episode. If it fails, note why, end the conversation and return None."""
+    def close(self) -> Exception | None:
+        """Close the episode if one is open, and return how that failed, if it did."""
+        episode, self.episode = self.episode, None
         try:
-            return call()
+            if episode is not None:
+                episode.close()
         except Cancelled:
             raise
-        # An environment is foreign code and may fail in any way.
         except Exception as error:
-            self.stop_reason = "timeout" if isinstance(error, TimeoutError) else "error"
-            self.notes["error"] = excerpt(f"{type(error).__name__}: {error}")
-            return None
+            return error
+        return None
+
+    def note_failure(self, error: Exception) -> None:
+        """Note how the environment failed; a failure to close leaves the end as it was."""
+        self.notes["error"] = excerpt(f"{type(error).__name__}: {error}")
 
     def _append(
         self, tokens: list[int], sampling: Tensor, policy: Tensor, *, is_from_model: bool

@@ -153,6 +153,34 @@ class Retry(Call):
     learn: Literal["without", "with"] = "without"
 
 
+class Correct(Call):
+    """The student converses; `by` writes its first wrong turn, and it goes on (SCoRe 2509.14257).
+
+    The recipe's `scorer` reads the conversation and rejects a turn: a judge by turns. Without one
+    the task's own expert knows: a turn is wrong if it is less than `below` times as likely as the
+    expert's likeliest. With `start: verified` the student itself acts again from there, `rollout.n`
+    times, and only that has a loss: its reward is 1 if it solves the task, else 0.5 for the
+    corrected turn, 0 for the wrong one, 0.1 for another.
+    """
+
+    type: Literal["correct"] = "correct"
+    by: Literal["teacher", "reference"] = "teacher"
+    scorer: str | None = None
+    below: float = Field(default=0.5, gt=0, le=1)
+    start: Literal["corrected", "verified"] = "corrected"
+
+
+class Resample(Call):
+    """The student writes `factor` times as many; kept are clean right ones and any failures (2508.20722).
+
+    Failures are kept by chance, as many as is their share. Of right answers those with few failed
+    calls of tools are rather kept.
+    """
+
+    type: Literal["resample"] = "resample"
+    factor: int = Field(default=2, ge=2)
+
+
 class _Recorded(Call):
     path: str = Field(min_length=1)
 
@@ -196,6 +224,8 @@ SOURCES = index_by_type(
     Search,
     Replace,
     Retry,
+    Correct,
+    Resample,
     Cache,
     Traces,
 )
@@ -213,6 +243,8 @@ Source = (
     | Search
     | Replace
     | Retry
+    | Correct
+    | Resample
     | Cache
     | Traces
 )
@@ -304,12 +336,14 @@ def list_other_writers(source: Source) -> tuple[OtherWriter, ...]:
             return (agree,)
         case Replace(by=writer) if writer != "student":
             return (writer,)
+        case Correct(by=writer):
+            return (writer,)
     return ()
 
 
 def name_guide(source: Source) -> str | None:
     """Return the scorer that the source asks while it writes; None if it asks none."""
-    return source.scorer if isinstance(source, Search | Replace) else None
+    return source.scorer if isinstance(source, Search | Replace | Correct) else None
 
 
 def name_shown_note(source: Source) -> str | None:
@@ -330,6 +364,8 @@ def count_teacher_answers(source: Source, n: int) -> float:
         case Join() if "teacher" in source.others:
             return source.n
         case Prefix(origin="teacher"):
+            return n
+        case Correct(by="teacher"):
             return n
         case Replace(by="teacher"):
             return n * source.tries

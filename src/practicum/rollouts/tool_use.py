@@ -5,12 +5,24 @@ an observation as well: the model reads why, and may call again.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import get_args
 
-from practicum.ports import Environment, Episode, HasTools, Observation, Task, ToolSession
+from practicum.ports import (
+    Environment,
+    Episode,
+    Harnessed,
+    HasTools,
+    Observation,
+    SeparateTools,
+    Task,
+    TokenEpisode,
+    ToolSession,
+)
 from practicum.ports.tasks import ToolProblem
 from practicum.text import Renderer, excerpt
 from practicum.text.tool_calls import UnreadableCall
@@ -27,7 +39,7 @@ from practicum.types import (
 
 def answers_back(task: Task) -> bool:
     """Return True if the task's completions are conversations."""
-    return isinstance(task, Environment | HasTools)
+    return isinstance(task, Environment | HasTools | Harnessed)
 
 
 def as_environment(task: Task, renderer: Renderer) -> Environment | None:
@@ -35,9 +47,35 @@ def as_environment(task: Task, renderer: Renderer) -> Environment | None:
 
     The renderer reads the calls of a task with tools.
     """
+    if isinstance(task, Harnessed):
+        return HarnessEnvironment(task, renderer)
     if isinstance(task, HasTools):
         return ToolEnvironment(task, renderer)
     return task if isinstance(task, Environment) else None
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessEnvironment:
+    """A task whose harness leads the conversations; see `practicum.ports.Environment`."""
+
+    task: Harnessed
+    renderer: Renderer
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return the task's training prompts."""
+        return self.task.train_prompts()
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return the task's held-out prompts."""
+        return self.task.heldout_prompts()
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the task's reward."""
+        return self.task.reward(rollout)
+
+    def open(self, prompt: Prompt, seed: int) -> TokenEpisode:
+        """Begin a conversation over the student's tokenizer."""
+        return self.task.open_tokens(prompt, seed, self.renderer.save)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +123,7 @@ class ToolEpisode:
         except UnreadableCall as reason:
             refusal = Message("tool", f"error: this call cannot be read: {reason}", "unreadable")
             return self._observe([(refusal, CallRecord("", "unreadable"))])
-        return self._observe(list(map(self._answer, calls))) if calls else self._reply(turn)
+        return self._observe(self._answer_all(calls)) if calls else self._reply(turn)
 
     def _reply(self, turn: str) -> Observation:
         """Return the reply of the task's own episode to a turn without a call, if it has one."""
@@ -96,6 +134,38 @@ class ToolEpisode:
             self.opened.callback(self.inner.close)
         return self.inner.step(turn)
 
+    def _answer_all(self, calls: Sequence[ToolCall]) -> list[tuple[Message, CallRecord]]:
+        """Answer the calls in order; those to tools that share nothing, side by side."""
+        parts = [self._find_part(call.name) for call in calls]
+        by_part = {
+            part: [call for call, owner in zip(calls, parts, strict=True) if owner == part]
+            for part in parts
+        }
+        if len(by_part) == 1:
+            return list(map(self._answer, calls))
+        with ThreadPoolExecutor(len(by_part)) as pool:
+            # Notes belong to the context of the run.
+            runs = {
+                part: pool.submit(copy_context().run, list, map(self._answer, group))
+                for part, group in by_part.items()
+            }
+            answers = {part: iter(run.result()) for part, run in runs.items()}
+        return [next(answers[part]) for part in parts]
+
+    def _find_part(self, name: str) -> Hashable:
+        """Return what stands for the tools that a call may change; unknown ones change nothing."""
+        if name not in {schema.name for schema in self.task.toolbox.use.schemas}:
+            return None
+        session = self._open_tools()
+        return session.find_part(name) if isinstance(session, SeparateTools) else id(session)
+
+    def _open_tools(self) -> ToolSession:
+        # Most conversations of an untrained model never call: a process starts when it is asked.
+        if self.session is None:
+            self.session = self.task.toolbox.open(self.prompt, self.seed)
+            self.opened.callback(self.session.close)
+        return self.session
+
     def _answer(self, call: ToolCall) -> tuple[Message, CallRecord]:
         toolbox = self.task.toolbox
         names = {schema.name for schema in toolbox.use.schemas}
@@ -104,12 +174,8 @@ class ToolEpisode:
         if call.name not in names:
             text = f"error: no tool {name!r}; the tools are {', '.join(sorted(names))}"
             return Message("tool", text, "unknown"), CallRecord(name, "unknown")
-        # Most conversations of an untrained model never call: a process starts when it is asked.
-        if self.session is None:
-            self.session = toolbox.open(self.prompt, self.seed)
-            self.opened.callback(self.session.close)
         try:
-            result = self.session.call(call.name, call.arguments)
+            result = self._open_tools().call(call.name, call.arguments)
         except ToolProblem as problem:
             refusal = Message("tool", f"error: {problem}", call.name)
             return refusal, CallRecord(name, problem.outcome)
@@ -148,6 +214,8 @@ def measure_conversations(rollouts: Sequence[Rollout]) -> Metrics:
     metrics = {
         "turns": len(turns) / len(conversations),
         "turn_limit": stops["turns"] / len(conversations),
+        # Absent while there are none, as most environments never are too slow.
+        **({"timed_out": stops["timeout"] / len(conversations)} if stops["timeout"] else {}),
     }
     outcomes = Counter(call.outcome for turn in turns for call in turn.calls)
     if not outcomes:

@@ -15,6 +15,7 @@ from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, DataError
 from practicum.ports import (
     Environment,
+    Expert,
     LockstepClient,
     MixedRequest,
     PromptedClient,
@@ -32,7 +33,9 @@ from practicum.rollouts.batch import (
     list_keys,
     shuffle_indices,
 )
+from practicum.rollouts.correcting import TurnCorrector
 from practicum.rollouts.replacing import StepReplacer
+from practicum.rollouts.resampling import CleanResampler
 from practicum.rollouts.retrying import Retrier
 from practicum.rollouts.sampling import (
     RolloutSampler,
@@ -42,10 +45,12 @@ from practicum.rollouts.sampling import (
 )
 from practicum.rollouts.search import AgreementCheck, StepSearch
 from practicum.rollouts.sources import (
+    Correct,
     Join,
     Mix,
     Prefix,
     Replace,
+    Resample,
     Retry,
     Search,
     Source,
@@ -72,6 +77,8 @@ Writer = Literal[
     "search",
     "replace",
     "retry",
+    "correct",
+    "resample",
     "cache",
     "traces",
 ]
@@ -225,6 +232,10 @@ class _BatchWriter:
                 return self._write_replaced(keys)
             case "retry":
                 return self._write_retried(keys)
+            case "resample":
+                return self._write_resampled(keys)
+            case "correct":
+                return self._write_corrected(keys)
             case "cache" | "traces":
                 return [self._recall(key) for key in keys]
 
@@ -368,6 +379,39 @@ class _BatchWriter:
         assert isinstance(source, Retry) and writers.task is not None
         retrier = Retrier(source, self.sampler, writers.student, writers.task, writers.notes)
         return retrier.collect(keys)
+
+    def _write_resampled(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return a choice among more of the student's answers."""
+        source, writers = self.source, self.writers
+        assert isinstance(source, Resample) and writers.task is not None
+        return CleanResampler(source, self.sampler, writers.task, writers.student).collect(keys)
+
+    def _write_corrected(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the student's conversations, the first wrong turn of each written anew."""
+        source, writers = self.source, self.writers
+        assert isinstance(source, Correct) and writers.task is not None
+        if writers.environment is None:
+            raise CapabilityError(
+                "rollout.source: correct needs conversations; take a task that answers back, such "
+                "as walker, or source: replace(...) for single answers"
+            )
+        scorer = None if source.scorer is None else writers.scorers[source.scorer]
+        if scorer is not None and not isinstance(scorer, RejectingScorer):
+            raise CapabilityError(
+                f"rollout.source: correct(scorer={source.scorer}): this scorer rejects no turns; "
+                "take one that does, such as {type: judge, step: turn, at_least: 5, ...}"
+            )
+        if scorer is None and not isinstance(writers.task, Expert):
+            raise CapabilityError(
+                "rollout.source: correct without a scorer asks the task's expert, and this task "
+                "has none; write correct(scorer=NAME) with a judge"
+            )
+        model = writers.teacher if source.by == "teacher" else writers.reference
+        assert model is not None, "a recipe without this writer is refused when it is read"
+        corrector = TurnCorrector(
+            source, self.sampler, writers.environment, writers.task, writers.student, model, scorer
+        )
+        return corrector.collect(keys)
 
     def _sample_teacher_prefixes(self, keys: Sequence[RolloutKey], length: int) -> list[Sample]:
         """Return at most `length` tokens of the teacher's completions in its own context."""

@@ -42,7 +42,11 @@ class Journal:
 
     def append(self, row: Mapping[str, object]) -> None:
         """Add one row. Its numbers must be finite."""
-        line = (encode_json(dict(row)) + "\n").encode("ascii")
+        self.append_line(encode_json(dict(row)).encode("ascii"))
+
+    def append_line(self, text: bytes) -> None:
+        """Add a row that is written already, such as one of another program."""
+        line = text + b"\n"
         try:
             _write_all(self._descriptor, line)
         except OSError as error:

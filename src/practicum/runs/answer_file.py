@@ -24,6 +24,7 @@ from practicum.ports import (
 from practicum.recipe import Recipe
 from practicum.rollouts import TeacherSource
 from practicum.run_dir import Journal
+from practicum.runs.begun_file import begin_file
 from practicum.runs.console import Console, SilentConsole
 from practicum.runs.identity import digest_prompts
 from practicum.runs.teacher_alone import OpenedTeacher, TeacherLoader
@@ -124,11 +125,7 @@ def _check_settings(
     n: int,
     prompts: Sequence[Prompt],
 ) -> None:
-    """Write what decides the answers beside the file, or compare it with an earlier beginning.
-
-    Raises DataError if the file was begun with other settings or by something else.
-    """
-    settings_path = path.with_name(f"{path.name}.settings.json")
+    """Begin the file with what decides its answers, or go on with it; see `begin_file`."""
     settings = {
         "teacher": recipe.teacher.model_dump(mode="json"),
         "seed": recipe.seed,
@@ -140,22 +137,7 @@ def _check_settings(
         "prompts": digest_prompts(prompts),
         "models": dict(opened.identity),
     }
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folders.write_json(settings_path, settings)
-        return
-    if not settings_path.is_file():
-        raise DataError(
-            f"{path} exists and was not begun by this command ({settings_path.name} is not beside "
-            "it); write --out another file"
-        )
-    earlier = folders.read_json(settings_path)
-    changed = [name for name, value in settings.items() if earlier.get(name) != value]
-    if changed:
-        raise DataError(
-            f"{path} was begun with other settings ({', '.join(changed)}); undo the change to go "
-            "on, or write --out another file"
-        )
+    begin_file(path, settings)
 
 
 def _append_answers(

@@ -1,21 +1,36 @@
 """Write a teacher's log-probabilities into the traces that a recipe learns from."""
 
+import hashlib
+import json
+import signal
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from practicum.core.waits import show_wait
-from practicum.errors import CapabilityError, DataError, RecipeError
+from practicum.errors import CapabilityError, Interrupted, RecipeError
 from practicum.objective import Sampled
 from practicum.recipe import Recipe
 from practicum.rollouts import Traces, list_traced_rollouts
-from practicum.run_dir import write_text
-from practicum.runs.teacher_alone import TeacherLoader
-from practicum.text.trace_rows import add_reference_logprobs, read_lines, split_by_node
+from practicum.run_dir import Journal
+from practicum.runs.begun_file import begin_file
+from practicum.runs.identity import digest_prompts
+from practicum.runs.teacher_alone import OpenedTeacher, TeacherLoader
+from practicum.text.trace_rows import (
+    TracedAnswer,
+    add_reference_logprobs,
+    read_lines,
+    split_by_node,
+)
+from practicum.types import Rollout
 
 CHUNK = 64
-"""Conversations that are scored together."""
+"""Conversations that are scored together, or more where a trace has more."""
+
+Conversations = Sequence[tuple[TracedAnswer, Rollout]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +46,9 @@ def score_traces(recipe: Recipe, path: Path) -> ScoredTraces:
     """Write the traces of `rollout.source` to `path` with the recipe's teacher in each message.
 
     Each message that the student sampled gets `reference_logprobs`: a number for each of its sampled
-    tokens. All else stays as it was. Raises RecipeError if the recipe learns from no traces, and
-    CapabilityError if its teacher gives no log-probabilities.
+    tokens. All else stays as it was. An interrupted file goes on where it stopped. Raises
+    RecipeError if the recipe learns from no traces, CapabilityError if its teacher gives no
+    log-probabilities, and DataError if the file exists with other settings.
     """
     source = recipe.rollout.source
     if not isinstance(source, Traces):
@@ -40,36 +56,95 @@ def score_traces(recipe: Recipe, path: Path) -> ScoredTraces:
             "rollout.source has no traces to write into; write rollout.source: traces(FILE.jsonl)"
         )
     file = Path(recipe.base_dir) / source.path
-    if path.exists():
-        raise DataError(f"{path} exists; write --out another file")
-    scores: dict[int, dict[int, list[float]]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="practicum-traces-") as models,
         ExitStack() as exit_stack,
     ):
         loader = TeacherLoader(recipe, Path(models), exit_stack, scores=True)
         opened = loader.open()
-        renderer = loader.student_renderer
-        pairs = list_traced_rollouts(file, opened.prompts, renderer, recipe.longest_answer)
-        with show_wait("scores of traces", len(pairs)) as wait:
-            for start in range(0, len(pairs), CHUNK):
-                chunk = pairs[start : start + CHUNK]
-                signals = opened.teacher.score([rollout for _, rollout in chunk], Sampled())
-                # A message that stands in several conversations has the same tokens before it in all.
-                for (answer, _), signal in zip(chunk, signals, strict=True):
-                    if signal.logprobs is None:
-                        raise CapabilityError(
-                            f"teacher {recipe.teacher.type!r} gives no log-probabilities of the "
-                            "student's tokens; take one that does, such as {type: model, model: ...}"
-                        )
-                    by_node = split_by_node(answer, signal.logprobs.tolist())
-                    scores.setdefault(answer.line, {}).update(by_node)
-                wait.advance(len(chunk))
-    # Read once more: the rows that were read keep only what is used here of each line.
-    lines = [
-        add_reference_logprobs(line, scores[number]) if number in scores else line.decode()
-        for number, line in enumerate(read_lines(file), start=1)
+        pairs = list_traced_rollouts(
+            file, opened.prompts, loader.student_renderer, recipe.longest_answer
+        )
+        lines = read_lines(file)
+        settings = {
+            "teacher": recipe.teacher.model_dump(mode="json"),
+            "traces": hashlib.sha256(b"\n".join(lines)).hexdigest(),
+            "prompts": digest_prompts(opened.prompts),
+            "models": dict(opened.identity),
+        }
+        begin_file(path, settings)
+        with closing(Journal(path, essential=True)) as journal:
+            _append_lines(journal, lines, pairs, opened, recipe.teacher.type)
+    return _summarize(read_lines(path), pairs)
+
+
+def _append_lines(
+    journal: Journal,
+    lines: Sequence[bytes],
+    pairs: Conversations,
+    opened: OpenedTeacher,
+    teacher: str,
+) -> None:
+    """Append the lines that the file lacks. Raises Interrupted at a SIGINT: what is written stays."""
+    count = len(read_lines(journal.path))
+    try:
+        with show_wait("scores of traces", len(lines)) as wait:
+            for part, chunk in _split_lines(len(lines), pairs):
+                # Whole chunks, also where some of their lines are there: which others are scored
+                # beside a conversation changes its numbers by rounding.
+                if part.stop > count:
+                    scores = _score_chunk(chunk, opened, teacher)
+                    for number in part:
+                        if number >= count:
+                            line = _add_scores(lines[number], scores.get(number + 1))
+                            journal.append_line(line)
+                    journal.sync()
+                wait.move_to(part.stop)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            signal.SIGINT,
+            f"stopped; what is in {journal.path} stays, and the same command goes on there",
+        ) from None
+
+
+def _split_lines(count: int, pairs: Conversations) -> Iterator[tuple[range, Conversations]]:
+    """Yield parts of the lines, each with its conversations: `CHUNK` of them or a few more."""
+    start, chunk = 0, []
+    for line, group in groupby(pairs, key=lambda pair: pair[0].line):
+        chunk += group
+        if len(chunk) >= CHUNK:
+            yield range(start, line), chunk
+            start, chunk = line, []
+    yield range(start, count), chunk
+
+
+def _score_chunk(
+    chunk: Conversations, opened: OpenedTeacher, teacher: str
+) -> dict[int, dict[int, list[float]]]:
+    """Return the teacher's numbers by line and node."""
+    scores: dict[int, dict[int, list[float]]] = {}
+    signals = opened.teacher.score([rollout for _, rollout in chunk], Sampled()) if chunk else []
+    # A message that stands in several conversations has the same tokens before it in all.
+    for (answer, _), scored in zip(chunk, signals, strict=True):
+        if scored.logprobs is None:
+            raise CapabilityError(
+                f"teacher {teacher!r} gives no log-probabilities of the student's tokens; take one "
+                "that does, such as {type: model, model: ...}"
+            )
+        by_node = split_by_node(answer, scored.logprobs.tolist())
+        scores.setdefault(answer.line, {}).update(by_node)
+    return scores
+
+
+def _add_scores(line: bytes, scores: Mapping[int, Sequence[float]] | None) -> bytes:
+    return line if scores is None else add_reference_logprobs(line, scores).encode()
+
+
+def _summarize(lines: Sequence[bytes], pairs: Conversations) -> ScoredTraces:
+    """Return the numbers of a whole file; a message counts once."""
+    nodes = sorted({(answer.line, node) for answer, _ in pairs for node in answer.path})
+    traces = {line: json.loads(lines[line - 1])["nodes"] for line, _ in nodes}
+    numbers = [
+        value for line, node in nodes for value in traces[line][node].get("reference_logprobs", ())
     ]
-    write_text(path, "".join(f"{line}\n" for line in lines))
-    numbers = [value for nodes in scores.values() for values in nodes.values() for value in values]
     return ScoredTraces(len(pairs), len(numbers), sum(numbers) / max(len(numbers), 1))

@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Annotated, Literal
 
 import torch
@@ -42,6 +43,7 @@ from practicum.types import (
     Rollout,
     Sample,
     SamplingParams,
+    Turn,
 )
 
 log = logging.getLogger(__name__)
@@ -73,10 +75,10 @@ class Config(FrozenConfig):
         description="the question, with {question}, {answer} (up to the graded step), {step}, "
         "{reference} (the task's answer), {low}, {high}, and any note of the recipe",
     )
-    step: Literal["line", "paragraph", "word"] | None = Field(
+    step: Literal["line", "paragraph", "word", "turn"] | None = Field(
         default=None,
         description="end of a step; each step is graded, and the lowest grade is the answer's; "
-        "none: one grade for the whole answer",
+        "`turn`: those of the student in a conversation; none: one grade for the whole answer",
     )
     scale: tuple[int, int] = Field(
         default=(0, 9), description="its lowest and highest grade; a judgement is from 0 to 1"
@@ -203,6 +205,11 @@ class Judge(Scorer):
     def _list_ends(self, rollout: Rollout) -> list[int]:
         """Return after how many tokens each graded step of an answer ends."""
         length = len(rollout.tokens)
+        if self.config.step == "turn":
+            ends = accumulate(turn.tokens for turn in rollout.turns)
+            pairs = zip(ends, rollout.turns, strict=True)
+            # What follows the last turn, such as an answer that nobody reads, belongs to it.
+            return [*[end for end, turn in pairs if turn.role == "assistant"][:-1], length]
         # A conversation's tokens are not all the student's, so it is graded as a whole.
         if self.config.step is None or rollout.turns:
             return [length]
@@ -219,6 +226,12 @@ class Judge(Scorer):
         """Return the question about each graded step; none if a note that it shows is missing."""
         if not rollout.notes.keys() >= set(self.config.notes_read):
             return []
+        if self.config.step == "turn" and rollout.turns:
+            return [
+                self._write_question(rollout, _write_turns(rollout.turns[: place + 1]), turn.text)
+                for place, turn in enumerate(rollout.turns)
+                if turn.role == "assistant"
+            ]
         ends = self._list_ends(rollout)
         tokens = rollout.tokens.tolist()
         texts = [self.renderer.decode(tokens[:end]) for end in ends[:-1]]
@@ -298,6 +311,11 @@ class Judge(Scorer):
     def _is_rejected(self, grade: int | str | None) -> bool:
         threshold = self.config.at_least
         return isinstance(grade, int) and threshold is not None and grade < threshold
+
+
+def _write_turns(turns: Sequence[Turn]) -> str:
+    """Return turns as a judge reads them: a line for each, with who speaks."""
+    return "\n".join(f"{turn.role}: {' '.join(turn.text.split())}" for turn in turns)
 
 
 def _describe(grades: Sequence[int | str]) -> str:

@@ -102,6 +102,10 @@ class ToolsSession:
             return result
         return f"{result[: self.tools.characters]}... ({len(result)} characters, cut off)"
 
+    def find_part(self, name: str) -> int:
+        """Return the identity of the tool's process or server."""
+        return id(self._find(name))
+
     def _find(self, name: str) -> ToolSession:
         if name not in self.sessions:
             kind = next(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -56,6 +57,12 @@ class Renderer:
     def token_ids(self) -> frozenset[int]:
         """Return the ids that have a token; the others below the size are holes."""
         return frozenset(self.tokenizer.get_vocab().values())
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer with its template into a folder, for programs that render themselves."""
+        self.tokenizer.save_pretrained(folder)
+        if self.template is not None:
+            (folder / "chat_template.jinja").write_text(self.template, encoding="utf-8")
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt's tokens, up to the beginning of the answer."""

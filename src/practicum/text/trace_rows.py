@@ -8,6 +8,7 @@ such lines; they are read here without it.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -193,11 +194,21 @@ class TracedAnswer:
 
 
 def read_traced_answers(path: Path) -> list[TracedAnswer]:
-    """Return the conversations of a file of traces, in order.
+    """Return the conversations of a file of traces, in order; a file that stays as it is is read once.
 
     Prompts have the name of their task; other messages of one task get a number behind it. Raises
     DataError with the line that is no trace, and if the file has nothing to learn from.
     """
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise DataError(f"the traces {path} cannot be read ({error.strerror})") from error
+    # The recipe's check, the task and the source all ask for the same conversations.
+    return list(_read_answers(path.resolve(), state.st_mtime_ns, state.st_size))
+
+
+@lru_cache(maxsize=1)
+def _read_answers(path: Path, changed: int, size: int) -> tuple[TracedAnswer, ...]:
     # A task may be asked in several ways, and a prompt's id has to name one of them: tapes, random
     # streams and reports go by it.
     names: dict[str, dict[tuple[Message, ...], str]] = {}
@@ -216,7 +227,7 @@ def read_traced_answers(path: Path) -> list[TracedAnswer]:
             f"{path}: no trace has tokens that a model sampled; record traces with a client that "
             "returns token ids (verifiers: TrainClientConfig)"
         )
-    return answers
+    return tuple(answers)
 
 
 def read_traces(path: Path) -> Iterator[tuple[int, TraceRow]]:

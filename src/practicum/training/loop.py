@@ -25,8 +25,10 @@ from practicum.rollouts import (
     as_environment,
     collect_rollouts,
     measure_conversations,
+    measure_corrected,
     measure_notes,
     measure_replaced,
+    measure_resampled,
     measure_retried,
     measure_search,
     name_shown_note,
@@ -394,7 +396,14 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
-    for measure in (measure_conversations, measure_search, measure_replaced, measure_retried):
+    for measure in (
+        measure_conversations,
+        measure_search,
+        measure_replaced,
+        measure_corrected,
+        measure_resampled,
+        measure_retried,
+    ):
         metrics |= measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})

@@ -7,7 +7,7 @@ its slot for the next one at once, so no slot waits for the longest text, and no
 its last one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +21,10 @@ from practicum.backends.local.decode_step import (
     SlotStep,
     StepProgram,
 )
+from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.native import NativeStep, open_native
-from practicum.backends.local.packing import pad_sequences
+from practicum.backends.local.packing import PrefixStates, pad_sequences
 from practicum.backends.local.prefill import PromptQueue
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
 from practicum.backends.local.rounding import round_linear_maps
@@ -38,10 +39,12 @@ def open_decode_batch(
     prompts: Sequence[PromptTokens],
     rows: int,
     new_tokens: int,
+    texts: KeptTexts | None = None,
 ) -> DecodeBatch:
     """Start decoding the prompts, `rows` at a time, with up to `new_tokens` new tokens each.
 
-    Raises ModelError if the model cannot be sampled from.
+    Prompts go on from the kept `texts`, and are kept in turn if they can be packed. Raises ModelError
+    if the model cannot be sampled from.
     """
     if language_model.no_sampling_reason:
         raise ModelError(f"{language_model.no_sampling_reason}; use another architecture")
@@ -54,7 +57,7 @@ def open_decode_batch(
         prepacked = PrepackedModel(language_model, new_tokens if native is None else 0)
         rows = min(rows, len(prompts))
         overlay = {**overlay, **round_linear_maps(language_model)}
-        job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest)
+        job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest, texts)
         if not can_pack:
             return PaddedDecodeBatch(job)
         return SlotDecodeBatch(job, SlotStep(job) if native is None else NativeStep(job, *native))
@@ -72,21 +75,21 @@ class SlotDecodeBatch:
         self._job = job
         self._program = program
         self._waiting = PromptQueue(job)
-        self._lengths: list[int] = []
+        self._texts: list[list[int]] = []
         self._hidden: Float[Tensor, "B D"] | None = None
 
     @torch.no_grad()
     def admit(self, max_rows: int) -> int:
         """Put up to `most` waiting prompts into free slots, prefilling them if needed."""
-        free_rows = self._job.rows - len(self._lengths)
+        free_rows = self._job.rows - len(self._texts)
         admitted = min(max_rows, free_rows, len(self._waiting))
         states = [] if self._hidden is None else [self._hidden]
         for _ in range(admitted):
+            slot, prompt = len(self._texts), self._waiting.next_prompt
             prefilled = self._waiting.pop()
-            slot = len(self._lengths)
             self._program.store_prompt(slot, prefilled.kv_by_layer, prefilled.indices)
             states.append(prefilled.last_hidden[None])
-            self._lengths.append(len(prefilled.indices))
+            self._texts.append(list(prompt))
         if admitted:
             self._hidden = torch.cat(states)
         return admitted
@@ -100,18 +103,27 @@ class SlotDecodeBatch:
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
         """Append one token to each row in `keep`, and drop the other rows."""
+        if self._job.kept is not None:
+            self._keep_texts(self._job.kept, set(range(len(self._texts))).difference(keep))
         # A row never moves to a slot that a later row of `keep` still needs: see
         # `sampler._compact_rows`.
         for row, source in enumerate(keep):
             if row != source:
-                self._program.move_slot(source, row, self._lengths[source])
-        self._lengths = [self._lengths[source] for source in keep]
+                self._program.move_slot(source, row, len(self._texts[source]))
+        self._texts = [self._texts[source] for source in keep]
         self._hidden = None
         if not keep:
             return
         next_tokens = tokens.to(self._job.device)[list(keep)]
-        self._hidden = self._program.advance(next_tokens, self._lengths)
-        self._lengths = [length + 1 for length in self._lengths]
+        self._hidden = self._program.advance(next_tokens, list(map(len, self._texts)))
+        for text, token in zip(self._texts, next_tokens.tolist(), strict=True):
+            text.append(token)
+
+    def _keep_texts(self, store: KeptTexts, rows: Iterable[int]) -> None:
+        """Keep the texts of some rows up to the last token that was read."""
+        for row in sorted(rows):
+            text = tuple(self._texts[row])
+            store.keep(PrefixStates(text, self._program.read_slot(row, len(text))))
 
 
 class PaddedDecodeBatch:

@@ -15,22 +15,23 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.backends.local.attention import attend
+from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.packing import LayerStates
 from practicum.backends.local.prepared import PrepackedModel
 from practicum.types import Sample
 
 PromptTokens = tuple[int, ...]
 Steps = Generator[None, None, list[Sample]]
 """A running sampling call: it yields after each few tokens and prefill, and returns the completions."""
-LayerStates = tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]
-"""The keys and values of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
     """The model, weights, prompts and limits of a decode batch.
 
-    At most `rows` texts decode at a time, none longer than `longest` tokens.
+    At most `rows` texts decode at a time, none longer than `longest` tokens. With `kept`, a prompt
+    is read from where a kept text ends, and a text that ends is kept.
     """
 
     language_model: LanguageModel
@@ -39,6 +40,7 @@ class DecodeJob:
     prompts: Sequence[PromptTokens]
     rows: int
     longest: int
+    kept: KeptTexts | None = None
 
     @property
     def device(self) -> torch.device:
@@ -68,6 +70,10 @@ class StepProgram(Protocol):
         """Copy a text of so many tokens to another slot."""
         ...
 
+    def read_slot(self, slot: int, length: int) -> dict[int, LayerStates]:
+        """Return a copy of the keys and values of a text of so many tokens, by layer."""
+        ...
+
     def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
         """Append one token to each row, and return the hidden states that predict the next ones.
 
@@ -78,6 +84,16 @@ class StepProgram(Protocol):
     def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
         """Return the logits of the next tokens, without a gradient."""
         ...
+
+
+def copy_heads(stores: Sequence[Float[Tensor, "R G M d"]], slot: int, length: int) -> LayerStates:
+    """Return a copy of the first keys and values in a slot of a layer."""
+    # A copy, because the slot's next text overwrites it.
+    keys, values = (
+        store[slot, :, :length].transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        for store in stores
+    )
+    return keys, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +139,10 @@ class SlotStep:
         """Copy a text of so many tokens to another slot."""
         for stored in chain.from_iterable(self._stores.values()):
             stored[slot, :, :length] = stored[source, :, :length]
+
+    def read_slot(self, slot: int, length: int) -> dict[int, LayerStates]:
+        """Return a copy of a text's keys and values by layer."""
+        return {layer: copy_heads(stores, slot, length) for layer, stores in self._stores.items()}
 
     def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
         """Append one token to each row, and return the hidden states that predict the next ones."""

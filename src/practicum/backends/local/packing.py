@@ -110,12 +110,16 @@ def _wrap_ids(prompt: tuple[int, ...], tokens: tuple[int, ...], vocab_size: int)
     )
 
 
+LayerStates = tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]
+"""The keys and values of a layer."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixStates:
     """The keys and values of P tokens with which texts begin, by layer."""
 
     tokens: tuple[int, ...]
-    kv_by_layer: Mapping[int, tuple[Float[Tensor, "P G d"], Float[Tensor, "P G e"]]]
+    kv_by_layer: Mapping[int, LayerStates]
 
 
 class PackedBatch:

@@ -1,6 +1,7 @@
 """The local backend over weightless models, so that a step's cost is known before it runs."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -181,6 +182,10 @@ class PaperClient(SelfTeacher):
     def capabilities(self) -> Capabilities:
         """Every signal, as a local model gives it."""
         return Capabilities(signals=frozenset({"sampled", "topk", "full"}), raw_logits=True)
+
+    def remember_texts(self) -> "PaperClient":
+        """Return a client that is counted as one that keeps what it has read."""
+        return copy(self)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Return completions of the assumed length."""

@@ -1,16 +1,19 @@
 """Read waiting prompts ahead of their completions, each different one once."""
 
 import sys
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.backends.local.decode_step import DecodeJob, LayerStates, PromptTokens
 from practicum.backends.local.device_limits import find_limits
+from practicum.backends.local.kept_texts import Continuation, ContinuedBatch
 from practicum.backends.local.packing import PackedBatch
 from practicum.costs.segments import split_by_tokens
 from practicum.types import ScoreRequest
@@ -41,9 +44,14 @@ class PromptQueue:
     def __len__(self) -> int:
         return len(self._job.prompts) - self._next
 
+    @property
+    def next_prompt(self) -> PromptTokens:
+        """The tokens of the prompt that `pop` returns."""
+        return self._job.prompts[self._next]
+
     def pop(self) -> PrefilledPrompt:
         """Return the next prompt, which is prefilled now if it was not before."""
-        prompt = self._job.prompts[self._next]
+        prompt = self.next_prompt
         if prompt not in self.prefilled:
             self._run_prefill()
         chosen = self.prefilled[prompt]
@@ -61,9 +69,12 @@ class PromptQueue:
                 chosen[prompt] = None
             if len(chosen) == self._job.rows:
                 break
+        going_on = self._read_continuations(chosen)
         # Token 0 stands for the completion: the prompt's last hidden state predicts it, and a
         # text's last token is never read.
-        requests = [ScoreRequest(prompt, (0,)) for prompt in chosen]
+        requests = [ScoreRequest(prompt, (0,)) for prompt in chosen if prompt not in going_on]
+        if not requests:
+            return
         # What prompts share is read once, so it counts once.
         most_tokens = find_limits(self._job.device).prefill_tokens
         requests = requests[next(split_by_tokens(requests, most_tokens, sys.maxsize))]
@@ -75,3 +86,27 @@ class PromptQueue:
             self.prefilled[request.prompt_tokens] = PrefilledPrompt(
                 batch.kv_by_layer, indices, last
             )
+
+    def _read_continuations(self, prompts: Iterable[PromptTokens]) -> set[PromptTokens]:
+        """Return the prompts that go on from kept texts, the first of them prefilled."""
+        store = self._job.kept
+        beginnings = {prompt: None if store is None else store.find(prompt) for prompt in prompts}
+        texts = [
+            Continuation(text, prompt[len(text.tokens) :])
+            for prompt, text in beginnings.items()
+            if text is not None
+        ]
+        going_on = {prompt for prompt, text in beginnings.items() if text is not None}
+        if not texts:
+            return going_on
+        limit = find_limits(self._job.device).prefill_tokens
+        reach = list(accumulate(len(text.tokens) for text in texts))
+        texts = texts[: max(bisect_right(reach, limit), 1)]
+        batch = ContinuedBatch(texts, self._job.device)
+        with self._job.weights() as model:
+            hidden = batch.compute_last_states(model)
+        for text, part, last in zip(texts, batch.parts, hidden, strict=True):
+            prompt = (*text.kept.tokens, *text.tokens)
+            indices = torch.arange(part.start, part.stop, device=self._job.device)
+            self.prefilled[prompt] = PrefilledPrompt(batch.kv_by_layer, indices, last)
+        return going_on

@@ -25,6 +25,7 @@ from practicum.backends.local.drawing import (
     sample_tokens,
 )
 from practicum.backends.local.host_states import DEVICE_BYTES, HostStore
+from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.native.library import NativeLibrary, load_library
 from practicum.backends.local.packing import compute_hidden_states, iterate_hidden_states
@@ -48,7 +49,8 @@ class LocalSampler:
     `batch_size` completions decode at once. Scoring holds the [., V] log-probabilities of
     `chunk_tokens` tokens at once, and leaves at most `device_bytes` of a call's hidden states on a
     device that is not the CPU. If the weights never change, scoring keeps the states of the prefix
-    that texts share in `prefixes`, and the prepacked weights in `layout`.
+    that texts share in `prefixes`, and the prepacked weights in `layout`. With `kept`, texts that
+    go on from call to call are read once.
     """
 
     language_model: LanguageModel
@@ -58,6 +60,13 @@ class LocalSampler:
     device_bytes: int = DEVICE_BYTES
     prefixes: PrefixStore | None = None
     layout: LayoutStore | None = None
+    kept: KeptTexts | None = None
+
+    def remember_texts(self) -> Self:
+        """Return the same sampler with room for texts that go on; see `practicum.ports.RemembersTexts`."""
+        # What cannot be packed, such as a recurrent state, is read again.
+        can_keep = self.language_model.max_packed_tokens > 0
+        return replace(self, kept=KeptTexts()) if can_keep else self
 
     def freeze(self) -> Self:
         """Return the same sampler for weights that never change."""
@@ -87,6 +96,7 @@ class LocalSampler:
         settings = choose_settings(model)
         # As few tokens as that do not repay packing the weights and capturing a step.
         if settings is not None and params.max_new_tokens >= MIN_DECODE_STEPS:
+            settings = replace(settings, kept=self.kept)
             static = open_static_loop(
                 model, self.overlay, requests, params, self.batch_size, check, settings
             )
@@ -132,7 +142,7 @@ class LocalSampler:
     ) -> DecodeBatch:
         """Start decoding the prompts, `rows` at a time, up to `new_tokens` new tokens each."""
         return open_decode_batch(
-            self.language_model, self.overlay, prompts, max_rows, max_new_tokens
+            self.language_model, self.overlay, prompts, max_rows, max_new_tokens, self.kept
         )
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.backends.local.decode_step import DecodeJob, LayerStates
+from practicum.backends.local.decode_step import DecodeJob, LayerStates, copy_heads
 from practicum.backends.local.llama_weights import LlamaWeights, compute_rotations
 from practicum.backends.local.native.kept import PackJob, pack_weights
 from practicum.backends.local.native.library import NativeLibrary, point_to
@@ -110,6 +110,13 @@ class NativeStep:
         """Copy a text of so many tokens to another slot."""
         for store in (self._keys, self._values):
             store[:, slot, :, :length] = store[:, source, :, :length]
+
+    def read_slot(self, slot: int, length: int) -> dict[int, LayerStates]:
+        """Return a copy of a text's keys and values by layer."""
+        return {
+            layer: copy_heads(stores, slot, length)
+            for layer, stores in enumerate(zip(self._keys, self._values, strict=True))
+        }
 
     def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
         """Append one token to each row, and return the hidden states that predict the next ones."""

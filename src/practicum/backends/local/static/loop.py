@@ -12,7 +12,9 @@ from torch import Tensor
 
 from practicum.backends.local.decode_step import DecodeJob, PromptTokens, Steps
 from practicum.backends.local.drawing import build_divergence_error
+from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.packing import PrefixStates
 from practicum.backends.local.prefill import PromptQueue
 from practicum.backends.local.prepared import PrepackedModel
 from practicum.backends.local.rounding import round_linear_maps
@@ -115,9 +117,17 @@ class StaticLoop:
             row.left -= count
             if row.text in self._stopped or not row.left:
                 ended.add(row.text)
+                if self._job.kept is not None:
+                    self._keep_text(self._job.kept, row)
                 self._program.pool.give_back(row.pages)
         self.finished += len(ended)
         return ended
+
+    def _keep_text(self, store: KeptTexts, row: StaticRow) -> None:
+        """Keep a completion with its prompt, up to its last token but one."""
+        # A text that goes on has to have a token to read: the last one stays for that.
+        text = (*self._job.prompts[row.text], *self._tokens[row.text][:-1])
+        store.keep(PrefixStates(text, self._program.pool.read_text(row.pages, len(text))))
 
     def _take_tokens(self, text: int, tokens: Sequence[int]) -> int:
         """Append tokens up to the first at which the completion stops; return their number."""
@@ -170,6 +180,7 @@ def open_static_loop(
             prompts,
             rows,
             longest,
+            settings.kept,
         )
         pages = _count_most_pages(prompts, params.max_new_tokens, rows, settings.page_tokens)
         program = StaticProgram(job, weights, params, settings, pages)

@@ -91,6 +91,13 @@ class PagePool:
             self.keys[layer].flatten(0, 1).index_copy_(0, cells, keys[indices].to(self.dtype))
             self.values[layer].flatten(0, 1).index_copy_(0, cells, values[indices].to(self.dtype))
 
+    def read_text(self, pages: Sequence[int], length: int) -> dict[int, LayerStates]:
+        """Return a copy of the keys and values of a text in some pages, by layer."""
+        return {
+            layer: (keys[pages].flatten(0, 1)[:length], values[pages].flatten(0, 1)[:length])
+            for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True))
+        }
+
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of keys and values: that of the products."""

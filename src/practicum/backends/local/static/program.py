@@ -15,6 +15,7 @@ from torch import Tensor
 
 from practicum.backends.local.decode_step import DecodeJob
 from practicum.backends.local.drawing import sample_other_tokens, sample_tokens
+from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.static.attention import Attention, PageTable
 from practicum.backends.local.static.body import StaticBody
 from practicum.backends.local.static.capture import Capture, Step
@@ -44,6 +45,8 @@ class StaticSettings:
     """The flash kernel takes pages of multiples of 256 tokens."""
     most_bytes: int = sys.maxsize
     """Memory for keys and values: rows beyond it wait, but for one."""
+    kept: KeptTexts | None = None
+    """Texts that go on from call to call."""
 
 
 @dataclass(slots=True)

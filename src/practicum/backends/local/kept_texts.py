@@ -1,0 +1,134 @@
+"""Keep the keys and values of texts that go on, such as conversations, from call to call.
+
+A turn of a conversation begins with all of its earlier ones. With their keys and values at hand, a
+call reads only what is new: the last sampled token, which was never read, and the reply to it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.backends.local.attention import attend
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.packing import LayerStates, PrefixStates
+from practicum.costs.segments import find_longest_beginning
+
+MAX_BYTES = 2**30
+"""The most bytes of keys and values that are kept; texts beyond it are read again."""
+
+
+class KeptTexts:
+    """The keys and values of texts of one model, whose weights must not change meanwhile.
+
+    The text that was used longest ago goes first if there is no more room.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._texts: OrderedDict[tuple[int, ...], PrefixStates] = OrderedDict()
+
+    def find(self, prompt: tuple[int, ...]) -> PrefixStates | None:
+        """Return the longest kept text with which a longer prompt begins, if there is one."""
+        beginning = find_longest_beginning(prompt, self._texts, map(len, self._texts))
+        if beginning is None:
+            return None
+        self._texts.move_to_end(beginning)
+        return self._texts[beginning]
+
+    def keep(self, text: PrefixStates) -> None:
+        """Keep a text in the place of the one that it goes on from."""
+        shorter = self.find(text.tokens)
+        if shorter is not None:
+            self._drop(shorter.tokens)
+        self._drop(text.tokens)
+        self._texts[text.tokens] = text
+        self._bytes += _count_bytes(text)
+        while self._bytes > self._max_bytes:
+            self._drop(next(iter(self._texts)))
+
+    def _drop(self, tokens: tuple[int, ...]) -> None:
+        if tokens in self._texts:
+            self._bytes -= _count_bytes(self._texts.pop(tokens))
+
+
+def _count_bytes(text: PrefixStates) -> int:
+    return sum(states.nbytes for states in chain.from_iterable(text.kv_by_layer.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A kept text, and the tokens after it that are still to be read."""
+
+    kept: PrefixStates
+    tokens: tuple[int, ...]
+
+
+class ContinuedBatch:
+    """Continuations of texts in one row of tokens, each of which attends to its own text.
+
+    Implements `practicum.backends.local.attention.AttentionLayout`. `kv_by_layer` collects the keys
+    and values of the whole texts, end to end; text i has the part `parts[i]` of them.
+    """
+
+    def __init__(self, texts: Sequence[Continuation], device: torch.device) -> None:
+        self._texts = texts
+        counts = [len(text.tokens) for text in texts]
+        self._rows = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
+        lengths = [len(text.kept.tokens) + count for text, count in zip(texts, counts, strict=True)]
+        self.parts = [range(*ends) for ends in pairwise(accumulate(lengths, initial=0))]
+        self._ids = torch.tensor([token for text in texts for token in text.tokens], device=device)
+        places = [
+            range(len(text.kept.tokens), length)
+            for text, length in zip(texts, lengths, strict=True)
+        ]
+        self._positions = torch.tensor(list(chain.from_iterable(places)), device=device)
+        self.kv_by_layer: dict[int, LayerStates] = {}
+
+    @torch.no_grad()
+    def compute_last_states(self, model: LanguageModel) -> Float[Tensor, "B D"]:
+        """Return the hidden state after the last token of each text."""
+        hidden = model.forward_packed(self._ids, self._positions, self)
+        return hidden[[row.stop - 1 for row in self._rows]]
+
+    def attend(
+        self,
+        layer: int,
+        queries: Float[Tensor, "T H d"],
+        keys: Float[Tensor, "T G d"],
+        values: Float[Tensor, "T G e"],
+        scale: float | None,
+        dropout: float,
+    ) -> Float[Tensor, "T H e"]:
+        """Compute one layer's attention text by text, and collect the keys and values."""
+        # Texts are few beside the tokens of a turn: padding them all to the longest history would
+        # copy more than a call of attention for each costs.
+        outputs: list[Tensor] = []
+        states_by_text: list[LayerStates] = []
+        for text, row in zip(self._texts, self._rows, strict=True):
+            kept_keys, kept_values = text.kept.kv_by_layer[layer]
+            states = torch.cat([kept_keys, keys[row]]), torch.cat([kept_values, values[row]])
+            new_queries, seen_keys, seen_values = (
+                heads.transpose(0, 1)[None] for heads in (queries[row], *states)
+            )
+            mask = _build_mask(len(text.kept.tokens), queries[row])
+            output = attend(new_queries, seen_keys, seen_values, mask, scale, dropout=dropout)
+            outputs.append(output[0].transpose(0, 1))
+            states_by_text.append(states)
+        keys_by_text, values_by_text = zip(*states_by_text, strict=True)
+        self.kv_by_layer[layer] = torch.cat(keys_by_text), torch.cat(values_by_text)
+        return torch.cat(outputs)
+
+
+def _build_mask(past: int, queries: Float[Tensor, "T H d"]) -> Float[Tensor, "1 1 T M"] | None:
+    """Return the mask of queries that each see `past` keys and those up to their own."""
+    count = len(queries)
+    if count == 1:
+        return None
+    mask = torch.full((count, past + count), -torch.inf, device=queries.device, dtype=queries.dtype)
+    return mask.triu_(diagonal=past + 1)[None, None]

@@ -1,0 +1,337 @@
+"""Conversations in which a teacher writes the student's first wrong turn anew (SCoRe 2509.14257).
+
+The student acts to the end. Its first wrong turn is found by a judge that reads the conversation,
+or by the task's own expert; the teacher writes that turn instead, and the student goes on from
+there, in an episode that is played again up to it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from practicum.core.randomness import seed_of
+from practicum.errors import CapabilityError
+from practicum.ports import Environment, Expert, PromptedClient, SamplingClient, Task, Teacher
+from practicum.ports.scoring import RejectingScorer
+from practicum.rollouts.batch import RolloutKey, call_by_group
+from practicum.rollouts.conversation import (
+    Beginning,
+    ConversationRequest,
+    choose_power,
+    run_conversations,
+)
+from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
+from practicum.rollouts.sources import Correct
+from practicum.types import AUTHORS, Metrics, Rollout, Sample, SampleRequest, Turn
+
+CORRECTED = "corrected"
+"""The note with the number of the corrected turn: `none` was wrong, or `refused` to be written."""
+
+REJECTED = "rejected_turn"
+"""The note with the student's wrong turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongTurn:
+    """A wrong turn of a rollout: its place in `rollout.turns`, and the tokens before it."""
+
+    row: int
+    place: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCorrector:
+    """A source that corrects turns: its settings, who finds them, and who writes them."""
+
+    source: Correct
+    sampler: RolloutSampler
+    environment: Environment
+    task: Task
+    student: SamplingClient
+    writer: Teacher
+    scorer: RejectingScorer | None = None
+
+    def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return one conversation for each key, corrected where a turn of it is wrong."""
+        if self.source.start == "verified":
+            return self._collect_again(keys)
+        rollouts = self.sampler.sample_student(keys, self.student)
+        wrong = self._find_wrong_turns(rollouts)
+        rollouts = [
+            replace(rollout, notes={**rollout.notes, CORRECTED: "none"}) for rollout in rollouts
+        ]
+        turns = self._write_turns(keys, rollouts, wrong)
+        corrections = [
+            (turn, sample)
+            for turn, sample in zip(wrong, turns, strict=True)
+            if sample.stop_reason == "stop"
+        ]
+        for turn in wrong:
+            rollout = rollouts[turn.row]
+            rollouts[turn.row] = replace(rollout, notes={**rollout.notes, CORRECTED: "refused"})
+        for (turn, _), rollout in zip(
+            corrections, self._go_on(keys, rollouts, corrections), strict=True
+        ):
+            rollouts[turn.row] = rollout
+        return rollouts
+
+    def _collect_again(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return conversations from the turns that were right in the first one about their prompt.
+
+        A prompt about which nothing was wrong, or whose turn was not written, has whole ones.
+        """
+        firsts = {key.prompt.id: key for key in reversed(keys)}
+        first_keys = list(firsts.values())
+        tries = self.sampler.sample_student(first_keys, self.student)
+        wrong = self._find_wrong_turns(tries)
+        new_turns = self._write_turns(first_keys, tries, wrong)
+        starts = {
+            first_keys[turn.row].prompt.id: _Restart(
+                tries[turn.row], first_keys[turn.row], turn, sample
+            )
+            for turn, sample in zip(wrong, new_turns, strict=True)
+            if sample.stop_reason == "stop"
+        }
+        other_keys = [key for key in keys if key.prompt.id not in starts]
+        rollouts = {
+            _name(key): replace(rollout, notes={**rollout.notes, CORRECTED: "none"})
+            for key, rollout in zip(
+                other_keys, self.sampler.sample_student(other_keys, self.student), strict=True
+            )
+        }
+        again = [key for key in keys if key.prompt.id in starts]
+        rollouts |= self._act_again(again, starts)
+        return [rollouts[_name(key)] for key in keys]
+
+    def _act_again(
+        self, keys: Sequence[RolloutKey], starts: "Mapping[str, _Restart]"
+    ) -> dict[tuple[str, int], Rollout]:
+        """Let the student act again from the right turns, which have no loss, and reward it."""
+        requests = [
+            self._build_request(
+                key, starts[key.prompt.id], self._begin_right(starts[key.prompt.id])
+            )
+            for key in keys
+        ]
+        conversations = run_conversations(
+            requests, self.environment, self.sampler.renderer, self.sampler.params
+        )
+        rollouts = {}
+        for key, conversation in zip(keys, conversations, strict=True):
+            start = starts[key.prompt.id]
+            (rollout,) = self.sampler.build_rollouts(
+                [key], [start.rollout.prompt_tokens], [conversation.sample], "student"
+            )
+            rollout = conversation.complete(rollout)
+            mask = rollout.loss_mask.clone()
+            mask[: start.turn.start] = False
+            notes = {**rollout.notes, CORRECTED: str(start.number), REJECTED: start.rejected}
+            rewarded = self._compute_reward(rollout, start)
+            rollouts[_name(key)] = replace(rollout, loss_mask=mask, notes=notes, reward=rewarded)
+        return rollouts
+
+    def _compute_reward(self, rollout: Rollout, start: "_Restart") -> float | None:
+        """Return 1 for a solved task, else what the first new turn is worth (SCoRe 2509.14257)."""
+        solved = self.task.reward(rollout)
+        if solved is None or solved >= 1:
+            return solved
+        new_text = (
+            rollout.turns[start.turn.place].text if len(rollout.turns) > start.turn.place else ""
+        )
+        corrected = self.sampler.renderer.decode(start.correction.tokens.tolist())
+        return {corrected: 0.5, start.rejected: 0.0}.get(new_text, 0.1)
+
+    def _build_request(
+        self, key: RolloutKey, start: "_Restart", beginning: Beginning | None
+    ) -> ConversationRequest:
+        """Return a conversation of the student's that goes on in the episode of a first one."""
+        first = compute_key_seed(self.sampler.batch, self.sampler.batch.stream, start.key)
+        return ConversationRequest(
+            key.prompt,
+            PromptedClient(self.student, start.rollout.prompt_tokens),
+            compute_key_seed(self.sampler.batch, "corrected", key),
+            beginning,
+            seed_of(first, "episode"),
+        )
+
+    def _begin_right(self, start: "_Restart") -> Beginning | None:
+        """Return the conversation up to its wrong turn; None if that is the first."""
+        if not start.turn.start:
+            return None
+        return _cut(start.rollout, start.turn)
+
+    def _find_wrong_turns(self, rollouts: Sequence[Rollout]) -> list[WrongTurn]:
+        """Return the first wrong turn of each rollout that has one."""
+        if self.scorer is None:
+            places = [self._ask_expert(rollout) for rollout in rollouts]
+        else:
+            cuts = self.scorer.count_accepted(rollouts)
+            places = [
+                None if cut is None else find_turn(rollout.turns, cut)
+                for rollout, cut in zip(rollouts, cuts, strict=True)
+            ]
+        return [
+            WrongTurn(row, place, sum(turn.tokens for turn in rollout.turns[:place]))
+            for row, (rollout, place) in enumerate(zip(rollouts, places, strict=True))
+            if place is not None
+        ]
+
+    def _ask_expert(self, rollout: Rollout) -> int | None:
+        """Return the first turn that the task's expert finds wrong."""
+        assert isinstance(self.task, Expert), "a recipe without an expert is refused"
+        replies: list[str] = []
+        for place, turn in enumerate(rollout.turns):
+            if turn.role != "assistant":
+                continue
+            # A turn that the limit of tokens cut off was never answered.
+            if place == len(rollout.turns) - 1 and rollout.stop_reason == "length":
+                return None
+            choices = self.task.expert(rollout.prompt, replies)
+            if choices.get(turn.text, 0.0) < self.source.below * max(choices.values()):
+                return place
+            replies.append(turn.text)
+        return None
+
+    def _write_turns(
+        self, keys: Sequence[RolloutKey], rollouts: Sequence[Rollout], wrong: Sequence[WrongTurn]
+    ) -> list[Sample]:
+        """Return the writer's turns in the place of the wrong ones; one that is cut off is none."""
+        clients = [self._bind(keys[turn.row]) for turn in wrong]
+        rooms = [choose_power(self.sampler.params.max_new_tokens - turn.start) for turn in wrong]
+
+        def sample(rows: list[int]) -> Sequence[Sample]:
+            requests = [
+                SampleRequest(
+                    (
+                        *clients[row].prompt_tokens,
+                        *rollouts[wrong[row].row].tokens[: wrong[row].start].tolist(),
+                    ),
+                    compute_key_seed(self.sampler.batch, "correct", keys[wrong[row].row]),
+                )
+                for row in rows
+            ]
+            params = replace(self.sampler.params, max_new_tokens=rooms[rows[0]])
+            return clients[rows[0]].client.sample(requests, params)
+
+        groups = [(id(client.client), room) for client, room in zip(clients, rooms, strict=True)]
+        return call_by_group(groups, sample)
+
+    def _bind(self, key: RolloutKey) -> PromptedClient:
+        client = self.writer.bind_prompt(key.prompt)
+        if client is None or not client.accepts_tokens:
+            raise CapabilityError(
+                f"rollout.source: {self.source.model_dump()} lets the {self.source.by} write one "
+                "turn of a conversation, and it cannot go on from tokens; take a teacher that "
+                "completes tokens, such as {type: model, model: ...} or {type: expert}"
+            )
+        return client
+
+    def _go_on(
+        self,
+        keys: Sequence[RolloutKey],
+        rollouts: Sequence[Rollout],
+        corrections: Sequence[tuple[WrongTurn, Sample]],
+    ) -> list[Rollout]:
+        """Let the student go on from the corrected turns, and return the new rollouts."""
+        starts = [
+            _Restart(rollouts[turn.row], keys[turn.row], turn, sample)
+            for turn, sample in corrections
+        ]
+        requests = [self._build_request(start.key, start, self._begin(start)) for start in starts]
+        conversations = run_conversations(
+            requests, self.environment, self.sampler.renderer, self.sampler.params
+        )
+        corrected = []
+        for start, conversation in zip(starts, conversations, strict=True):
+            (built,) = self.sampler.build_rollouts(
+                [start.key], [start.rollout.prompt_tokens], [conversation.sample], "student"
+            )
+            built = conversation.complete(built)
+            authors = torch.full((len(built.tokens),), AUTHORS.index("student"), dtype=torch.uint8)
+            authors = authors if built.authors is None else built.authors.clone()
+            end = start.turn.start + len(start.correction.tokens)
+            authors[start.turn.start : end] = AUTHORS.index(self.source.by)
+            notes = {CORRECTED: str(start.number), REJECTED: start.rejected}
+            corrected.append(replace(built, authors=authors, notes={**built.notes, **notes}))
+        return corrected
+
+    def _begin(self, start: "_Restart") -> Beginning:
+        """Return the conversation up to the corrected turn, that one included."""
+        right, correction = _cut(start.rollout, start.turn), start.correction
+        count = len(correction.tokens)
+        text = self.sampler.renderer.decode(correction.tokens.tolist())
+        return Beginning(
+            torch.cat([right.tokens, correction.tokens]),
+            torch.cat([right.model_mask, torch.ones(count, dtype=torch.bool)]),
+            torch.cat([right.sampling_logprobs, correction.sampling_logprobs]),
+            # The student's policy never scored another writer's tokens.
+            torch.cat([right.policy_logprobs, torch.full((count,), torch.nan)]),
+            (*right.turns, Turn("assistant", count, text)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Restart:
+    """A conversation with a wrong turn, and the turn that its teacher wrote instead."""
+
+    rollout: Rollout
+    key: RolloutKey
+    turn: WrongTurn
+    correction: Sample
+
+    @property
+    def number(self) -> int:
+        """The number of the wrong turn among the student's, from 1."""
+        turns = self.rollout.turns[: self.turn.place + 1]
+        return sum(turn.role == "assistant" for turn in turns)
+
+    @property
+    def rejected(self) -> str:
+        """The text of the wrong turn."""
+        return self.rollout.turns[self.turn.place].text
+
+
+def _name(key: RolloutKey) -> tuple[str, int]:
+    """Return what tells a key from the others of its batch."""
+    return key.prompt.id, key.number
+
+
+def _cut(rollout: Rollout, turn: WrongTurn) -> Beginning:
+    """Return the turns of a conversation before a wrong one."""
+    start, authors = turn.start, rollout.authors
+    mask = torch.ones(start, dtype=torch.bool)
+    return Beginning(
+        rollout.tokens[:start],
+        mask if authors is None else authors[:start] != AUTHORS.index("environment"),
+        rollout.sampling_logprobs[:start],
+        rollout.policy_logprobs[:start],
+        rollout.turns[: turn.place],
+    )
+
+
+def find_turn(turns: Sequence[Turn], start: int) -> int | None:
+    """Return the student's turn that begins at or after so many tokens."""
+    position = 0
+    for place, turn in enumerate(turns):
+        if turn.role == "assistant" and position >= start:
+            return place
+        position += turn.tokens
+    return None
+
+
+def measure_corrected(rollouts: Sequence[Rollout]) -> Metrics:
+    """Return the share of corrected conversations, the mean number of their turn, and refusals.
+
+    Empty where no source corrects.
+    """
+    noted = [rollout.notes[CORRECTED] for rollout in rollouts if CORRECTED in rollout.notes]
+    if not noted:
+        return {}
+    numbers = [int(note) for note in noted if note.isdigit()]
+    metrics = {
+        "corrected": len(numbers) / len(noted),
+        "corrected_refused": noted.count("refused") / len(noted),
+    }
+    return metrics | ({"corrected_turn": sum(numbers) / len(numbers)} if numbers else {})

@@ -1,0 +1,94 @@
+"""More answers than are trained on: failures are kept as they come, right answers by how clean they are.
+
+Resampling on correct (rStar2-Agent 2508.20722): an answer that is right after failed calls of tools is
+rewarded like a clean one, and teaches to call badly. So right answers with fewer failed calls are
+kept rather than others, while failures stay as varied as they are.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from practicum.core.randomness import seed_of
+from practicum.ports import SamplingClient, Task
+from practicum.rollouts.batch import RolloutKey
+from practicum.rollouts.sampling import RolloutSampler
+from practicum.rollouts.sources import Resample
+from practicum.types import Metrics, Rollout
+
+SAMPLED = "sampled_reward"
+"""The note with the mean reward of all answers to the prompt, those that were dropped included."""
+
+NO_CALLS = 0.5
+"""The penalty of an answer without a call, in the place of its share of failed calls."""
+
+CLEAN = 0.1
+"""The penalty that even a clean answer has, so that its weight is finite; a choice of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class CleanResampler:
+    """A source that samples more than it keeps: its settings, the student, and who rewards."""
+
+    source: Resample
+    sampler: RolloutSampler
+    task: Task
+    student: SamplingClient
+
+    def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return one rollout for each key, chosen among `factor` times as many to its prompt."""
+        by_prompt: dict[str, list[Rollout]] = {key.prompt.id: [] for key in keys}
+        for rollout in self._sample(keys):
+            by_prompt[rollout.prompt.id].append(rollout)
+        counts = {name: sum(key.prompt.id == name for key in keys) for name in by_prompt}
+        chosen = {
+            name: iter(self._choose(name, rollouts, counts[name]))
+            for name, rollouts in by_prompt.items()
+        }
+        return [replace(next(chosen[key.prompt.id]), sample=key.number) for key in keys]
+
+    def _sample(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return all answers with their rewards; those of the first round are `student`'s own."""
+        batch = self.sampler.batch
+        streams = [batch.stream, *(f"resample-{turn}" for turn in range(1, self.source.factor))]
+        rollouts: list[Rollout] = []
+        for stream in streams:
+            sampler = replace(self.sampler, batch=replace(batch, stream=stream))
+            rollouts += sampler.sample_student(keys, self.student)
+        return [replace(rollout, reward=self.task.reward(rollout)) for rollout in rollouts]
+
+    def _choose(self, name: str, rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
+        """Return `count` of a prompt's answers: its share of failures, and of right ones the clean."""
+        batch = self.sampler.batch
+        draw = random.Random(seed_of(batch.seed, "resample", batch.step, name))
+        right = [rollout for rollout in rollouts if (rollout.reward or 0.0) >= 1]
+        failures = [rollout for rollout in rollouts if (rollout.reward or 0.0) < 1]
+        most = min(round(len(right) * count / len(rollouts)), len(right))
+        # An answer without replacement: the largest of u^(1/weight) (Efraimidis & Spirakis 2006).
+        ranked = sorted(right, key=lambda rollout: -(draw.random() ** compute_penalty(rollout)))
+        chosen = ranked[:most] + draw.sample(failures, count - most)
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        mean = f"{sum(rewards) / len(rewards):.6g}" if rewards else ""
+        order = {id(rollout): place for place, rollout in enumerate(rollouts)}
+        chosen.sort(key=lambda rollout: order[id(rollout)])
+        return [replace(rollout, notes={**rollout.notes, SAMPLED: mean}) for rollout in chosen]
+
+
+def compute_penalty(rollout: Rollout) -> float:
+    """Return how unclean an answer is: its share of calls without a result, and a little more."""
+    calls = [call for turn in rollout.turns for call in turn.calls]
+    failed = sum(call.outcome != "answered" for call in calls)
+    return CLEAN + (failed / len(calls) if calls else NO_CALLS)
+
+
+def measure_resampled(rollouts: Sequence[Rollout]) -> Metrics:
+    """Return the mean reward of all sampled answers: that of those kept is of a choice among them.
+
+    Empty where no source resamples.
+    """
+    means = {
+        rollout.prompt.id: float(rollout.notes[SAMPLED])
+        for rollout in rollouts
+        if rollout.notes.get(SAMPLED)
+    }
+    return {SAMPLED: sum(means.values()) / len(means)} if means else {}

@@ -1,0 +1,32 @@
+"""Files that a command writes row by row, and goes on with after an interruption."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from practicum import run_dir as folders
+from practicum.errors import DataError
+
+
+def begin_file(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write what decides a file's rows beside it, or compare it with an earlier beginning.
+
+    Raises DataError if the file was begun with other settings or by something else.
+    """
+    settings_path = path.with_name(f"{path.name}.settings.json")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folders.write_json(settings_path, dict(settings))
+        return
+    if not settings_path.is_file():
+        raise DataError(
+            f"{path} exists and was not begun by this command ({settings_path.name} is not beside "
+            "it); write --out another file"
+        )
+    earlier = folders.read_json(settings_path)
+    changed = [name for name, value in settings.items() if earlier.get(name) != value]
+    if changed:
+        raise DataError(
+            f"{path} was begun with other settings ({', '.join(changed)}); undo the change to go "
+            "on, or write --out another file"
+        )

@@ -1,0 +1,229 @@
+"""The tasks of a taskset of verifiers: its harness leads each conversation, and its rewards count.
+
+The harness asks an endpoint of this process for tokens, which the student samples as in any other
+conversation. Every token is the harness's or the student's: nothing is tokenised again.
+"""
+
+import queue
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, JsonValue, model_validator
+
+from practicum.core.abandon import check
+from practicum.errors import DataError
+from practicum.ports import Observation, SampledTurn, Task
+from practicum.tasks import TaskContext
+from practicum.tasks._token_engine import EngineLine, TokenEngine, TokenRequest
+from practicum.tasks._verifiers_agents import AgentEnd, AgentRunner, open_runner
+from practicum.types import FrozenConfig, Prompt, Rollout
+
+POLL_SECONDS = 0.5
+"""The longest wait for a harness before a cancellation is looked at."""
+
+
+class Config(FrozenConfig):
+    """The taskset, the harness, and how many of the tasks are trained on."""
+
+    type: Literal["verifiers"] = "verifiers"
+    taskset: str = Field(min_length=1, description="the installed taskset, by its id")
+    settings: dict[str, JsonValue] = Field(default={}, description="its settings, without `id`")
+    harness: str | None = Field(
+        default=None,
+        description="a harness by its id; none: a chat loop in this process, with the task's tools",
+    )
+    runs_code_here: bool = Field(
+        default=False,
+        description="allow a harness that lets the student run programs on this machine, without "
+        "a sandbox",
+    )
+    reward_range: tuple[float, float] = Field(
+        default=(0.0, 1.0), description="the least and largest reward"
+    )
+    train_size: int = Field(default=64, ge=1, description="tasks to train on, the first ones")
+    heldout_size: int = Field(default=16, ge=0, description="held-out tasks, after these")
+    seconds: float = Field(
+        default=120.0,
+        gt=0,
+        description="the longest wait for what a harness does between two turns",
+    )
+
+    @model_validator(mode="after")
+    def _check_range(self) -> "Config":
+        low, high = self.reward_range
+        if not low < high:
+            raise ValueError(f"reward_range: {low:g} is not below {high:g}; write [least, largest]")
+        return self
+
+
+class HarnessError(RuntimeError):
+    """The harness failed, or went on from another text than the conversation's."""
+
+
+@dataclass(slots=True)
+class HarnessEpisode:
+    """A conversation that a harness leads; see `practicum.ports.TokenEpisode`."""
+
+    engine: TokenEngine
+    line: EngineLine
+    run: "Future[AgentEnd]"
+    seconds: float
+    reward_range: tuple[float, float]
+    pending: TokenRequest | None = None
+
+    def step(self, turn: str) -> Observation:
+        """Refuse a turn that is not token for token."""
+        raise HarnessError("a harness takes turns as tokens")
+
+    def answer_tokens(self, turn: SampledTurn) -> Observation:
+        """Hand the turn to the request that waits for it, and return what follows it."""
+        pending = self.pending or self._receive()
+        if isinstance(pending, AgentEnd):
+            raise HarnessError(pending.problem or "the harness ended without a turn of the model")
+        if pending.tokens != turn.before:
+            raise HarnessError(_explain_difference(turn.before, pending.tokens))
+        pending.reply(turn)
+        self.pending = None
+        event = self._receive()
+        if isinstance(event, AgentEnd):
+            return self._end(event)
+        text = (*turn.before, *turn.tokens)
+        if event.tokens[: len(text)] != text or len(event.tokens) == len(text):
+            event.reply(None)
+            raise HarnessError(_explain_difference(text, event.tokens))
+        self.pending = event
+        return Observation(None, tokens=event.tokens[len(text) :])
+
+    def _end(self, end: AgentEnd) -> Observation:
+        """Return the end of the conversation with its reward."""
+        if end.problem:
+            raise HarnessError(end.problem)
+        low, high = self.reward_range
+        if end.reward is not None and not low <= end.reward <= high:
+            raise HarnessError(
+                f"the reward is {end.reward:g}; write task.reward_range for what the taskset gives"
+            )
+        return Observation(None, reward=end.reward)
+
+    def _receive(self) -> "TokenRequest | AgentEnd":
+        """Return the next request of the harness, or its end; TimeoutError if neither comes."""
+        waited = 0.0
+        while waited < self.seconds:
+            check()
+            try:
+                event = self.line.events.get(timeout=min(POLL_SECONDS, self.seconds))
+            except queue.Empty:
+                waited += min(POLL_SECONDS, self.seconds)
+                continue
+            if isinstance(event, TokenRequest):
+                return event
+            return _read_end(self.run)
+        raise TimeoutError(f"the harness did nothing for task.seconds, {self.seconds:g} s")
+
+    def close(self) -> None:
+        """Cancel the harness if it still runs, and refuse what it asks."""
+        self.run.cancel()
+        if self.pending is not None:
+            self.pending.reply(None)
+        self.engine.close_line(self.line)
+
+
+def _read_end(run: "Future[AgentEnd]") -> AgentEnd:
+    """Return how an agent's run ended; what it raised is a problem."""
+    try:
+        return run.result(timeout=0)
+    except CancelledError:
+        return AgentEnd(None, "the harness was cancelled")
+    # A harness is foreign code and may fail in any way.
+    except Exception as error:
+        return AgentEnd(None, f"{type(error).__name__}: {error}")
+
+
+def _explain_difference(text: Sequence[int], request: Sequence[int]) -> str:
+    """Return where the harness's text leaves the conversation's."""
+    pairs = enumerate(zip(text, request, strict=False))
+    place = next((place for place, (a, b) in pairs if a != b), min(len(text), len(request)))
+    return (
+        f"the harness goes on from another text: its token {place} of {len(request)} differs from the "
+        f"conversation's {len(text)}; it shortens, branches, or writes another template than the "
+        "student's"
+    )
+
+
+class Verifiers:
+    """The tasks of a taskset; see `practicum.ports.Harnessed`."""
+
+    def __init__(self, config: Config, runner: AgentRunner) -> None:
+        self._config = config
+        self._runner = runner
+        tasks = runner.list_tasks(config.train_size + config.heldout_size)
+        if len(tasks) <= config.heldout_size:
+            raise DataError(
+                f"task.taskset: {config.taskset!r} has {len(tasks)} tasks, and {config.heldout_size} "
+                "are held out; write a smaller heldout_size"
+            )
+        names = [task.name for task in tasks]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise DataError(f"task.taskset: two tasks are called {twice[0]!r}")
+        self._prompts = [Prompt(task.name, task.messages) for task in tasks]
+        self._indices = {name: index for index, name in enumerate(names)}
+        self._train = min(config.train_size, len(tasks) - config.heldout_size)
+        # Conversations may open side by side.
+        self._lock = threading.Lock()
+        self._opened: tuple[TokenEngine, Path] | None = None
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return the first tasks."""
+        return self._prompts[: self._train]
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return the tasks after them."""
+        return self._prompts[self._train : self._train + self._config.heldout_size]
+
+    def open_tokens(
+        self, prompt: Prompt, seed: int, save_tokenizer: Callable[[Path], None]
+    ) -> HarnessEpisode:
+        """Start an agent on the prompt's task, with a line of its own to the student."""
+        engine, tokenizer = self._prepare(save_tokenizer)
+        line = engine.open_line()
+        run = self._runner.start(self._indices[prompt.id], line.base_url, tokenizer)
+        # The end stands in the queue of the requests, so one wait sees both.
+        run.add_done_callback(line.events.put)
+        return HarnessEpisode(engine, line, run, self._config.seconds, self._config.reward_range)
+
+    def _prepare(self, save_tokenizer: Callable[[Path], None]) -> tuple[TokenEngine, Path]:
+        """Return the engine and the folder of the tokenizer, made by the first conversation."""
+        with self._lock:
+            if self._opened is None:
+                folder = Path(tempfile.mkdtemp(prefix="practicum-tokenizer-"))
+                # Until the task is gone: a harness may read it at any time.
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+                save_tokenizer(folder)
+                self._opened = TokenEngine(), folder
+            return self._opened
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the taskset's reward; the least if the conversation was cut off before its end."""
+        rewards = [turn.reward for turn in rollout.turns if turn.reward is not None]
+        if rewards:
+            return rewards[-1]
+        return self._config.reward_range[0] if rollout.stop_reason in ("length", "turns") else None
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Load the taskset; DataError if it cannot be, or if its harness runs programs unasked."""
+    runner = open_runner(config.taskset, config.settings, config.harness)
+    if runner.executes_code() and not config.runs_code_here:
+        raise DataError(
+            f"task.harness: {config.harness!r} lets the student run programs on this machine, "
+            "without a sandbox; write runs_code_here: true on a machine where that may be, or leave "
+            "harness out"
+        )
+    return Verifiers(config, runner)
