@@ -10,9 +10,11 @@ hidden states of one process that another one reads; the time is from their requ
 
 import json
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import models
+from benchmarks.goals import SPREAD
 from benchmarks.measuring import (
     build_parser,
     compute_ratios,
@@ -69,7 +72,17 @@ def main() -> None:
     medians = {ranks: round(statistics.median(speed)) for ranks, speed in speeds.items()}
     rows = [[name, reading["median"]] for name, reading in readings.items()]
     print(format_table(["measure", "median"], rows))
+    print(describe_rounds(readings["workers.share"], session.load, os.getloadavg()[0]))
     session.report(readings, tokens_a_second=medians)
+
+
+def describe_rounds(reading: Mapping[str, float], before: float, after: float) -> str:
+    """Return whether the rounds of a reading are close enough for a verdict, and the load average."""
+    word = "calm" if reading["spread"] <= SPREAD else "not calm"
+    return (
+        f"{reading['count']:.0f} rounds, {word}: {reading['spread']:.0%} apart, calm up to "
+        f"{SPREAD:.0%}; load average {before:.1f} before and {after:.1f} after"
+    )
 
 
 def _measure_update(ranks: int, quick: bool) -> float:

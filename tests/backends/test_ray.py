@@ -20,16 +20,13 @@ A loss that is no number on one rank is in test_sharded, bytes of collectives in
 """
 
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from safetensors.torch import load_file
 from toy import (
     JOURNALS,
@@ -43,12 +40,10 @@ from toy import (
 
 from practicum.backends._sharded.rank_verbs import ProcessSettings, list_versions
 from practicum.backends.local import MemoryConfig
-from practicum.backends.ray import Config, placement
 from practicum.backends.ray.clients import RayTrainer
-from practicum.backends.ray.placement import Starter
 from practicum.costs.cluster import forecast_step
 from practicum.costs.workload import Split
-from practicum.errors import RecipeError, ResourceError, TooFewGpus, WorkerLost
+from practicum.errors import RecipeError, ResourceError, WorkerLost
 from practicum.ports import AdamParams
 from practicum.recipe import load_recipe
 from practicum.run_dir import RunDir, find_checkpoint
@@ -325,100 +320,6 @@ def test_conversations_with_tools_give_the_run_of_one_process(tmp_path: Path) ->
     assert all(row["calls_answered"] > 0.5 for row in rows(two / "metrics.jsonl"))
 
 
-def test_more_gpus_than_there_are_and_those_of_others_are_said_before_anything_starts(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placement, "RELEASE_SECONDS", 0.0)
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 2.0})
-    monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 2.0})
-    with pytest.raises(
-        TooFewGpus,
-        match=r"^the recipe asks for 4 GPUs and the cluster has 2; lower backend.trainers, ",
-    ):
-        assemble_run(toy_recipe(models, on_ray()), tmp_path)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 8.0})
-    monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 3.0})
-    with pytest.raises(
-        TooFewGpus, match=r"^4 GPUs are needed and 3 of 8 are free; another run may hold the oth"
-    ):
-        assemble_run(toy_recipe(models, on_ray()), tmp_path)
-
-
-def test_the_gpu_of_a_teacher_that_comes_back_late_is_waited_for(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Begun(Exception):
-        pass
-
-    def begin(*arguments: object) -> None:
-        raise Begun
-
-    free = [3.0, 3.0, 3.0, 4.0]
-    monkeypatch.setattr(placement, "RELEASE_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 4.0})
-    monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": free.pop(0)})
-    monkeypatch.setattr(Starter, "start", begin)
-    with pytest.raises(Begun):
-        assemble_run(toy_recipe(models, on_ray()), tmp_path)
-    assert not free
-
-
-@pytest.mark.parametrize(
-    ("trainers", "nodes", "missing", "fits"),
-    [
-        (4, 1, 1, ["backend.trainers=3"]),
-        (4, 1, 4, []),
-        (16, 2, 8, ["backend.trainers=8", "backend.nodes=1"]),
-        (12, 3, 1, ["backend.trainers=8", "backend.nodes=2"]),
-        (4, 2, 3, ["backend.trainers=1", "backend.nodes=1"]),
-    ],
-)
-def test_fewer_trainers_keep_the_size_of_their_shards(
-    trainers: int, nodes: int, missing: int, fits: list[str]
-) -> None:
-    assert Config(trainers=trainers, nodes=nodes).list_smaller(missing) == fits
-
-
-@pytest.mark.parametrize(
-    ("reason", "remedy"),
-    [
-        (
-            "Could not find\n any instance at 10.0.0.9:6379",
-            "start it with ray start --head, or unset",
-        ),
-        (
-            "Version mismatch: Ray: 2.1.0\n Python: 3.9",
-            "install the same versions of Python and Ray",
-        ),
-    ],
-)
-def test_a_cluster_that_cannot_be_joined_is_said_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, reason: str, remedy: str
-) -> None:
-    def refuse(**settings: object) -> None:
-        raise RuntimeError(reason)
-
-    monkeypatch.setattr(ray, "init", refuse)
-    line = f"the Ray cluster cannot be reached ({' '.join(reason.split())}); {remedy}"
-    with pytest.raises(ResourceError, match=f"^{re.escape(line)}"):
-        placement.connect()
-
-
-def test_an_address_where_nothing_listens_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{unused.getsockname()[1]}"
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(
-            ResourceError, match=r"^the Ray cluster cannot be reached \(.*refused\)"
-        ):
-            placement.connect()
-
-
 def test_without_ray_the_extra_is_named(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,10 +344,11 @@ def test_what_cannot_be_is_said_in_one_line(models: Path, tmp_path: Path) -> Non
         toy_recipe(models, on_ray() | {"rollout.source": "token_mix(0.2)"})
 
 
-def test_scorers_learn_in_the_driver_as_in_one_process(
-    models: Path, tmp_path: Path, cluster: None
+@pytest.mark.slow
+def test_scorers_learn_in_processes_of_their_own_as_in_one(
+    models: Path, tmp_path: Path, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The judges of a cluster's run give the numbers of one process, with two trainers too."""
+    """With two trainers, and if a scorer is lost after its state was saved."""
     changes = SIZES | {
         "rollout": {"n": 2, "max_new_tokens": 5, "source": "join(teacher)"},
         "objective": {
@@ -459,16 +361,21 @@ def test_scorers_learn_in_the_driver_as_in_one_process(
             "critic": {"type": "value", "learning_rate": 0.003},
         },
         "train.steps": 3,
-        "train.checkpoint_every": None,
+        "train.checkpoint_every": 1,
     }
     single = toy_run(models, tmp_path / "single", changes).folder
-    double = toy_run(models, tmp_path / "double", changes | on_ray()).folder
+    monkeypatch.setenv("PRACTICUM_FAULT", "scorer-judge.fit:3")
+    console = RecordingConsole()
+    on_two = changes | on_ray(restarts=1)
+    double = toy_run(models, tmp_path / "double", on_two, console=console).folder
+    (line,) = [line for line in console.events if "was lost" in line]
+    assert "after step 2: scorer-judge 0 was lost in fit; nothing of this step is kept" in line
     assert_close_runs(double, single)
     learned, expected = (
         load_file(folder / "checkpoints/step-3/scorer-judge.safetensors")
         for folder in (double, single)
     )
-    # The driver reads the same tokens, so not even the rounding of the trainers reaches a judge.
+    # A judge reads the same tokens, so not even the rounding of the trainers reaches it.
     assert learned.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in learned.items())
 

@@ -52,10 +52,19 @@ def test_the_driver_reads_no_large_tensor(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(references, "fetch", refuse)
     with LargestTensor() as seen:
-        backend = {"type": "ray", "trainers": 2, "samplers": 1}
-        folder = toy_run(models, tmp_path, {"backend": backend, "train.steps": 2}).folder
-    parts = list((folder / "checkpoints" / "step-2").glob("student-*"))
-    assert sum(path.stat().st_size for path in parts) > 4 * MIB
+        changes = {
+            "backend": {"type": "ray", "trainers": 2, "samplers": 1},
+            "train.steps": 2,
+            "reference": {"type": "self", "weights": "ema"},
+            "objective": {
+                "losses": [{"signal": "full"}, {"signal": "topk(4)", "against": "reference"}]
+            },
+            "scorers": {"critic": {"type": "value"}},
+        }
+        folder = toy_run(models, tmp_path, changes).folder
+    for name in ("student-*", "reference.*", "scorer-critic.*"):
+        files = (folder / "checkpoints" / "step-2").glob(name)
+        assert sum(path.stat().st_size for path in files) > 4 * MIB
     assert seen.largest < MIB
 
 

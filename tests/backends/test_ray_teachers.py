@@ -57,6 +57,14 @@ def test_residency_of_a_teacher_in_shards_is_refused(models: Path, changes: dict
     toy_recipe(models, on_ray(1) | {"teacher": inside})
 
 
+@pytest.mark.parametrize("changes", [{}, {"teachers": "beside"}])
+def test_a_base_for_several_models_is_refused(models: Path, changes: dict[str, Any]) -> None:
+    shared = {"type": "model", "model": str(models / "teacher"), "residency": "shared"}
+    with pytest.raises(RecipeError, match=r"teacher.residency: 'shared' keeps one base") as found:
+        toy_recipe(models, on_ray(1, **changes) | {"teacher": shared})
+    assert len(found.value.problems) == 1
+
+
 def test_fewer_bits_of_a_teacher_in_shards_are_refused(models: Path) -> None:
     rounded = {"teacher.quantization": "int8"}
     with pytest.raises(RecipeError, match=r"teacher\.quantization: 'int8' rounds a whole model"):

@@ -1,23 +1,30 @@
 """A run of processes that torchrun starts is the run of one process, and of trainers over Ray."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from toy import curve, environment, said, toy_run, write_recipe
+from toy import curve, environment, rows, said, toy_data, toy_run, write_recipe
 
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.backends.torchrun import Config, join
 from practicum.backends.torchrun.rank_process import RankProcess
 from practicum.errors import RecipeError
+from practicum.objective import Objective
 from practicum.recipe import parse_recipe
 from practicum.runs.opening import open_student
+from practicum.runs.pipeline import parse_pipeline
+from practicum.runs.pipeline.runner import run as run_pipeline
+from practicum.types import Datum, ForwardResult
 
 from .ray_session import cluster
 from .test_ray import SIZES, assert_close_runs, assert_same_bytes, on_ray
@@ -110,14 +117,39 @@ def test_the_wrong_start_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
         join(Config(trainers=2)),
     ):
         pass
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(SystemExit, match="2"), join(Config(trainers=2)):
-        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"train.stepz": 4}, r"\S+toy.yaml: train.stepz: no such key; .*"),
+        (
+            {"backend": BACKEND | {"trainers": 3}},
+            r"backend.trainers is 3 and torchrun started 2 .*",
+        ),
+    ],
+)
+def test_what_all_processes_find_one_of_them_says(
+    models: Path, tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
+    recipe = write_recipe(models, tmp_path / "toy.yaml", {"backend": BACKEND} | changes)
+    said = finish(start(tmp_path, recipe))
+    assert [code for code, _ in said] == [2, 2]
+    assert re.fullmatch(f"error: {line}\n", "".join(text for _, text in said))
+
+
+def test_stages_of_a_pipeline_share_the_processes_that_were_started(
+    models: Path, tmp_path: Path
+) -> None:
+    data = toy_data(models, SIZES)
+    stages = [{"name": "first"}, {"name": "second", "backend": BACKEND}]
+    with pytest.raises(
+        RecipeError, match=r"^toy: stages.second.backend: .* write one backend beside `stages`"
+    ):
+        run_pipeline(parse_pipeline(data | {"stages": stages}, "toy"), out=tmp_path)
 
 
 def test_a_recipe_says_what_cannot_be(models: Path) -> None:
-    from toy import toy_data
-
     with pytest.raises(RecipeError, match="3 trainers cannot be divided among 2 nodes"):
         parse_recipe(toy_data(models, {"backend": BACKEND | {"trainers": 3, "nodes": 2}}), "toy")
     with pytest.raises(RecipeError, match=r"backend 'torchrun' answer .*; write source: mix"):
@@ -245,6 +277,63 @@ def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all(
     folder = train(tmp_path, recipe, before={1: spoil})
     assert curve(folder, "halvings") == [1, 0, 0, 0]
     assert curve(folder, "loss") == pytest.approx(curve(single, "loss"), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_on_one_rank_is_an_update_that_all_skip(
+    models: Path, tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = LocalTrainer.forward_backward
+    updates: list[int] = []
+
+    def forward_backward(
+        self: LocalTrainer, data: Sequence[Datum], objective: Objective, seed: int
+    ) -> ForwardResult:
+        updates.append(1)
+        return compute(self, spoil_states(data) if len(updates) == 2 else data, objective, seed)
+
+    def spoil() -> None:
+        LocalTrainer.forward_backward = forward_backward  # type: ignore[method-assign]
+
+    folder = train(tmp_path / "two", recipe, before={1: spoil})
+    monkeypatch.setattr(LocalTrainer, "forward_backward", forward_backward)
+    one = toy_run(models, tmp_path / "one", SIZES).folder
+    assert [row["tokens"] for row in rows(folder / "rollouts.jsonl")] == [
+        row["tokens"] for row in rows(one / "rollouts.jsonl")
+    ]
+    skipped, whole = (
+        [row for row in rows(run / "metrics.jsonl") if row.get("nonfinite")]
+        for run in (folder, one)
+    )
+    assert [row["step"] for row in skipped] == [row["step"] for row in whole] == [2]
+    assert 0 < skipped[0]["nonfinite"] < whole[0]["nonfinite"] == 12
+
+
+def spoil_states(data: Sequence[Datum]) -> list[Datum]:
+    """The same data with a teacher whose hidden states are no numbers."""
+    return [replace(item, signal=replace(item.signal, hidden=spoil(item))) for item in data]
+
+
+def spoil(item: Datum) -> torch.Tensor:
+    assert isinstance(item.signal.hidden, torch.Tensor)
+    return item.signal.hidden * float("nan")
+
+
+@pytest.mark.slow
+def test_a_pipeline_gives_the_stages_of_one_process_and_goes_on(
+    models: Path, tmp_path: Path
+) -> None:
+    stages = [{"name": "first"}, {"name": "second", "teacher": {"model": {"stage": "first"}}}]
+    data = toy_data(models, SIZES | {"train.steps": 2, "train.checkpoint_every": 1})
+    one = run_pipeline(parse_pipeline(data | {"stages": stages}, "toy"), out=tmp_path / "one")
+    path = tmp_path / "toy.yaml"
+    path.write_text(json.dumps(data | {"stages": stages, "backend": BACKEND}))
+    line, codes = fail(tmp_path / "two", path, env={"PRACTICUM_FAULT": "rank-1.differentiated:4"})
+    assert "after step 1: trainer 1 was lost in forward_backward" in line
+    assert codes == [8, 137]
+    folder = train(tmp_path / "two", path, "--resume")
+    for name in ("01-first", "02-second"):
+        assert_close_runs(one.folder / "stages" / name, folder / "stages" / name)
 
 
 @pytest.mark.slow

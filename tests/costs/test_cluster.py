@@ -15,7 +15,14 @@ from practicum.costs.cluster import (
     forecast_step,
     scale_workload,
 )
-from practicum.costs.workload import GPUS, Cluster, ScoringWork, Split, Workload
+from practicum.costs.workload import (
+    GPUS,
+    Cluster,
+    LearningWork,
+    ScoringWork,
+    Split,
+    Workload,
+)
 from practicum.errors import ResourceError
 
 # Qwen3-8B taught by Qwen3-32B: 512 answers of 4,096 tokens after prompts of 512.
@@ -260,6 +267,30 @@ def test_without_a_teacher_no_gpu_scores() -> None:
     forecasts = choose_split(build_work(teacher=None), build_cluster(8), ahead=True)
     assert all(forecast.split.teachers == 0 for forecast in forecasts)
     assert forecasts[0].seconds["score"] == 0
+
+
+def test_scorers_that_learn_take_a_gpu_each_and_the_time_between_updates() -> None:
+    cluster, critic = build_cluster(), LearningWork("scorer-critic", 70 * 10**9, 10**18)
+    work = build_work()
+    with_two = replace(work, learners=(critic, replace(critic, name="scorer-judge")))
+    for ahead in (False, True):
+        best = choose_split(with_two, cluster, ahead=ahead)[0]
+        split = best.split
+        assert split.trainers + split.samplers + split.teacher_gpus <= cluster.gpus - 2
+        assert best.seconds["judge"] == 2e18 / (989e12 * EFFICIENCY["update"])
+        assert best.memory["judge"] == 70 * 10**9
+        plain = forecast_step(work, cluster, split, ahead=ahead)
+        assert best.step_seconds >= plain.step_seconds
+        if not ahead:
+            assert best.step_seconds == pytest.approx(plain.step_seconds + best.seconds["judge"])
+    assert scale_workload(with_two, 4).learners[0].flops == 4 * 10**18
+    too_large = replace(work, learners=(replace(critic, num_bytes=100 * 10**9),))
+    with pytest.raises(
+        ResourceError, match=r"^scorer-critic takes .* on a GPU of its own.*adapters"
+    ):
+        choose_split(too_large, cluster, ahead=False)
+    with pytest.raises(ResourceError, match=r"^3 GPUs are too few .* beside scorers that learn"):
+        choose_split(with_two, build_cluster(3), ahead=False)
 
 
 def test_bytes_between_sites_by_hand() -> None:

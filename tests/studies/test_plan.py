@@ -291,6 +291,19 @@ def test_the_work_on_a_cluster_is_that_of_the_step_on_paper(models: Path) -> Non
     assert work.update_flops == metrics["cost/flops_update"] + again + head
 
 
+def test_the_work_of_scorers_that_learn_is_that_of_the_step_on_paper(models: Path) -> None:
+    adapted = {"model": str(models / "student"), "lora": {"rank": 2}}
+    scorers = {"critic": {"type": "value", "updates": 2, "model": adapted}}
+    one, two = (plan(toy_recipe(models, changes)).run for changes in ({}, {"scorers": scorers}))
+    (critic,) = build_workload(two).learners
+    phases = ("cost/flops_score", "cost/flops_update")
+    assert critic.flops == sum(two.metrics[name] - one.metrics[name] for name in phases) > 0
+    weights = two.record.scalars["scorer-critic"].dims.parameters
+    assert 4 * weights < critic.num_bytes
+    (cluster,) = describe_clusters(two, [parse_cluster("8xh100")])
+    assert cluster["learners"] == ["scorer-critic"]
+
+
 def test_a_teacher_with_the_weights_of_the_student_needs_no_gpus(models: Path) -> None:
     run = plan(
         toy_recipe(models, {"teacher": {"type": "privileged", "teacher": SELF, "system": "abcd"}})

@@ -10,6 +10,7 @@ import typer
 
 from practicum.cli._output import print_note
 from practicum.cli.completion import complete_recipe
+from practicum.core.launched import is_first_to_say
 from practicum.core.notes import show_notes
 from practicum.core.options import spell_for_shell
 from practicum.errors import PracticumError
@@ -50,7 +51,8 @@ def handle_errors(debug: bool) -> Iterator[None]:
         if debug:
             raise
         lines = str(error).splitlines() or [type(error).__name__]
-        print(f"error: {lines[0]}", *lines[1:], sep="\n  ", file=sys.stderr)
+        if is_first_to_say(str(error)):
+            print(f"error: {lines[0]}", *lines[1:], sep="\n  ", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

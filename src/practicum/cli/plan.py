@@ -196,6 +196,7 @@ def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
         "",
         *_format_table(head, rows),
         f"bytes of a step by the first: {crossing}",
+        *(f"{make_printable(name)} learns on a GPU of its own" for name in cluster["learners"]),
         f"to run it: backend='{{type: ray, {_format_split(first)}}}'",
     ]
 

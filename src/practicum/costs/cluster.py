@@ -68,10 +68,11 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
     `ahead` tells whether rollouts of the next step are sampled during the update. Raises
     ResourceError if no split fits, with what is too large and what to do instead.
     """
-    if cluster.gpus < 2:
+    if cluster.gpus - len(work.learners) < 2:
         raise ResourceError(
-            "1 GPU is too few for trainers and samplers; run in one process, without backend and "
-            "with teacher.residency: swap"
+            f"{cluster.gpus} GPU{'s are' if cluster.gpus > 1 else ' is'} too few for trainers and "
+            f"samplers{' beside scorers that learn' if work.learners else ''}; run in one process, "
+            "without backend and with teacher.residency: swap"
         )
     forecasts, refusals = [], []
     for split in _list_splits(work, cluster):
@@ -111,10 +112,12 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
         "wait": max(collectives - HIDDEN_SHARE * update, 0.0),
         "copy": copied / cluster.network_link,
     }
+    if work.learners:
+        seconds["judge"] = _time_judging(work, cluster)
     # Pools that wait for each other are idle most of the time: the phases then add up.
     total = sum(seconds.values())
     if ahead:
-        learning = seconds["update"] + seconds["wait"]
+        learning = seconds["update"] + seconds["wait"] + seconds.get("judge", 0.0)
         scored = seconds["score"] + seconds["send"]
         # Beside the trainers, a teacher scores before they learn.
         chain = scored + learning if split.teachers == "beside" else max(scored, learning)
@@ -128,6 +131,8 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
             (t.count_bytes(work.longest, split.teacher_shards) for t in teachers), default=0
         ),
     }
+    if work.learners:
+        memory["judge"] = max(learner.num_bytes for learner in work.learners)
     links = {
         "answers to the driver": ANSWER_BYTES * work.sampled_tokens,
         "hidden states to trainers": sent,
@@ -165,6 +170,7 @@ def scale_workload(work: Workload, factor: float) -> Workload:
         update_tokens=scale(work.update_tokens),
         update_flops=scale(work.update_flops),
         scorers=scorers,
+        learners=tuple(replace(learner, flops=scale(learner.flops)) for learner in work.learners),
     )
 
 
@@ -186,7 +192,8 @@ def _list_splits(work: Workload, cluster: Cluster) -> Iterator[Split]:
 
     More trainers than a node has are whole nodes, so that each copy of the weights is.
     """
-    count, teachers = cluster.gpus, len(work.teachers)
+    # Scorers that learn have a GPU each.
+    count, teachers = cluster.gpus - len(work.learners), len(work.teachers)
     # The time changes little between neighbours, and all splits of 1,024 GPUs are half a million.
     grain = max(count // 32, 1)
     for trainers in range(grain, count, grain):
@@ -345,6 +352,22 @@ def _time_scoring(work: Workload, cluster: Cluster, split: Split, shards: int) -
     gpus, count = split.teacher_gpus, split.teacher_shards
     times = (_time_teacher(teacher, cluster, gpus, count) for teacher in work.teachers)
     return max(times, default=0.0)
+
+
+def _time_judging(work: Workload, cluster: Cluster) -> float:
+    """Return the seconds of the scorers that learn, of which the driver asks one after another.
+
+    Raises ResourceError if one does not fit on a GPU.
+    """
+    for learner in work.learners:
+        if learner.num_bytes > cluster.usable_memory:
+            raise ResourceError(
+                f"{learner.name} takes {format_bytes(learner.num_bytes)} on a GPU of its own, and a "
+                f"{cluster.gpu.name} has {format_bytes(cluster.usable_memory)} to plan with: a "
+                "scorer that learns is not put in shards; give it a smaller model, or adapters"
+            )
+    flops = sum(learner.flops for learner in work.learners)
+    return flops / (cluster.gpu.flops * EFFICIENCY["update"])
 
 
 def _time_teacher(teacher: ScoringWork, cluster: Cluster, gpus: int, shards: int) -> float:

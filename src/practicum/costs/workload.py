@@ -106,6 +106,19 @@ class ScoringWork:
 
 
 @dataclass(frozen=True, slots=True)
+class LearningWork:
+    """The work of a scorer that learns, on a GPU of its own.
+
+    `num_bytes` are its weights, moments and the longest text's graph, `flops` those of its
+    judgements and updates in a step.
+    """
+
+    name: str
+    num_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """The work of a step, whatever it runs on.
 
@@ -129,6 +142,7 @@ class Workload:
     graph: Line
     logit_bytes: int
     scorers: tuple[ScoringWork, ...]
+    learners: tuple[LearningWork, ...] = ()
 
     @property
     def teachers(self) -> tuple[ScoringWork, ...]:

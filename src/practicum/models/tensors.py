@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -15,10 +16,34 @@ HEADER_BYTES = 512
 """Bytes of a file's header that one tensor may take: its name, type, shape and offsets."""
 
 
-def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
+@runtime_checkable
+class TensorElsewhere(Protocol):
+    """A tensor in another process, which never changes; it is written there and not read here."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the tensor."""
+        ...
+
+    def write_file(self, path: Path, named: "Mapping[str, SavedTensor]") -> None:
+        """Let a process that is not this one write tensors into a file, this one among them."""
+        ...
+
+
+SavedTensor = Tensor | TensorElsewhere
+"""A tensor of a state that is saved."""
+
+
+def write_tensors(path: Path, named: Mapping[str, SavedTensor]) -> None:
     """Write tensors into one file. Raises OSError if the disk is full."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            tensor.write_file(path, named)
+            return
+        tensors[name] = tensor
     try:
-        save_file(_separate(named), path)
+        save_file(_separate(tensors), path)
     except SafetensorError as error:
         # safetensors reports a full disk in its message only; callers handle an OSError.
         code = re.search(r"os error ([0-9]+)", str(error))
@@ -27,15 +52,18 @@ def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
-def write_stems(stems: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
+def write_stems(stems: Mapping[str, Mapping[str, SavedTensor]], folder: Path) -> None:
     """Write the tensors of each stem into its file. Raises OSError if the disk is full."""
     for stem, named in stems.items():
         write_tensors(folder / f"{stem}.safetensors", named)
 
 
-def copy_to_host(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors into this machine's memory, one after the other."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+def copy_to_host(named: Mapping[str, SavedTensor]) -> dict[str, SavedTensor]:
+    """Copy tensors into this machine's memory, one after the other; those elsewhere stay there."""
+    return {
+        name: tensor.detach().to("cpu", copy=True) if isinstance(tensor, Tensor) else tensor
+        for name, tensor in named.items()
+    }
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from practicum.costs import Meter, ModelDims, TrainableDims
 from practicum.models.config import ScorerConfig, StudentConfig
+from practicum.models.tensors import SavedTensor
 from practicum.objective import Capabilities, Objective, Signal
 from practicum.ports.engines import EngineChoice
 from practicum.ports.tasks import Environment as Environment
@@ -215,7 +216,7 @@ class StepFollower(Protocol):
         Classes that override this method declare `Capabilities.follows_student`.
         """
 
-    def save_state(self) -> dict[str, Tensor]:
+    def save_state(self) -> Mapping[str, SavedTensor]:
         """Return the tensors that a resume cannot recompute."""
         return {}
 
@@ -440,6 +441,8 @@ class BackendContext:
     """Open the backend of this process, for models that a service does not hold."""
     models: Sequence[ScorerConfig] = ()
     """The frozen models that will be loaded, as far as the recipe tells."""
+    scalars: Sequence[StudentConfig] = ()
+    """The models with one number a token that will be loaded and learn beside the student."""
     at_end: ExitStack = field(default_factory=ExitStack)
     """Resources to close when no client is used any more, also after an error."""
     meter: Meter | None = None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from practicum.costs import Meter, MeteredHead, ModelDims, TrainableDims, Usage, count_read_tokens
 from practicum.costs.segments import find_longest_beginning
+from practicum.models.tensors import SavedTensor
 from practicum.objective import Objective, Signal, needs_first_pass
 from practicum.ports import (
     AdamParams,
@@ -164,7 +165,7 @@ class MeteredScalar(StepFollower):
         self._meter.ledger.add("update", self._meter.name, Usage(flops=flops))
         return scalar.model.fit(texts, slopes, params)
 
-    def save_state(self) -> dict[str, Tensor]:
+    def save_state(self) -> Mapping[str, SavedTensor]:
         """Return the model's state."""
         return self._scalar.model.save_state()
 

@@ -62,6 +62,8 @@ class PaperRecord:
     scalars: dict[str, PaperScalarDims] = field(default_factory=dict)
     sample_requests: dict[str, list[SampleRequest]] = field(default_factory=dict)
     score_requests: dict[str, list[ScoreRequest]] = field(default_factory=dict)
+    scalar_calls: dict[str, list[tuple[str, Sequence[ScoreRequest]]]] = field(default_factory=dict)
+    """The calls of models with one number a token, each `predict` or `fit`, with their texts."""
     datums: list[Datum] = field(default_factory=list)
 
 

@@ -90,6 +90,21 @@ class RewardReader(Protocol):
 
 
 @runtime_checkable
+class ScalarSettings(Protocol):
+    """The settings of a scorer that loads a model with one number a token."""
+
+    @property
+    def loads_scalar(self) -> bool:
+        """True if it does."""
+        ...
+
+    @property
+    def model(self) -> StudentConfig | None:
+        """The settings of the model; None: those of the student."""
+        ...
+
+
+@runtime_checkable
 class RejectingSettings(Protocol):
     """The settings of a scorer that says whether it rejects answers."""
 

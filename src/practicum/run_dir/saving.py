@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from practicum.core.faults import inject_fault
 from practicum.core.options import spell_options
 from practicum.errors import ResourceError
-from practicum.models.tensors import HEADER_BYTES, write_tensors
+from practicum.models.tensors import HEADER_BYTES, SavedTensor, write_tensors
 from practicum.run_dir.checkpoints import (
     FILE_NAME,
     MANIFEST,
@@ -57,7 +55,7 @@ class CheckpointWriter:
 def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
     run_dir: RunDir,
     step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
+    tensors: Mapping[str, Mapping[str, SavedTensor]],
     state: Mapping[str, object],
     *,
     writer: CheckpointWriter | None = None,
@@ -117,7 +115,7 @@ def check_space(run_dir: RunDir, size: int) -> None:
 def _write(
     folder: Path,
     step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
+    tensors: Mapping[str, Mapping[str, SavedTensor]],
     texts: Mapping[str, str],
     writer: CheckpointWriter | None,
 ) -> None:
@@ -192,7 +190,7 @@ def _is_complete(path: Path, step: int) -> bool:
     return True
 
 
-def _count_bytes(tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]) -> int:
+def _count_bytes(tensors: Mapping[str, Mapping[str, SavedTensor]], texts: Mapping[str, str]) -> int:
     """Return an upper bound on the bytes of a checkpoint."""
     all_tensors = [tensor for named in tensors.values() for tensor in named.values()]
     size = sum(tensor.nbytes + HEADER_BYTES for tensor in all_tensors)

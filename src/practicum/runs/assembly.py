@@ -35,7 +35,7 @@ from practicum.ports import (
 from practicum.ports.engines import EngineChoice
 from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.ports.paper import PaperBackend
-from practicum.ports.scoring import Scorer
+from practicum.ports.scoring import ScalarSettings, Scorer
 from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
@@ -287,6 +287,11 @@ class _Assembly:
             task=lambda: self.task,
             local=lambda: open_local(self.backend_context),
             models=tuple(recipe.frozen_models.values()),
+            scalars=tuple(
+                scorer.model or recipe.student
+                for scorer in recipe.scorers.values()
+                if isinstance(scorer, ScalarSettings) and scorer.loads_scalar
+            ),
             at_end=self.exit_stack,
             meter=self.ledger.meter("student"),
             engine=choose_engine(recipe),

@@ -34,14 +34,20 @@ def open_backend(recipe: Recipe, context: BackendContext) -> Backend:
     return load_plugin("backends", recipe.backend.type).build(recipe.backend, context)
 
 
+def is_launched(backend: Any) -> bool:
+    """Return True if a launcher starts the processes of a backend before the run begins."""
+    return "join" in vars(load_plugin("backends", backend.type))
+
+
 def join_processes(backend: Any) -> AbstractContextManager[bool]:
     """Meet the processes that were started for a run together, if its backend is made of such.
 
     The block is True in the process that runs the recipe. In the others it is entered, False, when
     that run has ended well; if it fails, they end with its exit code.
     """
-    join = vars(load_plugin("backends", backend.type)).get("join")
-    return nullcontext(True) if join is None else join(backend)
+    if not is_launched(backend):
+        return nullcontext(True)
+    return load_plugin("backends", backend.type).join(backend)
 
 
 def open_local(context: BackendContext) -> Backend:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from practicum import run_dir as folders
 from practicum.errors import RecipeError
-from practicum.models.tensors import copy_to_host
+from practicum.models.tensors import SavedTensor, copy_to_host
 from practicum.recipe import Recipe
 from practicum.rollouts import needs_replay
 from practicum.run_dir import Checkpoint, RunDir
@@ -103,17 +103,17 @@ def check_space(run_dir: RunDir, components: RunComponents) -> None:
 
 
 def collect_follower_states(
-    components: RunComponents, newest: Callable[[str], Mapping[str, Tensor] | None]
-) -> dict[str, dict[str, Tensor]]:
+    components: RunComponents, newest: Callable[[str], Mapping[str, SavedTensor] | None]
+) -> dict[str, Mapping[str, SavedTensor]]:
     """Return the tensors of teachers and scorers by role.
 
     `newest(role)` is the state after the newest step of one that is asked ahead, else None.
     """
-    states: dict[str, dict[str, Tensor]] = {}
+    states: dict[str, Mapping[str, SavedTensor]] = {}
     for role, follower in components.parts.followers.items():
         # The state of a teacher that is asked ahead has moved on with the steps in flight.
         state = newest(role)
-        tensors = follower.save_state() if state is None else dict(state)
+        tensors = follower.save_state() if state is None else state
         if tensors:
             states[role] = tensors
     return states

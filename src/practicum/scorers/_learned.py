@@ -12,7 +12,7 @@ from torch import Tensor
 from practicum.core.randomness import seed_of
 from practicum.errors import ModelError
 from practicum.models.config import FinishedStage, StudentConfig
-from practicum.models.tensors import read_tensors
+from practicum.models.tensors import SavedTensor, read_tensors
 from practicum.ports import AdamParams
 from practicum.ports.scoring import ScalarModel, Scorer, ScorerContext, name_role
 from practicum.types import FrozenConfig, Metrics, Rollout, ScoreRequest
@@ -26,6 +26,8 @@ class LearnedConfig(FrozenConfig):
 
     follows_student: ClassVar[bool] = True
     """True: it learns from each step, so its judgements are those of their step."""
+    loads_scalar: ClassVar[bool] = True
+    """True: it has a model with one number a token."""
 
     model: StudentConfig | None = Field(
         default=None,
@@ -90,7 +92,7 @@ class LearnedScorer(Scorer):
             metrics = metrics or {"loss": loss.item(), **step}
         return metrics
 
-    def save_state(self) -> dict[str, Tensor]:
+    def save_state(self) -> Mapping[str, SavedTensor]:
         """Return the model's weights and moments, and the count of steps."""
         return {**self._model.save_state(), "steps": torch.tensor([self.steps])}
 

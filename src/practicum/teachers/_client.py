@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from practicum.models.tensors import SavedTensor
 from practicum.objective import Signal
 from practicum.ports import (
     Capabilities,
@@ -36,7 +37,7 @@ class FollowerTeacher(Teacher):
         if self._follower is not None:
             self._follower.after_step(step, data)
 
-    def save_state(self) -> dict[str, Tensor]:
+    def save_state(self) -> Mapping[str, SavedTensor]:
         """Return the weights that a resume cannot recompute."""
         return {} if self._follower is None else self._follower.save_state()
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.errors import TeacherError
+from practicum.models.tensors import SavedTensor
 from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext
 from practicum.teachers.none import NO_CAPABILITIES
@@ -92,7 +93,7 @@ class TeacherOfMembers(Teacher):
         for teacher in self._members.values():
             teacher.after_step(step, data)
 
-    def save_state(self) -> dict[str, Tensor]:
+    def save_state(self) -> Mapping[str, SavedTensor]:
         """Return the tensors of every member, under its name."""
         return {
             f"{name}/{key}": tensor

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.errors import CapabilityError
+from practicum.models.tensors import SavedTensor
 from practicum.objective import Signal
 from practicum.ports import (
     Capabilities,
@@ -101,7 +102,7 @@ class TextOnlyTeacher(Teacher):
         """Let the teacher follow the student."""
         self.teacher.after_step(step, data)
 
-    def save_state(self) -> dict[str, Tensor]:
+    def save_state(self) -> Mapping[str, SavedTensor]:
         """Return the state of the teacher inside."""
         return self.teacher.save_state()
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from practicum.core.abandon import cancel_scope
 from practicum.costs import Usage, UsageByPhase
+from practicum.models.tensors import SavedTensor
 from practicum.ports import SamplingClient
 from practicum.ports.scoring import name_role
 from practicum.rollouts import RolloutRow, needs_reference_samples, needs_teacher_samples
@@ -44,7 +44,7 @@ from practicum.types import Judgement, Prompt, Rollout, TeacherSignal
 
 T = TypeVar("T")
 
-State = dict[str, Tensor]
+State = Mapping[str, SavedTensor]
 """The tensors of one teacher that a resumed run cannot recompute."""
 
 

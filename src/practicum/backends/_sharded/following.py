@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from practicum.models.tensors import SavedTensor
 from practicum.objective import Capabilities, Signal
 from practicum.ports import SamplingClient, WeightUpdateRule
 from practicum.types import (
@@ -58,8 +59,8 @@ class ShardedSelfTeacher(ABC, Generic[Weights]):
         """Return the weights that follow the student's."""
 
     @abstractmethod
-    def read(self, weights: Weights) -> dict[str, Tensor]:
-        """Return the tensors of some weights."""
+    def read(self, weights: Weights) -> Mapping[str, SavedTensor]:
+        """Return the tensors of some weights, to be saved."""
 
     @abstractmethod
     def pack(self, tensors: dict[str, Tensor]) -> Any:
@@ -84,7 +85,7 @@ class ShardedSelfTeacher(ABC, Generic[Weights]):
             self._ask("follow", self._name, self._rule, step)
             self._newest = None
 
-    def save_state(self) -> dict[str, Tensor]:
+    def save_state(self) -> Mapping[str, SavedTensor]:
         """Return the teacher's weights if they changed since the start."""
         return self.read(self._find_weights()) if self._rule.weights in ("ema", "periodic") else {}
 

@@ -123,7 +123,10 @@ class LocalPaper:
         dims, learning = measure_dims(model), measure_trainable(model)
         footprint = measure_footprint(config, loaded.source, learning.layers)
         self.record.scalars[name] = PaperScalarDims(config.dtype, dims, learning, footprint)
-        scalar = PaperScalar(self.record.score_requests.setdefault(name, []))
+        record = self.record
+        scalar = PaperScalar(
+            record.score_requests.setdefault(name, []), record.scalar_calls.setdefault(name, [])
+        )
         return LoadedScalar(scalar, loaded.renderer, loaded.source, dims, learning)
 
     def build_sampler(self, student: Student) -> "PaperClient":
@@ -224,12 +227,18 @@ class PaperClient(SelfTeacher):
 class PaperScalar(StepFollower):
     """Records texts and says 0 of every token; see `practicum.ports.scoring.ScalarModel`."""
 
-    def __init__(self, requests: list[ScoreRequest]) -> None:
+    def __init__(
+        self,
+        requests: list[ScoreRequest],
+        calls: list[tuple[str, Sequence[ScoreRequest]]],
+    ) -> None:
         self._requests = requests
+        self._calls = calls
 
     def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
         """Return zeros."""
         self._requests.extend(texts)
+        self._calls.append(("predict", texts))
         return [torch.zeros(len(text.tokens)) for text in texts]
 
     def fit(
@@ -238,7 +247,8 @@ class PaperScalar(StepFollower):
         slopes: Sequence[Float[Tensor, " _"]],
         params: AdamParams,
     ) -> Metrics:
-        """Change nothing."""
+        """Record the texts, and change nothing."""
+        self._calls.append(("fit", texts))
         return {}
 
 

@@ -77,23 +77,27 @@ class Config(ShardedConfig):
     ) -> list[str]:
         """List what a cluster cannot do for a recipe, with what to write instead."""
         problems = super().problems(student, objective, source, staleness, models)
+        problems += [
+            f"{place}.residency: 'shared' keeps one base for several models of a process, and "
+            "backend 'ray' gives each model processes of its own; leave residency out"
+            for place, model in models.items()
+            if model.residency == "shared"
+        ]
         if not self.are_teachers_sharded:
             return problems
-        return (
-            problems
-            + [
-                f"{place}.residency: {model.residency!r} moves a whole model, and backend 'ray' keeps "
-                "this one in shards; leave residency out"
-                for place, model in models.items()
-                if model.residency != "resident"
-            ]
-            + [
-                f"{place}.quantization: {model.quantization!r} rounds a whole model, and backend 'ray' "
-                "keeps this one in shards; leave quantization out, or write teacher_shards: 1"
-                for place, model in models.items()
-                if model.quantization is not None
-            ]
-        )
+        for place, model in models.items():
+            if model.residency not in ("resident", "shared"):
+                problems.append(
+                    f"{place}.residency: {model.residency!r} moves a whole model, and backend 'ray' "
+                    "keeps this one in shards; leave residency out"
+                )
+            if model.quantization is not None:
+                problems.append(
+                    f"{place}.quantization: {model.quantization!r} rounds a whole model, and backend "
+                    "'ray' keeps this one in shards; leave quantization out, or write "
+                    "teacher_shards: 1"
+                )
+        return problems
 
     @property
     def are_teachers_sharded(self) -> bool:

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 import ray
+from jaxtyping import Float
 from torch import Tensor
 
 from practicum.backends._sharded.following import ShardedSelfTeacher
@@ -20,11 +21,13 @@ from practicum.backends.ray.references import (
     RayHead,
     WeightsReference,
     open_signals,
+    refer_to_state,
 )
 from practicum.costs import Meter, Phase
 from practicum.errors import ModelError, PracticumError, WorkerLost
+from practicum.models.tensors import SavedTensor
 from practicum.objective import Objective, Signal
-from practicum.ports import AdamParams, Capabilities, WeightUpdateRule
+from practicum.ports import AdamParams, Capabilities, StepFollower, WeightUpdateRule
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -83,8 +86,8 @@ class RankGroup:
     def publish(self, follower: str = "") -> WeightsReference:
         """Let every rank put its part of the weights into the object store."""
         pairs = self.ask_each("publish", [(follower,)] * self.count)
-        size = sum(size for size, _ in pairs)
-        return WeightsReference(next(_numbers), tuple(part for _, part in pairs), size)
+        sizes, parts = zip(*pairs, strict=True)
+        return WeightsReference(next(_numbers), parts, sizes)
 
     def _request(
         self,
@@ -114,7 +117,7 @@ class RankGroup:
     def _require_processes(self, verb: str) -> dict[str, Any]:
         """Return the processes by their titles. Raises WorkerLost if they have ended."""
         if not self._processes:
-            raise WorkerLost(f"{verb}: the trainers of this run have ended")
+            raise WorkerLost(f"{verb}: the processes of this run have ended")
         return self._processes
 
 
@@ -360,6 +363,36 @@ class ShardedTeacher:
         return self._head
 
 
+class RayScalar(StepFollower):
+    """A `practicum.ports.scoring.ScalarModel` in a process of its own: numbers come and go."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
+        """Return the number of the state before each of a text's tokens."""
+        return self._group.ask("predict", list(texts))[0] if texts else []
+
+    def fit(
+        self,
+        texts: Sequence[ScoreRequest],
+        slopes: Sequence[Float[Tensor, " _"]],
+        params: AdamParams,
+    ) -> Metrics:
+        """Take one step of AdamW down the slopes."""
+        # A slice of a tensor would take the whole one with it.
+        return self._group.ask("fit", list(texts), [slope.clone() for slope in slopes], params)[0]
+
+    def save_state(self) -> Mapping[str, SavedTensor]:
+        """Return the weights that learn, and AdamW's moments, by reference."""
+        return refer_to_state(*self._group.ask_each("pack_state", [()])[0])
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore weights and moments."""
+        if tensors:
+            self._group.ask("load_state", ray.put(dict(tensors)))
+
+
 class RaySelfTeacher(ShardedSelfTeacher[WeightsReference]):
     """The student as its own teacher; samplers answer with its published weights."""
 
@@ -381,9 +414,10 @@ class RaySelfTeacher(ShardedSelfTeacher[WeightsReference]):
         """Publish the rows that follow the student's."""
         return self._trainer.group.publish(self._name)
 
-    def read(self, weights: WeightsReference) -> dict[str, Tensor]:
-        """Return the tensors of published weights."""
-        return {name: packed.to_tensor() for name, packed in weights.fetch().items()}
+    def read(self, weights: WeightsReference) -> Mapping[str, SavedTensor]:
+        """Return the tensors of published weights by reference."""
+        parts = map(refer_to_state, weights.sizes, weights.references)
+        return {name: tensor for part in parts for name, tensor in part.items()}
 
     def pack(self, tensors: dict[str, Tensor]) -> Any:
         """Return a reference to the tensors, which the driver does not send itself."""

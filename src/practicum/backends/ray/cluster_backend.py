@@ -13,15 +13,17 @@ from practicum.backends.ray.clients import (
     ModelClient,
     ModelPool,
     RankGroup,
+    RayScalar,
     RaySelfTeacher,
     RayTrainer,
     ShardedTeacher,
 )
 from practicum.backends.ray.placement import RETRIES, RayCluster, Starter
-from practicum.backends.ray.processes import PACKAGES, ModelProcess, TrainerRank
+from practicum.backends.ray.processes import PACKAGES, ModelProcess, ScalarProcess, TrainerRank
 from practicum.errors import CapabilityError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
 from practicum.ports import BackendContext, Model, Student, WeightUpdateRule
+from practicum.ports.scoring import LoadedScalar
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class RayBackend:
             (settings.samplers, config),
             (settings.trainers, config),
             *((self._count_teachers(), teacher) for teacher in self._context.models),
+            *((1, scalar) for scalar in self._context.scalars),
         )
         starter = self._reserve_pool(self._config.samplers, model)
         group = self._open_trainers(config)
@@ -73,11 +76,6 @@ class RayBackend:
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Start the processes of a frozen model, or put it beside the trainers."""
-        if config.residency == "shared":
-            raise RecipeError(
-                f"{name}.residency: shared keeps one base for several models of a process, and "
-                "backend 'ray' gives each model processes of its own; leave residency out"
-            )
         folder = prepare_folder(config, name, self._context)
         model = ModelSettings(config, folder, name)
         if self._config.are_teachers_sharded:
@@ -89,6 +87,19 @@ class RayBackend:
             log.info(note)
         client = ModelClient(pool, _get_no_weights, facts["no_sampling_reason"])
         return Model(client=client, **facts)
+
+    def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
+        """Start the process of a model with one number a token, which learns there."""
+        folder = prepare_folder(config, name, self._context)
+        model = ModelSettings(config, folder, name, self._context.seed)
+        starter = self._cluster.reserve(
+            ScalarProcess, 1, config, max_restarts=0, concurrency_groups={"watch": 1}
+        )
+        group = RankGroup(name, [starter.start(self._settings, model)], self._patience)
+        facts = group.ask("load")[0]
+        for note in facts.pop("notes"):
+            log.info(note)
+        return LoadedScalar(RayScalar(group), **facts)
 
     def _count_teachers(self) -> int:
         """Return the processes of each teacher that take a GPU of their own."""

@@ -29,7 +29,12 @@ RELEASE_POLL_SECONDS = 0.2
 
 
 KNOCK_SECONDS = 10.0
-"""The time in which the cluster of RAY_ADDRESS takes a connection."""
+"""The time in which the cluster of RAY_ADDRESS, or a machine of it, takes a connection."""
+
+FAREWELL_SECONDS = 120.0
+"""The time in which Ray gives up a machine that is gone; its own health checks take half a minute."""
+
+FAREWELL_POLL_SECONDS = 1.0
 
 
 class SharedRay:
@@ -56,6 +61,7 @@ class RayCluster:
             SharedRay.was_started = True
         SharedRay.users += 1
         at_end.callback(self.end)
+        _await_farewells()
         self._gpus = int(ray.cluster_resources().get("GPU", 0))
         self._announced = 0
         self._reserved = 0
@@ -115,6 +121,39 @@ class RayCluster:
             ray.shutdown()
 
 
+def _await_farewells() -> None:
+    """Wait until Ray has given up the machines that do not answer, whose GPUs it counts until then.
+
+    A run that goes on after a machine was lost comes here before Ray knows of the loss.
+    """
+    deadline = time.monotonic() + FAREWELL_SECONDS
+    while silent := [address for address in _list_machines() if not _answers(address)]:
+        if time.monotonic() >= deadline:
+            raise ResourceError(
+                f"{', '.join(f'{host}:{port}' for host, port in silent)} belongs to the Ray cluster "
+                f"and has not answered for {FAREWELL_SECONDS:g} s; end Ray there with ray stop, or "
+                "open its ports to this machine"
+            )
+        time.sleep(FAREWELL_POLL_SECONDS)
+
+
+def _list_machines() -> list[tuple[str, int]]:
+    """Return the addresses at which Ray's own processes listen on all machines."""
+    return [
+        (node["NodeManagerAddress"], node["NodeManagerPort"])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, KNOCK_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 def _count_free_gpus(enough: int) -> int:
     """Return the GPUs that no process holds; those of processes that just ended come back late."""
     deadline = time.monotonic() + RELEASE_SECONDS
@@ -170,6 +209,11 @@ def connect(object_store_memory: int | None = None, num_gpus: int | None = None)
         remedy = "start it with ray start --head, or unset RAY_ADDRESS to use this machine alone"
         if "ersion mismatch" in reason:
             remedy = "install the same versions of Python and Ray on all machines"
+        elif "Failed to connect" in reason and "RAY_AUTH_MODE" not in os.environ:
+            # It answers a knock. Ray sends its token to no address that is named, unless it is told.
+            remedy = (
+                "if it asks for a token, set RAY_AUTH_MODE=token, with its ~/.ray/auth_token here"
+            )
         raise ResourceError(f"the Ray cluster cannot be reached ({reason}); {remedy}") from error
     finally:
         # Ray ends the process on SIGTERM; a run saves its state first.

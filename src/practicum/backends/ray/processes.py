@@ -5,7 +5,7 @@ Nothing is loaded in a constructor: Ray reports an error there as the death of t
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
 
 from practicum.backends._engines._trainer import WeightKeeper
 from practicum.backends._sharded.parts import collect_part
@@ -32,19 +34,23 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, choose_device, load_by_role
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.scalar_head import LocalScalarModel
+from practicum.backends.local.sizes import measure_trainable
 from practicum.backends.ray.references import (
     PackedAnswers,
     PackedHead,
+    PackedState,
     PackedTensor,
     ReaderDevice,
     WeightsReference,
     pack_signals,
+    pack_state,
 )
 from practicum.core.faults import inject_fault
 from practicum.models.config import StudentConfig
 from practicum.objective import Signal
-from practicum.ports import SamplingClient
-from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest
+from practicum.ports import AdamParams, SamplingClient
+from practicum.types import Metrics, Sample, SampleRequest, SamplingParams, ScoreRequest
 
 PACKAGES = (*TORCH_PACKAGES, "ray")
 """The packages that must have one version on all machines."""
@@ -125,22 +131,85 @@ class TrainerRank(ShardedRank):
         head = self._scorers[name].gather_head()
         return head.vocab_size, PackedHead.from_head(head) if self._rank == 0 else None
 
-    def publish(self, follower: str) -> tuple[int, dict[str, PackedTensor]]:
+    def publish(self, follower: str) -> tuple[dict[str, int], PackedState]:
         """Gather the trainable weights, or a self-teacher's; return this rank's part of them.
 
-        Its size in bytes comes first.
+        The bytes of its tensors come first.
         """
         self._verb = "publish"
-        weights = self._find_weights(follower)
-        part = {
-            name: PackedTensor.from_tensor(weight) for name, weight in collect_part(weights).items()
-        }
-        return sum(packed.array.nbytes for packed in part.values()), part
+        return pack_state(collect_part(self._find_weights(follower)))
 
     @ray.method(concurrency_group="write")
     def write_beside(self, folder: Path) -> None:
         """Write the copied tensors; another thread does this, beside the next steps."""
         self.write_copy(folder)
+
+
+class ScalarProcess:
+    """A process with a model of one number a token, which learns here.
+
+    Its weights are nowhere else, so it cannot be started again by itself.
+    """
+
+    def __init__(self, settings: ProcessSettings, model: ModelSettings) -> None:
+        self._settings = settings
+        self._model = model
+        self._scalar: LocalScalarModel | None = None
+        self._verb = ""
+
+    @ray.method(concurrency_group="watch")
+    def describe_progress(self) -> str:
+        """Return the work in progress; another thread answers this."""
+        return self._verb
+
+    def load(self) -> dict[str, Any]:
+        """Load the model and return the facts about it."""
+        self._verb = "load"
+        self._settings.apply(self._model.name)
+        with collect_notes() as notes:
+            loaded = _load(self._model, self._settings.limits.decoding)
+        model = loaded.language_model
+        self._scalar = LocalScalarModel(model, build_limits(model.device, self._settings.limits))
+        facts = describe_model(loaded)
+        return {
+            "renderer": facts["renderer"],
+            "source": facts["source"],
+            "dims": facts["dims"],
+            "trainable_dims": measure_trainable(model),
+            "notes": notes,
+        }
+
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
+        """Return the number of the state before each of a text's tokens."""
+        self._verb = "predict"
+        # Each text's own numbers: a slice would take all of them with it.
+        return [numbers.clone() for numbers in self._get_scalar().predict(texts)]
+
+    def fit(
+        self,
+        texts: Sequence[ScoreRequest],
+        slopes: Sequence[Float[Tensor, " _"]],
+        params: AdamParams,
+    ) -> Metrics:
+        """Take one step of AdamW down the slopes."""
+        self._verb = "fit"
+        metrics = self._get_scalar().fit(texts, slopes, params)
+        inject_fault(f"{self._model.name}.fit")
+        return metrics
+
+    def pack_state(self) -> tuple[dict[str, int], PackedState]:
+        """Return the bytes of the tensors of the state, and the tensors."""
+        self._verb = "pack_state"
+        return pack_state(self._get_scalar().save_state())
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore weights and moments."""
+        self._verb = "load_state"
+        self._get_scalar().load_state(tensors)
+
+    def _get_scalar(self) -> LocalScalarModel:
+        assert self._scalar is not None, "a model is loaded before it is asked"
+        return self._scalar
 
 
 class ModelProcess:

@@ -6,6 +6,8 @@ copy. The driver hands references on and reads none.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.functional.head import Head
+from practicum.models.tensors import SavedTensor, write_tensors
 from practicum.types import HeadLike, ScoreRequest, TeacherSignal
 
 FETCH_SECONDS = 600.0
@@ -41,7 +44,7 @@ class PackedTensor:
         bits = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain
         return cls(bits.numpy(), plain.dtype)
 
-    def to_tensor(self, rows: slice = slice(None)) -> Tensor:
+    def to_tensor(self, rows: slice | EllipsisType = ...) -> Tensor:
         """Copy rows of the tensor: the object store's memory is read-only."""
         return torch.from_numpy(self.array[rows].copy()).view(self.dtype)
 
@@ -134,17 +137,64 @@ class RayHead:
 class WeightsReference:
     """The trainable weights at one time: a number, and the parts that the ranks gathered.
 
-    `size` is that of all parts in bytes.
+    `sizes` are the bytes of the tensors of each part.
     """
 
     number: int
     references: tuple[Any, ...]
-    size: int = 0
+    sizes: tuple[Mapping[str, int], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The bytes of all parts."""
+        return sum(sum(part.values()) for part in self.sizes)
 
     def fetch(self) -> dict[str, PackedTensor]:
         """Fetch all parts."""
         parts = [fetch(reference) for reference in self.references]
         return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+PackedState = dict[str, PackedTensor]
+"""Tensors by their names, as one object of the object store."""
+
+
+def pack_state(tensors: Mapping[str, Tensor]) -> tuple[dict[str, int], PackedState]:
+    """Pack tensors for another process: their bytes, which are small to tell, and themselves."""
+    packed = {name: PackedTensor.from_tensor(tensor) for name, tensor in tensors.items()}
+    return {name: tensor.array.nbytes for name, tensor in packed.items()}, packed
+
+
+@dataclass(frozen=True, slots=True)
+class RayTensor:
+    """A tensor of a packed state; see `practicum.models.tensors.TensorElsewhere`."""
+
+    reference: Any
+    name: str
+    nbytes: int
+
+    def write_file(self, path: Path, named: Mapping[str, SavedTensor]) -> None:
+        """Let a process of Ray's write the file, on the file system that all of them share."""
+        # A new process is started for it, which needs no GPU and waits for no other.
+        writer = ray.remote(num_cpus=0)(write_packed)
+        ray.get(writer.remote(path.absolute(), dict(named)), timeout=FETCH_SECONDS)
+
+
+def refer_to_state(sizes: Mapping[str, int], reference: Any) -> dict[str, RayTensor]:
+    """Return the tensors of a packed state by reference."""
+    return {name: RayTensor(reference, name, size) for name, size in sizes.items()}
+
+
+def write_packed(path: Path, named: Mapping[str, SavedTensor]) -> None:
+    """Write tensors into a file, of which some are fetched first."""
+    states: dict[Any, PackedState] = {}
+    tensors: dict[str, SavedTensor] = dict(named)
+    for name, tensor in named.items():
+        if isinstance(tensor, RayTensor):
+            if tensor.reference not in states:
+                states[tensor.reference] = fetch(tensor.reference)
+            tensors[name] = states[tensor.reference][tensor.name].to_tensor()
+    write_tensors(path, tensors)
 
 
 PackedAnswers = tuple[int, list[tuple[TeacherSignal, bool]]]

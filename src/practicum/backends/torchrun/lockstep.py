@@ -158,7 +158,7 @@ class LockstepGroup:
     def serve(self) -> int:
         """Do what the first process asks until its run ends; return the run's exit code.
 
-        Raises WorkerLost if the first process was lost; one of the others says so.
+        Raises WorkerLost if the first process was lost.
         """
         try:
             with _repeat(self._beat, BEAT_SECONDS):
@@ -177,8 +177,6 @@ class LockstepGroup:
         with suppress(RuntimeError):
             if self._await_keys([ENDED], 2 * AFTERMATH_SECONDS):
                 return int(self._store.get(ENDED))
-            if self._store.add("told", 1) > 1:
-                return WorkerLost.exit_code
         raise WorkerLost(
             "trainer 0, which leads the run, was lost; go on from the newest checkpoint with "
             f"{spell_options(resume=True)}"
@@ -308,9 +306,6 @@ def _check_start(config: Config) -> None:
     count = int(os.environ["WORLD_SIZE"])
     if count == config.trainers:
         return
-    # One line for all of them.
-    if os.environ["RANK"] != "0":
-        raise SystemExit(RecipeError.exit_code)
     raise RecipeError(
         f"backend.trainers is {config.trainers} and torchrun started {count} processes; write "
         f"backend.trainers={count}, or {command} ..."

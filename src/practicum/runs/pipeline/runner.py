@@ -33,7 +33,12 @@ from practicum.run_dir import (
 )
 from practicum.runs import RunResult, open_student
 from practicum.runs.console import Console
-from practicum.runs.opening import build_task, create_scratch_model, join_processes
+from practicum.runs.opening import (
+    build_task,
+    create_scratch_model,
+    is_launched,
+    join_processes,
+)
 from practicum.runs.pipeline.stages import (
     BASE,
     PIPELINE_KEYS,
@@ -80,6 +85,7 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
                 console=screen,
             )
         _check_stages(allow_changed, [stage.name for stage in recipe.stages])
+        _check_backends(recipe)
         name, out = recipe.recipe.name, Path(out)
         with join_processes(recipe.recipe.backend) as leads:
             if not leads:
@@ -101,6 +107,17 @@ def _check_stages(allow_changed: Sequence[str], names: Sequence[str]) -> None:
         if first == "stages" and name not in names:
             option = spell_options(allow_changed=[key])
             raise RecipeError(f"{option}: no stage named {name!r}; {suggest_name(name, names)}")
+
+
+def _check_backends(pipeline: Pipeline) -> None:
+    """Raise RecipeError if a stage needs other processes than those a launcher started for all."""
+    shared = pipeline.recipe.backend
+    for name, recipe in pipeline.build_recipes().items():
+        if recipe.backend != shared and (is_launched(shared) or is_launched(recipe.backend)):
+            raise RecipeError(
+                f"{pipeline.recipe.name}: stages.{name}.backend: the processes of a launcher do all "
+                "stages; write one backend beside `stages`, and none in a stage"
+            )
 
 
 class _PipelineRun:

@@ -6,11 +6,29 @@ from dataclasses import asdict
 from typing import Any
 
 from practicum.costs import Line, count_read_tokens
-from practicum.costs.cluster import Forecast, choose_split, count_site_bytes, scale_workload
-from practicum.costs.workload import GPUS, HALF_BYTES, Cluster, ScoringWork, Workload
+from practicum.costs.cluster import (
+    STATE_BYTES,
+    Forecast,
+    choose_split,
+    count_site_bytes,
+    scale_workload,
+)
+from practicum.costs.workload import (
+    GPUS,
+    HALF_BYTES,
+    Cluster,
+    LearningWork,
+    ScoringWork,
+    Workload,
+)
 from practicum.errors import ResourceError
 from practicum.studies.plan.dry_runs import DryRun
-from practicum.studies.plan.memory import FLOAT_BYTES, count_tiles, sends_hidden
+from practicum.studies.plan.memory import (
+    FLOAT_BYTES,
+    count_frozen_bytes,
+    count_tiles,
+    sends_hidden,
+)
 
 LOGIT_TOKENS = 1024
 """The tokens whose logits a GPU holds at once."""
@@ -63,7 +81,7 @@ def build_workload(run: DryRun) -> Workload:
     record, recipe = run.record, run.recipe
     prompts = [len(request.prompt_tokens) for request in record.sample_requests.get("student", ())]
     answer = run.answer_tokens
-    texts = [(datum.rollout.prompt_tokens, len(datum.rollout.tokens)) for datum in record.datums]
+    texts = _list_texts(run)
     read = count_read_tokens(texts)
     supervised = sum(int(datum.rollout.loss_mask.sum()) for datum in record.datums)
     scorers = tuple(_build_scoring(run, name) for name in record.scorers)
@@ -90,7 +108,36 @@ def build_workload(run: DryRun) -> Workload:
         * record.dims.vocabulary
         * FLOAT_BYTES,
         scorers=scorers,
+        learners=tuple(_build_learning(run, name) for name in record.scalars),
     )
+
+
+def _build_learning(run: DryRun, name: str) -> LearningWork:
+    scalar = run.record.scalars[name]
+    dims, learning = scalar.dims, scalar.trainable_dims
+    # Each call reads its texts anew.
+    calls = [
+        (verb, count_read_tokens([(text.prompt_tokens, len(text.tokens)) for text in texts]))
+        for verb, texts in run.record.scalar_calls[name]
+    ]
+    longest = max((len(prompt) + count for prompt, count in _list_texts(run)), default=1)
+    return LearningWork(
+        name=name,
+        num_bytes=STATE_BYTES * learning.parameters
+        + count_frozen_bytes(scalar)
+        + scalar.body.update.compute_bytes(longest),
+        flops=sum(
+            dims.count_hidden_flops(read.tokens, read.contexts)
+            if verb == "predict"
+            else learning.count_update_flops(dims, read, 0)
+            for verb, read in calls
+        ),
+    )
+
+
+def _list_texts(run: DryRun) -> list[tuple[tuple[int, ...], int]]:
+    """Return each trained text's prompt and the number of tokens after it."""
+    return [(datum.rollout.prompt_tokens, len(datum.rollout.tokens)) for datum in run.record.datums]
 
 
 def _build_scoring(run: DryRun, name: str) -> ScoringWork:
@@ -120,6 +167,7 @@ def _describe_cluster(
         "gpu": cluster.gpu.name,
         "per_node": cluster.per_node,
         "usable_bytes": cluster.usable_memory,
+        "learners": [learner.name for learner in work.learners],
     }
     try:
         forecasts = choose_split(work, cluster, ahead=ahead)

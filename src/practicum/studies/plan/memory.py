@@ -98,7 +98,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         "Python and libraries": process + LIBRARY_BYTES,
         "student": _get_item_bytes(recipe.student.dtype) * frozen + trained,
         "teachers": sum(resident) + sum(bases.values()),
-        "scorers that learn": fitted + sum(map(_count_frozen_bytes, record.scalars.values())),
+        "scorers that learn": fitted + sum(map(count_frozen_bytes, record.scalars.values())),
         "weights laid out for scoring": sum(layouts),
         "self-teachers' copies": FLOAT_BYTES
         * sum(scorer.num_copied_weights for scorer in record.scorers.values()),
@@ -214,7 +214,7 @@ def _count_weight_bytes(run: DryRun, name: str) -> int:
     return count_weight_bytes(dims.parameters, dims.body, item_bytes, quantization)
 
 
-def _count_frozen_bytes(scalar: PaperScalarDims) -> int:
+def count_frozen_bytes(scalar: PaperScalarDims) -> int:
     """Return the bytes of the weights of a scorer that do not learn."""
     frozen = scalar.dims.parameters - scalar.trainable_dims.parameters
     return frozen * _get_item_bytes(scalar.dtype)
