@@ -309,7 +309,9 @@ class TeacherSignal:
     `span_starts` is True at the first token of each span, and the `logprobs` of a span's tokens add
     up to that of its text. None: each token is a span. `own` reads its tokens that the student
     lacks, of which the head's last column is the sum, and `spellings` tell how it writes those that
-    it lacks, if they are asked for.
+    it lacks, if they are asked for. `joined` has, if it is asked for, two numbers at the first token
+    of each span of several tokens: how many of the student's it has, and the mean of the teacher's
+    logits of its own, less the level of those at the first.
     """
 
     logprobs: Float[Tensor, " T"] | None = None
@@ -324,6 +326,7 @@ class TeacherSignal:
     span_starts: Bool[Tensor, " T"] | None = None
     own: HeadLike | None = None
     spellings: Spellings | None = None
+    joined: Float[Tensor, "T 2"] | None = None
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:
@@ -356,6 +359,7 @@ class TeacherSignal:
             hidden=cut(self.states),
             unknown=cut(self.unknown),
             span_starts=cut(self.span_starts),
+            joined=cut(self.joined),
             pool=self.pool and self.pool.map_members(lambda member: member[part]),
         )
 

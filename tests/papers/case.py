@@ -1,12 +1,13 @@
 """A small random batch in float64, what the library makes of it, and the loops that the papers' formulas are written in."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
 
+from practicum.functional.dual_space import BothSpaces
 from practicum.objective import (
     Objective,
     TeacherDistribution,
@@ -14,6 +15,7 @@ from practicum.objective import (
     compute_coefficients,
     compute_term_values,
 )
+from practicum.objective.other_signals import SpanToken
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
 from practicum.types import Datum, Judgement, Prompt, Rollout, Source, Spellings, TeacherSignal
@@ -35,6 +37,7 @@ class Token:
     `uniforms` are the random numbers with which `mc` signals draw more tokens in its place, and `level` is what
     the teacher's raw logits have above its log-probabilities. `advantage` is what a critic says of the token.
     For a teacher with another tokenizer `own` are its tokens that the student lacks, and T those that both have.
+    `logits` are the student's before a softmax.
     """
 
     S: Tensor
@@ -47,6 +50,7 @@ class Token:
     level: float
     advantage: float
     own: Tensor
+    logits: Tensor
 
     @property
     def is_known(self) -> bool:
@@ -146,6 +150,29 @@ def list_spellings() -> list[tuple[int, int, int]]:
     return entries
 
 
+def carry(logprobs: Tensor) -> Tensor:
+    """What a student's logits are in the teacher's space: some of them, elsewhere."""
+    return torch.log_softmax(logprobs[..., : V - OUTSIDE + OWN].roll(7, -1), -1)
+
+
+def join_spans(
+    teacher: TeacherDistribution, logits: Tensor, starts: list[int]
+) -> TeacherDistribution:
+    """The same teacher, which also knows spans where they start: their mean logit is the level less 8."""
+    assert teacher.unknown is not None and teacher.level is not None
+    joined, unknown = torch.zeros(len(logits), 2, dtype=torch.float64), teacher.unknown.clone()
+    for start, end in pairwise(starts):
+        for place in range(end - start):
+            has_next = place + 1 < end - start and not starts_span(place + 1)
+            if not starts_span(place):
+                unknown[start + place] = True
+            elif has_next:
+                joined[start + place] = torch.tensor([2.0, teacher.level[start + place] - 8.0])
+                unknown[start + place] = False
+    level = logits.logsumexp(-1)
+    return replace(teacher, joined=joined, unknown=unknown, student_level=level)
+
+
 def starts_span(place: int) -> bool:
     """Whether a span of a teacher with another tokenizer begins at a place of an answer."""
     return place % 3 != 1
@@ -233,6 +260,7 @@ def library_and_formula(
                 outside=outside,
                 unknown=torch.isin(ids, outside),
                 own=own,
+                level=level,
                 spellings=Spellings(*torch.tensor(list_spellings()).unbind(-1)),
             )
         )
@@ -285,8 +313,18 @@ def _library(
         data.append(Datum(rollout, TeacherSignal(span_starts=begins if is_translated else None)))
     leaf = logits.clone().requires_grad_()
     batch = build_token_batch(data, objective, special=SPECIAL)
+    student = torch.log_softmax(leaf, -1)
+    if objective.learning is not None:
+        # The teacher through the student's head is anything, here what the reference says.
+        assert teacher.full is not None and teacher.own is not None
+        theirs = torch.cat([teacher.full[:, : V - OUTSIDE], teacher.own], dim=-1)
+        labels = theirs[:, : V - OUTSIDE].argmax(dim=-1)
+        spaces = BothSpaces(reference, carry(leaf), theirs, labels)
+        teacher = replace(teacher, spaces=spaces)
+    if isinstance(objective.losses[0].signal, SpanToken):
+        teacher = join_spans(teacher, leaf, starts)
     values = compute_term_values(
-        torch.log_softmax(leaf, -1),
+        student,
         teacher,
         batch,
         objective,
@@ -331,6 +369,7 @@ def _formula(
                 float(level[place]),
                 ADVANTAGES[place],
                 own[place],
+                leaf[place],
             )
             for place in range(starts[row], starts[row + 1])
         ]

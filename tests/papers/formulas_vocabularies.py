@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .case import OUTSIDE, OWN, Case, Token, V, jsd, kl, list_spellings, sg
+from .case import OUTSIDE, OWN, Case, Token, V, carry, jsd, kl, list_spellings, sg
 
 
 def alm(case: Case) -> Tensor:
@@ -42,11 +42,11 @@ def ranked(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def uld(case: Case) -> Tensor:
-    """2402.12030: the L1 distance of sorted probabilities, at the positions that both models have."""
+    """2402.12030: cross-entropy, and 1.5 times the L1 distance of sorted probabilities where both models have the token."""
 
     def loss(token: Token) -> Tensor:
         whole = torch.cat([token.T[: V - OUTSIDE], token.own])
-        return ranked(token.S, whole) if token.is_known else torch.zeros(())
+        return (1.5 * ranked(token.S, whole) if token.is_known else 0.0) - token.lS
 
     return case.token_mean(loss)
 
@@ -82,5 +82,35 @@ def x_token(case: Case) -> Tensor:
             return torch.zeros(())
         carried = torch.where(is_reached, token.S.exp() @ matrix, 1e-7)[used].log()
         return kl(torch.cat([token.T, token.own])[used], carried)
+
+    return case.token_mean(loss)
+
+
+def simct(case: Case) -> Tensor:
+    """2605.07711: KL(S || T) over the common tokens and the span that starts here, whose logit is its tokens' mean."""
+    total = torch.zeros(())
+    for row in case.sequences:
+        for span in row.spans():
+            first = span[0]
+            mine, theirs = first.logits[: V - OUTSIDE], first.T[: V - OUTSIDE]
+            if len(span) > 1:
+                mean = sum(token.logits[token.id] for token in span) / len(span)
+                mine = torch.cat([mine, mean[None]])
+                theirs = torch.cat([theirs, torch.tensor([first.level - 8.0])])
+            elif not first.is_known:
+                continue
+            total = total + kl(mine.log_softmax(-1), theirs.log_softmax(-1))
+    return total / case.count
+
+
+def dskd_v2(case: Case) -> Tensor:
+    """2504.11426: KL(T' || S) in the student's space and KL(T || S') in the teacher's, ' for states through the other's head."""
+
+    def loss(token: Token) -> Tensor:
+        if not token.is_known:
+            return torch.zeros(())
+        here = kl(token.R, token.S)
+        there = torch.cat([token.T[: V - OUTSIDE], token.own])
+        return here + kl(there, carry(token.S))
 
     return case.token_mean(loss)

@@ -39,3 +39,22 @@ def project(
     wide = probs.new_zeros(*probs.shape[:-1], width)
     wide = wide.index_copy(-1, shared, probs[..., shared])
     return wide.index_add(-1, columns, probs[..., tokens] * weights.to(probs))
+
+
+def pair_columns(
+    shared: Int[Tensor, " K"],
+    tokens: Int[Tensor, " N"],
+    columns: Int[Tensor, " N"],
+    weights: Float[Tensor, " N"],
+    least: float,
+) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
+    """Return tokens and the column of each: shared ones with themselves, then those that give a
+    column at least `least` of their mass. A column is taken once, by the first.
+    """
+    token_of = dict(zip(shared.tolist(), shared.tolist(), strict=True))
+    strong = weights >= least
+    # Above one half no token has two such columns, but several may want the same one.
+    for token, column in zip(tokens[strong].tolist(), columns[strong].tolist(), strict=True):
+        token_of.setdefault(column, token)
+    pairs = torch.tensor([list(token_of.values()), list(token_of.keys())]).to(shared.device)
+    return pairs[0], pairs[1]

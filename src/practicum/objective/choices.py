@@ -15,7 +15,7 @@ from practicum.functional.advantages import REWARDS
 from practicum.functional.registry import TABLES
 from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.other_signals import Binarised, Projected, Sorted
+from practicum.objective.other_signals import Binarised, DualSpace, Projected, Sorted, SpanToken
 from practicum.objective.signals import (
     AdvantageName,
     Draws,
@@ -201,6 +201,8 @@ AXES = {
         Binarised,
         Sorted,
         Projected,
+        DualSpace,
+        SpanToken,
         TopK,
         Draws,
         Logits,
@@ -272,6 +274,8 @@ Signal = Annotated[
     | Binarised
     | Sorted
     | Projected
+    | DualSpace
+    | SpanToken
     | TopK
     | Draws
     | Logits

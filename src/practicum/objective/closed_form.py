@@ -20,9 +20,11 @@ from practicum import functional as F
 from practicum.functional.chunked import BufferPool
 from practicum.functional.distributions import SMALLEST_TAIL
 from practicum.functional.divergences import DIVERGENCES, DistributionPair, floored
+from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.choices import ClipEntries, ClipLoss
+from practicum.objective.dual_space import read_both_spaces
 from practicum.objective.estimators import Pathwise
 from practicum.objective.signal_reader import measure_level, read_tokens
 from practicum.objective.spec import Objective, Term
@@ -75,10 +77,12 @@ def build_chunk(
     batch: TokenBatch,
     objective: Objective,
     tiles: BufferPool,
+    maps: Projections | None = None,
 ) -> LossChunk:
     """Return the chunk, fused if head, teacher and objective allow it.
 
-    `signals` are those of the teacher and of the reference about the tokens of the chunk.
+    `signals` are those of the teacher and of the reference about the tokens of the chunk, and
+    `maps` those between their hidden states, for an objective that reads both spaces.
     """
     teacher = signals[0]
     has_distribution = _can_read_distributions(teacher, hidden.device)
@@ -87,7 +91,7 @@ def build_chunk(
     readable = has_distribution or (teacher.pool is None and teacher.hidden is None)
     if head.has_closed_form_gradient and readable and can_fuse(objective, has_distribution):
         return Fused(head, hidden, teacher, batch, objective, tiles)
-    return Autograd(head, hidden, signals, batch, objective)
+    return Autograd(head, hidden, signals, batch, objective, maps)
 
 
 class Autograd:
@@ -102,6 +106,7 @@ class Autograd:
         signals: tuple[TeacherSignal, TeacherSignal],
         batch: TokenBatch,
         objective: Objective,
+        maps: Projections | None = None,
     ) -> None:
         tokens = slice(0, len(hidden))
         teacher, reference = (
@@ -112,7 +117,13 @@ class Autograd:
         )
         self._hidden = hidden.detach().requires_grad_()
         with torch.enable_grad():
-            student = head.logprobs(self._hidden)
+            logits = head.logits(self._hidden)
+            student = torch.log_softmax(logits, dim=-1)
+            if teacher.joined is not None:
+                teacher = replace(teacher, student_level=torch.logsumexp(logits, dim=-1))
+            if maps is not None and not signals[0].is_empty:
+                spaces = read_both_spaces(head, self._hidden, signals[0], maps)
+                teacher = replace(teacher, spaces=spaces)
             self._values = compute_term_values(student, teacher, batch, objective, reference)
         self._pair = student.detach(), teacher
         self.values = [value.detach() for value in self._values]

@@ -145,6 +145,7 @@ def pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) 
         unknown=concatenate([signal.unknown for signal in signals]),
         own=signals[0].own,
         spellings=signals[0].spellings,
+        joined=concatenate([signal.joined for signal in signals]),
     )
 
 
@@ -192,7 +193,7 @@ def _read_kind(signal: TeacherSignal) -> tuple[object, ...]:
     members: tuple[object, ...] = ()
     if (pool := signal.pool) is not None:
         members = (pool.kind, pool.weights, *map(_read_kind, pool.members))
-    answers = (signal.hidden, signal.logprobs, signal.outside, signal.unknown)
+    answers = (signal.hidden, signal.logprobs, signal.outside, signal.unknown, signal.joined)
     forms = tuple(answer is None for answer in answers)
     return signal.name, head, candidates, forms, members
 

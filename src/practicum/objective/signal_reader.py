@@ -45,9 +45,19 @@ def read_tokens(
         None if column is None else column[part] for column in columns
     )
     outside = signal.outside if full is not None else None
+    joined = None if signal.joined is None else signal.joined[part]
     spellings = signal.spellings if with_own else None
     return TeacherDistribution(
-        full, ids, topk_logprobs, logprobs, outside, unknown, level, own_logprobs, spellings
+        full,
+        ids,
+        topk_logprobs,
+        logprobs,
+        outside,
+        unknown,
+        level,
+        own_logprobs,
+        spellings,
+        joined=joined,
     )
 
 

@@ -53,6 +53,7 @@ class SignalCall(Call):
     - sampled: it is about the sampled token alone
     - label: the token itself is the label
     - pairs: it compares two whole completions of a prompt
+    - unshared: it reads tokens that only one of two vocabularies has
     - alone: it is about the student's whole distribution and nothing else
     - usual: the estimator that `auto` stands for
     """
@@ -62,6 +63,7 @@ class SignalCall(Call):
     sampled: ClassVar[bool] = False
     label: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
+    unshared: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     usual: ClassVar[Pathwise | ScoreFunction] = Pathwise()
 
@@ -130,6 +132,7 @@ class Full(SignalCall):
 
     type: Literal["full"] = "full"
     spelled: ClassVar[bool] = False
+    joined: ClassVar[bool] = False
     whole: ClassVar[bool] = True
     measures: ClassVar[bool] = True
 
@@ -143,6 +146,12 @@ class Spelled(Full):
     """The same with how the teacher writes the tokens that it lacks; asked by `projected` alone."""
 
     spelled: ClassVar[bool] = True
+
+
+class Joined(Full):
+    """The same with the spans of several tokens; asked by `span_token` alone."""
+
+    joined: ClassVar[bool] = True
 
 
 class Sampled(SignalCall):

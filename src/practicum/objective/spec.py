@@ -35,7 +35,7 @@ from practicum.objective.choices import (
 )
 from practicum.objective.entries import Choice
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.other_signals import Binarised, Projected, Sorted
+from practicum.objective.other_signals import Binarised, DualSpace, Sorted
 from practicum.objective.signals import (
     Capabilities,
     Full,
@@ -433,7 +433,13 @@ class Objective(FrozenConfig):
     @property
     def needs_own(self) -> bool:
         """Return True if any term reads the tokens of a teacher that the student lacks."""
-        return any(isinstance(term.signal, Sorted | Projected) for term in self.losses)
+        return any(term.signal.unshared for term in self.losses)
+
+    @property
+    def learning(self) -> DualSpace | None:
+        """Return the first signal with weights of its own, which learn beside the student's."""
+        signals = (term.signal for term in self.losses)
+        return next((signal for signal in signals if isinstance(signal, DualSpace)), None)
 
     @property
     def needs_sequences(self) -> bool:
@@ -450,8 +456,8 @@ def _pick_richest(terms: list[Term]) -> Full | Sampled | TopK | None:
 
 def _measure_richness(question: Full | Sampled | TopK) -> tuple[bool, bool, int]:
     # A spelled answer holds everything that a plain one does, and takes longer to prepare.
-    is_spelled = isinstance(question, Full) and question.spelled
-    return question.whole, is_spelled, question.candidates
+    has_more = isinstance(question, Full) and (question.spelled or question.joined)
+    return question.whole, has_more, question.candidates
 
 
 _aggregate = Objective.model_fields["aggregate"].annotation

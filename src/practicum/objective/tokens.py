@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from practicum.core.randomness import seed_of
+from practicum.functional.dual_space import BothSpaces
 from practicum.functional.sequence import token_coefficients
 from practicum.objective.spec import VERIFIER, Objective
 from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source, Spellings
@@ -115,6 +116,8 @@ class TeacherDistribution:
     the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
     tokens the numbers about the sampled token mean nothing. `level` added to the full distribution
     gives the raw logits, and `own` the tokens that the student lacks, if they are known and asked for.
+    `spaces` is there for `dual_space`, where a trainer reads both heads, and `student_level`, that of
+    the student's raw logits, beside `joined` for `span_token`.
     """
 
     full: Float[Tensor, "T V"] | None = None
@@ -126,6 +129,9 @@ class TeacherDistribution:
     level: Float[Tensor, " T"] | None = None
     own: Float[Tensor, "T U"] | None = None
     spellings: Spellings | None = None
+    spaces: BothSpaces | None = None
+    joined: Float[Tensor, "T 2"] | None = None
+    student_level: Float[Tensor, " T"] | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -28,11 +28,13 @@ from practicum.objective.choices import (
     Signal,
     TeacherTarget,
 )
+from practicum.objective.dual_space import compare_in_both
 from practicum.objective.estimators import Pathwise
-from practicum.objective.other_signals import Projected, Sorted
+from practicum.objective.other_signals import DualSpace, Projected, Sorted, SpanToken
 from practicum.objective.projecting import compare_projected
 from practicum.objective.signals import Logits
 from practicum.objective.sorting import compare_by_rank
+from practicum.objective.span_tokens import compare_with_span_token
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair, share_support
 from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch
@@ -126,7 +128,7 @@ def forget_unknown(values: Tensor | None, unknown: Tensor | None) -> Tensor | No
 
 def _share_support(term: Term, student: Tensor, signals: _Signals) -> tuple[Tensor, _Signals]:
     """Return the distributions that a term compares, over the tokens that all its models have."""
-    if isinstance(term.signal, Sorted | Projected):
+    if term.signal.unshared:
         # They are of all tokens, those in the bucket included.
         return student, signals
     parts = [TeacherDistribution(student)]
@@ -348,7 +350,12 @@ def _compute_divergence(
     if isinstance(term.signal, Sorted):
         return compare_by_rank(term, student, teacher, matched=term.signal.matched)
     if isinstance(term.signal, Projected):
-        return compare_projected(term, student, teacher, term.signal.decay)
+        return compare_projected(term, student, teacher, term.signal.decay, term.signal.paired)
+    if isinstance(term.signal, DualSpace):
+        assert teacher.spaces is not None, "a trainer with the maps reads both spaces"
+        return compare_in_both(term, student, teacher.spaces)
+    if isinstance(term.signal, SpanToken):
+        return compare_with_span_token(term, student, teacher, tokens)
     if term.signal.whole and teacher.full is not None:
         with torch.no_grad():
             target, size = _build_target(term, student, signals)

@@ -50,6 +50,9 @@ from practicum.types import (
 
 log = logging.getLogger(__name__)
 
+ROWS = 64
+"""States that go through a head at once, to read the logits of a text."""
+
 
 class Config(FrozenConfig):
     """The teacher that reads other tokens, and what stands for the student's stop."""
@@ -148,6 +151,8 @@ class TranslatedTeacher(FollowerTeacher):
         assert self._translator is not None, "only other tokens are translated"
         if not signal.sampled:
             picked = pick_single_tokens(answer, text, rollout, self._common)
+            if isinstance(signal, Full) and signal.joined:
+                picked = join_spans(picked, answer, text)
             is_spelled = isinstance(signal, Full) and signal.spelled
             return replace(picked, spellings=self._spellings) if is_spelled else picked
         spread = spread_spans(answer, text, len(rollout.tokens))
@@ -276,6 +281,32 @@ def pick_single_tokens(
         outside=common.outside,
         unknown=unknown,
     )
+
+
+def join_spans(picked: TeacherSignal, answer: TeacherSignal, text: TranslatedText) -> TeacherSignal:
+    """Return a signal that is also known where a span of several tokens starts, see `joined`."""
+    states, unknown = answer.states, picked.unknown
+    assert states is not None and answer.head is not None and unknown is not None
+    ids = torch.tensor(text.tokens, device=states.device)
+    token_logits, levels = [], []
+    # A few rows at a time: a vocabulary of logits for a whole answer would be large.
+    with torch.no_grad():
+        for rows, part in zip(states.split(ROWS), ids.split(ROWS), strict=True):
+            logits = answer.head.logits(rows)
+            token_logits.append(logits.gather(-1, part[:, None].to(logits.device))[:, 0])
+            levels.append(logits.logsumexp(dim=-1))
+    logits, level = torch.cat(token_logits).cpu(), torch.cat(levels).cpu()
+    joined = torch.zeros(len(unknown), 2)
+    rows, unknown = torch.zeros(len(unknown), dtype=torch.long), unknown.clone()
+    for span in text.spans:
+        rows[span.student.start] = span.teacher.start
+        if not span.is_single:
+            mean = logits[span.teacher].mean() - level[span.teacher.start]
+            size = span.student.stop - span.student.start
+            joined[span.student.start] = torch.tensor([size, mean])
+            unknown[span.student.start] = False
+    hidden = states[rows.to(states.device)]
+    return replace(picked, hidden=hidden, unknown=unknown, joined=joined)
 
 
 @dataclass(frozen=True, slots=True)

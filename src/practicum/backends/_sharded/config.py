@@ -57,10 +57,17 @@ class ShardedConfig(MemoryConfig):
         models: Mapping[str, ScorerConfig],
     ) -> list[str]:
         """List what processes of their own cannot do for a recipe, with what to write instead."""
+        backend = type(self).model_fields["type"].default
+        problems = []
         if source == "token_mix":
-            return [
+            problems.append(
                 "rollout.source: 'token_mix' decodes token by token with the teacher, and processes "
-                f"of backend {type(self).model_fields['type'].default!r} answer with whole texts; "
-                "write source: mix(other=teacher)"
-            ]
-        return []
+                f"of backend {backend!r} answer with whole texts; write source: mix(other=teacher)"
+            )
+        if objective.learning is not None:
+            # Shards hold the student's weights alone: maps beside them would differ by rank.
+            problems.append(
+                f"objective: signal {objective.learning.type!r} has weights of its own, which "
+                f"backend {backend!r} does not share out; write backend: local"
+            )
+        return problems

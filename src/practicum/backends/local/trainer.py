@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.adamw import take_step
+from practicum.backends.local.adamw import check_state, take_step
 from practicum.backends.local.device_limits import TrainerLimits, build_limits
 from practicum.backends.local.graph import (
     activation_checkpointing,
@@ -25,14 +25,19 @@ from practicum.backends.local.graph import (
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
+from practicum.backends.local.projections import (
+    find_projections,
+    prepare_projections,
+    restore_projections,
+)
 from practicum.backends.local.ranks import OneRank, Ranks, is_out_of_memory
 from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.core.randomness import seed_of
 from practicum.costs import GraphPlan
-from practicum.errors import CheckpointError, ResourceError
-from practicum.functional.chunked import BufferPool, chunks
+from practicum.errors import ResourceError
+from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
 from practicum.models.tensors import HEADER_BYTES
 from practicum.objective import (
@@ -62,6 +67,7 @@ from practicum.objective.passes import (
     group_rows_into_passes,
     split_pools,
 )
+from practicum.objective.span_tokens import cut_between_spans
 from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.ports import AdamParams, WeightUpdateRule
 from practicum.text.tokenizers import shorten_error
@@ -129,7 +135,8 @@ class LocalTrainer:
         return LocalSampler(model, overlay, self.limits.sampling_batch, self.limits.chunk_tokens)
 
     def _copy_weights(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        parameters = self.language_model.trainable_parameters()
+        return {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
@@ -139,6 +146,8 @@ class LocalTrainer:
         Halves the micro-batch when memory runs out. Raises ResourceError if one sequence alone does
         not fit.
         """
+        head = self.language_model.head()
+        prepare_projections(self._parameters, self._optimizer, objective, data, head)
         with self.add_gradients():
             plan = self.plan_micro_batch(find_longest_length(data))
             return self._retry_with_less_memory(data, objective, seed, plan)
@@ -202,7 +211,8 @@ class LocalTrainer:
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Restore weights and moments in place; CheckpointError if they belong to another model."""
-        self._check_state(tensors)
+        restore_projections(self._parameters, self._optimizer, tensors["student"])
+        check_state(self._parameters, tensors)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(tensors["student"][name])
@@ -211,20 +221,6 @@ class LocalTrainer:
             name, moment = key.rsplit("/", 1)
             parameter = self._parameters[name]
             self._optimizer.state[parameter][moment] = tensor.detach().clone().to(parameter.device)
-
-    def _check_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        expected = {name: parameter.shape for name, parameter in self._parameters.items()}
-        saved = {name: tensor.shape for name, tensor in tensors["student"].items()}
-        moments = {key.rsplit("/", 1)[0] for key in tensors["optimizer"]}
-        differing = sorted(
-            {name for name, _ in expected.items() ^ saved.items()} | (moments - expected.keys())
-        )
-        if differing:
-            raise CheckpointError(
-                f"the state does not fit the student: {len(differing)} weights differ in name or "
-                f"shape (first: {differing[0]}); resume with the model, lora and trainable_layers "
-                "that the state was saved with"
-            )
 
     def set_training_mode(self) -> None:
         """Set the mode for passes with a gradient; sampling and scoring set evaluation mode."""
@@ -367,7 +363,7 @@ class LocalTrainer:
     ) -> Float[Tensor, "T D"]:
         """Return the gradient in the hidden states, and record the numbers of every token."""
         gradient = torch.empty_like(hidden)
-        for piece in chunks(len(part.index), self.limits.chunk_tokens):
+        for piece in self._cut(part):
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
             coefficients = compute_all_coefficients(objective, chunk.values, part.tokens[piece])
             _record_values(records, chunk, part, piece, objective)
@@ -393,10 +389,12 @@ class LocalTrainer:
         """
         gradient = torch.zeros_like(hidden)
         is_weighted = torch.stack(list(coefficients)).ne(0).any(dim=0)
+        # Tokens of a span without a coefficient still move with that of its first.
+        is_weighted |= part.signal.joined is not None
         positions = is_weighted.cpu().nonzero()[:, 0]
         part, states = part[positions], hidden.detach()[positions]
         columns = [column[positions] for column in coefficients]
-        for piece in chunks(len(positions), self.limits.chunk_tokens):
+        for piece in self._cut(part):
             chunk = self._open_chunk(head, states[piece], part, piece, objective)
             factors = [column[piece] for column in columns]
             records.record_broken(part.index[piece], chunk.values, factors)
@@ -422,7 +420,7 @@ class LocalTrainer:
         chunk_values: list[list[TermValues]] = []
 
         def record(part: Part, hidden: Tensor) -> None:
-            for piece in chunks(len(part.index), self.limits.chunk_tokens):
+            for piece in self._cut(part):
                 chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
                 _record_values(records, chunk, part, piece, objective)
                 indices.append(part.index[piece])
@@ -453,11 +451,16 @@ class LocalTrainer:
             records.record_coefficients(index, teacher, values, [c[index] for c in coefficients])
         return coefficients
 
+    def _cut(self, part: Part) -> Iterator[slice]:
+        return cut_between_spans(part.signal.joined, len(part.index), self.limits.chunk_tokens)
+
     def _open_chunk(
         self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective
     ) -> LossChunk:
         signals = part.signal[piece], part.reference[piece]
-        return build_chunk(head, hidden, signals, part.tokens[piece], objective, self._buffers)
+        maps = find_projections(self._parameters, objective)
+        tokens = part.tokens[piece]
+        return build_chunk(head, hidden, signals, tokens, objective, self._buffers, maps)
 
     def _compute_hidden(self, micro_batch: Pass) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict the supervised tokens, concatenated."""

@@ -1,0 +1,68 @@
+"""The maps of `dual_space` beside the student's weights: made, learned, saved and restored with them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from practicum.functional.dual_space import Projections
+from practicum.functional.head import Head
+from practicum.objective import Objective
+from practicum.objective.dual_space import start_projections
+from practicum.types import Datum
+
+TO_STUDENT, TO_TEACHER = "dual_space.to_student", "dual_space.to_teacher"
+"""The names of the maps among the trained weights."""
+
+
+def prepare_projections(
+    parameters: dict[str, Any],
+    optimizer: torch.optim.AdamW,
+    objective: Objective,
+    datums: Sequence[Datum],
+    head: Head,
+) -> None:
+    """Add the maps to the trained weights if the objective has some and a teacher has spoken."""
+    term = objective.learning
+    if term is None:
+        return
+    if TO_STUDENT not in parameters:
+        # The first of each kind: all of a teacher's signals have its head.
+        started = (start_projections(head, datum.signal) for datum in datums)
+        maps = next((pair for pair in started if pair is not None), None)
+        if maps is None:
+            return
+        add_projections(parameters, optimizer, maps)
+    # Told at each update: a schedule may change it, and a checkpoint does not know it.
+    optimizer.param_groups[-1]["pace"] = term.pace
+
+
+def add_projections(
+    parameters: dict[str, Any], optimizer: torch.optim.AdamW, maps: Projections
+) -> None:
+    """Let two maps learn in a group of their own."""
+    added = {
+        name: torch.nn.Parameter(weight.clone())
+        for name, weight in ((TO_STUDENT, maps.to_student), (TO_TEACHER, maps.to_teacher))
+    }
+    parameters.update(added)
+    optimizer.add_param_group({"params": list(added.values()), "pace": 1.0})
+
+
+def restore_projections(
+    parameters: dict[str, Any], optimizer: torch.optim.AdamW, saved: Mapping[str, Tensor]
+) -> None:
+    """Make room for the maps of a saved state, if it has any that are not there yet."""
+    if TO_STUDENT not in saved or TO_STUDENT in parameters:
+        return
+    device = next(iter(parameters.values())).device
+    maps = Projections(saved[TO_STUDENT].to(device), saved[TO_TEACHER].to(device))
+    add_projections(parameters, optimizer, maps)
+
+
+def find_projections(parameters: Mapping[str, Any], objective: Objective) -> Projections | None:
+    """Return the maps as they are now, None for an objective without any."""
+    if objective.learning is None or TO_STUDENT not in parameters:
+        return None
+    return Projections(parameters[TO_STUDENT], parameters[TO_TEACHER])

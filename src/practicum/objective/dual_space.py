@@ -1,0 +1,97 @@
+"""Compare two models in the spaces of both, as DSKDv2 (arXiv 2504.11426) does."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.errors import TeacherError
+from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.dual_space import BothSpaces, Projections, fit_projections
+from practicum.functional.head import Head
+from practicum.objective.spec import Term
+from practicum.types import HeadLike, TeacherSignal
+
+ROWS = 64
+"""Unit vectors through a head at once, to read its weights."""
+
+
+def read_both_spaces(
+    head: Head, hidden: Float[Tensor, "T D"], signal: TeacherSignal, maps: Projections
+) -> BothSpaces:
+    """Read the states of student and teacher about the same tokens through each other's heads."""
+    states = _require_states(signal)
+    assert states is not None and signal.head is not None, "an empty signal has no second space"
+    states = states.to(hidden)
+    common = find_common(signal, head.vocab_size).to(hidden.device)
+    with torch.no_grad():
+        teacher = _read_all(signal, states, common)
+        labels = common[teacher[:, : len(common)].argmax(dim=-1)]
+    # The student's head only reads here: the map learns to write for it, and not the other way.
+    through_student = head.detached().logprobs(states @ maps.to_student)
+    through_teacher = _read_all(signal, hidden @ maps.to_teacher, common)
+    return BothSpaces(through_student, through_teacher, teacher, labels)
+
+
+def compare_in_both(
+    term: Term, student: Float[Tensor, "T V"], spaces: BothSpaces
+) -> Float[Tensor, " T"]:
+    """Return the sum of the divergences in both spaces, differentiable in the student and the maps.
+
+    The map to the student learns by the cross-entropy of the teacher's likeliest token, which adds
+    a gradient and nothing to the value.
+    """
+    entry = DIVERGENCES[term.divergence.name]
+    pairs = ((student, spaces.through_student.detach()), (spaces.through_teacher, spaces.teacher))
+    parts = [entry.contributions(*pair, term.parameter).sum(dim=-1) for pair in pairs]
+    error = -spaces.through_student.gather(-1, spaces.labels[:, None])[:, 0]
+    return parts[0] + parts[1] + (error - error.detach())
+
+
+@torch.no_grad()
+def start_projections(head: Head, signal: TeacherSignal) -> Projections | None:
+    """Return the maps that keep the logits of common tokens best; None for a silent teacher."""
+    states = _require_states(signal)
+    if states is None or signal.head is None:
+        return None
+    common = find_common(signal, head.vocab_size)
+    device = head.weight.device
+    student = _read_rows(head, head.weight.shape[1], common, device)
+    return fit_projections(student, _read_rows(signal.head, states.shape[1], common, device))
+
+
+def find_common(signal: TeacherSignal, size: int) -> Int[Tensor, " K"]:
+    """Return the student's ids of the tokens that both models have."""
+    if signal.outside is None:
+        return torch.arange(size)
+    is_common = torch.ones(size, dtype=torch.bool)
+    is_common[signal.outside.cpu()] = False
+    return is_common.nonzero()[:, 0]
+
+
+def _require_states(signal: TeacherSignal) -> Tensor | None:
+    """Return a teacher's states, None if it is silent; TeacherError if it answers without any."""
+    if signal.states is None and not signal.is_empty:
+        raise TeacherError(
+            "signal 'dual_space' reads the hidden states of one teacher, and this one answers with "
+            "none of its own; write signal: full, or one teacher of type model, self or translated"
+        )
+    return signal.states
+
+
+def _read_all(signal: TeacherSignal, states: Tensor, common: Tensor) -> Tensor:
+    """Return the teacher's head over the tokens that both have, and over its own."""
+    assert signal.head is not None, "states come with their head"
+    inside = signal.head.logprobs(states).to(states.device)[..., common]
+    if signal.own is None:
+        return inside
+    return torch.cat([inside, signal.own.logprobs(states).to(states.device)], dim=-1)
+
+
+def _read_rows(
+    head: HeadLike, width: int, columns: Tensor, device: torch.device
+) -> Float[Tensor, "K _"]:
+    """Return the weights of some tokens of a head, whatever scale or bias it has."""
+    # A head may be wrapped, reordered or on its way: what it makes of unit vectors is its weights.
+    bias = head.logits(torch.zeros(1, width, device=device))[:, columns]
+    units = torch.eye(width, device=device).split(ROWS)
+    return torch.cat([head.logits(part)[:, columns] - bias for part in units]).T

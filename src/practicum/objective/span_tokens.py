@@ -1,0 +1,87 @@
+"""Let a span of several tokens be one more token of a common vocabulary, as SimCT (arXiv 2605.07711) does.
+
+Its logit is the mean of its tokens' own, so a constant added to the logits of one position, which is
+nothing to a distribution, changes the loss. It is here as published, for comparison.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.functional.chunked import chunks
+from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.precision import precise
+from practicum.objective.spec import Term
+from practicum.objective.tokens import TeacherDistribution
+
+
+def compare_with_span_token(
+    term: Term,
+    student: Float[Tensor, "T V"],
+    teacher: TeacherDistribution,
+    tokens: Int[Tensor, " T"],
+) -> Float[Tensor, " T"]:
+    """Return the divergence over the tokens that both have and the span that starts here, if any.
+
+    Both sides are renormalised over these. Each token of a span moves with its mean logit.
+    """
+    entry, full = DIVERGENCES[term.divergence.name], teacher.full
+    assert full is not None, "the signal asks for whole distributions"
+    student_part, teacher_part = student, full
+    if teacher.outside is not None:
+        is_shared = torch.ones(student.shape[-1], dtype=torch.bool, device=student.device)
+        is_shared[teacher.outside] = False
+        student_part, teacher_part = student[:, is_shared], full[:, :-1][:, is_shared]
+    student_part, teacher_part = precise(student_part), precise(teacher_part)
+    pair = student_part.log_softmax(dim=-1), teacher_part.log_softmax(dim=-1)
+    values = entry.contributions(*pair, term.parameter).sum(dim=-1)
+    if teacher.joined is None or teacher.student_level is None:
+        return values
+    starts = teacher.joined[:, 0].nonzero()[:, 0]
+    if not len(starts):
+        return values
+    logits = _average_logits(student, teacher.student_level, teacher.joined, starts, tokens)
+    with_span = entry.contributions(
+        _append(student_part[starts], logits),
+        _append(teacher_part[starts], teacher.joined[starts, 1]),
+        term.parameter,
+    ).sum(dim=-1)
+    return values.index_copy(0, starts, with_span.to(values))
+
+
+def _append(scores: Tensor, logits: Tensor) -> Tensor:
+    """Return the log-probabilities of tokens and of one more."""
+    return torch.cat([scores, logits[:, None].to(scores)], dim=-1).log_softmax(dim=-1)
+
+
+def _average_logits(
+    student: Tensor, level: Tensor, joined: Tensor, starts: Tensor, tokens: Tensor
+) -> Tensor:
+    """Return the mean raw logit of each span's tokens, less the level where it starts."""
+    logits = student.gather(-1, tokens[:, None])[:, 0] + level
+    sizes = joined[starts, 0].long()
+    numbers = torch.arange(len(starts), device=logits.device).repeat_interleave(sizes)
+    first = sizes.cumsum(0) - sizes
+    places = starts[numbers] + torch.arange(len(numbers), device=logits.device) - first[numbers]
+    total = logits.new_zeros(len(starts)).index_add(0, numbers, logits[places])
+    return total / sizes - level[starts]
+
+
+def cut_between_spans(joined: Tensor | None, total: int, size: int) -> Iterator[slice]:
+    """Return consecutive slices of about `size` tokens that cut no span in two."""
+    if joined is None:
+        yield from chunks(total, size)
+        return
+    lengths = joined[:, 0].long().tolist()
+    start = end = place = 0
+    while place < total:
+        # A span that is longer than a slice makes a slice of its own.
+        after = place + max(lengths[place], 1)
+        if after - start > size and end > start:
+            yield slice(start, end)
+            start = end
+        place = end = after
+    if end > start:
+        yield slice(start, end)

@@ -1,0 +1,74 @@
+"""A span as one more token: by loops, what a constant does to it, and slices that cut none."""
+
+import random
+
+import pytest
+import torch
+
+from practicum.functional.divergences import DIVERGENCES
+from practicum.objective import Objective
+from practicum.objective.span_tokens import compare_with_span_token, cut_between_spans
+from practicum.objective.tokens import TeacherDistribution
+
+from .vocabularies import COMMON, OUTSIDE, STUDENT_SIZE, TEACHER_SIZE, logits, signal_of
+
+TERM = Objective.model_validate({"signal": "span_token", "divergence": "jsd(0.3)"}).losses[0]
+SPANS = {1: (3, -0.7), 6: (2, -4.0)}
+"""The first token of each span of several: how many, and the teacher's mean logit less its level there."""
+
+
+def compare(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    teacher = logits(1, TEACHER_SIZE, 0.0).log_softmax(-1)
+    tokens = torch.arange(len(raw)) % STUDENT_SIZE
+    joined = torch.zeros(len(raw), 2, dtype=torch.float64)
+    for place, numbers in SPANS.items():
+        joined[place] = torch.tensor(numbers)
+    signal = TeacherDistribution(
+        full=signal_of(teacher, tokens).full,
+        outside=OUTSIDE,
+        joined=joined,
+        student_level=raw.logsumexp(-1),
+    )
+    return compare_with_span_token(TERM, raw.log_softmax(-1), signal, tokens), teacher, tokens
+
+
+def test_it_is_a_divergence_over_common_tokens_and_the_span() -> None:
+    raw = logits(0, STUDENT_SIZE, 0.0).requires_grad_()
+    values, teacher, tokens = compare(raw)
+    entry, plain = DIVERGENCES["jsd"], raw.detach()
+    for row in range(len(plain)):
+        mine, theirs = plain[row, COMMON].tolist(), teacher[row, COMMON].tolist()
+        if row in SPANS:
+            size, mean = SPANS[row]
+            mine.append(sum(float(plain[row + n, tokens[row + n]]) for n in range(size)) / size)
+            theirs.append(mean)
+        pair = (torch.tensor(part, dtype=torch.float64).log_softmax(0) for part in (mine, theirs))
+        torch.testing.assert_close(values[row], entry.value(*pair, 0.3))
+    (slope,) = torch.autograd.grad(values[1], raw)
+    assert slope[2:4].abs().sum() > 0, "the later tokens of a span move with it"
+    assert slope[4:].abs().sum() == 0
+
+
+def test_a_constant_that_is_nothing_to_a_distribution_changes_it() -> None:
+    raw = logits(0, STUDENT_SIZE, 0.0)
+    shifted = raw.clone()
+    shifted[2] += 2.0
+    before, after = compare(raw)[0], compare(shifted)[0]
+    changed = (before - after).abs() > 1e-9
+    assert changed.nonzero()[:, 0].tolist() == [1], "the span of which it is a part, as published"
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_slices_cover_all_tokens_and_cut_no_span(size: int) -> None:
+    rng = random.Random(size)
+    for _ in range(20):
+        lengths = [rng.choice([1, 1, 2, 3]) for _ in range(rng.randrange(12))]
+        joined = [[float(first), 0.0] for n in lengths for first in (n * (n > 1), *[0] * (n - 1))]
+        total = len(joined)
+        pieces = list(cut_between_spans(torch.tensor(joined).view(-1, 2), total, size))
+        covered = [place for piece in pieces for place in range(piece.start, piece.stop)]
+        assert covered == list(range(total))
+        ends = {sum(lengths[:n]) for n in range(len(lengths) + 1)}
+        assert all(piece.stop in ends for piece in pieces)
+        assert all(piece.stop - piece.start <= max(size, 3) for piece in pieces)
+    assert list(cut_between_spans(None, 5, 2)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
