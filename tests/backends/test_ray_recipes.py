@@ -30,6 +30,19 @@ SHORT = {
         "teacher.model.pretrain.steps=20",
     ],
     "papers/ppo": [*FEW, "student.model.pretrain.steps=20"],
+    "papers/dpo": [*FEW, "student.model.pretrain.steps=20"],
+    "papers/spin": [*FEW, "student.model.pretrain.steps=20"],
+    "papers/orpo-distill": [
+        *FEW,
+        "student.model.pretrain.steps=20",
+        "teacher.model.pretrain.steps=20",
+    ],
+    # A critic, a teacher's distribution and an entropy in one loss.
+    "papers/llm4teach": [
+        *FEW,
+        "student.model.pretrain.steps=20",
+        "teacher.model.pretrain.steps=20",
+    ],
     "papers/gad": [
         *FEW,
         "student.model.pretrain.steps=20",

@@ -1,17 +1,22 @@
 """What the doctor says of a judge in words: calibration, and what moves its grades beside the answers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 import torch
+from toy import toy_recipe
 
 from practicum.ports.scoring import Scorer
+from practicum.runs.assembly import assemble_run
+from practicum.studies.doctor import grades
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import CheckOutcome
-from practicum.studies.doctor.grades import check_judges, compare_lengths
+from practicum.studies.doctor.grades import check_scorers, compare_lengths
 from practicum.types import Judgement, Message, Prompt, Rollout
 
 Grading = Callable[[Rollout], float | None]
@@ -57,9 +62,12 @@ ROLLOUTS = [write(number, float(number % 3 == 0), 1 + number % 5) for number in 
 def check(judge: Scorer | None, rollouts: Sequence[Rollout] = ROLLOUTS) -> CheckOutcome:
     parts = SimpleNamespace(scorers={} if judge is None else {"grade": judge})
     evidence = SimpleNamespace(
-        rollouts=list(rollouts), components=SimpleNamespace(parts=parts), seed=0
+        rollouts=list(rollouts),
+        components=SimpleNamespace(parts=parts),
+        recipe=SimpleNamespace(scorers={"grade": None}),
+        seed=0,
     )
-    return check_judges(cast(Evidence, evidence))
+    return check_scorers(cast(Evidence, evidence))
 
 
 def agree(rollout: Rollout) -> float:
@@ -126,3 +134,54 @@ def test_lengths_are_compared_within_one_reward_alone() -> None:
     ]
     assert compare_lengths([(row.reward or 0.0, row) for row in rows]) == 0.5
     assert compare_lengths([(1.0, write(0, 1.0, 3))]) is None
+
+
+@dataclass
+class Learner(Scorer):
+    """It says nothing until its warm-up is over, then whether an answer is right if it learned that."""
+
+    learns: bool
+    warmup: int = 9
+    fits: int = 0
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
+        if self.fits < self.warmup:
+            return [Judgement(None) for _ in rollouts]
+        return [Judgement(agree(rollout) if self.learns else 0.5) for rollout in rollouts]
+
+    def fit(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        assert all(rollout.text == "own" for rollout in rollouts)
+        self.fits += 1
+        return {}
+
+
+def test_a_scorer_that_learns_is_held_against_answers_that_it_did_not_learn_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = {1: [replace(rollout, text="own") for rollout in ROLLOUTS[:8]], 2: ROLLOUTS}
+    monkeypatch.setattr(grades, "_write_step", lambda _, step: steps[step])
+    outcome = check(Learner(learns=True))
+    assert outcome.status == "pass" and outcome.value is not None and outcome.value.mean == 1.0
+    # The first two prompts are those of its own step.
+    assert outcome.details == {"answers judged": 52.0, "before it learned": None}
+    learner = Learner(learns=False)
+    assert check(learner).status == "inconclusive" and learner.fits == 9
+    silent = check(Learner(learns=True, warmup=1000))
+    assert silent.status == "inconclusive" and silent.details["answers judged"] == 0.0
+
+
+def test_scorers_of_a_recipe_learn_from_what_it_writes(models: Path, tmp_path: Path) -> None:
+    """Trees for the process model, the teacher's answers for the discriminator, two shares for the outcome model."""
+    changes = {
+        "rollout": {"n": 4, "max_new_tokens": 5, "source": "search(step=word, breadth=2)"},
+        "scorers": {"steps": {"type": "process"}, "orm": {"type": "outcome", "share": 0.5}},
+        "train.prompts_per_step": 4,
+    }
+    recipe = toy_recipe(models, changes)
+    with closing(assemble_run(recipe, tmp_path)) as components:
+        evidence = SimpleNamespace(recipe=recipe, components=components, rollouts=[], seed=0)
+        weights = {name: value.clone() for name, value in components.weights.items()}
+        outcome = check_scorers(cast(Evidence, evidence))
+        assert all(torch.equal(components.weights[name], old) for name, old in weights.items())
+    assert "steps" in outcome.sentence and "orm" in outcome.sentence
+    assert outcome.unit == "of the pairs ranked rightly"

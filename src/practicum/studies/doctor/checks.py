@@ -225,11 +225,11 @@ CHECKS = (
     ),
     Check(
         "P20",
-        "judge",
+        "scorers",
         "note",
-        grades.check_judges,
-        "the interval of the AUROC is above 0.5, and nothing else moves a grade by 0.1 of its "
-        "scale / it is moved / prefers wrong answers",
+        grades.check_scorers,
+        "the interval of the AUROC is above 0.5, and nothing else moves a judge's grade by 0.1 of "
+        "its scale / it is moved / prefers wrong answers",
         "judges in words favour answers by position and by length (2306.05685)",
     ),
     Check(

@@ -1,13 +1,22 @@
-"""The check of judges in words: their calibration against the verifier, and what else moves them."""
+"""The check of scorers: judges in words, and those that learn, held against the verifier."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 
-from practicum.ports.scoring import Scorer, VariedScorer
-from practicum.statistics import Interval, auroc
+from practicum.ports.scoring import Scorer, TeacherImitator, VariedScorer, must_wait
+from practicum.statistics import Interval, auroc, clustered_auroc
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import CheckOutcome, Status, skip_check
+from practicum.training.judging import add_judgements
+from practicum.training.loop import generate_rollouts
 from practicum.types import Judgement, Rollout
+
+FEWEST_FITS, MOST_FITS = 8, 64
+"""The updates of a scorer on one step's answers: more than the fewest only to end its warm-up."""
+
+WRITTEN = ("teacher", "dataset")
+"""The writers whose answers a discriminator is to score above the student's."""
 
 MOST_ASKED = 16
 """The answers that a judge is asked about again with its question put otherwise."""
@@ -18,18 +27,23 @@ MAX_BIAS = 0.1
 CHANCE = 0.5
 
 
-def check_judges(evidence: Evidence) -> CheckOutcome:
-    """P20: Compare a judge's grades with the verifier's rewards, and see whether position, length
-    or a suggestion moves them."""
-    judges = {
+def check_scorers(evidence: Evidence) -> CheckOutcome:
+    """P20: Compare what judges and learned scorers say with the verifier's rewards, and see whether
+    position, length or a suggestion moves a judge."""
+    scorers = evidence.components.parts.scorers
+    judges = {name: scorer for name, scorer in scorers.items() if isinstance(scorer, VariedScorer)}
+    learners = {
         name: scorer
-        for name, scorer in evidence.components.parts.scorers.items()
-        if isinstance(scorer, VariedScorer)
+        for name, scorer in scorers.items()
+        if name not in judges and must_wait(evidence.recipe.scorers[name])
     }
-    if not judges:
-        return skip_check("no scorer of the recipe judges in words")
+    if not judges and not learners:
+        return skip_check("no scorer of the recipe judges in words or learns")
     outcomes = [_check_judge(evidence, name, judge) for name, judge in judges.items()]
-    return min(outcomes, key=lambda outcome: SEVERITY[outcome.status])
+    outcomes += _check_learners(evidence, learners) if learners else []
+    worst = min(outcomes, key=lambda outcome: SEVERITY[outcome.status])
+    sentences = [outcome.sentence for outcome in outcomes if outcome is not worst]
+    return replace(worst, sentence=". ".join([worst.sentence, *sentences]))
 
 
 SEVERITY: dict[Status, int] = {
@@ -117,3 +131,75 @@ def compare_lengths(pairs: Sequence[tuple[float, Rollout]]) -> float | None:
             areas.append((area.mean, len(group)))
     total = sum(count for _, count in areas)
     return sum(area * count for area, count in areas) / total if total else None
+
+
+def _check_learners(evidence: Evidence, learners: Mapping[str, Scorer]) -> list[CheckOutcome]:
+    """Let scorers learn from the answers of one step, and look at what they say of the next one's."""
+    fitted = add_judgements(_write_step(evidence, 1), learners, {})
+    prompt_ids = {rollout.prompt.id for rollout in fitted}
+    unseen = [
+        rollout for rollout in _write_step(evidence, 2) if rollout.prompt.id not in prompt_ids
+    ]
+    before = add_judgements(unseen, learners, {})
+    for name, scorer in learners.items():
+        for count in range(MOST_FITS):
+            scorer.fit(fitted)
+            if count + 1 < FEWEST_FITS:
+                continue
+            # In its warm-up it says nothing of any answer.
+            if any(judged.value is not None for judged in scorer.score([*fitted, *unseen])):
+                break
+        fitted = add_judgements(fitted, {name: scorer}, {})
+    after = add_judgements(unseen, learners, {})
+    return [_compare_with_labels(evidence, name, before, after) for name in learners]
+
+
+def _write_step(evidence: Evidence, step: int) -> list[Rollout]:
+    """Return the answers of a step as the recipe writes them: the teacher's and searched ones too."""
+    parts, settings = evidence.components.parts, evidence.components.settings
+    return generate_rollouts(step, settings.plan(step), parts, settings, parts.sampler, 0)
+
+
+def _label(rollout: Rollout, imitates: bool) -> bool | None:
+    """Return True if an answer is to rank above others; None if no verifier tells."""
+    if imitates:
+        return rollout.source in WRITTEN
+    return None if rollout.reward is None else rollout.reward >= 1.0
+
+
+def _compare_with_labels(
+    evidence: Evidence, name: str, before: Sequence[Rollout], after: Sequence[Rollout]
+) -> CheckOutcome:
+    """Return how often a scorer ranks unseen answers as it should, before and after it learned."""
+    config = evidence.recipe.scorers[name]
+    imitates = isinstance(config, TeacherImitator) and config.imitates_teacher
+    areas: list[Interval | None] = []
+    count = 0
+    for rollouts in (before, after):
+        rows = [
+            (value, label, rollout.prompt.id)
+            for rollout in rollouts
+            if (value := rollout.judgements[name].value) is not None
+            and (label := _label(rollout, imitates)) is not None
+        ]
+        values = [value for value, _, _ in rows]
+        labels = [label for _, label, _ in rows]
+        groups = [group for _, _, group in rows]
+        areas.append(clustered_auroc(values, labels, groups, evidence.seed) if rows else None)
+        count = len(rows)
+    start, area = areas
+    whose = "the teacher's answers above the student's" if imitates else "right answers above wrong"
+    sentence = f"{name}, after it learned from one step, ranks {whose}"
+    details = {"answers judged": float(count), "before it learned": start and start.mean}
+    unit = "of the pairs ranked rightly"
+    if area is None or area.low <= CHANCE <= area.high:
+        text = f"{name} cannot be told from chance by {count} answers that it did not learn from"
+        needs = 4 * max(count, 1)
+        return CheckOutcome(
+            "inconclusive", text, area, unit, rollouts_needed=needs, details=details
+        )
+    if area.high < CHANCE:
+        return CheckOutcome(
+            "fail", f"{sentence} less often than chance", area, unit, details=details
+        )
+    return CheckOutcome("pass", sentence, area, unit, details=details)
