@@ -22,6 +22,7 @@ NAMES = (
     "sizes",
     "teachers",
     "scaling",
+    "processes",
     "weighted",
     "startup",
     "journey",

@@ -236,8 +236,12 @@ GOALS: dict[str, tuple[Goal, ...]] = {
             "most",
             0.3375,
         ),
+        # Two processes on two cores then decode 1.7 times the tokens of one.
         Goal(
-            "scaling.processes", "tokens a wall second, two decoding processes / one", "least", 1.7
+            "processes.decoding",
+            "a token's processor seconds, two decoding processes at once / one",
+            "most",
+            1.18,
         ),
     ),
     "A long run": (

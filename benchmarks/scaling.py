@@ -2,14 +2,11 @@
 
     python -m benchmarks scaling [--quick]
 
-Each is fitted as a power of its size over four sizes, by a straight line through the logarithms; the four take turns. A second
-process that decodes is compared by wall time, which needs an idle machine; on a busy one that part is left out.
+Each is fitted as a power of its size over four sizes, by a straight line through the logarithms; the four take turns.
 """
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,7 +25,6 @@ from benchmarks.measuring import (
     round_digits,
     spread,
 )
-from benchmarks.peers import Worker, serve
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams
 from practicum.training.loop import assemble
@@ -49,23 +45,14 @@ QUICK = {
 SLOTS, MEAN, LONGEST, ANSWER = 8, 16, 64, 64
 SHARE, WHOLE = 0.25, 128
 """The part of an answer that is written and learned from, and the length of the whole one."""
-BUSY = 0.3
-"""The load above which wall times mean nothing."""
 
 
 def main() -> None:
     """Report one line."""
     parser = build_parser(__doc__)
-    parser.add_argument("--serve", action="store_true", help="internal: decode on demand")
-    options = parser.parse_args()
-    if options.serve:
-        _serve(options.quick)
-        return
-    session = open_session("scaling", options)
-    second = _measure_second_process(session)  # first, while the machine is idle
-    session = replace(session, ceilings=ceilings.measure_briefly())
-    sizes = QUICK if options.quick else FULL
-    shape = models.SHAPES["tiny" if options.quick else "toy"]
+    session = open_session("scaling", parser.parse_args(), ceilings.measure_briefly())
+    sizes = QUICK if session.quick else FULL
+    shape = models.SHAPES["tiny" if session.quick else "toy"]
     makers: dict[str, Callable[[int], Callable[[], float]]] = {
         "loss.tokens": lambda tokens: _prepare_loss(
             Size(tokens, sizes["loss.vocabulary"][-1] // 2)
@@ -73,20 +60,19 @@ def main() -> None:
         "loss.vocabulary": lambda vocabulary: _prepare_loss(
             Size(sizes["loss.tokens"][1], vocabulary)
         ),
-        "step.tokens": _prepare_steps(shape, "tiny-teacher" if options.quick else "toy-teacher"),
-        "rollout.prompts": _prepare_decoding(shape),
+        "step.tokens": _prepare_steps(shape, "tiny-teacher" if session.quick else "toy-teacher"),
+        "rollout.prompts": prepare_decoding(shape),
     }
     fits = {what: _fit(session, sizes[what], make) for what, make in makers.items()}
     rows = [[what, *fit["seconds"], fit["exponent"]["median"]] for what, fit in fits.items()]
     heads = [f"size {number}" for number in range(1, len(sizes["loss.tokens"]) + 1)]
     print(format_table(["seconds of", *heads, "exponent"], rows))
-    prefix = _measure_prefix(session, shape, "tiny-teacher" if options.quick else "toy-teacher")
+    prefix = _measure_prefix(session, shape, "tiny-teacher" if session.quick else "toy-teacher")
     print(f"a step on the first {SHARE:.0%} of each answer / on all of it: {prefix['median']:.3g}")
     session.report(
         {
             **{f"scaling.{what}": fit["exponent"] for what, fit in fits.items()},
             "scaling.prefix": prefix,
-            **second,
         },
         fits=fits,
         peak_mib=round(read_memory("VmHWM")),
@@ -174,43 +160,6 @@ def _measure_prefix(session: Session, shape: models.ModelDims, teacher: str) -> 
     return compute_ratios(times["part"], times["whole"])
 
 
-def _measure_second_process(session: Session) -> dict[str, dict[str, float]]:
-    """Tokens a wall second of two processes that decode over those of one; nothing where the machine is busy."""
-    load = os.getloadavg()[0]
-    if load >= BUSY:
-        print(
-            f"the load is {load:.1f}, so wall times mean nothing and a second process is not measured"
-        )
-        return {}
-    arguments = ["--serve", *(["--quick"] if session.quick else [])]
-    gains = []
-    with (
-        Worker("benchmarks.scaling", arguments) as first,
-        Worker("benchmarks.scaling", arguments) as second,
-    ):
-        for number in range(session.warm_up + session.rounds):
-            alone = _time_decoding([first])
-            both = _time_decoding([first, second])
-            if number >= session.warm_up:
-                gains.append(2 * alone / both)
-    return {"scaling.processes": spread(gains)}
-
-
-def _time_decoding(workers: Sequence[Worker]) -> float:
-    start = time.monotonic()
-    for worker in workers:
-        worker.send(do="decode")
-    for worker in workers:
-        worker.receive()
-    return time.monotonic() - start
-
-
-def _serve(quick: bool) -> None:
-    torch.set_num_threads(1)
-    decode = _prepare_decoding(models.SHAPES["tiny" if quick else "17m"])(16 if quick else 32)
-    serve(lambda question: decode())
-
-
 def make_rollout(shape: models.ModelDims, number: int) -> Rollout:
     """Return a random completion of `ANSWER` tokens to a random prompt of 32."""
     (prompt,) = models.draw_prompts(1, shape.vocabulary, number, 32, 32)
@@ -232,7 +181,7 @@ def _build_rollout(prompt: tuple[int, ...], tokens: Tensor) -> Rollout:
     )
 
 
-def _prepare_decoding(shape: models.ModelDims) -> Callable[[int], Callable[[], float]]:
+def prepare_decoding(shape: models.ModelDims) -> Callable[[int], Callable[[], float]]:
     """Seconds a token of so many prompts' answers of mixed lengths, in few slots."""
     client = models.build_sampler(models.build_language_model(shape), SLOTS)
     params = SamplingParams(LONGEST, stop_ids=models.draw_stops(shape.vocabulary, MEAN))

@@ -53,7 +53,8 @@ class SamplingParams:
     A completion stops after one of the `stop_ids` and after one of the `stop_texts`, which may
     begin and end within a token; `practicum.text.stop_check` looks for both. The `banned_ids` are
     never sampled. A conversation ends after `max_turns` turns of the model, None: never, and asks
-    its environment at a `pace`.
+    its environment at a `pace`. If `rescored`, the same client scores the completions next, so it
+    may keep what it computes of them.
     """
 
     max_new_tokens: int
@@ -64,6 +65,7 @@ class SamplingParams:
     stop_texts: tuple[str, ...] = ()
     banned_ids: frozenset[int] = frozenset()
     max_turns: int | None = None
+    rescored: bool = False
     pace: Pace = Pace()
 
     def should_stop(self, tokens: Sequence[int]) -> bool:
@@ -79,17 +81,34 @@ class SampleRequest:
     seed: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TextStates:
+    """The states that a model computed of a text as it wrote it; later passes may take them.
+
+    `text` are the tokens of prompt and completion. `hidden` are the states that predict the
+    completion's tokens, and `lower` are those of all tokens but the last before the first layer
+    that learns; either may be None. `model` and `version` say by which weights.
+    """
+
+    text: tuple[int, ...]
+    model: int
+    version: int
+    hidden: Float[Tensor, "T D"] | None
+    lower: Float[Tensor, "L D"] | None
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
     """One completion to score.
 
     Asks for the log-probabilities of `tokens` after `prompt_tokens`, and of the K `candidates` at
-    each of these positions.
+    each of these positions. `states` may spare a local model a part of the pass.
     """
 
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
     candidates: Int[Tensor, "T K"] | None = field(default=None, compare=False)
+    states: TextStates | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +125,7 @@ class Sample:
     stop_reason: StopReason
     text: str | None = None
     """The words of a writer with tokens of its own, which the student's may not spell; else None."""
+    states: TextStates | None = field(default=None, compare=False, repr=False)
 
 
 CallOutcome = Literal["answered", "unreadable", "unknown", "invalid", "failed", "timeout"]
@@ -178,7 +198,7 @@ class Rollout:
     environment's feedback; a privileged teacher may show them. `steps` are those that a tree search
     kept, from the first token on; the tokens after them belong to a step that did not hold.
     `reward` is the verifier's, and `judgements` are the scorers', by the names that the recipe gives
-    them.
+    them. `states` is what the student computed as it wrote the text, for the update of its step.
     """
 
     prompt: Prompt
@@ -199,6 +219,7 @@ class Rollout:
     notes: Mapping[str, str] = field(default_factory=dict)
     judgements: Mapping[str, Judgement] = field(default_factory=dict)
     steps: tuple[SearchStep, ...] = ()
+    states: TextStates | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":

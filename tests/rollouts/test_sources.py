@@ -435,9 +435,10 @@ def test_replayed_rollouts_are_those_of_earlier_steps_only(write: Write) -> None
             (origin,) = [each for each in known if each.tokens is rollout.tokens]
             assert_equal([replace(rollout, sample=origin.sample)], [origin])
         fresh += [rollout for rollout in rollouts if rollout.policy_version == step - 1]
-        assert [id(rollout) for rollout in archive.newest] == [
-            id(rollout) for rollout in fresh[-20:]
+        assert [id(rollout.tokens) for rollout in archive.newest] == [
+            id(rollout.tokens) for rollout in fresh[-20:]
         ]
+        assert all(rollout.states is None for rollout in archive.newest)
         names = [(rollout.prompt.id, rollout.sample) for rollout in rollouts]
         assert len(set(names)) == len(names) == 14
         assert all(rollout.source == "student" for rollout in rollouts)

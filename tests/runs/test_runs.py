@@ -52,7 +52,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "backend.micro_batch_tokens": 24,
     },
     "adapters": {"student.lora": {"rank": 4, "alpha": 8}, "optimizer.learning_rate": 0.02},
-    "last layer only": {"student.trainable_layers": 1},
+    "last layer only, from the states that sampling kept below it": {
+        "student.trainable_layers": 1,
+        "student.model": {"hidden_size": 32, "layers": 2, "heads": 2, "seed": 1},
+        "rollout.max_new_tokens": 9,
+        "evaluation.prompts": 4,
+    },
     "dropout under a following teacher": {
         "student.model": {"hidden_size": 32, "layers": 1, "heads": 2, "dropout": 0.2, "seed": 1},
         "student.dropout": True,

@@ -174,8 +174,10 @@ class Fused:
         self._unknown = None if teacher.unknown is None else teacher.unknown.to(hidden.device)
         logits = self._compute_logits(head, self._hidden)
         self._probs = torch.softmax(logits, dim=-1, out=self._take("student_probs"))
-        # The tile of the logits is free after these two: it serves the teacher and the gradient.
+        # The tile of the logits is free after these two: it serves the teacher and the gradient. A
+        # prepacked head makes a matrix of its own, which must not wait beside the teacher's.
         student = torch.log_softmax(logits, dim=-1, out=self._take("student"))
+        del logits
         if teacher.hidden is not None or teacher.pool is not None:
             self._pair = self._read_pair(student, teacher)
         divergences, self._slopes = zip(

@@ -176,10 +176,18 @@ def group_rows_into_passes(
             yield [list(rows) for rows in zip(*group[part], strict=True)]
 
 
-def build_score_requests(rollouts: Sequence[Rollout]) -> list[ScoreRequest]:
-    """Return the text of each rollout as a request to a model."""
+def build_score_requests(rollouts: Sequence[Rollout], *, reuse: bool = False) -> list[ScoreRequest]:
+    """Return the text of each rollout as a request to a model.
+
+    With `reuse`, the student that wrote them need not compute again what it kept of them.
+    """
     return [
-        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
+        ScoreRequest(
+            rollout.prompt_tokens,
+            tuple(rollout.tokens.tolist()),
+            states=rollout.states if reuse else None,
+        )
+        for rollout in rollouts
     ]
 
 

@@ -134,6 +134,7 @@ class RolloutSampler:
                 text=text,
                 sample=key.number,
                 source=source,
+                states=sample.states,
             )
             for key, prompt_tokens, sample, text in zip(keys, prompts, samples, texts, strict=True)
         ]

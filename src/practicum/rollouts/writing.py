@@ -125,8 +125,11 @@ def collect_rollouts(
     # Each writer fills all of its keys in one call, so that sampling is batched. Every key has a
     # random stream of its own, so the grouping does not change what is sampled.
     rollouts = call_by_group([writer for _, writer in plan], fill)
+    # Without states: a resumed run reads the replay buffer from its rows, which hold none.
     writers.archive.newest.extend(
-        rollout for rollout, (_, writer) in zip(rollouts, plan, strict=True) if writer == "student"
+        replace(rollout, states=None)
+        for rollout, (_, writer) in zip(rollouts, plan, strict=True)
+        if writer == "student"
     )
     return rollouts
 

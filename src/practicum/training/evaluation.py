@@ -4,7 +4,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -147,8 +147,9 @@ def evaluate(
     settings: EvaluationSettings,
 ) -> Evaluation:
     """Sample and verify completions, and compare student and teacher on the student's tokens."""
+    sampling = replace(settings.sampling, rescored=teacher is not None)
     rollouts = sample_rollouts(
-        settings.batch, client, renderer, settings.sampling, as_environment(task, renderer)
+        settings.batch, client, renderer, sampling, as_environment(task, renderer)
     )
     rollouts = add_rewards(rollouts, task)
     comparison = _TeacherComparison()
@@ -314,7 +315,7 @@ def _compare_with_teacher(
     client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollout], renderer: Renderer
 ) -> _TeacherComparison:
     """Compare student and teacher by full distributions, or else by the sampled tokens alone."""
-    requests = build_score_requests(rollouts)
+    requests = build_score_requests(rollouts, reuse=True)
     # Both sides must give distributions: a service may offer the student's sampled tokens alone.
     full = "full" in teacher.capabilities.signals and "full" in client.capabilities.signals
     signal = Full() if full else Sampled()

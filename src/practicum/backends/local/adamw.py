@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from practicum.errors import CheckpointError
 from practicum.ports import AdamParams
@@ -21,6 +22,9 @@ def take_step(optimizer: torch.optim.AdamW, params: AdamParams) -> None:
             weight_decay=params.weight_decay,
         )
     optimizer.step()
+    # The fused step changes weights without a word, and what is kept of weights goes by versions.
+    for group in optimizer.param_groups:
+        increment_version(group["params"])
 
 
 def check_state(parameters: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:

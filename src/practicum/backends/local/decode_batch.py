@@ -8,7 +8,7 @@ its last one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,7 @@ from practicum.backends.local.packing import PrefixStates, pad_sequences
 from practicum.backends.local.prefill import PromptQueue
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
 from practicum.backends.local.rounding import round_linear_maps
+from practicum.backends.local.text_states import StateRecorder
 from practicum.costs.segments import FEWEST_SAVED_TOKENS, count_shared_prefix
 from practicum.errors import ModelError
 from practicum.ports import DecodeBatch
@@ -40,11 +41,12 @@ def open_decode_batch(
     rows: int,
     new_tokens: int,
     texts: KeptTexts | None = None,
+    recorder: StateRecorder | None = None,
 ) -> DecodeBatch:
     """Start decoding the prompts, `rows` at a time, with up to `new_tokens` new tokens each.
 
-    Prompts go on from the kept `texts`, and are kept in turn if they can be packed. Raises ModelError
-    if the model cannot be sampled from.
+    Prompts go on from the kept `texts`, and are kept in turn if they can be packed; these give
+    their states to the `recorder`. Raises ModelError if the model cannot be sampled from.
     """
     if language_model.no_sampling_reason:
         raise ModelError(f"{language_model.no_sampling_reason}; use another architecture")
@@ -57,9 +59,11 @@ def open_decode_batch(
         prepacked = PrepackedModel(language_model, new_tokens if native is None else 0)
         rows = min(rows, len(prompts))
         overlay = {**overlay, **round_linear_maps(language_model)}
-        job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest, texts)
+        job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest, texts, recorder)
         if not can_pack:
             return PaddedDecodeBatch(job)
+        if native is None and job.lower_layers:
+            job = replace(job, recorder=None)
         return SlotDecodeBatch(job, SlotStep(job) if native is None else NativeStep(job, *native))
 
 
@@ -76,17 +80,21 @@ class SlotDecodeBatch:
         self._program = program
         self._waiting = PromptQueue(job)
         self._texts: list[list[int]] = []
+        self._numbers: list[int] = []
         self._hidden: Float[Tensor, "B D"] | None = None
 
     @torch.no_grad()
     def admit(self, max_rows: int) -> int:
         """Put up to `most` waiting prompts into free slots, prefilling them if needed."""
-        free_rows = self._job.rows - len(self._texts)
+        free_rows, recorder = self._job.rows - len(self._texts), self._job.recorder
         admitted = min(max_rows, free_rows, len(self._waiting))
         states = [] if self._hidden is None else [self._hidden]
         for _ in range(admitted):
             slot, prompt = len(self._texts), self._waiting.next_prompt
+            self._numbers.append(len(self._job.prompts) - len(self._waiting))
             prefilled = self._waiting.pop()
+            if recorder is not None:
+                recorder.add_prompt(self._numbers[-1], prefilled.last_hidden, prefilled.lower)
             self._program.store_prompt(slot, prefilled.kv_by_layer, prefilled.indices)
             states.append(prefilled.last_hidden[None])
             self._texts.append(list(prompt))
@@ -111,11 +119,14 @@ class SlotDecodeBatch:
             if row != source:
                 self._program.move_slot(source, row, len(self._texts[source]))
         self._texts = [self._texts[source] for source in keep]
+        self._numbers = [self._numbers[source] for source in keep]
         self._hidden = None
         if not keep:
             return
         next_tokens = tokens.to(self._job.device)[list(keep)]
         self._hidden = self._program.advance(next_tokens, list(map(len, self._texts)))
+        if self._job.recorder is not None:
+            self._job.recorder.add_step(self._numbers, self._hidden, self._program.lower)
         for text, token in zip(self._texts, next_tokens.tolist(), strict=True):
             text.append(token)
 

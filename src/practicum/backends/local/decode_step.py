@@ -19,6 +19,7 @@ from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import LayerStates
 from practicum.backends.local.prepared import PrepackedModel
+from practicum.backends.local.text_states import StateRecorder
 from practicum.types import Sample
 
 PromptTokens = tuple[int, ...]
@@ -31,7 +32,8 @@ class DecodeJob:
     """The model, weights, prompts and limits of a decode batch.
 
     At most `rows` texts decode at a time, none longer than `longest` tokens. With `kept`, a prompt
-    is read from where a kept text ends, and a text that ends is kept.
+    is read from where a kept text ends, and a text that ends is kept. `recorder` keeps states of
+    whole texts for later passes.
     """
 
     language_model: LanguageModel
@@ -41,6 +43,12 @@ class DecodeJob:
     rows: int
     longest: int
     kept: KeptTexts | None = None
+    recorder: StateRecorder | None = None
+
+    @property
+    def lower_layers(self) -> int:
+        """The number of layers after which the recorder keeps the states, or 0."""
+        return 0 if self.recorder is None else self.recorder.recording.lower_layers
 
     @property
     def device(self) -> torch.device:
@@ -57,8 +65,11 @@ class DecodeJob:
 class StepProgram(Protocol):
     """The keys and values of texts in slots, and the step that reads one token of each text.
 
-    Row r of a step is the text in slot r, and the rows have no gaps.
+    Row r of a step is the text in slot r, and the rows have no gaps. `lower` are the newest step's
+    states after the job's `lower_layers`, None if that is 0.
     """
+
+    lower: Float[Tensor, "B D"] | None
 
     def store_prompt(
         self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
@@ -116,7 +127,9 @@ class SlotStep:
     """
 
     def __init__(self, job: DecodeJob) -> None:
+        assert not job.lower_layers, "only the compiled step keeps states between layers"
         self._job = job
+        self.lower: Float[Tensor, "B D"] | None = None
         # Keys and values by layer: [R, G, M, d] and [R, G, M, e].
         self._stores: dict[int, list[Tensor]] = {}
         self._step: _DecodeStep | None = None

@@ -228,14 +228,17 @@ class LanguageModel:
 @contextlib.contextmanager
 def patch_forwards(forwards: Mapping[torch.nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
     """Replace the modules' forward functions within the block."""
+    # An entry of the instance's dict wins over the class; a block around this one may have made one.
+    outer = {module: module.__dict__.get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
-            # An entry of the instance's dict wins over the class, and `pop` restores the class's.
             module.__dict__["forward"] = forward
         yield
     finally:
-        for module in forwards:
+        for module, forward in outer.items():
             module.__dict__.pop("forward", None)
+            if forward is not None:
+                module.__dict__["forward"] = forward
 
 
 def _count_positions(attention_mask: Bool[Tensor, "B M"]) -> Int[Tensor, "B M"]:

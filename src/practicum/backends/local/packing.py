@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from practicum.backends.local.attention import NAME, attend
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.text_states import skip_lower_layers
 from practicum.backends.local.varlen import VarlenSegments, can_attend_varlen
 from practicum.core import abandon
 from practicum.costs.segments import Segment, split_by_tokens, split_into_segments
@@ -37,7 +38,9 @@ def compute_hidden_states(
     longest = max(len(text.prompt_tokens) + len(text.tokens) for text in texts)
     if longest > language_model.max_packed_tokens:
         return _compute_padded(language_model, texts)
-    return PackedBatch(texts, language_model.device).compute_hidden_states(language_model)
+    batch = PackedBatch(texts, language_model.device)
+    with skip_lower_layers(language_model, texts, batch.locate_tokens):
+        return batch.compute_hidden_states(language_model)
 
 
 def iterate_hidden_states(

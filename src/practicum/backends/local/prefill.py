@@ -15,6 +15,7 @@ from practicum.backends.local.decode_step import DecodeJob, LayerStates, PromptT
 from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.kept_texts import Continuation, ContinuedBatch
 from practicum.backends.local.packing import PackedBatch
+from practicum.backends.local.text_states import capture_layer
 from practicum.costs.segments import split_by_tokens
 from practicum.types import ScoreRequest
 
@@ -23,12 +24,14 @@ from practicum.types import ScoreRequest
 class PrefilledPrompt:
     """The KV cache and last hidden state of a prompt, stored until its last completion starts.
 
-    `kv_by_layer` covers all prompts of one prefill; `indices` select this prompt's tokens.
+    `kv_by_layer` covers all prompts of one prefill; `indices` select this prompt's tokens. `lower`
+    are its states after the job's `lower_layers`, None if that is 0.
     """
 
     kv_by_layer: Mapping[int, LayerStates]
     indices: Int[Tensor, " L"]
     last_hidden: Float[Tensor, " D"]
+    lower: Float[Tensor, "L D"] | None = None
 
 
 class PromptQueue:
@@ -80,11 +83,15 @@ class PromptQueue:
         requests = requests[next(split_by_tokens(requests, most_tokens, sys.maxsize))]
         batch = PackedBatch(requests, self._job.device, keep_kv=True)
         assert batch.kv_by_layer is not None
-        with self._job.weights() as model:
+        with (
+            self._job.weights() as model,
+            capture_layer(model, self._job.lower_layers) as captured,
+        ):
             hidden = batch.compute_hidden_states(model)
+        lower = captured[0] if captured else None
         for request, indices, last in zip(requests, batch.locate_tokens(), hidden, strict=True):
             self.prefilled[request.prompt_tokens] = PrefilledPrompt(
-                batch.kv_by_layer, indices, last
+                batch.kv_by_layer, indices, last, None if lower is None else lower[indices]
             )
 
     def _read_continuations(self, prompts: Iterable[PromptTokens]) -> set[PromptTokens]:

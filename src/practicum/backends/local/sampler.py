@@ -5,7 +5,7 @@ token only through the rounding of matrix products.
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
@@ -32,6 +32,7 @@ from practicum.backends.local.packing import compute_hidden_states, iterate_hidd
 from practicum.backends.local.prefixes import PrefixStore
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, LayoutStore, PrepackedModel
 from practicum.backends.local.static import choose_settings, open_static_loop
+from practicum.backends.local.text_states import Recording, StateRecorder, find_hidden
 from practicum.core import abandon
 from practicum.core.waits import show_wait
 from practicum.functional.chunked import chunks
@@ -39,7 +40,14 @@ from practicum.functional.head import Head
 from practicum.objective import Signal
 from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequest
 from practicum.text import Check, stop_check
-from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import (
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+    TextStates,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +57,9 @@ class LocalSampler:
     `batch_size` completions decode at once. Scoring holds the [., V] log-probabilities of
     `chunk_tokens` tokens at once, and leaves at most `device_bytes` of a call's hidden states on a
     device that is not the CPU. If the weights never change, scoring keeps the states of the prefix
-    that texts share in `prefixes`, and the prepacked weights in `layout`. With `kept`, texts that
-    go on from call to call are read once.
+    that texts share in `prefixes`, and the prepacked weights in `layout`. With `learns`, samples
+    keep the states that an update of the same step can take. With `kept`, texts that go on from
+    call to call are read once.
     """
 
     language_model: LanguageModel
@@ -60,6 +69,7 @@ class LocalSampler:
     device_bytes: int = DEVICE_BYTES
     prefixes: PrefixStore | None = None
     layout: LayoutStore | None = None
+    learns: bool = False
     kept: KeptTexts | None = None
 
     def remember_texts(self) -> Self:
@@ -103,13 +113,35 @@ class LocalSampler:
             if static is not None:
                 return static
         prompts = [request.prompt_tokens for request in requests]
+        recorder = self._open_recorder(requests, params)
         return _DecodeLoop(
-            self.open_decode_batch(prompts, self.batch_size, params.max_new_tokens),
+            open_decode_batch(
+                model,
+                self.overlay,
+                prompts,
+                self.batch_size,
+                params.max_new_tokens,
+                self.kept,
+                recorder,
+            ),
             [request.seed for request in requests],
             params,
             check,
             library=load_library() if model.decoding is Decoding.NATIVE else None,
+            read_states=None
+            if recorder is None
+            else lambda text, tokens: recorder.take(text, (*prompts[text], *tokens)),
         )
+
+    def _open_recorder(
+        self, requests: Sequence[SampleRequest], params: SamplingParams
+    ) -> StateRecorder | None:
+        # Weights of an overlay are not those that an update or a later call may see, and of a text
+        # that goes on from a kept one only the end is read.
+        if self.overlay or self.kept is not None:
+            return None
+        recording = Recording.plan(self.language_model, requests, params, learns=self.learns)
+        return None if recording.is_empty else StateRecorder(self.language_model, recording)
 
     def sample_mixed(
         self,
@@ -132,8 +164,7 @@ class LocalSampler:
             [request.seed for request in requests],
             params,
             stop_check(params, self.language_model.tokenizer),
-            teacher.open_decode_batch(teacher_prompts, rows, length),
-            teacher_weight,
+            mixture=(teacher.open_decode_batch(teacher_prompts, rows, length), teacher_weight),
         )
         return _run_to_end(loop, len(requests), rows)
 
@@ -167,9 +198,14 @@ class LocalSampler:
                 )
 
             limit = find_limits(model.device).scored_tokens
-            states = iterate_hidden_states(model, requests, limit, compute)
+            recorded = [None if self.overlay else find_hidden(model, text) for text in requests]
+            unknown = [
+                text for text, hidden in zip(requests, recorded, strict=True) if hidden is None
+            ]
+            states = iterate_hidden_states(model, unknown, limit, compute)
             with prepacked.use(), show_wait("scores", len(requests)) as wait:
-                for request, hidden in zip(requests, states, strict=True):
+                for request, earlier in zip(requests, recorded, strict=True):
+                    hidden = next(states) if earlier is None else earlier
                     if signal.sampled:
                         logprobs = self._compute_logprobs(head, hidden, request.tokens)
                         signals.append(TeacherSignal(logprobs=logprobs))
@@ -212,10 +248,11 @@ def _run_to_end(loop: _Loop, count: int, rows: int) -> list[Sample]:
 
 
 class _DecodeLoop:
-    """Generates all completions of a call, from a mixture if there is a teacher.
+    """Generates all completions of a call, from a mixture if a teacher and its share are given.
 
     `check_stops` decides which completions end. A completion that ends frees its row for the next
-    one if every decode batch can refill. `library` draws the tokens if it is given.
+    one if every decode batch can refill. `library` draws the tokens if it is given, and
+    `read_states` returns what was kept of a completion.
     """
 
     def __init__(
@@ -224,14 +261,16 @@ class _DecodeLoop:
         seeds: Sequence[int],
         params: SamplingParams,
         check_stops: Check,
-        teacher: DecodeBatch | None = None,
-        share: float = 0.0,
+        *,
+        mixture: tuple[DecodeBatch, float] | None = None,
         library: NativeLibrary | None = None,
+        read_states: Callable[[int, Sequence[int]], TextStates | None] | None = None,
     ) -> None:
         self.library = library
+        self.read_states = read_states
         self.policy = policy
+        teacher, self.share = mixture or (None, 0.0)
         self.teacher = teacher
-        self.share = share
         self.params = params
         self.check_stops = check_stops
         self.batches = [policy] if teacher is None else [policy, teacher]
@@ -317,6 +356,7 @@ class _DecodeLoop:
             sampling_logprobs=torch.tensor(self.sampling_logprobs[text], dtype=torch.float32),
             policy_logprobs=torch.tensor(self.policy_logprobs[text], dtype=torch.float32),
             stop_reason="stop" if text in self.stopped else "length",
+            states=None if self.read_states is None else self.read_states(text, self.tokens[text]),
         )
 
 

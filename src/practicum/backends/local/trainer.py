@@ -114,7 +114,9 @@ class LocalTrainer:
 
     def build_sampling_client(self) -> LocalSampler:
         """Return a client that samples from the live weights."""
-        return self._open_sampler(self.language_model, {})
+        # Dropout would change the layers that do not learn, and ranks read no other's states.
+        learns = not self._dropout and self._ranks.count == 1
+        return replace(self._open_sampler(self.language_model, {}), learns=learns)
 
     def snapshot(self) -> LocalSampler:
         """Return a client that samples from a copy of the current trainable weights."""
@@ -465,7 +467,7 @@ class LocalTrainer:
     def _compute_hidden(self, micro_batch: Pass) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict the supervised tokens, concatenated."""
         is_supervised = torch.cat([rollout.loss_mask for rollout in micro_batch.rollouts])
-        texts = build_score_requests(micro_batch.rollouts)
+        texts = build_score_requests(micro_batch.rollouts, reuse=True)
         hidden = compute_hidden_states(self.language_model, texts)
         # By number: a mask on the device would make the program wait until it is counted there.
         return hidden if bool(is_supervised.all()) else hidden[is_supervised.nonzero()[:, 0]]

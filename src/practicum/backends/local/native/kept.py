@@ -51,16 +51,17 @@ def pack_weights(
     """Return the packed weights of each job; those of frozen weights are kept for the next call.
 
     Weights that learn, those of the overlay and merged adapters are never kept, and a weight that
-    was changed or moved is packed again. A model keeps nothing before its second call: most
-    teachers sample once, in their evaluation.
+    was changed or moved is packed again. A model of which nothing learns keeps nothing before its
+    second call: most teachers sample once, in their evaluation.
     """
     model = language_model.model
+    is_teacher = not any(weight.requires_grad for weight in model.parameters())
     frozen = {
         weight.data_ptr()
         for name, weight in model.named_parameters()
         if not weight.requires_grad and name not in overlay
     }
-    is_first, before = model not in _kept_of, _kept_of.get(model, {})
+    is_first, before = is_teacher and model not in _kept_of, _kept_of.get(model, {})
     entries: dict[Key, _Kept] = {}
     results: list[Packed] = []
     room = 0 if is_first else max_bytes

@@ -30,7 +30,7 @@ typedef struct {
 } layer;
 
 typedef struct {
-    long layers, width, heads, groups, head_width, inner, slots, longest;
+    long layers, width, heads, groups, head_width, inner, slots, longest, lower_layers;
     const layer *layer;
     const float *embedding, *final_norm, *cosines, *sines;
     float *keys, *values; /* [layers][slots][groups][longest][head_width] */
@@ -241,7 +241,7 @@ typedef struct {
     const model *m;
     long rows;
     const int64_t *tokens, *positions;
-    float *hidden, *states, *projected, *mixed, *normed, *scores;
+    float *hidden, *lower, *states, *projected, *mixed, *normed, *scores;
 } step;
 
 static void attend(const step *j, long index, long row, long group, float *scores) {
@@ -319,6 +319,10 @@ static void read_tokens(team *t, void *argument, long thread) {
         share(width_panels, t, thread, &from, &to);
         multiply(j->projected, rows, 2 * inner, l->down, width, inner, j->states, width, 1, 0, from, to);
         meet(t);
+        /* No thread changes the states before the next layer's second meeting. */
+        share(rows, t, thread, &from, &to);
+        if (j->lower && index + 1 == m->lower_layers)
+            memcpy(j->lower + from * width, j->states + from * width, (to - from) * width * sizeof(float));
     }
     share(rows, t, thread, &from, &to);
     for (long row = from; row < to; row++)
@@ -335,10 +339,11 @@ long measure_room(const model *m, long rows, long threads) {
     return rows * (m->width * (1 + threads) + widest(m) + m->heads * m->head_width) + threads * m->longest;
 }
 
-/* Read one token a row at its position; `hidden` [rows][width] predicts the next ones. */
+/* Read one token a row at its position; `hidden` [rows][width] predicts the next ones. Unless it is null,
+   `lower` [rows][width] are the states after `lower_layers` layers. */
 void advance(const model *m, long rows, const int64_t *tokens, const int64_t *positions, float *hidden,
-             float *room, long threads) {
-    step j = {.m = m, .rows = rows, .tokens = tokens, .positions = positions, .hidden = hidden};
+             float *lower, float *room, long threads) {
+    step j = {.m = m, .rows = rows, .tokens = tokens, .positions = positions, .hidden = hidden, .lower = lower};
     j.states = room;
     j.projected = j.states + rows * m->width;
     j.mixed = j.projected + rows * widest(m);

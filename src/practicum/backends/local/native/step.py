@@ -37,7 +37,7 @@ class _ModelStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_long) for name in ("layers", "width", "heads", "groups", "head_width")),
-        *((name, ctypes.c_long) for name in ("inner", "slots", "longest")),
+        *((name, ctypes.c_long) for name in ("inner", "slots", "longest", "lower_layers")),
         ("layer", ctypes.POINTER(_LayerStruct)),
         *((name, ctypes.c_void_p) for name in ("embedding", "final_norm", "cosines", "sines")),
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
@@ -53,6 +53,8 @@ class NativeStep:
 
     @torch.no_grad()
     def __init__(self, job: DecodeJob, library: NativeLibrary, weights: LlamaWeights) -> None:
+        self.lower: Float[Tensor, "B D"] | None = None
+        self._has_lower = job.lower_layers > 0
         self._functions = library.functions
         self._width = weights.embedding.shape[1]
         head = job.language_model.head()
@@ -85,6 +87,7 @@ class NativeStep:
             weights.inner,
             job.rows,
             job.longest,
+            job.lower_layers,
             table,
             *map(_find_address, (weights.embedding, weights.final_norm, cosines, sines)),
             *map(_find_address, (self._keys, self._values)),
@@ -122,10 +125,13 @@ class NativeStep:
         """Append one token to each row, and return the hidden states that predict the next ones."""
         tokens, positions = tokens.contiguous(), torch.tensor(lengths)
         hidden = torch.empty(len(lengths), self._width)
+        self.lower = torch.empty_like(hidden) if self._has_lower else None
         self._functions.advance(
             ctypes.byref(self._model),
             ctypes.c_long(len(lengths)),
-            *map(point_to, (tokens, positions, hidden, self._room)),
+            *map(point_to, (tokens, positions, hidden)),
+            None if self.lower is None else point_to(self.lower),
+            point_to(self._room),
             ctypes.c_long(self._threads),
         )
         return hidden

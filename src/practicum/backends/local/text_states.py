@@ -1,0 +1,197 @@
+"""Keep what a model computes of texts as it writes them, and spare later passes that part.
+
+An evaluation scores the very answers that the student has just written: the hidden states that
+predicted their tokens are known. A student that trains its last layers learns from answers that it
+has written in the same step: the layers below have not changed since.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.backends.local.language_model import (
+    Decoding,
+    LanguageModel,
+    find_layers,
+    patch_forwards,
+)
+from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TextStates
+
+MAX_BYTES = 64 * 2**20
+"""The most bytes of states that a sampling call keeps; of one that could need more, none are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The states that a sampling call keeps of its texts.
+
+    `hidden`: the states that predict tokens; `lower_layers`: of how many layers the last one's
+    states of all tokens, 0 for none.
+    """
+
+    hidden: bool = False
+    lower_layers: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is kept."""
+        return not self.hidden and not self.lower_layers
+
+    @classmethod
+    def plan(
+        cls,
+        language_model: LanguageModel,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams,
+        *,
+        learns: bool,
+    ) -> "Recording":
+        """Return what is worth keeping and fits; `learns`: an update of the student may follow."""
+        if not language_model.is_exact or language_model.device.type != "cpu":
+            return cls()
+        # One or the other: after an evaluation's answers nothing is learned.
+        if params.rescored:
+            planned, prompt_tokens = cls(hidden=True), 0
+        else:
+            is_native = language_model.decoding is Decoding.NATIVE
+            planned = cls(
+                lower_layers=count_frozen_layers(language_model) if learns and is_native else 0
+            )
+            prompt_tokens = sum(len(request.prompt_tokens) for request in requests)
+        width = language_model.model.config.get_text_config().hidden_size
+        tokens = prompt_tokens + len(requests) * params.max_new_tokens
+        return planned if 4 * width * tokens <= MAX_BYTES else cls()
+
+
+class StateRecorder:
+    """Collects the states of texts that are decoded together; texts have numbers from 0 on."""
+
+    def __init__(self, language_model: LanguageModel, recording: Recording) -> None:
+        self.recording = recording
+        self._model = language_model
+        self._hidden: dict[int, list[Tensor]] = {}
+        self._lower: dict[int, list[Tensor]] = {}
+
+    def add_prompt(
+        self, text: int, last_hidden: Float[Tensor, " D"], lower: Float[Tensor, "P D"] | None
+    ) -> None:
+        """Keep the states of a text's prompt: its last one, and those between the layers."""
+        if self.recording.hidden:
+            self._hidden[text] = [last_hidden[None]]
+        if lower is not None:
+            self._lower[text] = [lower]
+
+    def add_step(
+        self,
+        texts: Sequence[int],
+        hidden: Float[Tensor, "B D"],
+        lower: Float[Tensor, "B D"] | None,
+    ) -> None:
+        """Keep the states of one more token of each text."""
+        for row, text in enumerate(texts):
+            if self.recording.hidden:
+                self._hidden[text].append(hidden[row : row + 1])
+            if lower is not None:
+                self._lower[text].append(lower[row : row + 1])
+
+    def take(self, text: int, tokens: tuple[int, ...]) -> TextStates | None:
+        """Return the states of a text that ended; they are not kept here any longer."""
+        hidden, lower = (states.pop(text, None) for states in (self._hidden, self._lower))
+        if hidden is None and lower is None:
+            return None
+        return TextStates(
+            tokens,
+            *identify_weights(self._model),
+            None if hidden is None else torch.cat(hidden),
+            None if lower is None else torch.cat(lower),
+        )
+
+
+def identify_weights(language_model: LanguageModel) -> tuple[int, int]:
+    """Return which model it is, and a number that every change of a weight in place raises."""
+    model = language_model.model
+    return id(model), sum(parameter._version for parameter in model.parameters())
+
+
+def count_frozen_layers(language_model: LanguageModel) -> int:
+    """Return the number of layers below the first one that learns, of a Llama-like model.
+
+    0 if the embedding learns too, or nothing at all.
+    """
+    embedding = language_model.model.get_input_embeddings().weight
+    if embedding.requires_grad or not language_model.trainable_parameters():
+        return 0
+    layers = find_layers(language_model.model) or ()
+    learns = [any(weight.requires_grad for weight in layer.parameters()) for layer in layers]
+    # Above the layers are the last norm and the head alone.
+    return learns.index(True) if True in learns else len(learns)
+
+
+@contextmanager
+def capture_layer(language_model: LanguageModel, count: int) -> Iterator[list[Tensor]]:
+    """Collect the states after so many layers from each pass in the block; of none if it is 0."""
+    captured: list[Tensor] = []
+    layers = find_layers(language_model.model)
+    if not count or layers is None:
+        yield captured
+        return
+    hook = layers[count - 1].register_forward_hook(
+        lambda _module, _inputs, output: captured.append(output[0])
+    )
+    try:
+        yield captured
+    finally:
+        hook.remove()
+
+
+def find_hidden(language_model: LanguageModel, text: ScoreRequest) -> Float[Tensor, "T D"] | None:
+    """Return the states that predict the text's tokens, if they are those of the present weights."""
+    states = text.states
+    if states is None or not _is_about(states, text):
+        return None
+    is_current = (states.model, states.version) == identify_weights(language_model)
+    return states.hidden if is_current else None
+
+
+def skip_lower_layers(
+    language_model: LanguageModel,
+    texts: Sequence[ScoreRequest],
+    places: Callable[[], Sequence[Int[Tensor, " L"]]],
+) -> AbstractContextManager[None]:
+    """Let a packed pass begin above the layers that never change, if all texts' states there are kept.
+
+    `places` returns where each text's tokens are in the row.
+    """
+    recorded = [
+        text.states.lower
+        for text in texts
+        if text.states is not None
+        and text.states.lower is not None
+        and text.states.model == id(language_model.model)
+        and _is_about(text.states, text)
+    ]
+    count = count_frozen_layers(language_model) if len(recorded) == len(texts) else 0
+    layers = find_layers(language_model.model)
+    if not count or layers is None:
+        return nullcontext()
+    indices = places()
+    length = 1 + max(int(positions.max()) for positions in indices)
+    row = recorded[0].new_empty(length, recorded[0].shape[1])
+    for positions, states in zip(indices, recorded, strict=True):
+        row[positions] = states
+    below = dict.fromkeys(layers[: count - 1], _pass_on)
+    return patch_forwards({**below, layers[count - 1]: lambda *_, **__: row[None]})
+
+
+def _pass_on(states: Tensor, *_: Any, **__: Any) -> Tensor:
+    return states
+
+
+def _is_about(states: TextStates, text: ScoreRequest) -> bool:
+    # An answer may have been cut or completed since it was written.
+    return states.text == (*text.prompt_tokens, *text.tokens)
