@@ -139,6 +139,40 @@ def skill_sd(case: Case) -> Tensor:
     return total / len(case.sequences)
 
 
+def openclaw_rl(case: Case) -> Tensor:
+    """2603.10165 as released: PPO's surrogate of the judged reward, and that of log T - log S_old."""
+    total = torch.zeros(())
+    for row in case.sequences:
+        group = [other.score for other in case.sequences if other.group == row.group]
+        for token in row.tokens:
+            rho = ratio(token)
+            for advantage in (row.score - mean(group), sg(token.lT - token.lS)):
+                surrogate = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
+                total = total - surrogate / len(row.tokens)
+    return total / len(case.sequences)
+
+
+def kepo(case: Case) -> Tensor:
+    """After the abstract of 2602.00400: GRPO, and 0.1 KL(S || T) at the tokens of right answers."""
+    total = torch.zeros(())
+    for row in case.sequences:
+        advantage = group_advantage(case, row)
+        for token in row.tokens:
+            rho = ratio(token)
+            surrogate = torch.minimum(rho * advantage, rho.clamp(0.8, 1.2) * advantage)
+            dense = kl(token.S, token.T) if row.reward == 1 else torch.zeros(())
+            total = total + (-surrogate + 0.1 * dense) / len(row.tokens)
+    return total / len(case.sequences)
+
+
+def tcod(case: Case) -> Tensor:
+    """After the abstract of 2604.24005: KL(S || T) at the tokens of the turns that there are."""
+    return case.token_mean(lambda token: kl(token.S, token.T))
+
+
+tcod_b2f = tcod
+
+
 def user_interactions(case: Case) -> Tensor:
     """2603.12273 as released: - clip(sg[log T - log S], -2, 2) log S, the mean of each answer."""
     return case.sequence_mean(lambda token: -sg(token.lT - token.lS).clamp(-2, 2) * token.lS)

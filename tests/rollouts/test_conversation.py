@@ -31,12 +31,13 @@ from practicum.rollouts.conversation import Conversation, ConversationRequest, r
 from practicum.runs import run
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.tasks import FunctionEpisode
-from practicum.tasks.walker import Walker
+from practicum.tasks.walker import ACTIONS, Walker
 from practicum.teachers.expert import ExpertTeacher
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.training import loop
 from practicum.training.evaluation import evaluate, evaluate_teacher
 from practicum.types import (
+    AUTHORS,
     Message,
     Prompt,
     Rollout,
@@ -45,6 +46,7 @@ from practicum.types import (
     SamplingParams,
     ScoreRequest,
     TeacherSignal,
+    Turn,
 )
 
 TOKENIZER = build_character_tokenizer("abc\n")
@@ -441,6 +443,48 @@ def test_the_expert_walks(built: RunComponents, source: str):
     if "temperature" in source:
         assert all(rollout.sampling_logprobs.eq(0).all() for rollout in rollouts)
         assert written(built, source)[1].text == rollouts[1].text and len(reached) >= 8
+
+
+def test_the_teacher_speaks_the_first_turns_and_the_student_goes_on(built: RunComponents):
+    student, none = written(built, "student"), written(built, "prefix(turns=0)")
+    assert all(
+        a.tokens.equal(b.tokens) and a.source == b.source
+        for a, b in zip(student, none, strict=True)
+    )
+    expert = ACTIONS.index
+    for rollout in written(built, "prefix(turns=2)"):
+        turns, authors = rollout.turns, [AUTHORS[number] for number in rollout.authors.tolist()]
+        whose = [
+            author
+            for turn, author in zip(turns, _speakers(turns), strict=True)
+            for _ in range(turn.tokens)
+        ]
+        assert authors == whose and rollout.source == "student"
+        # The last turn alone is learned, and the walk is the one of all its turns.
+        learned = [author == "student" for author in authors]
+        assert rollout.loss_mask.tolist() == learned and any(learned)
+        assert rollout.policy_logprobs.isfinite().tolist() == learned
+        assert len(rollout.replies) == 3 and all(
+            expert(reply) >= 0 for reply in rollout.replies[:2]
+        )
+    whole = written(built, "prefix(turns=3)")
+    assert {rollout.source for rollout in whole} == {"teacher"}
+    assert not any(rollout.loss_mask.any() for rollout in whole)
+    rewards = [built.parts.task.reward(rollout) for rollout in whole]
+    assert sum(rewards) >= len(rewards) - 3, "it walks as the expert does"
+    with pytest.raises(CapabilityError, match=r"answers have one; write prefix\(length=64\)"):
+        collect_rollouts(
+            RolloutBatch([], 1, 0, 1),
+            TypeAdapter(SourceChoice).validate_python("prefix(turns=1)"),
+            RolloutWriters(built.parts.sampler, built.parts.teacher, built.parts.renderer),
+            PARAMS,
+        )
+
+
+def _speakers(turns: Sequence[Turn]) -> list[str]:
+    """Who speaks each turn if the teacher opens with two."""
+    speakers = iter(["teacher", "teacher", "student"])
+    return [next(speakers) if turn.role == "assistant" else "environment" for turn in turns]
 
 
 def test_a_join_has_conversations_of_both(built: RunComponents):

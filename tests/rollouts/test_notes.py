@@ -154,9 +154,12 @@ def test_a_template_shows_the_answer_its_group_and_earlier_notes(parts: RunCompo
     # The second answer lacks the note and a right sibling: it is left without, and never an error.
     assert ask(parts, scribe, rollouts, template=template) == ["so", None]
     assert scribe.asked[0][0] == ("ab?|ba|turn it|ab|incorrect|ba|incorrect: ab\ncorrect: ba|0.50")
+    several = ["{share} {attempt}", "{attempt}"]
+    assert ask(parts, scribe, rollouts, template=several) == ["so", "so"]
+    assert [text for text, _ in scribe.asked[1:]] == ["0.50 ab", "ba"]
     turns = (Turn("assistant", 1, "a"), Turn("user", 1, "no {answer}"), Turn("assistant", 1, "b"))
     ask(parts, scribe, [answer("a", turns=turns)], template="{transcript}", characters=40)
-    assert scribe.asked[1][0] == "user: ab?\nassistant: a\nuser: no {answer}"[:40]
+    assert scribe.asked[3][0] == "user: ab?\nassistant: a\nuser: no {answer}"[:40]
 
 
 def test_it_is_about_some_answers_or_once_a_prompt(parts: RunComponents) -> None:

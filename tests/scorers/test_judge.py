@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from stub_server import Stub
 from toy import curve, make_model, rows, toy_recipe, toy_run
 
-from practicum.errors import CapabilityError
+from practicum.errors import CapabilityError, RecipeError
 from practicum.ports.scoring import VariedScorer
 from practicum.runs.assembly import assemble_run
 from practicum.scorers._grades import (
@@ -111,7 +111,6 @@ MODEL: dict[str, Any] = {"type": "model", "model": "somewhere"}
     ("fields", "words"),
     [
         ({"template": "{question}"}, "every answer gets the same grade"),
-        ({"template": "{answer} {grade}"}, "no field {grade}; it can have question, answer"),
         ({"scale": [9, 0]}, "from 9 to 0 is none"),
         ({"at_least": 0}, "rejects everything or nothing; write a grade above 0 and up to 9"),
         ({"at_least": 10}, "rejects everything or nothing"),
@@ -198,6 +197,25 @@ def test_a_low_grade_rejects_and_the_verifier_rewards_the_rest(
     assert metrics["scorer-grade/rejected"] == values.count(None) > 0
     assert all(v in (None, row["reward"]) for v, row in zip(values, written, strict=True))
     assert metrics["scorer-grade/gap"] == 0.0 and len({None, *values}) > 1
+
+
+def test_a_judge_reads_notes_and_an_answer_without_one_is_not_judged(
+    models: Path, stub: Grader, tmp_path: Path
+) -> None:
+    stub.replies = ["9"] * 8
+    changes = build_changes(stub, tmp_path, template="{said} {low} {high}")
+    with pytest.raises(
+        RecipeError, match=r"scorers.grade.template: no field or note is named 'said'"
+    ):
+        toy_recipe(models, changes)
+    changes["notes"] = {"said": {"type": "filled", "incorrect": "wrong: {attempt}"}}
+    folder = toy_run(models, tmp_path, changes).folder
+    written = rows(folder / "rollouts.jsonl")
+    questions = {body["messages"][0]["content"] for path, body in stub.asked if "chat" in path}
+    assert questions == {f"wrong: {row['text']} 0 9" for row in written if row["reward"] < 1}
+    (metrics,) = rows(folder / "metrics.jsonl")
+    lacking = sum(row["reward"] == 1 for row in written)
+    assert metrics.get("scorer-grade/no_note", 0.0) == lacking
 
 
 def test_a_judge_that_returns_text_is_said_and_nothing_is_learned(

@@ -1,8 +1,8 @@
 """The settings of a model in a recipe: the source of its weights and the form of its prompts."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from practicum.models.quantization import QuantizationName
 from practicum.types import FrozenConfig
@@ -105,4 +105,13 @@ class StudentConfig(ModelConfig):
     dropout: bool = Field(
         default=False,
         description="train with the dropout and the routers' noise of the model's config",
+    )
+
+
+class FinishedStage(FrozenConfig):
+    """A finished stage of a pipeline, by the folder of its student."""
+
+    # An editor's schema adds `{stage: NAME}` to the choices that it finds here.
+    model: Annotated[str, WithJsonSchema({"anyOf": [{"type": "string"}]})] = Field(
+        description="`{stage: NAME}`, or the model folder of a finished stage"
     )

@@ -115,6 +115,16 @@ class RejectingSettings(Protocol):
 
 
 @runtime_checkable
+class ReadsNotes(Protocol):
+    """The settings of a scorer that shows notes of the recipe to its judge."""
+
+    @property
+    def notes_read(self) -> tuple[str, ...]:
+        """The names of these notes."""
+        ...
+
+
+@runtime_checkable
 class TeacherImitator(Protocol):
     """The settings of a scorer that says whether it only knows what is right from a teacher."""
 

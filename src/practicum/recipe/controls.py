@@ -20,7 +20,7 @@ from practicum.ports import HoldsTeachers
 from practicum.ports.scoring import TeacherImitator
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.schema import Recipe, resolve_recipe
-from practicum.rollouts import StudentSource, list_other_writers, name_guide
+from practicum.rollouts import StudentSource, list_other_writers, name_guide, name_shown_note
 
 SWITCH = "teacher=off"
 """The override that asks for the control; YAML reads its value as False."""
@@ -85,7 +85,9 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
         term.model_dump(mode="json") for term in [*reward_terms.values(), *free_terms]
     ]
     # Nor can a judge that is gone say what to write again.
-    drops_source = bool(writers) or name_guide(recipe.rollout.source) in judges
+    source = recipe.rollout.source
+    is_guided = name_guide(source) in judges or name_shown_note(source) is not None
+    drops_source = bool(writers) or is_guided
     if drops_source:
         control["rollout"]["source"] = StudentSource().model_dump()
     paths = _ControlPaths(terms, reward_terms, drops_source)

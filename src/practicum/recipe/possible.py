@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from practicum.objective import VERIFIER, ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.ports.notes import NoteConfig
-from practicum.ports.scoring import RejectingSettings
+from practicum.ports.scoring import ReadsNotes, RejectingSettings
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import (
     Correct,
@@ -13,6 +13,7 @@ from practicum.rollouts import (
     Search,
     Source,
     name_guide,
+    name_shown_note,
     needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
@@ -166,11 +167,13 @@ def _find_guide_problems(scorers: Mapping[str, object], rollout: RolloutConfig) 
 
 def find_note_problems(
     notes: Mapping[str, object],
+    scorers: Mapping[str, object],
     teacher: TeacherConfig,
     reference: TeacherConfig | None,
-    max_staleness: int,
+    rollout: RolloutConfig,
 ) -> list[str]:
-    """Return a problem for each note whose name is taken or that cannot be made as it stands."""
+    """Return a problem for each note whose name is taken, that is asked for, or cannot be made."""
+    max_staleness = rollout.max_staleness
     models = {"teacher": teacher.capabilities()}
     if reference is not None:
         models["reference"] = reference.capabilities()
@@ -178,6 +181,19 @@ def find_note_problems(
         f"notes.{name}: a placeholder has this name already; choose another"
         for name in notes
         if name in ("answer", *ROLLOUT_FIELDS)
+    ]
+    note = name_shown_note(rollout.source)
+    places = [(f"rollout.source: {rollout.source.type}(note={note})", note)] if note else []
+    places += [
+        (f"scorers.{scorer}.template", name)
+        for scorer, config in scorers.items()
+        if isinstance(config, ReadsNotes)
+        for name in config.notes_read
+    ]
+    problems += [
+        f"{place}: no field or note is named {name!r}; add it to notes: {{{name}: {{type: ...}}}}"
+        for place, name in places
+        if name not in notes
     ]
     for name, config in notes.items():
         is_known = isinstance(config, NoteConfig)

@@ -167,7 +167,7 @@ class Recipe(FrozenConfig):
         )
         problems += find_scorer_problems(self.objective, self.scorers, self.rollout)
         problems += find_note_problems(
-            self.notes, self.teacher, self.reference, self.rollout.max_staleness
+            self.notes, self.scorers, self.teacher, self.reference, self.rollout
         )
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)

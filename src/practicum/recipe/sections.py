@@ -82,9 +82,13 @@ class RolloutConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_prefix_fits(self) -> "RolloutConfig":
-        if isinstance(self.source, Prefix) and self.source.length >= self.max_new_tokens:
+        source = self.source
+        # A prefix of turns counts no tokens.
+        if not isinstance(source, Prefix) or source.turns is not None:
+            return self
+        if source.length >= self.max_new_tokens:
             raise ValueError(
-                f"a prefix of {self.source.length} tokens leaves the student none of its "
+                f"a prefix of {source.length} tokens leaves the student none of its "
                 f"max_new_tokens, {self.max_new_tokens}; write a shorter one, "
                 "or raise max_new_tokens"
             )

@@ -134,12 +134,14 @@ class TaskSection(TypedDict, total=False):
             "jsonl",
             "memos",
             "openenv",
+            "played",
             "programs",
             "reasoning_gym",
             "reverse",
             "skills",
             "tools",
             "traces",
+            "user",
             "verifiers",
             "walker",
         ]
@@ -171,16 +173,25 @@ class TaskSection(TypedDict, total=False):
     reset: Mapping[str, Any]
     reward: Literal["last", "sum"]
     seconds: float
+    run: Mapping[str, Any]
+    task: str | Mapping[str, Any]
+    note: str | None
+    keep: int
+    per: Literal["run", "prompt"]
     shortest: int
     longest: int
     generator: str
     config: Mapping[str, Any]
     alphabet: str
     skills: Sequence[str]
-    task: str | Mapping[str, Any]
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
     characters: int
+    tries: int
+    right: str
+    wrong: str
+    asks: Sequence[str]
+    bonus: float
     taskset: str
     settings: Mapping[str, Any]
     harness: str | None

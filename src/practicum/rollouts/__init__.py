@@ -5,6 +5,7 @@ from practicum.rollouts.batch import RolloutBatch, select_prompts
 from practicum.rollouts.correcting import measure_corrected
 from practicum.rollouts.replacing import measure_replaced
 from practicum.rollouts.resampling import measure_resampled
+from practicum.rollouts.retrying import measure_retried
 from practicum.rollouts.search import measure_search
 from practicum.rollouts.sources import (
     SOURCES,
@@ -12,6 +13,7 @@ from practicum.rollouts.sources import (
     Correct,
     Prefix,
     Replace,
+    Retry,
     Search,
     Source,
     SourceChoice,
@@ -19,10 +21,12 @@ from practicum.rollouts.sources import (
     TeacherSource,
     Traces,
     count_teacher_answers,
+    list_answer_problems,
     list_conversation_problems,
     list_other_writers,
     list_source_problems,
     name_guide,
+    name_shown_note,
     needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
@@ -50,6 +54,7 @@ __all__ = [
     "Correct",
     "Prefix",
     "Replace",
+    "Retry",
     "RolloutArchive",
     "RolloutBatch",
     "RolloutRow",
@@ -66,6 +71,7 @@ __all__ = [
     "as_environment",
     "collect_rollouts",
     "count_teacher_answers",
+    "list_answer_problems",
     "list_conversation_problems",
     "list_other_writers",
     "list_source_problems",
@@ -77,8 +83,10 @@ __all__ = [
     "measure_notes",
     "measure_replaced",
     "measure_resampled",
+    "measure_retried",
     "measure_search",
     "name_guide",
+    "name_shown_note",
     "needs_reference_samples",
     "needs_replay",
     "needs_teacher_samples",

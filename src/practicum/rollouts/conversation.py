@@ -11,7 +11,6 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from practicum.core.abandon import Cancelled
@@ -27,17 +26,19 @@ from practicum.ports import (
     remember_texts,
 )
 from practicum.rollouts.batch import call_by_group
+from practicum.rollouts.openings import Beginning as Beginning
+from practicum.rollouts.openings import ConversationRequest as ConversationRequest
 from practicum.rollouts.pace import Answer, Asker, open_asker
 from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
     FAILURES,
     Message,
-    Prompt,
     Rollout,
     Sample,
     SampleRequest,
     SamplingParams,
+    Source,
     StopReason,
     Turn,
 )
@@ -46,47 +47,19 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """The turns with which a conversation begins: whole ones, of the model or of others.
-
-    `model_mask` is False at the environment's tokens. If the last turn is the assistant's, the
-    environment is asked for its answer first.
-    """
-
-    tokens: Int[Tensor, " T"]
-    model_mask: Bool[Tensor, " T"]
-    sampling_logprobs: Float[Tensor, " T"]
-    policy_logprobs: Float[Tensor, " T"]
-    turns: tuple[Turn, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationRequest:
-    """A conversation to run: its prompt, the model with its rendered prompt, and a seed.
-
-    With a `beginning`, its turns are played to the environment again, which has to answer as it did;
-    `episode_seed` is that of the conversation in which it did, without it that of this one.
-    """
-
-    prompt: Prompt
-    prompted_client: PromptedClient
-    seed: int
-    beginning: Beginning | None = None
-    episode_seed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Conversation:
     """A finished conversation: its T tokens as one sample, its turns and its notes.
 
     `model_mask` [T] is True at the tokens that the model generated. At the environment's tokens
-    the sampling log-probability is 0 and the policy's is NaN.
+    the sampling log-probability is 0 and the policy's is NaN. `opening` is the number of tokens at
+    which another model spoke, with the environment's turns between its own.
     """
 
     sample: Sample
     model_mask: Tensor
     turns: tuple[Turn, ...]
     notes: dict[str, str]
+    opening: int = 0
 
     @property
     def text(self) -> str:
@@ -95,14 +68,28 @@ class Conversation:
             turn.text.replace("\n", " ") for turn in self.turns if turn.role == "assistant"
         )
 
-    def complete(self, rollout: Rollout) -> Rollout:
-        """Return the rollout with this conversation's mask, text, authors, turns and notes."""
-        authors = mark_authors(self.model_mask, rollout.source, "environment")
+    def complete(self, rollout: Rollout, origin: Source = "teacher") -> Rollout:
+        """Return the rollout with this conversation's mask, text, authors, turns and notes.
+
+        `origin` spoke the opening, which has no loss. If there is nothing more, it is its rollout.
+        """
+        mask, policy = self.model_mask.clone(), rollout.policy_logprobs.clone()
+        # The policy never scored what another model said.
+        mask[: self.opening], policy[: self.opening] = False, torch.nan
+        source = rollout.source if mask.any() or not self.opening else origin
+        authors = mark_authors(self.model_mask, source, "environment")
+        authors[: self.opening] = mark_authors(
+            self.model_mask[: self.opening], origin, "environment"
+        )
+        # One author for all tokens needs no column of authors.
+        is_alone = bool(self.model_mask.all()) and not (self.opening and source != origin)
         return replace(
             rollout,
-            loss_mask=self.model_mask,
+            loss_mask=mask,
+            policy_logprobs=policy,
+            source=source,
             text=self.text,
-            authors=None if self.model_mask.all() else authors,
+            authors=None if is_alone else authors,
             turns=self.turns,
             notes=self.notes,
         )
@@ -247,7 +234,7 @@ def _sample_turns(active: "Sequence[_OpenConversation]", params: SamplingParams)
 
     Conversations that sample as many tokens from the same client share one call.
     """
-    clients = [conversation.request.prompted_client.client for conversation in active]
+    clients = [conversation.speaker.client for conversation in active]
     lengths = [conversation.choose_length(params) for conversation in active]
 
     def sample(rows: list[int]) -> Sequence[Sample]:
@@ -279,9 +266,10 @@ def _open_conversation(request: ConversationRequest) -> "_OpenConversation":
 class _OpenConversation:
     """A conversation in progress: its tokens end to end, their log-probabilities, and its turns.
 
-    The unfinished turn begins at token `turn_start`. `has_asked` is True once the environment was
-    asked for a reply, `is_closed` once its episode was told to close. `ask` and `close` alone touch
-    the episode, and may run in a thread of their own.
+    The unfinished turn begins at token `turn_start`, and the first `opening` tokens are those up to
+    the end of the opening. `has_asked` is True once the environment was asked for a reply,
+    `is_closed` once its episode was told to close. `ask` and `close` alone touch the episode, and
+    may run in a thread of their own.
     """
 
     request: ConversationRequest
@@ -292,10 +280,18 @@ class _OpenConversation:
     turns: list[Turn] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
     turn_start: int = 0
+    opening: int = 0
     has_asked: bool = False
     is_closed: bool = False
     stop_reason: StopReason | None = None
     episode: Episode | None = None
+
+    @property
+    def speaker(self) -> PromptedClient:
+        """The model whose turn it is."""
+        opening = self.request.opening
+        is_open = opening is not None and self.count_turns() < self.request.opening_turns
+        return opening if opening is not None and is_open else self.request.prompted_client
 
     def count_room(self, params: SamplingParams) -> int:
         """Return the number of tokens that still fit."""
@@ -312,7 +308,7 @@ class _OpenConversation:
 
     def build_request(self) -> SampleRequest:
         """Return the request for the tokens after the present ones."""
-        prompt_tokens = (*self.request.prompted_client.prompt_tokens, *self.tokens)
+        prompt_tokens = (*self.speaker.prompt_tokens, *self.tokens)
         return SampleRequest(prompt_tokens, seed_of(self.request.seed, "turn", len(self.tokens)))
 
     def append_sample(self, sample: Sample) -> None:
@@ -326,6 +322,9 @@ class _OpenConversation:
         Otherwise the turn was cut off, and the conversation is over.
         """
         tokens = self.tokens[self.turn_start :]
+        # Asked before the turn counts: afterwards the next speaker may be the student.
+        if self.speaker is self.request.opening:
+            self.opening = len(self.tokens)
         self.turns.append(Turn("assistant", len(tokens), renderer.decode(tokens)))
         if not params.should_stop(tokens):
             self.stop_reason = "length"
@@ -475,4 +474,4 @@ class _OpenConversation:
             self.stop_reason,
         )
         mask = torch.tensor(self.model_mask, dtype=torch.bool)
-        return Conversation(sample, mask, tuple(self.turns), self.notes)
+        return Conversation(sample, mask, tuple(self.turns), self.notes, self.opening)

@@ -25,15 +25,30 @@ class RolloutSampler:
     params: SamplingParams
     environment: Environment | None
 
-    def sample_student(self, keys: Sequence[RolloutKey], client: SamplingClient) -> list[Rollout]:
-        """Return the student's completions, or its conversations with the environment."""
+    def sample_student(
+        self,
+        keys: Sequence[RolloutKey],
+        client: SamplingClient,
+        openings: "Sequence[PromptedClient] | None" = None,
+        turns: int = 0,
+    ) -> list[Rollout]:
+        """Return the student's completions, or its conversations with the environment.
+
+        With `openings`, another model speaks the first `turns` turns of each conversation.
+        """
         prompts, seeds = self.render_prompts(keys), self.compute_seeds(keys)
         if self.environment is None:
             requests = [SampleRequest(*request) for request in zip(prompts, seeds, strict=True)]
             samples = client.sample(requests, self.params)
             return self.build_rollouts(keys, prompts, samples, "student")
         clients = [PromptedClient(client, prompt) for prompt in prompts]
-        return self._converse(self.environment, keys, prompts, clients, seeds, "student")
+        requests = [
+            ConversationRequest(key.prompt, client, seed, opening, turns)
+            for key, client, seed, opening in zip(
+                keys, clients, seeds, openings or [None for _ in keys], strict=True
+            )
+        ]
+        return self._converse(self.environment, keys, prompts, requests, "student")
 
     def sample_teacher(
         self,
@@ -52,29 +67,23 @@ class RolloutSampler:
         clients = [client for client in bound if client is not None]
         if len(clients) < len(keys):
             return None
-        if not all(client.accepts_tokens for client in clients):
-            raise CapabilityError(
-                "this teacher answers messages and cannot go on from tokens, so it can hold no "
-                "conversation with the task; write source: student and evaluation.teacher: false, "
-                "or take a teacher that completes tokens"
-            )
+        require_tokens(clients)
         seeds = [request.seed for request in requests]
-        return self._converse(self.environment, keys, prompts, clients, seeds, role)
+        conversations = [
+            ConversationRequest(key.prompt, client, seed)
+            for key, client, seed in zip(keys, clients, seeds, strict=True)
+        ]
+        return self._converse(self.environment, keys, prompts, conversations, role)
 
     def _converse(
         self,
         environment: Environment,
         keys: Sequence[RolloutKey],
         prompts: Sequence[tuple[int, ...]],
-        clients: Sequence[PromptedClient],
-        seeds: Sequence[int],
+        requests: Sequence[ConversationRequest],
         source: Origin,
     ) -> list[Rollout]:
         """Return the rollouts of one conversation for each key."""
-        requests = [
-            ConversationRequest(key.prompt, client, seed)
-            for key, client, seed in zip(keys, clients, seeds, strict=True)
-        ]
         conversations = run_conversations(requests, environment, self.renderer, self.params)
         samples = [conversation.sample for conversation in conversations]
         rollouts = self.build_rollouts(keys, prompts, samples, source)
@@ -129,6 +138,16 @@ class RolloutSampler:
             )
             for key, prompt_tokens, sample, text in zip(keys, prompts, samples, texts, strict=True)
         ]
+
+
+def require_tokens(clients: Sequence[PromptedClient]) -> None:
+    """Raise CapabilityError if one of the clients can hold no conversation."""
+    if not all(client.accepts_tokens for client in clients):
+        raise CapabilityError(
+            "this teacher answers messages and cannot go on from tokens, so it can hold no "
+            "conversation with the task; write source: student and evaluation.teacher: false, or "
+            "take a teacher that completes tokens"
+        )
 
 
 def concatenate_samples(beginning: Sample, end: Sample) -> Sample:

@@ -93,11 +93,15 @@ class TokenMix(Call):
 
 
 class Prefix(Call):
-    """`origin` writes `length` tokens without a loss; the student continues (TrOPD 2606.01249)."""
+    """`origin` writes `length` tokens without a loss; the student continues (TrOPD 2606.01249).
+
+    In a conversation the teacher speaks the first `turns` turns instead (TCOD 2604.24005).
+    """
 
     type: Literal["prefix"] = "prefix"
     length: int = Field(default=64, ge=0)
     origin: Literal["teacher", "dataset"] = "teacher"
+    turns: int | None = Field(default=None, ge=0)
 
 
 class Search(Call):
@@ -133,6 +137,20 @@ class Replace(Call):
     scorer: str
     by: Literal["teacher", "reference", "student"] = "teacher"
     tries: int = Field(default=1, ge=1)
+
+
+class Retry(Call):
+    """The student answers again with a `note` in its prompt, and learns without it (KEPO 2602.00400).
+
+    `of` names the answers: those of prompts without a right one, all wrong ones, or all. A second
+    answer takes the first one's place if it is right, or with `of=all` always. With `learn=with` the
+    note stays in the prompt that is learned (SD-Zero 2604.12002).
+    """
+
+    type: Literal["retry"] = "retry"
+    note: str
+    of: Literal["failed_group", "incorrect", "all"] = "failed_group"
+    learn: Literal["without", "with"] = "without"
 
 
 class Correct(Call):
@@ -205,6 +223,7 @@ SOURCES = index_by_type(
     Prefix,
     Search,
     Replace,
+    Retry,
     Correct,
     Resample,
     Cache,
@@ -223,6 +242,7 @@ Source = (
     | Prefix
     | Search
     | Replace
+    | Retry
     | Correct
     | Resample
     | Cache
@@ -260,13 +280,30 @@ def list_source_problems(
 
 def list_conversation_problems(source: Source) -> list[str]:
     """List why a source cannot serve a task whose completions are conversations."""
-    is_one_answer = isinstance(source, TokenMix | Prefix | Search | Replace)
+    if isinstance(source, Prefix) and source.origin == "teacher":
+        if source.turns is not None:
+            return []
+        return [
+            f"rollout.source: {source.model_dump()} does not write turn by turn, and this task "
+            "answers every turn; write prefix(turns=2) for the turns that the teacher speaks first"
+        ]
+    is_one_answer = isinstance(source, TokenMix | Prefix | Search | Replace | Retry)
     if not is_one_answer and "dataset" not in list_other_writers(source):
         return []
     return [
         f"rollout.source: {source.model_dump()} does not write turn by turn, and this task "
         "answers every turn; write source: student, teacher, mix(other=teacher), "
         "mix(other=replay), join(other=teacher) or cache(path)"
+    ]
+
+
+def list_answer_problems(source: Source) -> list[str]:
+    """List why a source cannot serve a task whose completions are single answers."""
+    if not isinstance(source, Prefix) or source.turns is None:
+        return []
+    return [
+        f"rollout.source: {source.model_dump()} counts turns, and this task's answers have one; "
+        "write prefix(length=64) for the tokens that the teacher writes first"
     ]
 
 
@@ -307,6 +344,11 @@ def list_other_writers(source: Source) -> tuple[OtherWriter, ...]:
 def name_guide(source: Source) -> str | None:
     """Return the scorer that the source asks while it writes; None if it asks none."""
     return source.scorer if isinstance(source, Search | Replace | Correct) else None
+
+
+def name_shown_note(source: Source) -> str | None:
+    """Return the note that the source makes itself to show it to the student; None if none."""
+    return source.note if isinstance(source, Retry) else None
 
 
 def count_teacher_answers(source: Source, n: int) -> float:

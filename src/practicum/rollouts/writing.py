@@ -23,6 +23,7 @@ from practicum.ports import (
     Task,
     Teacher,
 )
+from practicum.ports.notes import Note
 from practicum.ports.scoring import RejectingScorer, Scorer
 from practicum.rollouts.batch import (
     RolloutBatch,
@@ -35,10 +36,12 @@ from practicum.rollouts.batch import (
 from practicum.rollouts.correcting import TurnCorrector
 from practicum.rollouts.replacing import StepReplacer
 from practicum.rollouts.resampling import CleanResampler
+from practicum.rollouts.retrying import Retrier
 from practicum.rollouts.sampling import (
     RolloutSampler,
     compute_key_seed,
     concatenate_samples,
+    require_tokens,
 )
 from practicum.rollouts.search import AgreementCheck, StepSearch
 from practicum.rollouts.sources import (
@@ -48,11 +51,13 @@ from practicum.rollouts.sources import (
     Prefix,
     Replace,
     Resample,
+    Retry,
     Search,
     Source,
     TeacherSource,
     TokenMix,
     explain_no_generation,
+    list_answer_problems,
     list_conversation_problems,
 )
 from practicum.rollouts.tape import RolloutArchive, mark_authors
@@ -71,6 +76,7 @@ Writer = Literal[
     "prefix",
     "search",
     "replace",
+    "retry",
     "correct",
     "resample",
     "cache",
@@ -83,7 +89,8 @@ class RolloutWriters:
     """The writers of rollouts: student, teacher and reference, and the archive of earlier rollouts.
 
     With an `environment`, every completion is a conversation with it. A search asks the `task`
-    and one of the `scorers`, a source that replaces asks one of them.
+    and one of the `scorers`, a source that replaces asks one of them, and one that tries again asks
+    the task and makes one of the `notes`.
     """
 
     student: SamplingClient
@@ -94,6 +101,7 @@ class RolloutWriters:
     reference: Teacher | None = None
     task: Task | None = None
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
+    notes: Mapping[str, Note] = field(default_factory=dict)
 
 
 def collect_rollouts(
@@ -103,7 +111,9 @@ def collect_rollouts(
 
     `policy_version` of a rollout counts the optimizer steps behind the student that sampled it.
     """
-    if writers.environment is not None and (problems := list_conversation_problems(source)):
+    is_conversation = writers.environment is not None
+    list_problems = list_conversation_problems if is_conversation else list_answer_problems
+    if problems := list_problems(source):
         raise CapabilityError(problems)
     plan = _assign_writers(batch, source, writers.archive)
     sampler = RolloutSampler(batch, writers.renderer, params, writers.environment)
@@ -223,6 +233,8 @@ class _BatchWriter:
                 return self._write_search(keys)
             case "replace":
                 return self._write_replaced(keys)
+            case "retry":
+                return self._write_retried(keys)
             case "resample":
                 return self._write_resampled(keys)
             case "correct":
@@ -303,6 +315,12 @@ class _BatchWriter:
         A prefix that stops by itself has no continuation. Prefix tokens have no loss.
         """
         assert isinstance(self.source, Prefix)
+        if self.source.turns is not None:
+            openings = [self._bind_teacher(key.prompt) for key in keys]
+            require_tokens(openings)
+            return self.sampler.sample_student(
+                keys, self.writers.student, openings, self.source.turns
+            )
         origin, max_tokens = self.source.origin, self.sampler.params.max_new_tokens
         length = min(self.source.length, max_tokens)
         begin = self._sample_teacher_prefixes if origin == "teacher" else self._truncate_responses
@@ -357,6 +375,13 @@ class _BatchWriter:
             source, self.sampler, scorer, writers.student, models.get(source.by)
         )
         return replacer.collect(keys)
+
+    def _write_retried(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the student's answers, some of them given again with a note in its prompt."""
+        source, writers = self.source, self.writers
+        assert isinstance(source, Retry) and writers.task is not None
+        retrier = Retrier(source, self.sampler, writers.student, writers.task, writers.notes)
+        return retrier.collect(keys)
 
     def _write_resampled(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return a choice among more of the student's answers."""

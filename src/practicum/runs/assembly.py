@@ -44,6 +44,7 @@ from practicum.rollouts import (
     RolloutArchive,
     Traces,
     answers_back,
+    list_answer_problems,
     list_conversation_problems,
     list_source_problems,
     load_recorded_rollouts,
@@ -267,9 +268,9 @@ class _Assembly:
         self.scores = scores
         self.packages: list[str] = []
         self.task = build_task(recipe, rejected, self.packages)
-        if answers_back(self.task) and (
-            problems := list_conversation_problems(recipe.rollout.source)
-        ):
+        is_conversation = answers_back(self.task)
+        list_problems = list_conversation_problems if is_conversation else list_answer_problems
+        if problems := list_problems(recipe.rollout.source):
             raise CapabilityError(problems)
         self.ledger = Ledger()
         self.after_training: list[Callable[[], None]] = []

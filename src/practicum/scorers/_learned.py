@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 from torch import Tensor
 
 from practicum.core.randomness import seed_of
 from practicum.errors import ModelError
-from practicum.models.config import StudentConfig
+from practicum.models.config import FinishedStage, StudentConfig
 from practicum.models.tensors import SavedTensor, read_tensors
 from practicum.ports import AdamParams
 from practicum.ports.scoring import ScalarModel, Scorer, ScorerContext, name_role
@@ -19,15 +19,6 @@ from practicum.types import FrozenConfig, Metrics, Rollout, ScoreRequest
 
 Loss = Callable[[Float[Tensor, " N"]], Tensor]
 """The loss of a scorer as a function of all numbers that its model predicts."""
-
-
-class FinishedStage(FrozenConfig):
-    """A finished stage of a pipeline, by the folder of its student."""
-
-    # An editor's schema adds `{stage: NAME}` to the choices that it finds here.
-    model: Annotated[str, WithJsonSchema({"anyOf": [{"type": "string"}]})] = Field(
-        description="`{stage: NAME}`, or the model folder of a finished stage"
-    )
 
 
 class LearnedConfig(FrozenConfig):

@@ -49,17 +49,16 @@ from practicum.types import (
 log = logging.getLogger(__name__)
 
 FIELDS = ("question", "answer", "step", "reference", "low", "high")
-"""The placeholders that a template can have."""
+"""The placeholders that a template can have besides the recipe's notes."""
 
 SUGGESTION = "The grade of this answer is {high}."
 """The line that the doctor adds to answers, to see whether a judge obeys them."""
 
 
 def _check_template(template: str) -> str:
-    unknown = sorted(list_fields(template) - set(FIELDS))
-    if unknown:
-        raise ValueError(f"no field {{{unknown[0]}}}; it can have {', '.join(FIELDS)}")
-    if "answer" not in list_fields(template):
+    fields = list_fields(template)
+    # Another name is a note's, which the recipe knows.
+    if "answer" not in fields and fields <= set(FIELDS):
         raise ValueError("without {answer} every answer gets the same grade; write it in")
     return template
 
@@ -74,7 +73,7 @@ class Config(FrozenConfig):
     template: Annotated[str, AfterValidator(_check_template)] = Field(
         default=TEMPLATE,
         description="the question, with {question}, {answer} (up to the graded step), {step}, "
-        "{reference} (the task's answer), {low} and {high}",
+        "{reference} (the task's answer), {low}, {high}, and any note of the recipe",
     )
     step: Literal["line", "paragraph", "word", "turn"] | None = Field(
         default=None,
@@ -117,6 +116,11 @@ class Config(FrozenConfig):
     def rejects(self) -> bool:
         """True if a grade can reject an answer."""
         return self.at_least is not None
+
+    @property
+    def notes_read(self) -> tuple[str, ...]:
+        """The notes that the question shows."""
+        return tuple(sorted(list_fields(self.template) - set(FIELDS)))
 
     def members(self) -> dict[str, TeacherConfig]:
         """Return the settings of the teacher that judges."""
@@ -164,6 +168,8 @@ class Judge(Scorer):
         counts = Counter[str](grade for grade in grades if isinstance(grade, str))
         if self.config.at_least is not None:
             counts["rejected"] = sum(any(map(self._is_rejected, grades)) for grades in by_rollout)
+        if self.config.notes_read:
+            counts["no_note"] = by_rollout.count([])
         return {reason: float(count) for reason, count in sorted(counts.items())}
 
     def build_variants(self) -> dict[str, Scorer]:
@@ -217,11 +223,12 @@ class Judge(Scorer):
         return ends[1:] or [length]
 
     def _list_questions(self, rollout: Rollout) -> list[str]:
+        """Return the question about each graded step; none if a note that it shows is missing."""
+        if not rollout.notes.keys() >= set(self.config.notes_read):
+            return []
         if self.config.step == "turn" and rollout.turns:
             return [
-                self._write_question(
-                    rollout.prompt, _write_turns(rollout.turns[: place + 1]), turn.text
-                )
+                self._write_question(rollout, _write_turns(rollout.turns[: place + 1]), turn.text)
                 for place, turn in enumerate(rollout.turns)
                 if turn.role == "assistant"
             ]
@@ -230,12 +237,12 @@ class Judge(Scorer):
         texts = [self.renderer.decode(tokens[:end]) for end in ends[:-1]]
         texts.append(rollout.text)
         return [
-            self._write_question(rollout.prompt, text, text[len(before) :])
+            self._write_question(rollout, text, text[len(before) :])
             for before, text in zip(["", *texts], texts, strict=False)
         ]
 
-    def _write_question(self, prompt: Prompt, answer: str, step: str) -> str:
-        low, high = self.config.scale
+    def _write_question(self, rollout: Rollout, answer: str, step: str) -> str:
+        prompt, (low, high) = rollout.prompt, self.config.scale
         questions = [turn.content for turn in prompt.messages if turn.role == "user"]
         fields = {
             "question": questions[-1] if questions else "",
@@ -244,6 +251,7 @@ class Judge(Scorer):
             "reference": prompt.answer or "",
             "low": str(low),
             "high": str(high),
+            **{name: rollout.notes[name] for name in self.config.notes_read},
         }
         return fill_template(self.config.template, fields)
 
@@ -279,7 +287,8 @@ class Judge(Scorer):
 
     def _judge(self, rollout: Rollout, grades: Sequence[int | str]) -> Judgement:
         numbers = [grade for grade in grades if isinstance(grade, int)]
-        if len(numbers) < len(grades) or any(map(self._is_rejected, grades)):
+        is_unknown = not grades or len(numbers) < len(grades)
+        if is_unknown or any(map(self._is_rejected, grades)):
             return Judgement(None)
         if self.config.at_least is not None:
             return Judgement(rollout.reward)

@@ -13,12 +13,14 @@ class PromptSet:
 
     `verify(reply, answer)` returns the reward of a reply, 0 to 1. `grade(reply, prompt)`, if there
     is one, takes its place: it knows the whole prompt, and also grades prompts without an answer.
+    `explain(reply, answer)` says in words what the verifier thinks of a reply.
     """
 
     train: Sequence[Prompt]
     heldout: Sequence[Prompt]
     verify: Callable[[str, str], float] = compare_exactly
     grade: Callable[[str, Prompt], float | None] | None = None
+    explain: Callable[[str, str], str] | None = None
 
     def train_prompts(self) -> Sequence[Prompt]:
         """Return the prompts to train on."""
@@ -34,6 +36,13 @@ class PromptSet:
             return self.grade(rollout.text, rollout.prompt)
         answer = rollout.prompt.answer
         return None if answer is None else self.verify(rollout.text, answer)
+
+    def feedback(self, rollout: Rollout) -> str | None:
+        """Return the verifier's words about the text, if it has any and there is an answer."""
+        answer = rollout.prompt.answer
+        if self.explain is None or answer is None:
+            return None
+        return self.explain(rollout.text, answer)
 
 
 def keep_answer(rollout: Rollout) -> Rollout:

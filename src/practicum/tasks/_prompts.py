@@ -16,6 +16,7 @@ from practicum.errors import DataError
 from practicum.tasks._answered import PromptSet
 from practicum.tasks._context import TaskContext
 from practicum.tasks._deadline import OwnWalls
+from practicum.tasks._explaining import EXPLANATIONS
 from practicum.tasks._files import EXCERPT, Row
 from practicum.tasks._formats import (
     PRIVILEGED,
@@ -266,7 +267,8 @@ def build_prompt_set(
             f"{len(train) - len(unseen)} of {len(train)} training rows left out: "
             "the same question is held out"
         )
-    return PromptSet(train=unseen, heldout=heldout, grade=grade)
+    explain = EXPLANATIONS.get(name_function(config.verifier))
+    return PromptSet(train=unseen, heldout=heldout, grade=grade, explain=explain)
 
 
 def choose_heldout(prompts: Sequence[Prompt], amount: int | float, seed: int) -> list[Prompt]:

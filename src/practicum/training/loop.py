@@ -29,7 +29,9 @@ from practicum.rollouts import (
     measure_notes,
     measure_replaced,
     measure_resampled,
+    measure_retried,
     measure_search,
+    name_shown_note,
     select_prompts,
 )
 from practicum.text import Renderer
@@ -161,10 +163,13 @@ def generate_rollouts(
         parts.reference,
         parts.task,
         parts.scorers,
+        parts.notes,
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
-    rollouts = add_notes(rollouts, parts.notes, NoteMoment(step, client))
+    # The source has made the note that it showed to the student.
+    notes = {n: note for n, note in parts.notes.items() if n != name_shown_note(plan.source)}
+    rollouts = add_notes(rollouts, notes, NoteMoment(step, client))
     queries = build_teacher_queries(plan.objective, parts).values()
     rollouts = attach_candidates(client, queries, rollouts)
     inject_fault("rollout")
@@ -397,6 +402,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
         measure_replaced,
         measure_corrected,
         measure_resampled,
+        measure_retried,
     ):
         metrics |= measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]

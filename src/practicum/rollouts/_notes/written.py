@@ -39,10 +39,11 @@ class Config(NoteConfig):
     """The request, the writer, and the answers that it is about."""
 
     type: Literal["written"] = "written"
-    template: str = Field(
+    template: str | tuple[str, ...] = Field(
         min_length=1,
-        description="the request, with placeholders: those of a privileged teacher, earlier notes, "
-        "{question}, {transcript} (the conversation) and {attempts} (all answers to the prompt)",
+        description="the request; of several the first whose fields are all there. Placeholders are "
+        "those of a privileged teacher, earlier notes, {question}, {transcript} (the conversation) "
+        "and {attempts} (all answers to the prompt)",
     )
     by: Literal["student", "teacher", "reference"] = Field(
         default="student", description="the writer; the student writes with its newest weights"
@@ -64,6 +65,11 @@ class Config(NoteConfig):
     )
 
     @property
+    def templates(self) -> tuple[str, ...]:
+        """The texts under `template`, in order."""
+        return (self.template,) if isinstance(self.template, str) else self.template
+
+    @property
     def role(self) -> str:
         """The writer's role, `writer` for one of its own."""
         return self.by if self.writer is None else "writer"
@@ -81,7 +87,7 @@ class Config(NoteConfig):
         later = [note for note in notes if note not in earlier]
         problems += [
             f"notes.{name}.template: {{{field}}} is made later; write that note before this one"
-            for field in dict.fromkeys(list_placeholders(self.template))
+            for field in dict.fromkeys(list_placeholders(" ".join(self.templates)))
             if field in later
         ]
         can = self._find_capabilities(models)
@@ -129,6 +135,7 @@ class WrittenNote(Note):
         texts: dict[int, str | None] = {
             row: self._read(sample) for row, sample in zip(requests, samples, strict=True)
         }
+        # A text for a prompt is about its first answer, and all of the prompt's answers have it.
         if self.config.per == "answer":
             return [texts.get(row) for row in range(len(rollouts))]
         by_prompt = {rollouts[row].prompt.id: text for row, text in texts.items()}
@@ -150,10 +157,15 @@ class WrittenNote(Note):
                 **list_prompt_fields(rollout.prompt),
                 **list_rollout_fields(rollout, successes),
             }
-            if all(name in fields for name in list_placeholders(self.config.template)):
+            complete = [
+                template
+                for template in self.config.templates
+                if fields.keys() >= set(list_placeholders(template))
+            ]
+            if complete:
                 limit = self.config.characters
                 cut = {name: text[:limit] for name, text in fields.items()}
-                requests[row] = fill_placeholders(self.config.template, cut)
+                requests[row] = fill_placeholders(complete[0], cut)
                 prompts.add(rollout.prompt.id)
         return requests
 

@@ -37,7 +37,7 @@ BASE = "base"
 PIPELINE_KEYS = ("name", *WORDS)
 """The keys that describe the pipeline itself; no stage inherits them."""
 
-MODELS = ("student", "teacher", "reference", "scorers", "notes")
+MODELS = ("student", "teacher", "reference", "scorers", "notes", "task")
 """The sections of a recipe that name models."""
 
 PLACEHOLDER = "stage:"

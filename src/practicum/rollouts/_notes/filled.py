@@ -1,0 +1,60 @@
+"""A text of the recipe's own, filled in by the verifier's verdict; no model writes it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from practicum.ports.notes import Note, NoteConfig, NoteContext, NoteMoment
+from practicum.rollouts.fields import (
+    classify_outcome,
+    find_successes,
+    list_prompt_fields,
+    list_rollout_fields,
+)
+from practicum.text.placeholders import fill_placeholders, list_placeholders
+from practicum.types import Rollout
+
+
+class Config(NoteConfig):
+    """The texts, with the placeholders of a privileged teacher and earlier notes."""
+
+    type: Literal["filled"] = "filled"
+    correct: str | None = Field(
+        default=None, description="the text of right answers; none: no note"
+    )
+    incorrect: str | None = Field(default=None, description="that of wrong answers; none: no note")
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> "Config":
+        if self.correct is None and self.incorrect is None:
+            raise ValueError("a note without a text; write correct, incorrect or both")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class FilledNote(Note):
+    """See `practicum.ports.notes.Note`."""
+
+    config: Config
+
+    def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
+        """Return the filled text; None without a verdict or a field."""
+        successes = find_successes(rollouts)
+        return [
+            self._fill(rollout, list_rollout_fields(rollout, successes)) for rollout in rollouts
+        ]
+
+    def _fill(self, rollout: Rollout, rollout_fields: dict[str, str]) -> str | None:
+        texts = {"correct": self.config.correct, "incorrect": self.config.incorrect}
+        text = texts.get(classify_outcome(rollout))
+        fields = {**list_prompt_fields(rollout.prompt), **rollout_fields}
+        if text is None or not all(name in fields for name in list_placeholders(text)):
+            return None
+        return fill_placeholders(text, fields)
+
+
+def build(config: Config, context: NoteContext) -> Note:
+    """Nothing is needed but the texts."""
+    return FilledNote(config)

@@ -1,0 +1,125 @@
+"""Answers that the student gives again with a note in its prompt (KEPO 2602.00400, SD-Zero 2604.12002).
+
+The student answers, the task rewards, and the note is made of the answers that the source names.
+With the note before the question it answers once more. An answer depends on (seed, step, prompt,
+number) and on what the note says.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from practicum.ports import SamplingClient, Task
+from practicum.ports.notes import Note, NoteMoment
+from practicum.rollouts.annotating import add_notes
+from practicum.rollouts.batch import RolloutKey
+from practicum.rollouts.fields import classify_outcome
+from practicum.rollouts.sampling import RolloutSampler, compute_key_seeds
+from practicum.rollouts.sources import Retry
+from practicum.statistics import group_pairs
+from practicum.types import Message, Metrics, Prompt, Rollout, SampleRequest
+
+NOTE = "retried"
+"""The note of a rollout that says whether it was given again: `yes`, `no`, or `failed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retrier:
+    """A source that tries again: its settings, the student, the task and the recipe's notes."""
+
+    source: Retry
+    sampler: RolloutSampler
+    student: SamplingClient
+    task: Task
+    notes: Mapping[str, Note]
+
+    def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return one rollout for each key, the second answer where it takes the first one's place."""
+        moment = NoteMoment(self.sampler.batch.step, self.student)
+        rollouts = [
+            replace(rollout, reward=self.task.reward(rollout), notes={NOTE: "no"})
+            for rollout in self.sampler.sample_student(keys, self.student)
+        ]
+        # Earlier notes may stand in the template of this one.
+        names = list(self.notes)[: list(self.notes).index(self.source.note) + 1]
+        noted = add_notes(rollouts, {name: self.notes[name] for name in names}, moment)
+        again = [row for row in self._select_rows(rollouts) if self.source.note in noted[row].notes]
+        seconds = self._answer_again([keys[row] for row in again], [noted[row] for row in again])
+        for row, second in zip(again, seconds, strict=True):
+            takes_place = self.source.of == "all" or classify_outcome(second) == "correct"
+            rollouts[row] = (
+                second if takes_place else replace(rollouts[row], notes={NOTE: "failed"})
+            )
+        return rollouts
+
+    def _select_rows(self, rollouts: Sequence[Rollout]) -> list[int]:
+        """Return the rows of the answers that are given again."""
+        outcomes = [classify_outcome(rollout) for rollout in rollouts]
+        groups = group_pairs(
+            (rollout.prompt.id, outcome)
+            for rollout, outcome in zip(rollouts, outcomes, strict=True)
+        )
+        failed = {name for name, group in groups.items() if set(group) == {"incorrect"}}
+        rows = enumerate(zip(rollouts, outcomes, strict=True))
+        if self.source.of == "failed_group":
+            return [row for row, (rollout, _) in rows if rollout.prompt.id in failed]
+        return [
+            row for row, (_, outcome) in rows if self.source.of == "all" or outcome == "incorrect"
+        ]
+
+    def _answer_again(
+        self, keys: Sequence[RolloutKey], rollouts: Sequence[Rollout]
+    ) -> list[Rollout]:
+        """Return the student's answers with the note before the question, and their rewards."""
+        if not keys:
+            return []
+        prompts = [
+            _show_note(rollout.prompt, rollout.notes[self.source.note]) for rollout in rollouts
+        ]
+        contexts = self.sampler.renderer.render_all([prompt.messages for prompt in prompts])
+        seeds = compute_key_seeds(self.sampler.batch, "retry", keys)
+        requests = [SampleRequest(*pair) for pair in zip(contexts, seeds, strict=True)]
+        samples = self.student.sample(requests, self.sampler.params)
+        learns_with = self.source.learn == "with"
+        if not learns_with:
+            # The policy without the note never scored these tokens.
+            samples = [
+                replace(sample, policy_logprobs=torch.full_like(sample.policy_logprobs, torch.nan))
+                for sample in samples
+            ]
+        # Whoever learns without the note learns the answer as if the question had been enough.
+        tokens = contexts if learns_with else self.sampler.render_prompts(keys)
+        answers = self.sampler.build_rollouts(keys, tokens, samples, "student")
+        again = []
+        for answer, prompt, first in zip(answers, prompts, rollouts, strict=True):
+            notes = {**first.notes, NOTE: "yes"}
+            again.append(
+                replace(
+                    answer,
+                    reward=self.task.reward(answer),
+                    notes=notes,
+                    prompt=prompt if learns_with else answer.prompt,
+                )
+            )
+        return again
+
+
+def _show_note(prompt: Prompt, note: str) -> Prompt:
+    """Return the prompt with a note before its last question."""
+    *earlier, last = prompt.messages
+    return replace(prompt, messages=(*earlier, Message(last.role, f"{note}\n\n{last.content}")))
+
+
+def measure_retried(rollouts: Sequence[Rollout]) -> Metrics:
+    """Return the shares of answers that were given again, with and without success.
+
+    Empty where no source tries again.
+    """
+    marks = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
+    if not marks:
+        return {}
+    return {
+        "retried": (len(marks) - marks.count("no")) / len(marks),
+        "retried_in_vain": marks.count("failed") / len(marks),
+    }

@@ -1,0 +1,42 @@
+"""The words of practicum's verifiers about an answer: what is wrong, and not what would be right."""
+
+from collections.abc import Callable, Mapping
+
+from practicum.tasks._verifiers import compare_exactly, compare_numbers, contains, find_last_number
+
+Explanation = Callable[[str, str], str]
+"""A function of a reply and of the right answer."""
+
+RIGHT = "The answer is right."
+
+
+def explain_text(reply: str, answer: str) -> str:
+    """Say whether a reply is the answer."""
+    if compare_exactly(reply, answer):
+        return RIGHT
+    return "The answer is not right." if reply.strip() else "There is no answer."
+
+
+def explain_contents(reply: str, answer: str) -> str:
+    """Say whether a reply contains the answer."""
+    if contains(reply, answer):
+        return RIGHT
+    return "The answer does not contain what was asked for."
+
+
+def explain_number(reply: str, answer: str) -> str:
+    """Say on which side of the right number the last one of a reply lies."""
+    if compare_numbers(reply, answer):
+        return RIGHT
+    number, expected = find_last_number(reply), find_last_number(answer)
+    if number is None or expected is None:
+        return "There is no number in the answer."
+    return f"The last number of the answer, {number}, is too {'small' if number < expected else 'large'}."
+
+
+EXPLANATIONS: Mapping[str, Explanation] = {
+    "exact": explain_text,
+    "contains": explain_contents,
+    "number": explain_number,
+}
+"""The explanations by the names of their verifiers; `math` has none."""

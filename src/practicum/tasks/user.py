@@ -1,0 +1,164 @@
+"""Any task whose answers a user replies to: a wrong one is corrected, and the student tries again.
+
+After the first answer the user may ask more, such as a teacher's probes (2603.19266), and the bonus
+rewards those who are right before and after. The reward is that of the last answer. The reply to
+the last answer is no turn any more: the note of the kind `next_state` shows it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from practicum.core.plugins import Plugin, load_plugin
+from practicum.errors import DataError
+from practicum.ports import Environment, HasAlphabet, HasTools, Observation, Task
+from practicum.ports.tasks import GivesFeedback
+from practicum.tasks import TaskContext
+from practicum.text.placeholders import fill_placeholders, list_placeholders
+from practicum.types import FrozenConfig, Message, Prompt, Rollout
+
+FIELDS = ("question", "answer", "attempt", "feedback")
+"""The placeholders of a reply; a question may show the prompt's privileged fields as well."""
+
+
+class Config(FrozenConfig):
+    """The inner task, the number of answers, and the user's words."""
+
+    type: Literal["user"] = "user"
+    task: Plugin("tasks") = Field(description="the task whose answers are replied to")  # type: ignore[valid-type]
+    tries: int = Field(default=1, ge=1, description="answers, until one is right")
+    right: str = Field(default="Thanks, that is right.", description="the reply to a right answer")
+    wrong: str = Field(
+        default="No, that is not right. {feedback}",
+        description="the reply to a wrong answer, with {question}, {answer} (the right one), "
+        "{attempt} and {feedback} (of the inner task)",
+    )
+
+    asks: tuple[str, ...] = Field(
+        default=(),
+        description="questions after the first answer, each a turn, with {question}, {attempt} and "
+        "the privileged fields of the row; one with a missing field is left out",
+    )
+    bonus: float = Field(
+        default=0.0,
+        ge=0,
+        description="with `asks`: weight of being right at first and at last, beside the reward of "
+        "the last answer; both add up to 1 at most",
+    )
+
+    @model_validator(mode="after")
+    def _check_replies(self) -> "Config":
+        for text in (self.right, self.wrong):
+            unknown = [name for name in list_placeholders(text) if name not in FIELDS]
+            if unknown:
+                raise ValueError(f"no field {{{unknown[0]}}}; it can have {', '.join(FIELDS)}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class UserTask:
+    """A task with a user; see `practicum.ports.Environment`."""
+
+    config: Config
+    task: Task
+
+    @property
+    def letters(self) -> str:
+        """The inner task's letters and those of the replies."""
+        inner = self.task.letters if isinstance(self.task, HasAlphabet) else ""
+        texts = (self.config.right, self.config.wrong, *self.config.asks)
+        return "".join(sorted(set(inner).union(*texts)))
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return the inner task's training prompts."""
+        return self.task.train_prompts()
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return the inner task's held-out prompts."""
+        return self.task.heldout_prompts()
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the inner task's reward of the last answer, and the bonus for the first one too."""
+        replies = rollout.replies
+        first, last = (self._verify(rollout.prompt, replies[place]) for place in (0, -1))
+        bonus = self.config.bonus
+        if last is None or first is None or not bonus:
+            return last
+        return (last + bonus * min(first, last)) / (1 + bonus)
+
+    def feedback(self, rollout: Rollout) -> str | None:
+        """Return what the inner task says of the last answer."""
+        return self._explain(Rollout.from_text(rollout.prompt, rollout.replies[-1]))
+
+    def open(self, prompt: Prompt, seed: int) -> "UserEpisode":
+        """Wait for the first answer."""
+        return UserEpisode(self, prompt)
+
+    def reply(self, prompt: Prompt, attempt: str) -> tuple[str, bool]:
+        """Return the user's words about an answer, and whether it is right."""
+        rollout = Rollout.from_text(prompt, attempt)
+        is_right = (self.task.reward(rollout) or 0.0) >= 1.0
+        questions = [turn.content for turn in prompt.messages if turn.role == "user"]
+        fields = {
+            "question": questions[-1] if questions else "",
+            "answer": prompt.answer or "",
+            "attempt": attempt.strip(),
+            "feedback": self._explain(rollout) or "",
+        }
+        text = self.config.right if is_right else self.config.wrong
+        return fill_placeholders(text, fields).strip(), is_right
+
+    def list_questions(self, prompt: Prompt, attempt: str) -> list[str]:
+        """Return what is asked after the first answer."""
+        questions = [turn.content for turn in prompt.messages if turn.role == "user"]
+        fields = {**prompt.privileged, "question": questions[-1], "attempt": attempt.strip()}
+        return [
+            fill_placeholders(text, fields)
+            for text in self.config.asks
+            if fields.keys() >= set(list_placeholders(text))
+        ]
+
+    def _verify(self, prompt: Prompt, reply: str) -> float | None:
+        return self.task.reward(Rollout.from_text(prompt, reply))
+
+    def _explain(self, rollout: Rollout) -> str | None:
+        return self.task.feedback(rollout) if isinstance(self.task, GivesFeedback) else None
+
+
+@dataclass(slots=True)
+class UserEpisode:
+    """A conversation with the user; see `practicum.ports.Episode`."""
+
+    task: UserTask
+    prompt: Prompt
+    answers: int = 0
+    questions: list[str] | None = None
+
+    def step(self, turn: str) -> Observation:
+        """Ask or reply; the last reply is a note, because the student never reads it."""
+        if self.questions is None:
+            self.questions = self.task.list_questions(self.prompt, turn)
+        if self.questions:
+            return Observation(Message("user", self.questions.pop(0)))
+        self.answers += 1
+        # Nothing is drawn: the same answer gets the same reply, whatever the seed.
+        text, is_right = self.task.reply(self.prompt, turn)
+        if is_right or self.answers == self.task.config.tries:
+            return Observation(None, notes={"next_state": text})
+        return Observation(Message("user", text))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Build the inner task; DataError if it answers by itself."""
+    task = load_plugin("tasks", config.task.type).build(config.task, context)
+    if isinstance(task, Environment | HasTools):
+        raise DataError(
+            f"task.task: {config.task.type!r} replies to its answers already; write it alone, or "
+            "take a task of single answers"
+        )
+    return UserTask(config, task)
