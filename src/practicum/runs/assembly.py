@@ -202,10 +202,8 @@ def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> Step
 
 def choose_engine(recipe: Recipe) -> EngineChoice | None:
     """Return the engine that samples for the student; None: the backend samples itself."""
-    config = recipe.rollout.engine
-    if config is None:
-        return None
-    return EngineChoice(config, recipe.prompt_tokens + recipe.longest_answer)
+    config, longest = recipe.rollout.engine, recipe.prompt_tokens + recipe.longest_answer
+    return None if config is None else EngineChoice(config, longest)
 
 
 def build_evaluation_settings(
