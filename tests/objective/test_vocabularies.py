@@ -120,13 +120,14 @@ def test_with_mass_outside_it_is_the_divergence_of_the_bucketed_distributions(ch
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-11)
 
 
-# Neither weighs by the student's entropy, which is that of all its tokens, nor takes candidates: the twin would take the
+# None of them uses the student's entropy, which is that of all its tokens, or takes candidates: the twin would take the
 # bucket for one.
 TWINS = [
     choice
     for choice in PATHWISE + TARGETS + SCORE + CORRECTIONS + WEIGHTS + REST
     if choice.get("weights") not in ("soft_or(0.4)", "entropy_top(0.3)")
     and "topk" not in choice.get("signal", "")
+    and choice.get("signal") != "entropy"
 ]
 
 

@@ -140,7 +140,7 @@ def test_the_long_waits_of_a_run_show_themselves(
 def test_the_checks_of_the_doctor_show_themselves(models: Path, seen: list[str]) -> None:
     with hide_notes():
         doctor(toy_recipe(models), prompts=2, samples=1)
-    assert "checks 20/20" in seen and "answers 2/2" in seen
+    assert "checks 21/21" in seen and "answers 2/2" in seen
 
 
 def test_python_shows_progress_unless_it_is_switched_off(

@@ -152,8 +152,8 @@ class TurnCorrector:
             key.prompt,
             PromptedClient(self.student, start.rollout.prompt_tokens),
             compute_key_seed(self.sampler.batch, "corrected", key),
-            beginning,
-            seed_of(first, "episode"),
+            beginning=beginning,
+            episode_seed=seed_of(first, "episode"),
         )
 
     def _begin_right(self, start: "_Restart") -> Beginning | None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from practicum.backends.local.language_model import LanguageModel, find_body
@@ -61,8 +62,8 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
     config: Any = model.config.get_text_config()
     body = find_body(model)
     weights = _merge_adapters(body) if merge else _separate_adapters(body)
-    # Weights with fewer bits are tensors of their own classes, which no step reads.
-    if any(type(weight) not in (Tensor, torch.nn.Parameter) for weight in weights.values()):
+    # Weights with fewer bits are made of several tensors, which no step reads.
+    if any(is_traceable_wrapper_subclass(weight) for weight in weights.values()):
         return None
     expected = {"embed_tokens.weight", "norm.weight"}
     layers: list[Mapping[str, Tensor]] = []
