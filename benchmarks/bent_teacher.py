@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from practicum.core.plugins import Plugin
+from practicum.models.tensors import SavedTensor
 from practicum.objective import Full, Sampled, Signal
 from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherContext, TeacherRequest
 from practicum.text import Renderer
@@ -132,7 +133,7 @@ class Bent:
         self._step = step + 1
         self._teacher.after_step(step, data)
 
-    def save_state(self) -> dict[str, Tensor]:
+    def save_state(self) -> Mapping[str, SavedTensor]:
         """The teacher's."""
         return self._teacher.save_state()
 
