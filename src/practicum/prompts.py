@@ -69,3 +69,9 @@ class Prompt:
     domain: str | None = None
     teacher: str | None = None
     privileged: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def question(self) -> str:
+        """The user's last message, empty without one."""
+        questions = (turn.content for turn in reversed(self.messages) if turn.role == "user")
+        return next(questions, "")

@@ -27,7 +27,8 @@ from practicum.rollouts import (
     collect_rollouts,
     sample_rollouts,
 )
-from practicum.rollouts.conversation import Conversation, ConversationRequest, run_conversations
+from practicum.rollouts.conversation import Conversation, run_conversations
+from practicum.rollouts.openings import ConversationRequest
 from practicum.runs import run
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.tasks import FunctionEpisode

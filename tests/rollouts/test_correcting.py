@@ -16,8 +16,9 @@ from practicum.rollouts import (
     collect_rollouts,
     measure_corrected,
 )
-from practicum.rollouts.conversation import Beginning, ConversationRequest, run_conversations
+from practicum.rollouts.conversation import run_conversations
 from practicum.rollouts.correcting import find_turn
+from practicum.rollouts.openings import Beginning, ConversationRequest
 from practicum.teachers.expert import ExpertTeacher
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import AUTHORS, Message, Prompt, Sample, SamplingParams, Turn

@@ -12,7 +12,8 @@ from practicum.core.abandon import Cancelled, cancel_scope
 from practicum.errors import VerifierError
 from practicum.ports import Observation, PromptedClient
 from practicum.recipe.sections import RolloutConfig
-from practicum.rollouts.conversation import ConversationRequest, run_conversations
+from practicum.rollouts.conversation import run_conversations
+from practicum.rollouts.openings import ConversationRequest
 from practicum.rollouts.tool_use import measure_conversations
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import Message, Pace, Prompt, Rollout, Sample, SamplingParams

@@ -11,16 +11,16 @@ import torch
 from test_conversation import Parrot as CharacterParrot
 
 from practicum.errors import VerifierError
-from practicum.ports import HasTools, Observation, PromptedClient
+from practicum.ports import HasTools, Observation, PromptedClient, answers_back
 from practicum.ports.tasks import ToolProblem
 from practicum.prompts import ToolSchema, ToolUse
 from practicum.rollouts import (
     RolloutRow,
-    answers_back,
     as_environment,
     measure_conversations,
 )
-from practicum.rollouts.conversation import Conversation, ConversationRequest, run_conversations
+from practicum.rollouts.conversation import Conversation, run_conversations
+from practicum.rollouts.openings import ConversationRequest
 from practicum.rollouts.tool_use import ToolEpisode
 from practicum.tasks._answered import keep_answer, leave_out_calls
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids

@@ -4,6 +4,7 @@ The requests are those that the training client of verifiers 0.4 sends (`verifie
 token ids are those of this student.
 """
 
+import http.client
 import json
 import threading
 import urllib.error
@@ -183,6 +184,13 @@ def test_no_other_program_speaks_in_a_conversation() -> None:
             urllib.request.urlopen(urllib.request.Request(url, body), timeout=10)
         assert raised.value.code == status
         raised.value.close()
+    for length in ("many", "-1", str(1 << 40)):
+        connection = http.client.HTTPConnection(line.base_url.split("/")[2], timeout=10)
+        connection.putrequest("POST", "/x/inference/v1/generate")
+        connection.putheader("content-length", length)
+        connection.endheaders()
+        assert connection.getresponse().status == 413
+        connection.close()
     engine.close_line(line)
 
 

@@ -84,6 +84,15 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, lines: str | None, words
         open_task(tmp_path)
 
 
+def test_a_line_separator_in_a_turn_ends_no_row(tmp_path: Path) -> None:
+    name, said = open_task_of_reverse()[0].id, "no\u2028so"
+    turns = [{"role": "assistant", "text": said}, {"role": "user", "text": "again"}]
+    written = {"prompt": name, "turns": [*turns, {"role": "assistant", "text": "yes"}]}
+    (tmp_path / "rollouts.jsonl").write_text(json.dumps(written, ensure_ascii=False) + "\n")
+    last = open_task(tmp_path).train_prompts()[-1]
+    assert [message.content for message in last.messages[1:]] == [said, "again"]
+
+
 @pytest.mark.long
 def test_rounds_of_play_and_consolidation(tmp_path: Path) -> None:
     small = "{hidden_size: 16, layers: 1, heads: 2, tokenizer: bytes}"

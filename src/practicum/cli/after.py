@@ -13,9 +13,9 @@ from practicum.core.waits import show_wait
 from practicum.errors import DataError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.ports import (
-    Environment,
     HasTools,
     Model,
+    OpensEpisodes,
     PromptedClient,
     SamplingClient,
     Student,
@@ -27,7 +27,8 @@ from practicum.recipe import load_recipe, override_all, parse_recipe, resolve_re
 from practicum.report import write_report
 from practicum.report.pipeline import write_pipeline_report
 from practicum.rollouts import as_environment
-from practicum.rollouts.conversation import Conversation, ConversationRequest, run_conversations
+from practicum.rollouts.conversation import Conversation, run_conversations
+from practicum.rollouts.openings import ConversationRequest
 from practicum.runs import open_run, open_student, restore_components
 from practicum.runs.assembly import build_evaluation_settings
 from practicum.runs.opening import add_tools, build_task, load_model, resolve_stage
@@ -169,7 +170,7 @@ class _ToolsAlone:
 
 def _open_tools(
     target: str, student: Student | Model
-) -> tuple[Student | Model, Environment | None]:
+) -> tuple[Student | Model, OpensEpisodes | None]:
     """Return a run's student with the tools of its task, and the environment that answers calls."""
     recipe = open_run(Path(target))[1] if _is_run(target) else None
     # A task without tools is not built: its files may be gone by now.

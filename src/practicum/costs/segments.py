@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from practicum.types import ScoreRequest
@@ -128,13 +128,13 @@ def _count_fitting_texts(
 
 
 def find_longest_beginning(
-    prompt: tuple[int, ...], texts: Container[tuple[int, ...]], lengths: Iterable[int]
+    prompt: tuple[int, ...], texts: Container[tuple[int, ...]], lengths: Collection[int]
 ) -> tuple[int, ...] | None:
     """Return the longest of some texts with which a longer prompt begins, or None.
 
-    `lengths` has the lengths of the texts.
+    `lengths` has each length of a text once.
     """
-    for length in sorted(set(lengths), reverse=True):
+    for length in sorted(lengths, reverse=True):
         if length < len(prompt) and prompt[:length] in texts:
             return prompt[:length]
     return None

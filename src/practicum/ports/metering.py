@@ -93,9 +93,8 @@ class MeteredSampler:
             self._meter.count_sampled(texts)
             return
         # A client that remembers has read all but the last token of every text.
-        beginnings = [
-            find_longest_beginning(prompt, self._texts, map(len, self._texts)) for prompt in prompts
-        ]
+        lengths = set(map(len, self._texts))
+        beginnings = [find_longest_beginning(prompt, self._texts, lengths) for prompt in prompts]
         rows = list(zip(beginnings, texts, strict=True))
         self._meter.count_sampled([text for beginning, text in rows if beginning is None])
         self._meter.count_continued(

@@ -110,8 +110,8 @@ class Harnessed(Task, Protocol):
 
 
 @runtime_checkable
-class Environment(Task, Protocol):
-    """A task that answers the student: a completion is a conversation and has one reward."""
+class OpensEpisodes(Protocol):
+    """The other side of conversations: a task that answers, or what stands for it."""
 
     def open(self, prompt: Prompt, seed: int) -> Episode:
         """Begin a conversation about a prompt; all randomness in it follows from `seed`.
@@ -119,6 +119,11 @@ class Environment(Task, Protocol):
         A conversation that ends within its first turn is never opened.
         """
         ...
+
+
+@runtime_checkable
+class Environment(Task, OpensEpisodes, Protocol):
+    """A task that answers the student: a completion is a conversation and has one reward."""
 
 
 @runtime_checkable
@@ -217,3 +222,8 @@ class HasTools(Task, Protocol):
     def toolbox(self) -> Toolbox:
         """The tools."""
         ...
+
+
+def answers_back(task: Task) -> bool:
+    """Return True if the task's completions are conversations."""
+    return isinstance(task, Environment | HasTools | Harnessed)

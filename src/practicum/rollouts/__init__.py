@@ -37,7 +37,7 @@ from practicum.rollouts.tape import (
     load_recorded_rollouts,
     to_exact_floats,
 )
-from practicum.rollouts.tool_use import answers_back, as_environment, measure_conversations
+from practicum.rollouts.tool_use import as_environment, measure_conversations
 from practicum.rollouts.traces import list_traced_rollouts, load_traced_rollouts
 from practicum.rollouts.writing import (
     RolloutWriters,
@@ -67,7 +67,6 @@ __all__ = [
     "Traces",
     "add_notes",
     "add_rewards",
-    "answers_back",
     "as_environment",
     "collect_rollouts",
     "count_teacher_answers",

@@ -17,17 +17,16 @@ from practicum.core.abandon import Cancelled
 from practicum.core.randomness import seed_of
 from practicum.errors import VerifierError
 from practicum.ports import (
-    Environment,
     Episode,
     Observation,
+    OpensEpisodes,
     PromptedClient,
     SampledTurn,
     TokenEpisode,
     remember_texts,
 )
 from practicum.rollouts.batch import call_by_group
-from practicum.rollouts.openings import Beginning as Beginning
-from practicum.rollouts.openings import ConversationRequest as ConversationRequest
+from practicum.rollouts.openings import ConversationRequest
 from practicum.rollouts.pace import Answer, Asker, open_asker
 from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer, excerpt, refuse_stop_texts
@@ -97,7 +96,7 @@ class Conversation:
 
 def run_conversations(
     requests: Sequence[ConversationRequest],
-    environment: Environment,
+    environment: OpensEpisodes,
     renderer: Renderer,
     params: SamplingParams,
 ) -> list[Conversation]:
@@ -138,7 +137,7 @@ class _Round:
     """Conversations that take turns with one environment."""
 
     conversations: "Sequence[_OpenConversation]"
-    environment: Environment
+    environment: OpensEpisodes
     renderer: Renderer
     params: SamplingParams
     asker: Asker
@@ -332,7 +331,7 @@ class _OpenConversation:
         self.has_asked = True
         return True
 
-    def ask(self, environment: Environment) -> Answer:
+    def ask(self, environment: OpensEpisodes) -> Answer:
         """Return the episode's answer to the newest turn, or how it failed."""
         try:
             return self._step(environment, self.turns[-1].text)
@@ -374,7 +373,7 @@ class _OpenConversation:
         """Return the number of the model's turns."""
         return sum(turn.role == "assistant" for turn in self.turns)
 
-    def _step(self, environment: Environment, turn: str) -> Observation:
+    def _step(self, environment: OpensEpisodes, turn: str) -> Observation:
         if self.episode is None:
             seed = self.request.episode_seed
             self.episode = environment.open(

@@ -12,15 +12,11 @@ import torch
 
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
-from practicum.ports import Environment, Expert, PromptedClient, SamplingClient, Task, Teacher
+from practicum.ports import Expert, OpensEpisodes, PromptedClient, SamplingClient, Task, Teacher
 from practicum.ports.scoring import RejectingScorer
 from practicum.rollouts.batch import RolloutKey, call_by_group
-from practicum.rollouts.conversation import (
-    Beginning,
-    ConversationRequest,
-    choose_power,
-    run_conversations,
-)
+from practicum.rollouts.conversation import choose_power, run_conversations
+from practicum.rollouts.openings import Beginning, ConversationRequest
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
 from practicum.rollouts.sources import Correct
 from practicum.types import AUTHORS, Metrics, Rollout, Sample, SampleRequest, Turn
@@ -47,7 +43,7 @@ class TurnCorrector:
 
     source: Correct
     sampler: RolloutSampler
-    environment: Environment
+    environment: OpensEpisodes
     task: Task
     student: SamplingClient
     writer: Teacher

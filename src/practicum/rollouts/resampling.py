@@ -6,12 +6,14 @@ kept rather than others, while failures stay as varied as they are.
 """
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from practicum.core.randomness import seed_of
 from practicum.ports import SamplingClient, Task
 from practicum.rollouts.batch import RolloutKey
+from practicum.rollouts.fields import classify_outcome
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.rollouts.sources import Resample
 from practicum.types import Metrics, Rollout
@@ -40,7 +42,7 @@ class CleanResampler:
         by_prompt: dict[str, list[Rollout]] = {key.prompt.id: [] for key in keys}
         for rollout in self._sample(keys):
             by_prompt[rollout.prompt.id].append(rollout)
-        counts = {name: sum(key.prompt.id == name for key in keys) for name in by_prompt}
+        counts = Counter(key.prompt.id for key in keys)
         chosen = {
             name: iter(self._choose(name, rollouts, counts[name]))
             for name, rollouts in by_prompt.items()
@@ -61,9 +63,9 @@ class CleanResampler:
         """Return `count` of a prompt's answers: its share of failures, and of right ones the clean."""
         batch = self.sampler.batch
         draw = random.Random(seed_of(batch.seed, "resample", batch.step, name))
-        right = [rollout for rollout in rollouts if (rollout.reward or 0.0) >= 1]
-        failures = [rollout for rollout in rollouts if (rollout.reward or 0.0) < 1]
-        most = min(round(len(right) * count / len(rollouts)), len(right))
+        right = [rollout for rollout in rollouts if classify_outcome(rollout) == "correct"]
+        failures = [rollout for rollout in rollouts if classify_outcome(rollout) != "correct"]
+        most = round(len(right) * count / len(rollouts))
         # An answer without replacement: the largest of u^(1/weight) (Efraimidis & Spirakis 2006).
         ranked = sorted(right, key=lambda rollout: -(draw.random() ** compute_penalty(rollout)))
         chosen = ranked[:most] + draw.sample(failures, count - most)

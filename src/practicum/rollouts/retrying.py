@@ -12,7 +12,7 @@ import torch
 
 from practicum.ports import SamplingClient, Task
 from practicum.ports.notes import Note, NoteMoment
-from practicum.rollouts.annotating import add_notes
+from practicum.rollouts.annotating import add_notes, set_note
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.fields import classify_outcome
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seeds
@@ -38,7 +38,7 @@ class Retrier:
         """Return one rollout for each key, the second answer where it takes the first one's place."""
         moment = NoteMoment(self.sampler.batch.step, self.student)
         rollouts = [
-            replace(rollout, reward=self.task.reward(rollout), notes={NOTE: "no"})
+            set_note(replace(rollout, reward=self.task.reward(rollout)), NOTE, "no")
             for rollout in self.sampler.sample_student(keys, self.student)
         ]
         # Earlier notes may stand in the template of this one.
@@ -48,9 +48,7 @@ class Retrier:
         seconds = self._answer_again([keys[row] for row in again], [noted[row] for row in again])
         for row, second in zip(again, seconds, strict=True):
             takes_place = self.source.of == "all" or classify_outcome(second) == "correct"
-            rollouts[row] = (
-                second if takes_place else replace(rollouts[row], notes={NOTE: "failed"})
-            )
+            rollouts[row] = second if takes_place else set_note(rollouts[row], NOTE, "failed")
         return rollouts
 
     def _select_rows(self, rollouts: Sequence[Rollout]) -> list[int]:

@@ -8,9 +8,10 @@ import torch
 
 from practicum.core.randomness import compute_seeds
 from practicum.errors import CapabilityError
-from practicum.ports import Environment, PromptedClient, SamplingClient, Teacher, TeacherRequest
+from practicum.ports import OpensEpisodes, PromptedClient, SamplingClient, Teacher, TeacherRequest
 from practicum.rollouts.batch import RolloutBatch, RolloutKey
-from practicum.rollouts.conversation import ConversationRequest, run_conversations
+from practicum.rollouts.conversation import run_conversations
+from practicum.rollouts.openings import ConversationRequest
 from practicum.text import Renderer
 from practicum.types import FAILURES, Rollout, Sample, SampleRequest, SamplingParams
 from practicum.types import Source as Origin
@@ -23,7 +24,7 @@ class RolloutSampler:
     batch: RolloutBatch
     renderer: Renderer
     params: SamplingParams
-    environment: Environment | None
+    environment: OpensEpisodes | None
 
     def sample_student(
         self,
@@ -77,7 +78,7 @@ class RolloutSampler:
 
     def _converse(
         self,
-        environment: Environment,
+        environment: OpensEpisodes,
         keys: Sequence[RolloutKey],
         prompts: Sequence[tuple[int, ...]],
         requests: Sequence[ConversationRequest],

@@ -18,6 +18,7 @@ from practicum.ports import (
     Harnessed,
     HasTools,
     Observation,
+    OpensEpisodes,
     SeparateTools,
     Task,
     TokenEpisode,
@@ -37,12 +38,7 @@ from practicum.types import (
 )
 
 
-def answers_back(task: Task) -> bool:
-    """Return True if the task's completions are conversations."""
-    return isinstance(task, Environment | HasTools | Harnessed)
-
-
-def as_environment(task: Task, renderer: Renderer) -> Environment | None:
+def as_environment(task: Task, renderer: Renderer) -> OpensEpisodes | None:
     """Return the task as an environment if its completions are conversations, else None.
 
     The renderer reads the calls of a task with tools.
@@ -56,22 +52,10 @@ def as_environment(task: Task, renderer: Renderer) -> Environment | None:
 
 @dataclass(frozen=True, slots=True)
 class HarnessEnvironment:
-    """A task whose harness leads the conversations; see `practicum.ports.Environment`."""
+    """A task whose harness leads the conversations; see `practicum.ports.OpensEpisodes`."""
 
     task: Harnessed
     renderer: Renderer
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        """Return the task's training prompts."""
-        return self.task.train_prompts()
-
-    def heldout_prompts(self) -> Sequence[Prompt]:
-        """Return the task's held-out prompts."""
-        return self.task.heldout_prompts()
-
-    def reward(self, rollout: Rollout) -> float | None:
-        """Return the task's reward."""
-        return self.task.reward(rollout)
 
     def open(self, prompt: Prompt, seed: int) -> TokenEpisode:
         """Begin a conversation over the student's tokenizer."""
@@ -80,22 +64,10 @@ class HarnessEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class ToolEnvironment:
-    """A task with tools as an environment; see `practicum.ports.Environment`."""
+    """A task with tools as an environment; see `practicum.ports.OpensEpisodes`."""
 
     task: HasTools
     renderer: Renderer
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        """Return the task's training prompts."""
-        return self.task.train_prompts()
-
-    def heldout_prompts(self) -> Sequence[Prompt]:
-        """Return the task's held-out prompts."""
-        return self.task.heldout_prompts()
-
-    def reward(self, rollout: Rollout) -> float | None:
-        """Return the task's reward."""
-        return self.task.reward(rollout)
 
     def open(self, prompt: Prompt, seed: int) -> "ToolEpisode":
         """Begin a conversation; its tools and the task's own episode open when they are asked."""

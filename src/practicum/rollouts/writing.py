@@ -14,10 +14,10 @@ import torch
 from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, DataError
 from practicum.ports import (
-    Environment,
     Expert,
     LockstepClient,
     MixedRequest,
+    OpensEpisodes,
     PromptedClient,
     SamplingClient,
     Task,
@@ -97,7 +97,7 @@ class RolloutWriters:
     teacher: Teacher
     renderer: Renderer
     archive: RolloutArchive = field(default_factory=RolloutArchive)
-    environment: Environment | None = None
+    environment: OpensEpisodes | None = None
     reference: Teacher | None = None
     task: Task | None = None
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def sample_rollouts(
     client: SamplingClient,
     renderer: Renderer,
     params: SamplingParams,
-    environment: Environment | None = None,
+    environment: OpensEpisodes | None = None,
 ) -> list[Rollout]:
     """Return the student's completions of a batch, or its conversations with an environment."""
     sampler = RolloutSampler(batch, renderer, params, environment)
@@ -151,7 +151,7 @@ def sample_teacher_rollouts(
     teacher: Teacher,
     renderer: Renderer,
     params: SamplingParams,
-    environment: Environment | None = None,
+    environment: OpensEpisodes | None = None,
 ) -> list[Rollout] | None:
     """Return the teacher's completions or conversations, or None if it cannot generate."""
     sampler = RolloutSampler(batch, renderer, params, environment)

@@ -31,6 +31,7 @@ from practicum.ports import (
     TeacherContext,
     TrainingClient,
     WeightUpdateRule,
+    answers_back,
     walk,
 )
 from practicum.ports.engines import EngineChoice
@@ -43,7 +44,6 @@ from practicum.rollouts import (
     Cache,
     RolloutArchive,
     Traces,
-    answers_back,
     list_answer_problems,
     list_conversation_problems,
     list_source_problems,

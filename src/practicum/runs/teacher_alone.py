@@ -20,10 +20,10 @@ from practicum.ports import (
     Teacher,
     TeacherContext,
     WeightUpdateRule,
+    answers_back,
     walk,
 )
 from practicum.recipe import Recipe
-from practicum.rollouts import answers_back
 from practicum.runs.identity import add_prefix, digest_student
 from practicum.runs.opening import (
     build_task,

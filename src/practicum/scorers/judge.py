@@ -243,9 +243,8 @@ class Judge(Scorer):
 
     def _write_question(self, rollout: Rollout, answer: str, step: str) -> str:
         prompt, (low, high) = rollout.prompt, self.config.scale
-        questions = [turn.content for turn in prompt.messages if turn.role == "user"]
         fields = {
-            "question": questions[-1] if questions else "",
+            "question": prompt.question,
             "answer": answer.strip() + self.suffix,
             "step": step.strip(),
             "reference": prompt.answer or "",

@@ -101,17 +101,23 @@ class _EngineHandler(BaseHTTPRequestHandler):
         """Wait for the turn that goes on from the tokens, and return it."""
         path, _, action = self.path.lstrip("/").partition("/")
         line = self.lines_by_path.get(path)
-        length = int(self.headers.get("content-length") or 0)
-        if line is None or action != "inference/v1/generate" or length > MAX_BODY_BYTES:
+        length = self.headers.get("content-length") or "0"
+        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+            self._write(413, {"error": {"message": f"send at most {MAX_BODY_BYTES} bytes"}})
+            return
+        if line is None or action != "inference/v1/generate":
             self._write(404, {"error": {"message": "no such line"}})
             return
         try:
-            message = _GenerateRequest.model_validate_json(self.rfile.read(length))
+            message = _GenerateRequest.model_validate_json(self.rfile.read(int(length)))
         except ValidationError:
             self._write(400, {"error": {"message": "token_ids are needed"}})
             return
         request = TokenRequest(tuple(message.token_ids))
         line.events.put(request)
+        # A line that was closed meanwhile is emptied by nobody.
+        if path not in self.lines_by_path:
+            request.reply(None)
         turn = request.answers.get()
         if turn is None:
             self._write(400, {"error": {"message": "the conversation is over"}})

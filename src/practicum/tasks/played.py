@@ -5,23 +5,36 @@ noted stands in the privileged field `experience`, for a teacher that reads it.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field, ValidationError
 
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import DataError
 from practicum.models.config import FinishedStage
-from practicum.ports import Environment, HasTools, Task
+from practicum.ports import Task
+from practicum.ports.tasks import answers_back
 from practicum.statistics import group_pairs
 from practicum.tasks import PromptSet, TaskContext
+from practicum.tasks._files import HOPELESS_ROW, read_rows
 from practicum.types import FrozenConfig, Message, Prompt, Rollout
 
 EXPERIENCE = "experience"
 """The privileged field with the texts of the note."""
+
+
+class _PlayedTurn(BaseModel):
+    role: str
+    text: str
+
+
+class _PlayedRow(BaseModel):
+    # A row has more columns, which nobody reads here.
+    prompt: str
+    turns: list[_PlayedTurn] = []
+    notes: dict[str, str] = {}
 
 
 class Config(FrozenConfig):
@@ -50,39 +63,31 @@ def build(config: Config, context: TaskContext) -> Task:
     path = _find_rows(context.base_dir / Path(config.run.model).expanduser())
     rows = list(_read_rows(path))
     texts = group_pairs(
-        (row["prompt"] if config.per == "prompt" else "", row["notes"].get(config.note, ""))
+        (row.prompt if config.per == "prompt" else "", row.notes.get(config.note or "", ""))
         for _, row in rows
     )
     experiences = {key: _join_newest(group, config.keep) for key, group in texts.items()}
     prompts: dict[str, Prompt] = {}
     for number, row in rows:
-        if row["prompt"] not in by_id:
+        if row.prompt not in by_id:
             raise DataError(
-                f"{path}: row {number}: no prompt of task.task is called {row['prompt'][:40]!a}; "
+                f"{path}: row {number}: no prompt of task.task is called {row.prompt[:40]!a}; "
                 "give the task that the run played"
             )
-        experience = experiences[row["prompt"] if config.per == "prompt" else ""]
-        for prompt in _list_beginnings(by_id[row["prompt"]], row["turns"], experience):
+        experience = experiences[row.prompt if config.per == "prompt" else ""]
+        for prompt in _list_beginnings(by_id[row.prompt], row.turns, experience):
             prompts.setdefault(prompt.id, prompt)
     if not prompts:
         raise DataError(f"{path}: no rows; give the rollouts.jsonl of a run that has ended")
     train = list(prompts.values())
-    if isinstance(played, Environment | HasTools):
+    if answers_back(played):
         # A conversation has a reward at its end alone, and nobody is left to hold it to its end.
         return PromptSet(train=train, heldout=[], grade=lambda reply, prompt: None)
-    return PlayedAnswers(train=train, heldout=played.heldout_prompts(), played=played)
-
-
-@dataclass(frozen=True)
-class PlayedAnswers(PromptSet):
-    """Prompts that were answered before, with the verifier of their own task."""
-
-    played: Task | None = None
-
-    def reward(self, rollout: Rollout) -> float | None:
-        """Return the reward of the task that was played."""
-        assert self.played is not None, "it is given with the prompts"
-        return self.played.reward(rollout)
+    return PromptSet(
+        train=train,
+        heldout=played.heldout_prompts(),
+        grade=lambda reply, prompt: played.reward(Rollout.from_text(prompt, reply)),
+    )
 
 
 def _join_newest(texts: Sequence[str], keep: int) -> str:
@@ -98,37 +103,31 @@ def _find_rows(folder: Path) -> Path:
     return folder / name if (folder / name).is_file() else folder.parent / name
 
 
-def _read_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_rows(path: Path) -> Iterator[tuple[int, _PlayedRow]]:
     """Yield the numbered rows of the file, with their prompts, turns and notes."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}); give the rollouts.jsonl of a run"
-        ) from error
-    for number, line in enumerate(lines, start=1):
+    if not path.is_file():
+        raise DataError(f"{path} cannot be read (no file); give the rollouts.jsonl of a run")
+    for row in read_rows(path, HOPELESS_ROW):
         try:
-            row = json.loads(line)
-            turns = [(turn["role"], turn["text"]) for turn in row.get("turns", [])]
-            content = {"prompt": str(row["prompt"]), "turns": turns, "notes": row.get("notes", {})}
-        except (ValueError, LookupError, TypeError, AttributeError):
+            content = _PlayedRow.model_validate(row.columns)
+        except ValidationError:
             raise DataError(
-                f"{path}: row {number} is no rollout; give the rollouts.jsonl of a run as it was "
+                f"{path}: row {row.number} is no rollout; give the rollouts.jsonl of a run as it was "
                 "written"
             ) from None
-        yield number, content
+        yield row.number, content
 
 
 def _list_beginnings(
-    prompt: Prompt, turns: Sequence[tuple[str, str]], experience: str
+    prompt: Prompt, turns: Sequence[_PlayedTurn], experience: str
 ) -> Iterator[Prompt]:
     """Yield a prompt for each turn of the student: the conversation before it."""
     privileged = {**prompt.privileged, EXPERIENCE: experience} if experience else prompt.privileged
     messages = list(prompt.messages)
-    for number, (role, text) in enumerate(turns or [("assistant", "")]):
-        if role == "assistant":
+    for number, turn in enumerate(turns or [_PlayedTurn(role="assistant", text="")]):
+        if turn.role == "assistant":
             # Equal beginnings are one prompt, whoever played them.
-            conversation = json.dumps([turn.content for turn in messages], ensure_ascii=False)
+            conversation = json.dumps([message.content for message in messages], ensure_ascii=False)
             name = f"{prompt.id}@{number}:{conversation}" if number else prompt.id
             yield Prompt(name, tuple(messages), prompt.answer, privileged=privileged)
-        messages.append(Message(role, text))
+        messages.append(Message(turn.role, turn.text))

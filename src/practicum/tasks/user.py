@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import DataError
-from practicum.ports import Environment, HasAlphabet, HasTools, Observation, Task
-from practicum.ports.tasks import GivesFeedback
+from practicum.ports import HasAlphabet, Observation, Task
+from practicum.ports.tasks import GivesFeedback, answers_back
 from practicum.tasks import TaskContext
 from practicum.text.placeholders import fill_placeholders, list_placeholders
 from practicum.types import FrozenConfig, Message, Prompt, Rollout
@@ -100,9 +100,8 @@ class UserTask:
         """Return the user's words about an answer, and whether it is right."""
         rollout = Rollout.from_text(prompt, attempt)
         is_right = (self.task.reward(rollout) or 0.0) >= 1.0
-        questions = [turn.content for turn in prompt.messages if turn.role == "user"]
         fields = {
-            "question": questions[-1] if questions else "",
+            "question": prompt.question,
             "answer": prompt.answer or "",
             "attempt": attempt.strip(),
             "feedback": self._explain(rollout) or "",
@@ -112,8 +111,7 @@ class UserTask:
 
     def list_questions(self, prompt: Prompt, attempt: str) -> list[str]:
         """Return what is asked after the first answer."""
-        questions = [turn.content for turn in prompt.messages if turn.role == "user"]
-        fields = {**prompt.privileged, "question": questions[-1], "attempt": attempt.strip()}
+        fields = {**prompt.privileged, "question": prompt.question, "attempt": attempt.strip()}
         return [
             fill_placeholders(text, fields)
             for text in self.config.asks
@@ -156,7 +154,7 @@ class UserEpisode:
 def build(config: Config, context: TaskContext) -> Task:
     """Build the inner task; DataError if it answers by itself."""
     task = load_plugin("tasks", config.task.type).build(config.task, context)
-    if isinstance(task, Environment | HasTools):
+    if answers_back(task):
         raise DataError(
             f"task.task: {config.task.type!r} replies to its answers already; write it alone, or "
             "take a task of single answers"

@@ -169,11 +169,11 @@ class Verifiers:
                 f"task.taskset: {config.taskset!r} has {len(tasks)} tasks, and {config.heldout_size} "
                 "are held out; write a smaller heldout_size"
             )
-        names = [task.name for task in tasks]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise DataError(f"task.taskset: two tasks are called {twice[0]!r}")
         self._prompts = [Prompt(task.name, task.messages) for task in tasks]
-        self._indices = {name: index for index, name in enumerate(names)}
+        self._indices: dict[str, int] = {}
+        for index, task in enumerate(tasks):
+            if self._indices.setdefault(task.name, index) != index:
+                raise DataError(f"task.taskset: two tasks are called {task.name!r}")
         self._train = min(config.train_size, len(tasks) - config.heldout_size)
         # Conversations may open side by side.
         self._lock = threading.Lock()

@@ -4,7 +4,7 @@ A turn of a conversation begins with all of its earlier ones. With their keys an
 call reads only what is new: the last sampled token, which was never read, and the reply to it.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
@@ -32,10 +32,12 @@ class KeptTexts:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._texts: OrderedDict[tuple[int, ...], PrefixStates] = OrderedDict()
+        # Counted as texts come and go: a look at all of them for each would be quadratic.
+        self._lengths: Counter[int] = Counter()
 
     def find(self, prompt: tuple[int, ...]) -> PrefixStates | None:
         """Return the longest kept text with which a longer prompt begins, if there is one."""
-        beginning = find_longest_beginning(prompt, self._texts, map(len, self._texts))
+        beginning = find_longest_beginning(prompt, self._texts, self._lengths)
         if beginning is None:
             return None
         self._texts.move_to_end(beginning)
@@ -48,6 +50,7 @@ class KeptTexts:
             self._drop(shorter.tokens)
         self._drop(text.tokens)
         self._texts[text.tokens] = text
+        self._lengths[len(text.tokens)] += 1
         self._bytes += _count_bytes(text)
         while self._bytes > self._max_bytes:
             self._drop(next(iter(self._texts)))
@@ -55,6 +58,9 @@ class KeptTexts:
     def _drop(self, tokens: tuple[int, ...]) -> None:
         if tokens in self._texts:
             self._bytes -= _count_bytes(self._texts.pop(tokens))
+            self._lengths[len(tokens)] -= 1
+            if not self._lengths[len(tokens)]:
+                del self._lengths[len(tokens)]
 
 
 def _count_bytes(text: PrefixStates) -> int:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from practicum.backends.local.language_model import LanguageModel, find_body
 from practicum.backends.local.prepared import list_linear_maps
+from practicum.backends.local.quantising import has_fewer_bits
 
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 """The kinds of rotary embedding whose angles do not depend on the length of the text."""
@@ -62,8 +62,8 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
     config: Any = model.config.get_text_config()
     body = find_body(model)
     weights = _merge_adapters(body) if merge else _separate_adapters(body)
-    # Weights with fewer bits are made of several tensors, which no step reads.
-    if any(is_traceable_wrapper_subclass(weight) for weight in weights.values()):
+    # No step reads them.
+    if any(has_fewer_bits(weight) for weight in weights.values()):
         return None
     expected = {"embed_tokens.weight", "norm.weight"}
     layers: list[Mapping[str, Tensor]] = []

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel, find_body, patch_forwards
 from practicum.backends.local.processor import is_amd
+from practicum.backends.local.quantising import has_fewer_bits
 from practicum.functional.head import Head
 
 ROWS = 32
@@ -169,11 +170,11 @@ def list_linear_maps(
 
 
 def _list_linear_layers(body: torch.nn.Module) -> list[torch.nn.Linear]:
-    # A weight with fewer bits is a tensor of its own class, which has no layout of oneDNN's.
+    # A weight with fewer bits has no layout of oneDNN's.
     return [
         layer
         for layer in body.modules()
-        if type(layer) is torch.nn.Linear and type(layer.weight) is torch.nn.Parameter
+        if type(layer) is torch.nn.Linear and not has_fewer_bits(layer.weight)
     ]
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from practicum.backends.local.language_model import LanguageModel, find_body
 from practicum.errors import ModelError, RecipeError
@@ -43,6 +44,11 @@ def quantise(language_model: LanguageModel, config: ModelConfig, source: str) ->
             tensor = replace_weight(weight.detach())
             rounded[id(weight)] = torch.nn.Parameter(tensor, requires_grad=False)
         layer.weight = rounded[id(weight)]
+
+
+def has_fewer_bits(weight: Tensor) -> bool:
+    """Return True if a weight is made of several tensors, as those of torchao are."""
+    return is_traceable_wrapper_subclass(weight)
 
 
 def _list_layers(

@@ -208,11 +208,10 @@ class WrittenNote(Note):
 
 def _describe(rollout: Rollout, group: Sequence[Rollout]) -> dict[str, str]:
     """Return the texts that only a writer needs: question, transcript, and the group's answers."""
-    questions = [turn.content for turn in rollout.prompt.messages if turn.role == "user"]
     turns = [(turn.role, turn.text) for turn in rollout.turns] or [("assistant", rollout.text)]
     prompt_turns = [(turn.role, turn.content) for turn in rollout.prompt.messages]
     return {
-        "question": questions[-1] if questions else "",
+        "question": rollout.prompt.question,
         "transcript": "\n".join(
             f"{role}: {text.strip()}" for role, text in [*prompt_turns, *turns]
         ),

@@ -10,12 +10,11 @@ from functools import cache
 from typing import Any
 
 from practicum.objective import VERIFIER, Capabilities
-from practicum.ports import HoldsTeachers, TeacherConfig, walk
+from practicum.ports import HoldsTeachers, TeacherConfig, answers_back, walk
 from practicum.ports.charges import ChargedConfig
 from practicum.ports.scoring import RewardReader
 from practicum.recipe import Recipe, find_capability_problems, list_recipe_names, load_recipe
 from practicum.rollouts import (
-    answers_back,
     count_teacher_answers,
     list_conversation_problems,
     list_other_writers,
