@@ -5,6 +5,7 @@ in ten have no tensor, and wrapping those takes half of the time of the tests. W
 `make check` sets JAXTYPING_DISABLE=1 and does without.
 """
 
+import gc
 from collections.abc import Callable
 from inspect import get_annotations
 from threading import Lock
@@ -30,15 +31,20 @@ def check_only_shapes() -> None:
 
 
 def take_turns_to_parse() -> None:
-    """Let one thread at a time parse a module: Python 3.11 counts the depth of its parsers in one place for all threads.
+    """Let one module at a time be parsed, and nothing in between: Python 3.11 counts the depth of all its parsers in one place.
 
-    A service and its client import in two threads of a test (`SystemError`, github.com/python/cpython/issues/106905).
+    A service and its client import in two threads of a test. A collected object that warns prints a traceback, whose lines
+    are parsed too (`SystemError`, github.com/python/cpython/issues/106905).
     """
     lock, parse = Lock(), _JaxtypingLoader.source_to_code
 
     def parse_alone(self: _JaxtypingLoader, *args: Any, **options: Any) -> Any:
         with lock:
-            return parse(self, *args, **options)
+            gc.disable()
+            try:
+                return parse(self, *args, **options)
+            finally:
+                gc.enable()
 
     _JaxtypingLoader.source_to_code = parse_alone  # type: ignore[method-assign]
 
