@@ -21,7 +21,6 @@ from practicum.models.config import Lora, ModelConfig, PretrainConfig, ScratchCo
 from practicum.models.sources import (
     locate,
     locate_cache,
-    locate_gguf,
     needs_conversion,
 )
 from practicum.objective import Objective

