@@ -131,6 +131,7 @@ class TaskSection(TypedDict, total=False):
         Literal[
             "calculator",
             "datasets",
+            "frozen_lake",
             "jsonl",
             "memos",
             "openenv",
@@ -139,6 +140,7 @@ class TaskSection(TypedDict, total=False):
             "reasoning_gym",
             "reverse",
             "skills",
+            "sokoban",
             "tools",
             "traces",
             "user",
@@ -164,6 +166,10 @@ class TaskSection(TypedDict, total=False):
     max_rejected: float
     name: str | None
     split: str
+    size: int
+    slippery: bool
+    rules: bool
+    slip: float
     max_row_bytes: int
     train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
     memos: int
@@ -184,6 +190,8 @@ class TaskSection(TypedDict, total=False):
     config: Mapping[str, Any]
     alphabet: str
     skills: Sequence[str]
+    boxes: int
+    walls: float
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
     characters: int
@@ -198,7 +206,6 @@ class TaskSection(TypedDict, total=False):
     runs_code_here: bool
     spread: int
     noise: float
-    slip: float
     turn_rewards: bool
 
 
