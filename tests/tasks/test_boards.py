@@ -11,7 +11,7 @@ from practicum.ports import Environment, Expert, HasAlphabet
 from practicum.tasks import TaskContext, frozen_lake, sokoban
 from practicum.tasks._boards import MOVES, BoardTask, Game, read_direction
 from practicum.tasks.frozen_lake import Lake
-from practicum.tasks.sokoban import Store
+from practicum.tasks.sokoban import Warehouse
 from practicum.types import Prompt, Rollout
 
 CONTEXT = TaskContext(seed=0, base_dir=Path())
@@ -52,18 +52,18 @@ def test_slippery_ice_goes_to_either_side() -> None:
     assert all(0.28 < drifts.count(way) / len(drifts) < 0.39 for way in (-1, 0, 1))
 
 
-def test_a_store_by_hand() -> None:
+def test_a_warehouse_by_hand() -> None:
     # #####      the box is pushed right twice; then it stands in its place
     # #@$_.#
     walls, places = frozenset({(1, 0)}), frozenset({(0, 3)})
-    game = Game(Store(4, walls, places, ((0, 0), frozenset({(0, 1)}))), 4)
+    game = Game(Warehouse(4, walls, places, ((0, 0), frozenset({(0, 1)}))), 4)
     assert game.board.draw(game.board.start).split("\n")[:3] == ["######", "#@$_.#", "##___#"]
     assert game.play(["down"]) == game.board.start, "a wall"
     assert game.play(["right"]) == ((0, 1), frozenset({(0, 2)}))
     assert game.board.is_won(game.play(["right", "right"]))
     assert game.board.draw(game.play(["right", "right"])).split("\n")[1] == "#__@*#"
     assert game.find_best([]) == ["right"] and game.find_best(["right"]) == ["right"]
-    two = Store(4, frozenset(), places, ((0, 0), frozenset({(0, 1), (0, 2)})))
+    two = Warehouse(4, frozenset(), places, ((0, 0), frozenset({(0, 1), (0, 2)})))
     assert two.move(two.start, "right", 0) == two.start, "two boxes are too heavy"
 
 
@@ -72,13 +72,13 @@ def test_a_pull_is_a_push_backwards() -> None:
     opposite["down"] = "up"
     for seed in range(30):
         config = sokoban.Config(size=4, boxes=2, walls=0.2)
-        store = sokoban.draw_store(config, random.Random(seed))
-        state = store.start
+        warehouse = sokoban.draw_warehouse(config, random.Random(seed))
+        state = warehouse.start
         for _ in range(20):
             action = draw.choice(tuple(MOVES))
-            after = store.pull(state, action)
+            after = warehouse.pull(state, action)
             if after != state:
-                assert store.move(after, opposite[action], 0) == state
+                assert warehouse.move(after, opposite[action], 0) == state
             state = after
 
 

@@ -68,10 +68,10 @@ class Game(Generic[S]):
     board: Board[S]
     turns: int
 
-    def play(self, said: Sequence[str]) -> S:
+    def play(self, replies: Sequence[str]) -> S:
         """Return the state after these turns; what names no direction moves nothing."""
         state = self.board.start
-        for turn, text in enumerate(said):
+        for turn, text in enumerate(replies):
             action = read_direction(text)
             if action is not None and not self.has_ended(state):
                 state = self.board.move(state, action, turn)
@@ -81,21 +81,21 @@ class Game(Generic[S]):
         """Return True if no further action changes anything."""
         return self.board.is_won(state) or self.board.is_lost(state)
 
-    def answer(self, said: Sequence[str]) -> str | None:
+    def answer(self, replies: Sequence[str]) -> str | None:
         """Return what is seen after these turns; None at the end."""
-        state = self.play(said)
-        if self.has_ended(state) or len(said) >= self.turns:
+        state = self.play(replies)
+        if self.has_ended(state) or len(replies) >= self.turns:
             return None
-        hint = "" if read_direction(said[-1]) else f"no move: write {', '.join(MOVES)}\n"
+        hint = "" if read_direction(replies[-1]) else f"no move: write {', '.join(MOVES)}\n"
         return hint + self.board.draw(state)
 
     def can_win(self) -> bool:
         """Return True if there is a way to win within the turns."""
         return self._measure(self.board.start, 0) < float("inf")
 
-    def find_best(self, said: Sequence[str]) -> list[str]:
+    def find_best(self, replies: Sequence[str]) -> list[str]:
         """Return the actions that begin a shortest way to win; all of them if there is none."""
-        state, turn = self.play(said), len(said)
+        state, turn = self.play(replies), len(replies)
         after = {action: self.board.move(state, action, turn) for action in MOVES}
         lengths = {action: self._measure(next_, turn + 1) for action, next_ in after.items()}
         least = min(lengths.values())
@@ -104,20 +104,20 @@ class Game(Generic[S]):
     def _measure(self, state: S, turn: int) -> float:
         """Return the fewest actions from a state to a win within the turns that are left."""
         waiting: deque[tuple[S, int]] = deque([(state, turn)])
-        seen: set[Hashable] = set()
+        visited: set[Hashable] = set()
         while waiting:
-            state, now = waiting.popleft()
+            state, current = waiting.popleft()
             if self.board.is_won(state):
-                return now - turn
-            if self.board.is_lost(state) or now >= self.turns:
+                return current - turn
+            if self.board.is_lost(state) or current >= self.turns:
                 continue
             for action in MOVES:
-                following = self.board.move(state, action, now)
+                following = self.board.move(state, action, current)
                 # The same square in another turn is another place where the ice slips anew.
-                place = (following, now + 1) if self.board.varies else following
-                if place not in seen:
-                    seen.add(place)
-                    waiting.append((following, now + 1))
+                place = (following, current + 1) if self.board.varies else following
+                if place not in visited:
+                    visited.add(place)
+                    waiting.append((following, current + 1))
         return float("inf")
 
 
@@ -166,9 +166,9 @@ class BoardTask:
         # Drawn from the prompt and not from `seed`: the rewards of a group differ by actions alone.
         return FunctionEpisode(self.games[prompt.id].answer)
 
-    def expert(self, prompt: Prompt, said: Sequence[str]) -> Mapping[str, float]:
+    def expert(self, prompt: Prompt, replies: Sequence[str]) -> Mapping[str, float]:
         """Return the probability of each direction: the best ones, and any by the slips."""
-        best = self.games[prompt.id].find_best(said)
+        best = self.games[prompt.id].find_best(replies)
         return {
             action: (1 - self.slip) * (action in best) / len(best) + self.slip / len(MOVES)
             for action in MOVES

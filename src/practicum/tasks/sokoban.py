@@ -51,7 +51,7 @@ class Config(FrozenConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class Warehouse:
     """A board: its size, its walls, the places for boxes, and how it begins."""
 
     size: int
@@ -113,7 +113,7 @@ def _shift(square: Square, action: str, steps: int) -> Square:
     return square[0] + steps * down, square[1] + steps * right
 
 
-def draw_store(config: Config, draw: random.Random) -> Store:
+def draw_warehouse(config: Config, draw: random.Random) -> Warehouse:
     """Return a board that can be solved within its turns, and is not solved yet."""
     squares = [(row, place) for row in range(config.size) for place in range(config.size)]
     while True:
@@ -123,12 +123,12 @@ def draw_store(config: Config, draw: random.Random) -> Store:
         player, *boxes = draw.sample(free, config.boxes + 1)
         walls, places = frozenset(squares) - frozenset(free), frozenset(boxes)
         state: State = (player, places)
-        store = Store(config.size, walls, places, state)
+        warehouse = Warehouse(config.size, walls, places, state)
         for _ in range(PULLS):
-            state = store.pull(state, draw.choice(tuple(MOVES)))
-        store = Store(config.size, walls, places, state)
-        if not store.is_won(state) and Game(store, config.turns).can_win():
-            return store
+            state = warehouse.pull(state, draw.choice(tuple(MOVES)))
+        warehouse = Warehouse(config.size, walls, places, state)
+        if not warehouse.is_won(state) and Game(warehouse, config.turns).can_win():
+            return warehouse
 
 
 def build(config: Config, context: TaskContext) -> Task:
@@ -137,7 +137,9 @@ def build(config: Config, context: TaskContext) -> Task:
     names = [f"heldout-{number}" for number in range(config.heldout_size)]
     names += [f"train-{number}" for number in range(config.train_size)]
     games = {
-        name: Game(draw_store(config, random.Random(seed_of(seed, "sokoban", name))), config.turns)
+        name: Game(
+            draw_warehouse(config, random.Random(seed_of(seed, "sokoban", name))), config.turns
+        )
         for name in names
     }
     rules = RULES if config.rules else ""
