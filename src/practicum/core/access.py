@@ -1,4 +1,4 @@
-"""Who may call a server of this machine: addresses that only it can reach, and tokens."""
+"""Access to a server of this machine: addresses that only it can reach, and tokens."""
 
 import ipaddress
 import os

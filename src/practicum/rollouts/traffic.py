@@ -42,7 +42,7 @@ POLL_SECONDS = 0.5
 """The longest wait before a cancellation or a signal is looked at."""
 
 
-class _MessageRow(BaseModel):
+class _SpokenRow(BaseModel):
     role: str
     content: str
     name: str | None = None
@@ -52,7 +52,7 @@ class TrafficRow(BaseModel):
     """One answered request: the messages, the student's turn, and the turn that it finishes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    messages: list[_MessageRow]
+    messages: list[_SpokenRow]
     finishes: Annotated[int, Field(ge=0)] | None
     text: str
     stop_reason: StopReason
@@ -62,7 +62,7 @@ class TrafficRow(BaseModel):
     sampling_logprobs: list[float | None]
     policy_logprobs: list[float | None]
     work: list[UsageRow] = []
-    """What it took to sample this turn and those that shared its batch and follow it."""
+    """The work of sampling this turn and those that shared its batch and follow it."""
 
     def list_messages(self) -> tuple[Message, ...]:
         """Return the messages before the turn."""
@@ -111,8 +111,8 @@ class Traffic:
         first = (batch.step - 1) * count
         quiet_since = monotonic()
         with show_wait("finished turns", count) as wait:
-            while (done := len(self.finished) - first) < count:
-                wait.move_to(max(done, 0))
+            while (count_ready := len(self.finished) - first) < count:
+                wait.move_to(max(count_ready, 0))
                 if self.users is None:
                     raise DataError(
                         f"rollout.source: the traffic has {len(self.finished)} finished turns, and "
@@ -128,7 +128,7 @@ class Traffic:
                 if monotonic() - quiet_since > self.users.patience:
                     raise VerifierError(
                         f"no user spoke for task.seconds, {self.users.patience:g} s; "
-                        f"{done} of {count} turns of the step are finished"
+                        f"{count_ready} of {count} turns of the step are finished"
                     )
         # Counted by rows: a run that was killed within a step has sampled a part of it before.
         rows = self.rows[self._count_rows(first) : self._count_rows(first + count)]
@@ -167,7 +167,7 @@ class Traffic:
             is_first = finishes not in self._finished_turns
             row = TrafficRow(
                 messages=[
-                    _MessageRow(role=message.role, content=message.content, name=message.name)
+                    _SpokenRow(role=message.role, content=message.content, name=message.name)
                     for message in request.messages
                 ],
                 finishes=finishes if is_first else None,
@@ -257,7 +257,7 @@ class Traffic:
     def _build_rollout(self, turn: int, finished_by: int) -> Rollout:
         """Return a finished turn as a rollout; what came after it is its note."""
         row, later = self.rows[turn], self.rows[finished_by]
-        said = later.messages[len(row.messages) + 1 :]
+        replies = later.messages[len(row.messages) + 1 :]
         return Rollout(
             prompt=Prompt(f"user-turn-{turn}", row.list_messages()),
             prompt_tokens=tuple(row.prompt_tokens),
@@ -268,7 +268,7 @@ class Traffic:
             policy_version=row.policy_version,
             stop_reason=row.stop_reason,
             text=row.text,
-            notes={NEXT_STATE: "\n".join(message.content for message in said)},
+            notes={NEXT_STATE: "\n".join(message.content for message in replies)},
         )
 
 

@@ -19,14 +19,14 @@ class ChatProblem(ValueError):
     """A request that cannot be answered; its text says why."""
 
 
-class _TextPart(BaseModel):
+class _ContentPart(BaseModel):
     type: Literal["text"]
     text: str
 
 
 class _ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_TextPart] | None = None
+    content: str | list[_ContentPart] | None = None
     name: str | None = None
 
     def read(self) -> Message:
@@ -90,11 +90,11 @@ def write_answer(turn: SampledTurn, model: str, *, logprobs: bool) -> dict[str, 
         "finish_reason": _name_end(turn),
         "logprobs": {"content": list_logprobs(turn)} if logprobs else None,
     }
-    read, written = len(turn.before), len(turn.tokens)
+    before, after = len(turn.before), len(turn.tokens)
     usage = {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
+        "prompt_tokens": before,
+        "completion_tokens": after,
+        "total_tokens": before + after,
     }
     return {**_open_answer("chat.completion", model), "choices": [choice], "usage": usage}
 

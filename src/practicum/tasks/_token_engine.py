@@ -55,7 +55,7 @@ class _GenerateRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who may call: holders of the token, if there is one, under these names, if they are given."""
+    """The callers that are admitted: holders of the token, if there is one, under these names, if they are given."""
 
     token: str | None = None
     hosts: frozenset[str] | None = None
