@@ -81,8 +81,9 @@ class ServedTask:
 
     def feedback(self, rollout: Rollout) -> str | None:
         """Return the inner task's words."""
-        is_known = rollout.prompt.id in self.known and isinstance(self.task, GivesFeedback)
-        return self.task.feedback(rollout) if is_known else None
+        if rollout.prompt.id not in self.known or not isinstance(self.task, GivesFeedback):
+            return None
+        return self.task.feedback(rollout)
 
     def receive(self, seconds: float) -> list[TurnRequest]:
         """Return the requests that wait; the first call opens the endpoint."""
