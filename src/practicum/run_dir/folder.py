@@ -183,10 +183,12 @@ class RunDir:
 
     def _remove_unused(self) -> None:
         """Remove the folder if this process made it and no run began in it."""
-        files = [path for path in self.path.rglob("*") if not path.is_dir()]
         # A model made from scratch is made again from its seed; other files cost money or say why.
-        others = [path for path in files if not path.is_relative_to(self.models)]
-        if self._is_made_here and [path.name for path in others] == ["run.lock"]:
+        has_begun = any(
+            path.name != "run.lock" and not path.is_dir() and not path.is_relative_to(self.models)
+            for path in self.path.rglob("*")
+        )
+        if self._is_made_here and not has_begun:
             # What cannot be removed is left: the error that ended the run is the one to show.
             shutil.rmtree(self.path, ignore_errors=True)
 
