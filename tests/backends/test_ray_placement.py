@@ -31,7 +31,8 @@ def test_more_gpus_than_there_are_and_those_of_others_are_said_before_anything_s
         TooFewGpus,
         match=r"^the recipe asks for 4 GPUs and the cluster has 2; lower backend.trainers, ",
     ):
-        assemble_run(toy_recipe(models, on_ray()), tmp_path)
+        assemble_run(toy_recipe(models, on_ray() | {"student.model": {"hidden_size": 8}}), tmp_path)
+    assert not any(tmp_path.iterdir()), "a model was made from scratch before it was refused"
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 8.0})
     monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 3.0})
     with pytest.raises(

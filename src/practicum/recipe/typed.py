@@ -139,6 +139,7 @@ class TaskSection(TypedDict, total=False):
             "programs",
             "reasoning_gym",
             "reverse",
+            "served",
             "skills",
             "sokoban",
             "tools",
@@ -189,6 +190,9 @@ class TaskSection(TypedDict, total=False):
     generator: str
     config: Mapping[str, Any]
     alphabet: str
+    host: str
+    port: int
+    token_file: str | None
     skills: Sequence[str]
     boxes: int
     walls: float
