@@ -6,7 +6,7 @@ action goes where it should, or to either side of it, with a third each.
 
 import random
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -51,7 +51,11 @@ class Lake:
 
     rows: tuple[str, ...]
     drifts: tuple[int, ...]
-    start: ClassVar[Square] = (0, 0)
+
+    @property
+    def start(self) -> Square:
+        """Return the first square."""
+        return 0, 0
 
     @property
     def varies(self) -> bool:

@@ -7,7 +7,7 @@ their places, so that each can be solved.
 
 import random
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -58,7 +58,11 @@ class Warehouse:
     walls: frozenset[Square]
     places: frozenset[Square]
     start: State
-    varies: ClassVar[bool] = False
+
+    @property
+    def varies(self) -> bool:
+        """Return False: every turn has the same rules."""
+        return False
 
     def move(self, state: State, action: str, turn: int) -> State:
         """Return the state after a step or a push; what is blocked moves nothing."""
