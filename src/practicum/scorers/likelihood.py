@@ -1,4 +1,4 @@
-"""How likely a teacher finds an answer: its mean log-probability of the student's tokens.
+"""A teacher that reads: it values an answer by its mean log-probability of the student's tokens.
 
 With `below` it rejects instead: an answer from the first token on that the teacher finds less
 probable, a conversation from the turn on that holds it. So a model finds the student's first wrong
