@@ -44,7 +44,7 @@ class RayBackend:
         self._context = context
         self._cluster = RayCluster(context.at_end, config.list_smaller)
         self._trainers: RankGroup | None = None
-        self._patience = AnswerLimits(config.patience, config.restarts)
+        self._patience = AnswerLimits(config.patience, config.restarts, self._cluster.count_missing)
         self._settings = ProcessSettings.read(config, PACKAGES)
 
     def load_student(self, config: StudentConfig) -> RayStudent:
