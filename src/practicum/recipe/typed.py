@@ -138,6 +138,7 @@ class TaskSection(TypedDict, total=False):
             "programs",
             "reasoning_gym",
             "reverse",
+            "served",
             "skills",
             "tools",
             "traces",
@@ -183,6 +184,9 @@ class TaskSection(TypedDict, total=False):
     generator: str
     config: Mapping[str, Any]
     alphabet: str
+    host: str
+    port: int
+    token_file: str | None
     skills: Sequence[str]
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]

@@ -33,6 +33,7 @@ RUN_FILES = (
     "alarms.jsonl",
     "timings.jsonl",
     "rejected.jsonl",
+    "traffic.jsonl",
     "before.json",
     "after.json",
     "tracking.json",
@@ -69,6 +70,8 @@ class RunDir:
         """The sampled completions."""
         self.rejected_jsonl = self.path / "rejected.jsonl"
         """The rows of the data that were left out, with reasons."""
+        self.traffic_jsonl = self.path / "traffic.jsonl"
+        """The turns of users with the student, if it is served."""
         self.summary_json = self.path / "summary.json"
         """The results of the run."""
         self.report_html = self.path / "report.html"
