@@ -18,7 +18,7 @@ from practicum.ports import Backend, BackendContext
 from practicum.ports.paper import PaperBackend
 
 RAYS_PARAGRAPHS = "A worker died or was killed|has been marked dead because"
-"""What Ray prints of its own about each process and each machine that dies."""
+"""The beginnings of what Ray itself prints about each process and each machine that dies."""
 
 
 class Config(ShardedConfig):
