@@ -117,13 +117,16 @@ def test_a_run_learns_from_what_an_api_writes(
 def test_an_answer_is_paid_for_once_also_across_runs_and_a_kill(
     models: Path, stub: Stub, tmp_path: Path
 ) -> None:
-    changes = build_changes(stub, tmp_path / "kept", prices=PRICES, budget=1.0)
+    changes = build_changes(stub, tmp_path / "kept", prices=PRICES, budget=1.0, parameters=1000)
     whole = toy_run(models, tmp_path / "whole", changes).folder
     paid = len(list_asked(stub))
     assert paid == 16  # two steps of eight prompts, all different
     again = toy_run(models, tmp_path / "again", changes).folder
     assert len(list_asked(stub)) == paid
     assert_same_run(whole, again)
+    # Every prompt is read and an answer's first two tokens of three, whether it was kept or not.
+    first, *_ = rows(again / "metrics.jsonl")
+    assert first["cost/flops_sample"] >= 2 * 1000 * 8 * (1 + 2)
     store = AnswerStore(tmp_path / "kept")
     assert len(store) == paid and store.money == pytest.approx(paid * COST)
 
