@@ -397,8 +397,12 @@ def test_trainers_over_ray_give_the_same_run_and_go_on(
             },
         },
         {"teacher.residency": "disk"},
+        {"objective": {"signal": "dual_space", "divergence": "forward_kl"}},
     ],
-    ids=["rollouts ahead", "a following teacher", "adapters", "a reference", "a teacher on disk"],
+    ids=[
+        *("rollouts ahead", "a following teacher", "adapters", "a reference", "a teacher on disk"),
+        "maps beside the student",
+    ],
 )
 def test_other_recipes_give_the_run_of_one_process(
     models: Path, tmp_path: Path, changes: dict[str, Any]

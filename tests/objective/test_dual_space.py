@@ -128,7 +128,6 @@ def test_a_teacher_without_states_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backend": {"type": "ray"}}, "has weights of its own, which backend 'ray' does not"),
         ({"teacher": {"type": "expert"}, "task": {"type": "walker"}}, "gives no hidden states"),
         (
             {"objective": {"signal": "dual_space", "estimator": "score_function"}},

@@ -152,6 +152,18 @@ def openclaw_rl(case: Case) -> Tensor:
     return total / len(case.sequences)
 
 
+def served_openclaw_rl(case: Case) -> Tensor:
+    """2603.10165 as released, for a conversation of its own: the reward is 1 or -1, and no group's."""
+    total = torch.zeros(())
+    for row in case.sequences:
+        for token in row.tokens:
+            rho = ratio(token)
+            for advantage in (2 * row.score - 1, sg(token.lT - token.lS)):
+                surrogate = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
+                total = total - surrogate / len(row.tokens)
+    return total / len(case.sequences)
+
+
 def kepo(case: Case) -> Tensor:
     """After the abstract of 2602.00400: GRPO, and 0.1 KL(S || T) at the tokens of right answers."""
     total = torch.zeros(())

@@ -13,7 +13,7 @@ from practicum.recipe import list_recipe_names, load_recipe
 
 from .case import Case, library_and_formula
 
-PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
+PAPERS = [name for name in list_recipe_names() if name.startswith(("papers/", "served/"))]
 
 
 def _formulas() -> dict[str, Callable[[Case], Tensor]]:
@@ -33,7 +33,7 @@ FORMULAS = _formulas()
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_objective_is_the_papers_formula(name: str, step: str) -> None:
     recipe = load_recipe(name)
-    formula = FORMULAS[name.removeprefix("papers/").replace("-", "_")]
+    formula = FORMULAS[name.removeprefix("papers/").replace("-", "_").replace("/", "_")]
     steps = recipe.train.steps
     ours, theirs = library_and_formula(
         recipe, formula, {"first": 1, "middle": (steps + 1) // 2, "last": steps}[step]

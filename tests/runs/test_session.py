@@ -176,11 +176,14 @@ def test_two_folders_with_one_model_are_named_at_the_start(
 
 
 def test_a_run_that_fails_before_it_begins_leaves_no_folder(models: Path, tmp_path: Path) -> None:
-    """Empty checkpoints and a lock stayed behind, which looked like a run."""
-    with pytest.raises(ModelError):
-        go(models, tmp_path, **{"teacher.model": str(tmp_path / "nowhere")})
-    assert not (tmp_path / "toy").exists()
+    """Empty checkpoints and a lock stayed behind, which looked like a run, and models from scratch."""
+    wrong = {"teacher.model": str(tmp_path / "nowhere")}
+    made = {"student.model": {"hidden_size": 8, "layers": 1, "heads": 1}}
+    for changes in (wrong, wrong | made):
+        with pytest.raises(ModelError):
+            go(models, tmp_path, **changes)
+        assert not (tmp_path / "toy").exists()
     (tmp_path / "toy").mkdir()
     with pytest.raises(ModelError):
-        go(models, tmp_path, **{"teacher.model": str(tmp_path / "nowhere")})
+        go(models, tmp_path, **wrong)
     assert (tmp_path / "toy").is_dir(), "a folder that was there before is nobody else's to remove"

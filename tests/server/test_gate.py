@@ -4,16 +4,10 @@ import os
 
 import pytest
 
+from practicum.core.access import TOKEN_VARIABLE, is_loopback, read_token
 from practicum.errors import RecipeError, ResourceError
 from practicum.server.limits import RequestLimits
-from practicum.server.serving import (
-    TOKEN_VARIABLE,
-    ServerOptions,
-    is_loopback,
-    parse_models,
-    read_token,
-    serve,
-)
+from practicum.server.serving import ServerOptions, parse_models, serve
 
 from .client import V1, serving
 

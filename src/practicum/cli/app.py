@@ -375,7 +375,9 @@ def serve(  # noqa: PLR0913 - one a line of its help
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...", help="folders, hub names, packaged names; NAME=MODEL renames one"
+            metavar="MODEL...",
+            help="folders, hub names, packaged names; NAME=MODEL renames one; or a recipe's file "
+            "with the task served, and overrides",
         ),
     ],
     student: Annotated[
@@ -391,7 +393,7 @@ def serve(  # noqa: PLR0913 - one a line of its help
     port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65535, help="0: any free port")
     ] = 8000,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of checkpoints")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of checkpoints or run")] = Path(
         "served"
     ),
     memory: Annotated[
@@ -411,9 +413,12 @@ def serve(  # noqa: PLR0913 - one a line of its help
     ] = 2**21,
     debug: Debug = False,
 ) -> None:
-    """Serve models over HTTP, to sample, score and train. The protocol is the Tinker API."""
+    """Serve models over HTTP, to sample, score and train. The protocol is the Tinker API.
+
+    A recipe's student answers in OpenAI's chat protocol, and learns from what users say next.
+    """
     with handle_errors(debug):
-        from practicum.cli.serve import ServerOptions, serve_models
+        from practicum.cli.serve import ServerOptions, is_recipe, serve_models, serve_recipe
 
         options = ServerOptions(
             models,
@@ -427,7 +432,7 @@ def serve(  # noqa: PLR0913 - one a line of its help
             device,
             request_tokens,
         )
-        serve_models(options)
+        serve_recipe(options) if is_recipe(models) else serve_models(options)
 
 
 def _print_version(version: bool) -> None:

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 
 from practicum.core.options import spell_options
 from practicum.errors import Interrupted
@@ -13,6 +14,22 @@ Stop = Callable[[], int | None]
 """A function that returns the number of the signal that asks to stop, or None to go on."""
 
 STOP_NOTICE = b"\nstopping after this step; interrupt once more to stop at once\n"
+
+
+_received: ContextVar[list[int]] = ContextVar("received")
+"""The signals that the context's run has received."""
+
+
+def raise_if_stopping(state: str) -> None:
+    """Raise Interrupted if a signal has asked to stop, for waits that may take hours.
+
+    `state` says what becomes of the step.
+    """
+    if received := _received.get([]):
+        name, go_on = signal.Signals(received[0]).name, spell_options(resume=True)
+        raise Interrupted(
+            received[0], f"stopped by {name} within a step; {state}, go on with {go_on}"
+        )
 
 
 @contextmanager
@@ -34,6 +51,7 @@ def catch_stop_signals() -> Iterator[Stop]:
             os.write(2, STOP_NOTICE)
 
     earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    token = _received.set(received)
     try:
         yield lambda: received[0] if received else None
     except KeyboardInterrupt:
@@ -41,5 +59,6 @@ def catch_stop_signals() -> Iterator[Stop]:
         reason = f"stopped at once; the newest checkpoint is untouched, {go_on}"
         raise Interrupted(signal.SIGINT, reason) from None
     finally:
+        _received.reset(token)
         for number, handler in earlier.items():
             signal.signal(number, handler)

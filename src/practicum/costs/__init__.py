@@ -12,8 +12,11 @@ from practicum.costs.ledger import (
     Phase,
     Usage,
     UsageByPhase,
+    UsageRow,
     build_cost_metrics,
+    read_usage,
     summarize_costs,
+    write_usage,
 )
 from practicum.costs.shape import (
     ModelDims,
@@ -39,11 +42,14 @@ __all__ = [
     "TrainableDims",
     "Usage",
     "UsageByPhase",
+    "UsageRow",
     "build_cost_metrics",
     "count_continued_tokens",
     "count_read_tokens",
     "format_bytes",
     "format_count",
     "format_flops",
+    "read_usage",
     "summarize_costs",
+    "write_usage",
 ]

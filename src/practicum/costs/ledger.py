@@ -59,6 +59,23 @@ class Usage:
 UsageByPhase = dict[tuple[Phase, str], Usage]
 """The usage of each model in each phase."""
 
+UsageRow = tuple[Phase, str, int, int, int, int]
+"""The work of one model in one phase as JSON data: phase, name, and the numbers of `Usage`."""
+
+
+def write_usage(usage: UsageByPhase) -> list[UsageRow]:
+    """Return usage as JSON data."""
+    return [
+        (phase, name, part.tokens, part.prompt_tokens, part.flops, part.wire_bytes)
+        for (phase, name), part in usage.items()
+    ]
+
+
+def read_usage(rows: Iterable[UsageRow]) -> UsageByPhase:
+    """Read back the result of `write_usage`."""
+    return {(phase, name): Usage(*numbers) for phase, name, *numbers in rows}
+
+
 _THREAD_USAGE: ContextVar[UsageByPhase | None] = ContextVar("thread_usage", default=None)
 """The record of a thread that works ahead of the loop; None elsewhere."""
 

@@ -74,6 +74,13 @@ def plain(rewards: Sequence[float]) -> list[float]:
     return list(rewards)
 
 
+def sign(rewards: Sequence[float]) -> list[float]:
+    """Return 2 r - 1 of each reward: 1 for a good answer and -1 for a bad one, without a group (arXiv
+    2603.10165).
+    """
+    return [2.0 * reward - 1.0 for reward in rewards]
+
+
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
     """Return each reward minus the mean of the others, or 0 if there are no others (RLOO, arXiv
     2402.14740).
@@ -136,6 +143,9 @@ ADVANTAGES |= {
             "leave_one_out", leave_one_out, "minus the mean of the others: RLOO", "2402.14740"
         ),
         Advantage("none", plain, "the reward itself: REINFORCE"),
+        Advantage(
+            "signed", sign, "1 for a good answer and -1 for a bad one: OpenClaw-RL", "2603.10165"
+        ),
         Advantage(
             "best_of_n",
             best_of_n,

@@ -30,10 +30,12 @@ from practicum.ports.tasks import Observation as Observation
 from practicum.ports.tasks import OpensEpisodes as OpensEpisodes
 from practicum.ports.tasks import SampledTurn as SampledTurn
 from practicum.ports.tasks import SeparateTools as SeparateTools
+from practicum.ports.tasks import ServesUsers as ServesUsers
 from practicum.ports.tasks import Task as Task
 from practicum.ports.tasks import TokenEpisode as TokenEpisode
 from practicum.ports.tasks import Toolbox as Toolbox
 from practicum.ports.tasks import ToolSession as ToolSession
+from practicum.ports.tasks import TurnRequest as TurnRequest
 from practicum.ports.tasks import answers_back as answers_back
 from practicum.text import Renderer, VocabularyMap, compare_renderers
 from practicum.types import (

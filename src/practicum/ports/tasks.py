@@ -6,6 +6,7 @@ A task handles text and no tokens.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
 from practicum.types import CallOutcome, CallRecord, Message, Prompt, Rollout, StopReason, ToolUse
@@ -84,6 +85,26 @@ class SampledTurn:
     before: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    text: str = ""
+    """Its text, for those who asked in messages."""
+    stop_reason: StopReason = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """A program's or a user's request for the student's turn after some tokens or messages.
+
+    `reply` hands the turn over, or the reason why there is none.
+    """
+
+    tokens: tuple[int, ...] = ()
+    messages: tuple[Message, ...] = ()
+    max_tokens: int | None = None
+    answers: "SimpleQueue[SampledTurn | str]" = field(default_factory=SimpleQueue)
+
+    def reply(self, turn: SampledTurn | str) -> None:
+        """Answer the request."""
+        self.answers.put(turn)
 
 
 @runtime_checkable
@@ -106,6 +127,27 @@ class Harnessed(Task, Protocol):
         self, prompt: Prompt, seed: int, save_tokenizer: Callable[[Path], None]
     ) -> TokenEpisode:
         """Begin a conversation; the harness reads the tokenizer from a folder that it names."""
+        ...
+
+
+@runtime_checkable
+class ServesUsers(Task, Protocol):
+    """A task whose prompts come from users who speak with the student while it learns."""
+
+    @property
+    def patience(self) -> float:
+        """The longest wait for a request, in seconds."""
+        ...
+
+    def receive(self, seconds: float) -> Sequence[TurnRequest]:
+        """Return the requests that wait, oldest first; none if there is none within the seconds.
+
+        The first call opens the endpoint.
+        """
+        ...
+
+    def close(self) -> None:
+        """Refuse those that wait and close the endpoint, if it is open."""
         ...
 
 

@@ -20,7 +20,13 @@ from practicum.ports import HoldsTeachers
 from practicum.ports.scoring import TeacherImitator
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.schema import Recipe, resolve_recipe
-from practicum.rollouts import StudentSource, list_other_writers, name_guide, name_shown_note
+from practicum.rollouts import (
+    Served,
+    StudentSource,
+    list_other_writers,
+    name_guide,
+    name_shown_note,
+)
 
 SWITCH = "teacher=off"
 """The override that asks for the control; YAML reads its value as False."""
@@ -52,6 +58,9 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     is a last term. Returns None if the recipe has no teacher, or without `unlikely` no reward.
     Raises RecipeError if a schedule has no place in the control.
     """
+    # No verifier knows what users make of an answer, so without a judge no reward is left.
+    if isinstance(recipe.rollout.source, Served):
+        return None
     # The reference writes as an earlier student.
     writers = [name for name in list_other_writers(recipe.rollout.source) if name != "reference"]
     terms = recipe.objective.losses

@@ -11,6 +11,7 @@ from practicum.rollouts import (
     Correct,
     Replace,
     Search,
+    Served,
     Source,
     name_guide,
     name_shown_note,
@@ -205,6 +206,21 @@ def find_note_problems(
                 "steps before, so it cannot be made ahead; write max_staleness: 0, or a writer "
                 "with weights of its own, {type: model, model: ...}"
             )
+    return problems
+
+
+def find_traffic_problems(rollout: RolloutConfig) -> list[str]:
+    """Return what does not go with users, who get one answer from the newest weights."""
+    if not isinstance(rollout.source, Served):
+        return []
+    problems = []
+    if rollout.n > 1:
+        problems.append(f"rollout.n is {rollout.n}, and a user gets one answer; write n: 1")
+    if rollout.max_staleness:
+        problems.append(
+            f"{STALENESS} is {rollout.max_staleness}, and users are answered by the newest student; "
+            "write max_staleness: 0"
+        )
     return problems
 
 

@@ -21,6 +21,7 @@ from practicum.recipe.possible import (
     find_note_problems,
     find_scorer_problems,
     find_staleness_problems,
+    find_traffic_problems,
     find_truncation_problem,
 )
 from practicum.recipe.schedule import Adaptive, Schedule, apply_values, evaluate_schedules
@@ -169,6 +170,7 @@ class Recipe(FrozenConfig):
         problems += find_note_problems(
             self.notes, self.scorers, self.teacher, self.reference, self.rollout
         )
+        problems += find_traffic_problems(self.rollout)
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
         if problems:

@@ -132,6 +132,7 @@ class TaskSection(TypedDict, total=False):
         Literal[
             "calculator",
             "datasets",
+            "frozen_lake",
             "jsonl",
             "memos",
             "openenv",
@@ -139,7 +140,9 @@ class TaskSection(TypedDict, total=False):
             "programs",
             "reasoning_gym",
             "reverse",
+            "served",
             "skills",
+            "sokoban",
             "tools",
             "traces",
             "user",
@@ -165,6 +168,10 @@ class TaskSection(TypedDict, total=False):
     max_rejected: float
     name: str | None
     split: str
+    size: int
+    slippery: bool
+    rules: bool
+    slip: float
     max_row_bytes: int
     train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
     memos: int
@@ -184,7 +191,12 @@ class TaskSection(TypedDict, total=False):
     generator: str
     config: Mapping[str, Any]
     alphabet: str
+    host: str
+    port: int
+    token_file: str | None
     skills: Sequence[str]
+    boxes: int
+    walls: float
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
     characters: int
@@ -199,7 +211,6 @@ class TaskSection(TypedDict, total=False):
     runs_code_here: bool
     spread: int
     noise: float
-    slip: float
     turn_rewards: bool
 
 

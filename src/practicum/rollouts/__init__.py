@@ -15,6 +15,7 @@ from practicum.rollouts.sources import (
     Replace,
     Retry,
     Search,
+    Served,
     Source,
     SourceChoice,
     StudentSource,
@@ -25,6 +26,7 @@ from practicum.rollouts.sources import (
     list_conversation_problems,
     list_other_writers,
     list_source_problems,
+    list_task_problems,
     name_guide,
     name_shown_note,
     needs_reference_samples,
@@ -39,6 +41,7 @@ from practicum.rollouts.tape import (
 )
 from practicum.rollouts.tool_use import as_environment, measure_conversations
 from practicum.rollouts.traces import list_traced_rollouts, load_traced_rollouts
+from practicum.rollouts.traffic import Traffic, TrafficRow
 from practicum.rollouts.writing import (
     RolloutWriters,
     add_rewards,
@@ -60,11 +63,14 @@ __all__ = [
     "RolloutRow",
     "RolloutWriters",
     "Search",
+    "Served",
     "Source",
     "SourceChoice",
     "StudentSource",
     "TeacherSource",
     "Traces",
+    "Traffic",
+    "TrafficRow",
     "add_notes",
     "add_rewards",
     "as_environment",
@@ -74,6 +80,7 @@ __all__ = [
     "list_conversation_problems",
     "list_other_writers",
     "list_source_problems",
+    "list_task_problems",
     "list_traced_rollouts",
     "load_recorded_rollouts",
     "load_traced_rollouts",

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from practicum.core.calls import Call
 from practicum.objective.choices import build_validator, index_by_type
-from practicum.ports import Capabilities
+from practicum.ports import Capabilities, ServesUsers, Task, answers_back
 
 OtherWriter = Literal["dataset", "teacher", "reference"]
 JOINED: tuple[OtherWriter, ...] = get_args(OtherWriter)
@@ -181,20 +181,25 @@ class Resample(Call):
     factor: int = Field(default=2, ge=2)
 
 
+def check_path(path: str) -> str:
+    """Return a path that can be written in a call; ValueError if it cannot."""
+    # A resolved recipe writes the source as a call, in which a comma separates arguments and spaces
+    # and quotes at the ends are dropped: such a path would not be read back.
+    if "," in path or path != path.strip(" '\""):
+        raise ValueError(
+            f"path {path!r} has a comma, or a space or quote at its end; rename the file or "
+            "its folder"
+        )
+    return path
+
+
 class _Recorded(Call):
     path: str = Field(min_length=1)
 
     @field_validator("path")
     @classmethod
     def _refuse_ambiguous_path(cls, path: str) -> str:
-        # A resolved recipe writes the source as a call, in which a comma separates arguments and
-        # spaces and quotes at the ends are dropped: such a path would not be read back.
-        if "," in path or path != path.strip(" '\""):
-            raise ValueError(
-                f"path {path!r} has a comma, or a space or quote at its end; rename the file or "
-                "its folder"
-            )
-        return path
+        return check_path(path)
 
 
 class Cache(_Recorded):
@@ -210,6 +215,22 @@ class Traces(_Recorded):
     """
 
     type: Literal["traces"] = "traces"
+
+
+class Served(Call):
+    """Users speak with the student, and each turn that they reply to is learned from (2603.10165).
+
+    The task `served` says where they find it, and the note `next_state` has the reply. With `path`,
+    nobody is served: the turns are those of an earlier run's traffic.jsonl.
+    """
+
+    type: Literal["served"] = "served"
+    path: str | None = Field(default=None, min_length=1)
+
+    @field_validator("path")
+    @classmethod
+    def _refuse_ambiguous_path(cls, path: str | None) -> str | None:
+        return None if path is None else check_path(path)
 
 
 SOURCES = index_by_type(
@@ -228,6 +249,7 @@ SOURCES = index_by_type(
     Resample,
     Cache,
     Traces,
+    Served,
 )
 """The sources by name."""
 
@@ -247,6 +269,7 @@ Source = (
     | Resample
     | Cache
     | Traces
+    | Served
 )
 SourceChoice = Annotated[Source, Field(discriminator="type"), build_validator("source", SOURCES)]
 
@@ -278,6 +301,24 @@ def list_source_problems(
     return problems
 
 
+def list_task_problems(source: Source, task: Task) -> list[str]:
+    """List why a source cannot serve a task."""
+    list_problems = list_conversation_problems if answers_back(task) else list_answer_problems
+    problems = list_problems(source)
+    has_users = isinstance(task, ServesUsers)
+    if isinstance(source, Served) and not has_users:
+        problems.append(
+            "rollout.source: served needs users, and this task has none; write task: {type: served, "
+            "task: ...} around the task with the held-out prompts"
+        )
+    if has_users and not isinstance(source, Served):
+        problems.append(
+            f"rollout.source: {source.model_dump()} does not listen to users, and this task serves "
+            "them; write source: served, or the inner task alone"
+        )
+    return problems
+
+
 def list_conversation_problems(source: Source) -> list[str]:
     """List why a source cannot serve a task whose completions are conversations."""
     if isinstance(source, Prefix) and source.origin == "teacher":
@@ -287,7 +328,7 @@ def list_conversation_problems(source: Source) -> list[str]:
             f"rollout.source: {source.model_dump()} does not write turn by turn, and this task "
             "answers every turn; write prefix(turns=2) for the turns that the teacher speaks first"
         ]
-    is_one_answer = isinstance(source, TokenMix | Prefix | Search | Replace | Retry)
+    is_one_answer = isinstance(source, TokenMix | Prefix | Search | Replace | Retry | Served)
     if not is_one_answer and "dataset" not in list_other_writers(source):
         return []
     return [
@@ -299,6 +340,11 @@ def list_conversation_problems(source: Source) -> list[str]:
 
 def list_answer_problems(source: Source) -> list[str]:
     """List why a source cannot serve a task whose completions are single answers."""
+    if isinstance(source, Correct):
+        return [
+            "rollout.source: correct needs conversations; take a task that answers back, such as "
+            "walker, or source: replace(...) for single answers"
+        ]
     if not isinstance(source, Prefix) or source.turns is None:
         return []
     return [

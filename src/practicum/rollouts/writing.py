@@ -53,6 +53,7 @@ from practicum.rollouts.sources import (
     Resample,
     Retry,
     Search,
+    Served,
     Source,
     TeacherSource,
     TokenMix,
@@ -61,6 +62,7 @@ from practicum.rollouts.sources import (
     list_conversation_problems,
 )
 from practicum.rollouts.tape import RolloutArchive, mark_authors
+from practicum.rollouts.traffic import Traffic
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams
 
@@ -81,6 +83,7 @@ Writer = Literal[
     "resample",
     "cache",
     "traces",
+    "served",
 ]
 
 
@@ -102,6 +105,7 @@ class RolloutWriters:
     task: Task | None = None
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
     notes: Mapping[str, Note] = field(default_factory=dict)
+    traffic: Traffic | None = None
 
 
 def collect_rollouts(
@@ -115,6 +119,8 @@ def collect_rollouts(
     list_problems = list_conversation_problems if is_conversation else list_answer_problems
     if problems := list_problems(source):
         raise CapabilityError(problems)
+    if isinstance(source, Served) and writers.traffic is not None:
+        return writers.traffic.collect(batch, writers.renderer, writers.student, params)
     plan = _assign_writers(batch, source, writers.archive)
     sampler = RolloutSampler(batch, writers.renderer, params, writers.environment)
     batch_writer = _BatchWriter(sampler, source, writers)
@@ -213,7 +219,8 @@ class _BatchWriter:
     def fill(self, writer: Writer, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return the rollouts of some keys from one writer."""
         match writer:
-            case "student":
+            # Without traffic, as on paper, the student answers the task's own prompts.
+            case "student" | "served":
                 return self.sampler.sample_student(keys, self.writers.student)
             case "dataset":
                 samples = self._truncate_responses(keys, self.sampler.params.max_new_tokens)
@@ -393,11 +400,7 @@ class _BatchWriter:
         """Return the student's conversations, the first wrong turn of each written anew."""
         source, writers = self.source, self.writers
         assert isinstance(source, Correct) and writers.task is not None
-        if writers.environment is None:
-            raise CapabilityError(
-                "rollout.source: correct needs conversations; take a task that answers back, such "
-                "as walker, or source: replace(...) for single answers"
-            )
+        assert writers.environment is not None, "single answers are refused before"
         scorer = None if source.scorer is None else writers.scorers[source.scorer]
         if scorer is not None and not isinstance(scorer, RejectingScorer):
             raise CapabilityError(

@@ -33,6 +33,7 @@ RUN_FILES = (
     "alarms.jsonl",
     "timings.jsonl",
     "rejected.jsonl",
+    "traffic.jsonl",
     "before.json",
     "after.json",
     "tracking.json",
@@ -69,6 +70,8 @@ class RunDir:
         """The sampled completions."""
         self.rejected_jsonl = self.path / "rejected.jsonl"
         """The rows of the data that were left out, with reasons."""
+        self.traffic_jsonl = self.path / "traffic.jsonl"
+        """The turns of users with the student, if it is served."""
         self.summary_json = self.path / "summary.json"
         """The results of the run."""
         self.report_html = self.path / "report.html"
@@ -132,7 +135,7 @@ class RunDir:
         """Hold the lock that makes this the only process that writes the run.
 
         Raises ResourceError if another process holds it. A new folder in which an error left
-        nothing but the lock is removed.
+        nothing but the lock and models made from scratch is removed.
         """
         # The kernel holds the lock (flock) and releases it when the process ends, however it ends.
         # The file stays in the folder of a run: removing a locked file would let a third process
@@ -182,9 +185,13 @@ class RunDir:
             raise build_resource_error(f"{path} cannot be written", error) from error
 
     def _remove_unused(self) -> None:
-        """Remove the folder if this process made it and it holds no file but the lock."""
-        files = (path.name for path in self.path.rglob("*") if not path.is_dir())
-        if self._is_made_here and set(files) == {"run.lock"}:
+        """Remove the folder if this process made it and no run began in it."""
+        # A model made from scratch is made again from its seed; other files cost money or say why.
+        has_begun = any(
+            path.name != "run.lock" and not path.is_dir() and not path.is_relative_to(self.models)
+            for path in self.path.rglob("*")
+        )
+        if self._is_made_here and not has_begun:
             # What cannot be removed is left: the error that ended the run is the one to show.
             shutil.rmtree(self.path, ignore_errors=True)
 

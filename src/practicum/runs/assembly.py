@@ -31,7 +31,6 @@ from practicum.ports import (
     TeacherContext,
     TrainingClient,
     WeightUpdateRule,
-    answers_back,
     walk,
 )
 from practicum.ports.engines import EngineChoice
@@ -44,9 +43,8 @@ from practicum.rollouts import (
     Cache,
     RolloutArchive,
     Traces,
-    list_answer_problems,
-    list_conversation_problems,
     list_source_problems,
+    list_task_problems,
     load_recorded_rollouts,
     load_traced_rollouts,
     needs_reference_samples,
@@ -266,9 +264,7 @@ class _Assembly:
         self.scores = scores
         self.packages: list[str] = []
         self.task = build_task(recipe, rejected, self.packages)
-        is_conversation = answers_back(self.task)
-        list_problems = list_conversation_problems if is_conversation else list_answer_problems
-        if problems := list_problems(recipe.rollout.source):
+        if problems := list_task_problems(recipe.rollout.source, self.task):
             raise CapabilityError(problems)
         self.ledger = Ledger()
         self.after_training: list[Callable[[], None]] = []
@@ -465,7 +461,7 @@ class _Assembly:
         )
         if model.dims is not None:
             self.ledger.dims[name] = model.dims
-        self.scorers.append(ScorerInfo(name, model.renderer, model.dims, config))
+        self.scorers.append(ScorerInfo(name, model.renderer, model.dims, config, model.client))
         # Render once, so that a missing chat template is an error before the first step.
         model.renderer.render(self.task.train_prompts()[0].messages)
         return model

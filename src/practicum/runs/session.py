@@ -40,6 +40,7 @@ from practicum.runs.records import RunJournals
 from practicum.runs.result import RunResult
 from practicum.runs.resuming import check_changes, write_recipe
 from practicum.runs.tracked import RunTracker
+from practicum.runs.traffic_file import open_traffic
 from practicum.runs.training import Training, open_watch
 from practicum.training.asynchronous import StepRunner, open_step_runner
 from practicum.training.loop import train
@@ -80,6 +81,7 @@ class Session:
         identity = write_recipe(run_dir, recipe, components, changes, first, allow_changed)
         if checkpoint is None:
             warn_of_equal_teacher(recipe, identity)
+        components = open_traffic(run_dir, recipe, components, self.exit_stack)
         self._log_skipped_prompts(components)
         state.restore(run_dir, recipe, components, checkpoint)
         if first <= recipe.train.steps and recipe.backend.checkpoints_here:

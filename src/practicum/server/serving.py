@@ -2,24 +2,19 @@
 
 import contextlib
 import ctypes
-import ipaddress
 import logging
 import os
 import socket
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from practicum.core.access import PREFIX, TOKEN_VARIABLE, is_loopback, read_token
 from practicum.errors import RecipeError, ResourceError
 from practicum.models.config import ModelConfig
 from practicum.models.sources import locate, needs_conversion
 from practicum.runs.opening import resolve_run
-
-TOKEN_VARIABLE = "PRACTICUM_SERVER_TOKEN"
-PREFIX = "tml-"
-"""The start of a token; the tinker package sends no other."""
 
 GIB = 2**30
 MAX_PRODUCTS, MAX_HEAPS = 64, 2
@@ -148,45 +143,6 @@ def parse_models(options: ServerOptions) -> tuple[Mapping[str, ModelConfig], fro
             )
     students = [text.rpartition("=")[0] or text for text in options.students]
     return served, frozenset(students or served)
-
-
-def read_token(path: Path | None) -> str | None:
-    """Return the token of the environment, or of a file that only its owner can read.
-
-    Raise RecipeError if the token is weak or the file is readable by others.
-    """
-    if path is None:
-        token, where = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
-    else:
-        where = str(path)
-        try:
-            mode = path.stat().st_mode
-            token = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(
-                f"--token-file {path} cannot be read ({type(error).__name__})"
-            ) from error
-        # Any right of group or others.
-        if stat.S_IMODE(mode) & 0o077:
-            raise RecipeError(f"--token-file {path} can be read by others; chmod 600 {path}")
-    if token is None:
-        return None
-    is_plain = token.isascii() and token.isprintable()
-    if not is_plain or not token.startswith(PREFIX) or len(token) < 20:
-        raise RecipeError(
-            f"the token of {where} must begin with {PREFIX} and have at least 20 plain characters"
-        )
-    return token
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,7 +1,8 @@
-"""An endpoint that samples tokens for another program: its requests wait until a turn is handed over.
+"""An endpoint of the live student for programs and users: their requests wait for the next turn.
 
-The path of a conversation is a secret of its own, so several conversations share one server and no
-other program of this machine can speak in one of them.
+A program speaks in tokens, on a line whose path is a secret of its own, so that several
+conversations share one server and no other program of this machine can speak in one of them. Users
+speak in messages, on the line `v1`, as with any server of the chat protocol.
 """
 
 import contextlib
@@ -9,14 +10,24 @@ import json
 import queue
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated, Any, ClassVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from practicum.ports import SampledTurn
+from practicum.core.access import is_loopback
+from practicum.ports import SampledTurn, TurnRequest
+from practicum.tasks._chat_words import (
+    ChatProblem,
+    ChatRequest,
+    list_logprobs,
+    read_chat_request,
+    write_answer,
+    write_stream,
+)
 
 MODEL = "student"
 """The name of the model at the endpoint."""
@@ -27,6 +38,14 @@ CONTEXT = 1 << 20
 MAX_BODY_BYTES = 1 << 26
 """The longest request that is read."""
 
+MAX_WAITING = 1024
+"""The most requests that wait in one line."""
+
+USERS = "v1"
+"""The path of the line of users."""
+
+CLOSED = "the conversation is over"
+
 
 class _GenerateRequest(BaseModel):
     # A training client also sends settings of sampling: those of the recipe hold.
@@ -35,59 +54,100 @@ class _GenerateRequest(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRequest:
-    """A request for the tokens after a text; `reply` hands them over, None refuses."""
+class Admission:
+    """The callers that are admitted: holders of the token, if there is one, under these names, if they are given."""
 
-    tokens: tuple[int, ...]
-    answers: "queue.SimpleQueue[SampledTurn | None]" = field(default_factory=queue.SimpleQueue)
+    token: str | None = None
+    hosts: frozenset[str] | None = None
 
-    def reply(self, turn: SampledTurn | None) -> None:
-        """Answer the request."""
-        self.answers.put(turn)
+    def find_refusal(self, headers: Any) -> tuple[int, str] | None:
+        """Return the status and the reason why a request is refused, or None."""
+        if headers.get("origin") is not None:
+            return 403, "requests from web pages are not answered"
+        if self.hosts is not None and _read_name(headers.get("host", "")) not in self.hosts:
+            return 403, "this server is not called by this name"
+        bearer = (headers.get("authorization") or "").removeprefix("Bearer ")
+        # The comparison takes the same time for every wrong token.
+        if self.token and not secrets.compare_digest(bearer.encode(), self.token.encode()):
+            return 401, "the token is missing or wrong"
+        return None
+
+
+def _read_name(host: str) -> str | None:
+    """Return the name of a Host header without its port; None if it is malformed."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLine:
-    """The line of one conversation: where its program asks, and the requests that came in."""
+    """The line of one conversation, or of all users: its address, and the requests that came in."""
 
     base_url: str
-    events: "queue.SimpleQueue[TokenRequest | object]" = field(default_factory=queue.SimpleQueue)
+    events: "queue.SimpleQueue[TurnRequest | object]" = field(default_factory=queue.SimpleQueue)
 
 
 class TokenEngine:
-    """The server of all lines; it ends with the process."""
+    """The server of all lines; it ends with the process, or when it is closed."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        *,
+        serves_users: bool = False,
+    ) -> None:
+        """Listen; OSError if the address is in use."""
         self._lines: dict[str, EngineLine] = {}
-        lines = self._lines
+        names = frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None
+        lines, admits = self._lines, Admission(token, names)
 
         class LineHandler(_EngineHandler):
             lines_by_path = lines
+            admission = admits
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), LineHandler)
+        self._server = ThreadingHTTPServer((host, port), LineHandler)
         self._server.daemon_threads = True
+        self._address = f"http://{host}:{self._server.server_port}"
+        # Users may call at once, so their line is there before anybody is heard.
+        self.users = EngineLine(f"{self._address}/{USERS}")
+        if serves_users:
+            self._lines[USERS] = self.users
         threading.Thread(
             target=self._server.serve_forever, name="token engine", daemon=True
         ).start()
 
     def open_line(self) -> EngineLine:
-        """Return a line for one conversation."""
+        """Return a line for one conversation of a program."""
         path = secrets.token_hex(16)
-        line = EngineLine(f"http://127.0.0.1:{self._server.server_port}/{path}/v1")
-        self._lines[path] = line
+        line = self._lines[path] = EngineLine(f"{self._address}/{path}/v1")
         return line
 
     def close_line(self, line: EngineLine) -> None:
         """Forget a line, and refuse the requests that still wait in it."""
-        self._lines.pop(line.base_url.split("/")[-2], None)
+        path = next((path for path, open_line in self._lines.items() if open_line is line), None)
+        self._lines.pop(path or "", None)
         while not line.events.empty():
             event = line.events.get()
-            if isinstance(event, TokenRequest):
-                event.reply(None)
+            if isinstance(event, TurnRequest):
+                event.reply(CLOSED)
+
+    def close(self) -> None:
+        """Refuse all that wait, and stop listening."""
+        for line in list(self._lines.values()):
+            self.close_line(line)
+        self._server.shutdown()
+        self._server.server_close()
 
 
 class _EngineHandler(BaseHTTPRequestHandler):
     lines_by_path: ClassVar[dict[str, EngineLine]]
+    admission: ClassVar[Admission]
+    timeout = 120
+    """The seconds in which a request has to arrive."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: a step has many requests."""
@@ -95,55 +155,92 @@ class _EngineHandler(BaseHTTPRequestHandler):
     # The names are those of the standard library.
     def do_GET(self) -> None:
         """List the one model."""
-        self._write(200, {"data": [{"id": MODEL, "max_model_len": CONTEXT}]})
+        refusal = self.admission.find_refusal(self.headers)
+        if refusal is not None:
+            self._refuse(*refusal)
+            return
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "practicum"}
+        self._write(200, {"object": "list", "data": [{**model, "max_model_len": CONTEXT}]})
 
     def do_POST(self) -> None:
-        """Wait for the turn that goes on from the tokens, and return it."""
+        """Wait for the turn that goes on from the tokens or messages, and return it."""
         path, _, action = self.path.lstrip("/").partition("/")
         line = self.lines_by_path.get(path)
         length = self.headers.get("content-length") or "0"
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            self._write(413, {"error": {"message": f"send at most {MAX_BODY_BYTES} bytes"}})
-            return
-        if line is None or action != "inference/v1/generate":
-            self._write(404, {"error": {"message": "no such line"}})
-            return
+        refusal = self.admission.find_refusal(self.headers)
+        if refusal is not None:
+            self._refuse(*refusal)
+        elif not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+            self._refuse(413, f"send at most {MAX_BODY_BYTES} bytes")
+        elif line is not None and path == USERS and action == "chat/completions":
+            self._answer_messages(line, self.rfile.read(int(length)))
+        elif line is not None and path != USERS and action == "inference/v1/generate":
+            self._answer_tokens(line, self.rfile.read(int(length)))
+        else:
+            self._refuse(404, "no such line")
+
+    def _answer_tokens(self, line: EngineLine, body: bytes) -> None:
+        """Answer a program in tokens, as the endpoint of vLLM does."""
         try:
-            message = _GenerateRequest.model_validate_json(self.rfile.read(int(length)))
+            message = _GenerateRequest.model_validate_json(body)
         except ValidationError:
-            self._write(400, {"error": {"message": "token_ids are needed"}})
+            self._refuse(400, "token_ids are needed")
             return
-        request = TokenRequest(tuple(message.token_ids))
+        turn = self._wait(line, TurnRequest(tokens=tuple(message.token_ids)))
+        if turn is not None:
+            choice = {
+                "index": 0,
+                "token_ids": list(turn.tokens),
+                # A turn that was cut off ends its conversation and is never handed over.
+                "finish_reason": "stop",
+                "logprobs": {"content": list_logprobs(turn)},
+            }
+            self._write(200, {"request_id": secrets.token_hex(8), "choices": [choice]})
+
+    def _answer_messages(self, line: EngineLine, body: bytes) -> None:
+        """Answer a user in a message, whole or as a stream."""
+        try:
+            chat: ChatRequest = read_chat_request(body, MODEL)
+            request = chat.build_turn_request()
+        except ChatProblem as problem:
+            self._refuse(400, str(problem))
+            return
+        turn = self._wait(line, request)
+        if turn is None:
+            return
+        has_logprobs = bool(chat.logprobs)
+        if chat.stream:
+            self._send("text/event-stream", write_stream(turn, MODEL, logprobs=has_logprobs))
+        else:
+            self._write(200, write_answer(turn, MODEL, logprobs=has_logprobs))
+
+    def _wait(self, line: EngineLine, request: TurnRequest) -> SampledTurn | None:
+        """Return the turn for a request; None if it was refused, with its reason written."""
+        if line.events.qsize() >= MAX_WAITING:
+            self._refuse(429, f"{MAX_WAITING} requests wait already; try again later")
+            return None
         line.events.put(request)
         # A line that was closed meanwhile is emptied by nobody.
-        if path not in self.lines_by_path:
-            request.reply(None)
+        if line not in list(self.lines_by_path.values()):
+            request.reply(CLOSED)
         turn = request.answers.get()
-        if turn is None:
-            self._write(400, {"error": {"message": "the conversation is over"}})
-            return
-        self._write(200, _build_answer(turn))
+        if isinstance(turn, str):
+            self._refuse(400, turn)
+            return None
+        return turn
+
+    def _refuse(self, status: int, reason: str) -> None:
+        self._write(status, {"error": {"message": reason}})
 
     def _write(self, status: int, data: Any) -> None:
-        body = json.dumps(data).encode()
+        self._send("application/json", [json.dumps(data).encode()], status)
+
+    def _send(self, media_type: str, parts: Iterable[bytes], status: int = 200) -> None:
+        body = b"".join(parts)
         # A program that was cancelled reads no answer.
         with contextlib.suppress(ConnectionError):
             self.send_response(status)
-            self.send_header("content-type", "application/json")
+            self.send_header("content-type", media_type)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-
-
-def _build_answer(turn: SampledTurn) -> dict[str, Any]:
-    """Return a turn as the endpoint of vLLM writes it."""
-    pairs: Sequence[tuple[int, float]] = list(zip(turn.tokens, turn.logprobs, strict=True))
-    content = [{"token": f"token_id:{token}", "logprob": value} for token, value in pairs]
-    choice = {
-        "index": 0,
-        "token_ids": list(turn.tokens),
-        # A turn that was cut off ends its conversation and is never handed over.
-        "finish_reason": "stop",
-        "logprobs": {"content": content},
-    }
-    return {"request_id": secrets.token_hex(8), "choices": [choice]}

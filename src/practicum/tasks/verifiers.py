@@ -19,9 +19,9 @@ from pydantic import Field, JsonValue, model_validator
 
 from practicum.core.abandon import check
 from practicum.errors import DataError
-from practicum.ports import Observation, SampledTurn, Task
+from practicum.ports import Observation, SampledTurn, Task, TurnRequest
 from practicum.tasks import TaskContext
-from practicum.tasks._token_engine import EngineLine, TokenEngine, TokenRequest
+from practicum.tasks._token_engine import CLOSED, EngineLine, TokenEngine
 from practicum.tasks._verifiers_agents import AgentEnd, AgentRunner, open_runner
 from practicum.types import FrozenConfig, Prompt, Rollout
 
@@ -76,7 +76,7 @@ class HarnessEpisode:
     run: "Future[AgentEnd]"
     seconds: float
     reward_range: tuple[float, float]
-    pending: TokenRequest | None = None
+    pending: TurnRequest | None = None
 
     def step(self, turn: str) -> Observation:
         """Refuse a turn that is not token for token."""
@@ -96,7 +96,7 @@ class HarnessEpisode:
             return self._end(event)
         text = (*turn.before, *turn.tokens)
         if event.tokens[: len(text)] != text or len(event.tokens) == len(text):
-            event.reply(None)
+            event.reply(CLOSED)
             raise HarnessError(_explain_difference(text, event.tokens))
         self.pending = event
         return Observation(None, tokens=event.tokens[len(text) :])
@@ -112,7 +112,7 @@ class HarnessEpisode:
             )
         return Observation(None, reward=end.reward)
 
-    def _receive(self) -> "TokenRequest | AgentEnd":
+    def _receive(self) -> "TurnRequest | AgentEnd":
         """Return the next request of the harness, or its end; TimeoutError if neither comes."""
         waited = 0.0
         while waited < self.seconds:
@@ -122,7 +122,7 @@ class HarnessEpisode:
             except queue.Empty:
                 waited += min(POLL_SECONDS, self.seconds)
                 continue
-            if isinstance(event, TokenRequest):
+            if isinstance(event, TurnRequest):
                 return event
             return _read_end(self.run)
         raise TimeoutError(f"the harness did nothing for task.seconds, {self.seconds:g} s")
@@ -131,7 +131,7 @@ class HarnessEpisode:
         """Cancel the harness if it still runs, and refuse what it asks."""
         self.run.cancel()
         if self.pending is not None:
-            self.pending.reply(None)
+            self.pending.reply(CLOSED)
         self.engine.close_line(self.line)
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from practicum.core.abandon import cancel_scope
-from practicum.costs import Usage, UsageByPhase
+from practicum.costs import UsageByPhase, read_usage, write_usage
 from practicum.models.tensors import SavedTensor
 from practicum.ports import SamplingClient
 from practicum.ports.scoring import name_role
@@ -66,18 +66,13 @@ class SampledStep:
             }
             for rollout in self.rollouts
         ]
-        work = [
-            [phase, name, usage.tokens, usage.prompt_tokens, usage.flops, usage.wire_bytes]
-            for (phase, name), usage in self.work.items()
-        ]
-        return {"step": self.step, "rollouts": rows, "work": work}
+        return {"step": self.step, "rollouts": rows, "work": write_usage(self.work)}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> "SampledStep":
         """Read back the result of `to_json`, with the run's prompts by their ids."""
         rollouts = [_read_rollout(saved, prompts) for saved in row["rollouts"]]
-        work = {(phase, name): Usage(*numbers) for phase, name, *numbers in row["work"]}
-        return cls(row["step"], rollouts, work)
+        return cls(row["step"], rollouts, read_usage(row["work"]))
 
 
 def _read_rollout(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Rollout:

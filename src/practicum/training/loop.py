@@ -20,6 +20,7 @@ from practicum.rollouts import (
     RolloutBatch,
     RolloutWriters,
     Source,
+    Traffic,
     add_notes,
     add_rewards,
     as_environment,
@@ -72,8 +73,8 @@ class StepComponents:
     """The components of a training step: student, teacher, reference model, task and prompts.
 
     `sampler` samples with the student's weights at the time of each call. `scorers` judge the
-    rollouts beside the task's verifier, and `notes` are written about them. `ledger` counts tokens,
-    FLOPs and bytes.
+    rollouts beside the task's verifier, and `notes` are written about them. `traffic` has the turns
+    of users. `ledger` counts tokens, FLOPs and bytes.
     """
 
     student: TrainingClient
@@ -86,6 +87,7 @@ class StepComponents:
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
     notes: Mapping[str, Note] = field(default_factory=dict)
     archive: RolloutArchive = field(default_factory=RolloutArchive)
+    traffic: Traffic | None = None
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
@@ -164,6 +166,7 @@ def generate_rollouts(
         parts.task,
         parts.scorers,
         parts.notes,
+        parts.traffic,
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
@@ -226,6 +229,7 @@ def update_student(
     metrics = {
         **measure_rollouts(rollouts, result.supervised, step),
         **measure_notes(rollouts, parts.notes),
+        **_measure_traffic(parts.traffic, step, settings),
         **judged,
         **result.metrics,
         **timer.laps,
@@ -407,6 +411,10 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
         metrics |= measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
+
+
+def _measure_traffic(traffic: Traffic | None, step: int, settings: StepSettings) -> Metrics:
+    return {} if traffic is None else traffic.measure(step, settings.prompts_per_step)
 
 
 class PhaseTimer:

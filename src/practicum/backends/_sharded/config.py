@@ -64,10 +64,4 @@ class ShardedConfig(MemoryConfig):
                 "rollout.source: 'token_mix' decodes token by token with the teacher, and processes "
                 f"of backend {backend!r} answer with whole texts; write source: mix(other=teacher)"
             )
-        if objective.learning is not None:
-            # Shards hold the student's weights alone: maps beside them would differ by rank.
-            problems.append(
-                f"objective: signal {objective.learning.type!r} has weights of its own, which "
-                f"backend {backend!r} does not share out; write backend: local"
-            )
         return problems

@@ -56,18 +56,39 @@ class FsdpRanks:
         return [None if number is None else passes[number] for number in numbers]
 
     @contextmanager
-    def open_update(self, language_model: LanguageModel) -> Iterator[Head]:
+    def open_update(
+        self, language_model: LanguageModel, learning: Collection[torch.nn.Parameter]
+    ) -> Iterator[Head]:
         """Gather the head, and sum the gradients of what every rank has in full."""
         with gather_head(self.head_weights):
             inject_fault(f"rank-{self.rank}.gathered")
             yield language_model.head()
             inject_fault(f"rank-{self.rank}.differentiated")
         self.place = "the end"
-        for parameter in language_model.trainable_parameters().values():
-            if not isinstance(parameter, DTensor):
+        self._sum_gradients([weight for weight in learning if not isinstance(weight, DTensor)])
+
+    def _sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Sum the gradients of weights that every rank has in full."""
+        if not parameters:
+            return
+        # Without a gradient in any rank a weight stays; with zeros AdamW's momentum would move it.
+        is_moved = torch.tensor(
+            [parameter.grad is not None for parameter in parameters],
+            dtype=torch.uint8,
+            device=parameters[0].device,
+        )
+        dist.all_reduce(is_moved, op=dist.ReduceOp.MAX)
+        for parameter, moves in zip(parameters, is_moved.tolist(), strict=True):
+            if moves:
                 gradient = parameter.grad
                 parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
                 dist.all_reduce(parameter.grad)
+
+    def decide(self, compute: Callable[[], T]) -> T:
+        """Return in all ranks what the first one computes, with tensors on the CPU."""
+        answers: list[Any] = [compute() if self.rank == 0 else None]
+        dist.broadcast_object_list(answers, src=0)
+        return answers[0]
 
     @contextmanager
     def open_pass(self, language_model: LanguageModel) -> Iterator[None]:

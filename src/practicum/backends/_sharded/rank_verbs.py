@@ -213,6 +213,8 @@ class ShardedRank:
 
     def _find_weights(self, follower: str = "") -> Mapping[str, Tensor]:
         """Return this rank's rows of the student, or of a self-teacher."""
-        return (
-            self._followers[follower] if follower else self._get_trainer().save_state()["student"]
-        )
+        if follower:
+            return self._followers[follower]
+        # The model's alone: what learns beside it is no part of any model that answers.
+        weights = self._get_trainer().language_model.trainable_parameters()
+        return {name: weight.detach() for name, weight in weights.items()}

@@ -1,6 +1,7 @@
 """The maps of `dual_space` beside the student's weights: made, learned, saved and restored with them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,15 +23,17 @@ def prepare_projections(
     objective: Objective,
     datums: Sequence[Datum],
     head: Head,
+    decide: Callable[[Callable[[], Projections | None]], Projections | None],
 ) -> None:
-    """Add the maps to the trained weights if the objective has some and a teacher has spoken."""
+    """Add the maps to the trained weights if the objective has some and a teacher has spoken.
+
+    `decide` lets one of several processes compute for all.
+    """
     term = objective.learning
     if term is None:
         return
     if TO_STUDENT not in parameters:
-        # The first of each kind: all of a teacher's signals have its head.
-        started = (start_projections(head, datum.signal) for datum in datums)
-        maps = next((pair for pair in started if pair is not None), None)
+        maps = decide(partial(_find_first_maps, head, datums))
         if maps is None:
             return
         add_projections(parameters, optimizer, maps)
@@ -38,12 +41,21 @@ def prepare_projections(
     optimizer.param_groups[-1]["pace"] = term.pace
 
 
+def _find_first_maps(head: Head, datums: Sequence[Datum]) -> Projections | None:
+    """Return the maps of the first signal that has states, on the CPU; None if all are silent."""
+    # The first of each kind: all of a teacher's signals have its head.
+    started = (start_projections(head, datum.signal) for datum in datums)
+    maps = next((pair for pair in started if pair is not None), None)
+    return maps and Projections(maps.to_student.cpu(), maps.to_teacher.cpu())
+
+
 def add_projections(
     parameters: dict[str, Any], optimizer: torch.optim.AdamW, maps: Projections
 ) -> None:
-    """Let two maps learn in a group of their own."""
+    """Let two maps learn in a group of their own, on the device of the student."""
+    device = next(iter(parameters.values())).device
     added = {
-        name: torch.nn.Parameter(weight.clone())
+        name: torch.nn.Parameter(weight.to(device, copy=True))
         for name, weight in ((TO_STUDENT, maps.to_student), (TO_TEACHER, maps.to_teacher))
     }
     parameters.update(added)
@@ -56,8 +68,7 @@ def restore_projections(
     """Make room for the maps of a saved state, if it has any that are not there yet."""
     if TO_STUDENT not in saved or TO_STUDENT in parameters:
         return
-    device = next(iter(parameters.values())).device
-    maps = Projections(saved[TO_STUDENT].to(device), saved[TO_TEACHER].to(device))
+    maps = Projections(saved[TO_STUDENT], saved[TO_TEACHER])
     add_projections(parameters, optimizer, maps)
 
 

@@ -32,8 +32,17 @@ class Ranks(Protocol):
         """Return this rank's passes; None stands for a pass of another rank to keep in step with."""
         ...
 
-    def open_update(self, language_model: LanguageModel) -> AbstractContextManager[Head]:
-        """Open the head of an update; the gradients are summed over the ranks when it is closed."""
+    def open_update(
+        self, language_model: LanguageModel, learning: Collection[torch.nn.Parameter]
+    ) -> AbstractContextManager[Head]:
+        """Open the head of an update; the gradients are summed over the ranks when it is closed.
+
+        `learning` are all weights that learn, those that were added within the block included.
+        """
+        ...
+
+    def decide(self, compute: Callable[[], T]) -> T:
+        """Return in all ranks what the first one computes, with tensors on the CPU."""
         ...
 
     def open_pass(self, language_model: LanguageModel) -> AbstractContextManager[None]:
@@ -75,9 +84,15 @@ class OneRank:
         return passes
 
     @contextmanager
-    def open_update(self, language_model: LanguageModel) -> Iterator[Head]:
+    def open_update(
+        self, language_model: LanguageModel, learning: Collection[torch.nn.Parameter]
+    ) -> Iterator[Head]:
         """Yield the model's head."""
         yield language_model.head()
+
+    def decide(self, compute: Callable[[], T]) -> T:
+        """Compute it."""
+        return compute()
 
     @contextmanager
     def open_pass(self, language_model: LanguageModel) -> Iterator[None]:

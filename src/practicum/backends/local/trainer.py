@@ -148,8 +148,6 @@ class LocalTrainer:
         Halves the micro-batch when memory runs out. Raises ResourceError if one sequence alone does
         not fit.
         """
-        head = self.language_model.head()
-        prepare_projections(self._parameters, self._optimizer, objective, data, head)
         with self.add_gradients():
             plan = self.plan_micro_batch(find_longest_length(data))
             return self._retry_with_less_memory(data, objective, seed, plan)
@@ -161,7 +159,7 @@ class LocalTrainer:
         If the block raises an error, the accumulated gradients stay as they were.
         """
         # Set aside, so that the block may discard its own gradients and start again.
-        accumulated = [parameter.grad for parameter in self._parameters.values()]
+        accumulated = [(parameter, parameter.grad) for parameter in self._parameters.values()]
         self._optimizer.zero_grad(set_to_none=True)
         device = self.language_model.device
         try:
@@ -171,7 +169,7 @@ class LocalTrainer:
             self._optimizer.zero_grad(set_to_none=True)
             raise
         finally:
-            for parameter, gradient in zip(self._parameters.values(), accumulated, strict=True):
+            for parameter, gradient in accumulated:
                 if gradient is not None:
                     new = parameter.grad
                     parameter.grad = gradient if new is None else gradient + new
@@ -266,7 +264,10 @@ class LocalTrainer:
         records = UpdateStatistics(len(batch.tokens), device)
         share = self._find_share(datums, micro_batch_tokens)
         passes = self._ranks.deal(self._build_micro_batches(split_datums, batch, share))
-        with self._ranks.open_update(self.language_model) as head:
+        with self._ranks.open_update(self.language_model, self._parameters.values()) as head:
+            prepare_projections(
+                self._parameters, self._optimizer, objective, datums, head, self._ranks.decide
+            )
             # The closed form needs no autograd through the head, so a prepacked copy can serve it.
             if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
                 head = prepack_head(head)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from practicum.backends._sharded.rank_verbs import ModelSettings, ProcessSettings
@@ -49,11 +49,9 @@ class RayBackend:
 
     def load_student(self, config: StudentConfig) -> RayStudent:
         """Start the trainers and the samplers; all of them load the student."""
-        folder = prepare_folder(config, "student", self._context)
         engine = self._context.engine
         if engine and (problems := engine.config.list_pool_problems(self._config.samplers)):
             raise RecipeError("; ".join(problems))
-        model = ModelSettings(config, folder, "student", self._context.seed, engine)
         # All GPUs are there before a process starts, so nothing waits for one that never comes.
         settings = self._config
         self._cluster.announce(
@@ -62,6 +60,8 @@ class RayBackend:
             *((self._count_teachers(), teacher) for teacher in self._context.models),
             *((1, scalar) for scalar in self._context.scalars),
         )
+        folder = prepare_folder(config, "student", self._context)
+        model = ModelSettings(config, folder, "student", self._context.seed, engine)
         starter = self._reserve_pool(self._config.samplers, model)
         group = self._open_trainers(config)
         samplers = self._start_pool("sampler", self._config.samplers, model, starter)
@@ -149,7 +149,9 @@ class RayBackend:
     ) -> ModelPool:
         """Start processes with the same model."""
         processes = [starter.start(self._settings, model) for _ in range(count)]
-        return ModelPool(title, processes, self._patience, self._context.meter)
+        # A group ends with the first of its processes; only these are started again elsewhere.
+        patience = replace(self._patience, count_missing=self._cluster.count_missing)
+        return ModelPool(title, processes, patience, self._context.meter)
 
     def build_sampler(self, student: Student) -> ModelClient:
         """Return a client that samples from the current weights at each call."""

@@ -1,0 +1,137 @@
+"""Users who speak with the student while it learns, over the chat protocol (OpenClaw-RL 2603.10165).
+
+Goes with `rollout.source: served`. The inner task has the held-out prompts; nobody but a user knows
+what a served turn is worth, so it has no reward.
+"""
+
+import logging
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from practicum.core.access import PREFIX, TOKEN_VARIABLE, is_loopback, read_token
+from practicum.core.plugins import Plugin, load_plugin
+from practicum.errors import DataError, RecipeError, ResourceError
+from practicum.ports import HasAlphabet, Task, TurnRequest
+from practicum.ports.tasks import GivesFeedback, answers_back
+from practicum.tasks import TaskContext
+from practicum.tasks._token_engine import MODEL, TokenEngine
+from practicum.types import FrozenConfig, Prompt, Rollout
+
+log = logging.getLogger(__name__)
+
+
+class Config(FrozenConfig):
+    """The inner task, and where users find the student."""
+
+    type: Literal["served"] = "served"
+    task: Plugin("tasks") = Field(  # type: ignore[valid-type]
+        description="the task with the held-out prompts; plan and doctor use its training prompts"
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="address to listen on; other than this machine's needs a token",
+    )
+    port: int = Field(default=8000, ge=0, le=65535, description="0: any free port")
+    token_file: Path | None = Field(
+        default=None,
+        description=f"a file of mode 0600 with the token; else {TOKEN_VARIABLE} has it",
+    )
+    seconds: float = Field(
+        default=3600.0, gt=0, description="longest silence of all users, after which the run ends"
+    )
+
+
+@dataclass(slots=True)
+class ServedTask:
+    """A task with users; see `practicum.ports.ServesUsers`."""
+
+    config: Config
+    task: Task
+    token: str | None
+    known: frozenset[str]
+    """The names of the inner task's prompts."""
+    engine: TokenEngine | None = None
+
+    @property
+    def letters(self) -> str:
+        """The inner task's letters."""
+        return self.task.letters if isinstance(self.task, HasAlphabet) else ""
+
+    @property
+    def patience(self) -> float:
+        """The longest silence."""
+        return self.config.seconds
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return the inner task's training prompts, which no served step trains on."""
+        return self.task.train_prompts()
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return the inner task's held-out prompts."""
+        return self.task.heldout_prompts()
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the inner task's reward; it is not asked about what users said."""
+        return self.task.reward(rollout) if rollout.prompt.id in self.known else None
+
+    def feedback(self, rollout: Rollout) -> str | None:
+        """Return the inner task's words."""
+        if rollout.prompt.id not in self.known or not isinstance(self.task, GivesFeedback):
+            return None
+        return self.task.feedback(rollout)
+
+    def receive(self, seconds: float) -> list[TurnRequest]:
+        """Return the requests that wait; the first call opens the endpoint."""
+        line = (self.engine or self._open()).users
+        requests: list[TurnRequest] = []
+        try:
+            while event := line.events.get(timeout=0 if requests else seconds):
+                assert isinstance(event, TurnRequest), "no harness ends in the line of users"
+                requests.append(event)
+        except queue.Empty:
+            pass
+        return requests
+
+    def close(self) -> None:
+        """Refuse those that wait, and close the endpoint."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+
+    def _open(self) -> TokenEngine:
+        """Open the endpoint and say where it is; ResourceError if the address is in use."""
+        host, port = self.config.host, self.config.port
+        try:
+            engine = TokenEngine(host, port, self.token, serves_users=True)
+        except OSError as error:
+            raise ResourceError(
+                f"{host}:{port} cannot be served on ({error.strerror}); write another task.port or "
+                "task.host"
+            ) from error
+        self.engine = engine
+        log.info(f"{MODEL} answers at {engine.users.base_url}/chat/completions")
+        return engine
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Build the inner task; DataError if it converses, RecipeError if anybody could call."""
+    task = load_plugin("tasks", config.task.type).build(config.task, context)
+    if answers_back(task):
+        raise DataError(
+            f"task.task: {config.task.type!r} replies to its answers itself; take a task of single "
+            "answers for the held-out prompts"
+        )
+    path = config.token_file
+    token = read_token(None if path is None else context.base_dir / path.expanduser())
+    if token is None and not is_loopback(config.host):
+        raise RecipeError(
+            f"task.host: {config.host} can be reached from other machines, so a token is needed: "
+            f"set {TOKEN_VARIABLE} or write task.token_file with one that begins with {PREFIX}"
+        )
+    prompts = [*task.train_prompts(), *task.heldout_prompts()]
+    return ServedTask(config, task, token, frozenset(prompt.id for prompt in prompts))
