@@ -212,6 +212,7 @@ class TaskSection(TypedDict, total=False):
     spread: int
     noise: float
     turn_rewards: bool
+    train_seed: int | None
 
 
 class RolloutSection(TypedDict, total=False):
