@@ -214,6 +214,7 @@ class RolloutSection(TypedDict, total=False):
     engine: str | Mapping[str, Any] | None
     n: int | str
     max_new_tokens: int | str
+    segment_tokens: int | str | None
     max_turns: int | str | None
     episodes: Mapping[str, Any]
     temperature: float | str

@@ -7,6 +7,7 @@ from practicum.rollouts.replacing import measure_replaced
 from practicum.rollouts.resampling import measure_resampled
 from practicum.rollouts.retrying import measure_retried
 from practicum.rollouts.search import measure_search
+from practicum.rollouts.segments import Segments
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
@@ -63,6 +64,7 @@ __all__ = [
     "RolloutRow",
     "RolloutWriters",
     "Search",
+    "Segments",
     "Served",
     "Source",
     "SourceChoice",
