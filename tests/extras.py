@@ -64,7 +64,7 @@ def distil(**sections: Any) -> Any:
 @uses("demo", "gguf")
 def use_demo() -> None:
     """Train a student whose weights come as a GGUF file in a package."""
-    from practicum.models.sources import PACKAGED, Packaged
+    from practicum.models.packaged import PACKAGED, Packaged
 
     package = Path("tiny_weights")
     package.mkdir()

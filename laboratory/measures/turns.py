@@ -7,6 +7,7 @@ of a run, on held-out conversations:
 - `wrong_turns`: mean number of wrong turns; `wrong_turns/half`: those of the first half.
 - `growth`: base-2 logarithm of their ratio: 1 if mistakes grow with the number of turns, 2 if they
   grow with its square.
+- `lost`: of the turns that follow a conversation's first wrong one, the share that is wrong too.
 """
 
 import math
@@ -41,7 +42,8 @@ def count_wrong_turns(folder: Path) -> dict[str, float]:
     """Return the readings of a finished run."""
     run_dir, recipe = open_run(folder)
     answers = read_json(run_dir.path / "after.json")["student"]["answers"]
-    return compute_growth(compute_wrong_shares(build_tasks(recipe), answers))
+    wrong = find_wrong_turns(build_tasks(recipe), answers)
+    return compute_growth(compute_wrong_shares(wrong)) | compute_lost_share(wrong)
 
 
 def build_tasks(recipe: Recipe) -> list[Task]:
@@ -59,17 +61,29 @@ def build_tasks(recipe: Recipe) -> list[Task]:
     return [build_task(recipe.model_copy(update={"task": config})) for config in configs]
 
 
-def compute_wrong_shares(
+def find_wrong_turns(
     tasks: Sequence[Task], answers: Sequence[Mapping[str, Any]]
-) -> list[float]:
-    """Return the share of answers that are wrong after 1, 2, ... turns.
+) -> list[list[bool]]:
+    """Return for each answer whether it is wrong after 1, 2, ... turns.
 
     A conversation that ended earlier is wrong at the missing turns.
     """
-    return [
-        1 - sum(_compute_rewards(task, turns, answers)) / len(answers)
+    by_turn = [
+        [reward < 1 for reward in _compute_rewards(task, turns, answers)]
         for turns, task in enumerate(tasks, start=1)
     ]
+    return [list(turns) for turns in zip(*by_turn, strict=True)]
+
+
+def compute_wrong_shares(wrong: Sequence[Sequence[bool]]) -> list[float]:
+    """Return the share of answers that are wrong after 1, 2, ... turns."""
+    return [sum(column) / len(wrong) for column in zip(*wrong, strict=True)]
+
+
+def compute_lost_share(wrong: Sequence[Sequence[bool]]) -> dict[str, float]:
+    """Return the share of wrong turns behind the first wrong one; nothing if there are none."""
+    later = [turn for turns in wrong if True in turns for turn in turns[turns.index(True) + 1 :]]
+    return {"lost": sum(later) / len(later)} if later else {}
 
 
 def _compute_rewards(task: Task, turns: int, answers: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -19,11 +19,8 @@ from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError, ModelError
 from practicum.models.config import Lora, ModelConfig, PretrainConfig, ScratchConfig, StudentConfig
 from practicum.models.sources import (
-    PACKAGED,
-    Packaged,
     locate,
     locate_cache,
-    locate_gguf,
     needs_conversion,
 )
 from practicum.objective import Objective
@@ -407,18 +404,6 @@ def test_pretraining_without_answers_is_refused(tmp_path):
 
 def test_a_from_scratch_model_is_found_where_it_was_made(tmp_path):
     assert locate(ModelConfig(model=ScratchConfig()), tmp_path) == str(tmp_path)
-
-
-def test_a_packaged_model_whose_package_is_missing_says_how_to_install_it():
-    PACKAGED["absent"] = Packaged("no_such_package_anywhere", "no-such-package", "x.gguf")
-    try:
-        with pytest.raises(
-            ModelError,
-            match="'absent' comes with the package no-such-package, which is not installed; run:",
-        ):
-            locate_gguf("absent")
-    finally:
-        del PACKAGED["absent"]
 
 
 def test_a_gguf_file_is_a_model_that_is_converted_once(tmp_path, monkeypatch):

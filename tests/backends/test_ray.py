@@ -7,7 +7,7 @@ The rungs that hold a cluster, and where each is tested:
 3. the same run twice has the same bytes              here
 4. SIGKILL at four points, and resume                 here
 5. 2 to 1, 1 to 2, 2 to 3 trainers, and to `local`    here
-6. a sampler or a teacher killed in a call            here
+6. a sampler or a teacher killed in a call            here; a whole machine, test_ray_machines
 7. rollouts ahead by one step                         here, among other recipes
 8. a stale head is found                              test_engines
 9. a rank that sleeps is named                        here

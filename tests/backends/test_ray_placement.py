@@ -1,7 +1,9 @@
 """The GPUs of a cluster are counted before a process takes one, and a cluster that cannot be joined is said."""
 
+import itertools
 import re
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,12 @@ import pytest
 import ray
 from toy import toy_recipe
 
-from practicum.backends.ray import Config, placement
-from practicum.backends.ray.placement import Starter
-from practicum.errors import ResourceError, TooFewGpus
+from practicum.backends.ray import Config, calls, placement
+from practicum.backends.ray.calls import AnswerLimits
+from practicum.backends.ray.placement import RayCluster, Starter
+from practicum.backends.ray.processes import ModelProcess
+from practicum.errors import ResourceError, TooFewGpus, WorkerLost
+from practicum.models.config import ScorerConfig
 from practicum.runs.assembly import assemble_run
 
 from .test_ray import on_ray
@@ -92,6 +97,33 @@ def test_gpus_are_counted_once_ray_has_given_up_a_machine_that_is_gone(
             ResourceError, match=rf"^127.0.0.1:{gone} belongs to the Ray cluster and"
         ):
             assemble_run(toy_recipe(models, on_ray()), tmp_path)
+
+
+def test_a_process_that_went_with_a_machine_is_not_waited_for_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray starts it again where a GPU is free; where none is, it would wait for half an hour."""
+    gpus = [3.0, 4.0, 3.0, 3.0, 3.0]
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", list)
+    for name in ("cluster_resources", "available_resources"):
+        monkeypatch.setattr(ray, name, lambda: {"GPU": 4.0})
+    with ExitStack() as at_end:
+        cluster = RayCluster(at_end)
+        cluster.announce((4, ScorerConfig(model="m")))
+        cluster.reserve(ModelProcess, 4, ScorerConfig(model="m"))
+        limits = AnswerLimits(1800.0, 2, cluster.count_missing)
+        clock = itertools.count(0.0, 20.0)
+        monkeypatch.setattr(calls, "REPLACEMENT_SECONDS", 50.0)
+        monkeypatch.setattr(calls.time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr(ray, "wait", lambda waiting, **settings: ([], waiting))
+        monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": gpus.pop(0)})
+        with pytest.raises(
+            WorkerLost,
+            match=r"^1 of the GPUs of this run left the cluster, and sample waits for a process",
+        ) as loss:
+            calls.wait_for({"sampler 0": object()}, "sample", limits)
+    assert loss.value.restarts == 2 and len(gpus) < 3
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,7 @@ SHORT = {
         "teacher.model.pretrain.steps=20",
     ],
     # A critic, a teacher's distribution and an entropy in one loss.
-    "papers/llm4teach": [
-        *FEW,
-        "student.model.pretrain.steps=20",
-        "teacher.model.pretrain.steps=20",
-    ],
+    "papers/llm4teach": [*FEW, "task.turns=2"],
     "papers/gad": [
         *FEW,
         "student.model.pretrain.steps=20",

@@ -7,8 +7,10 @@ import pytest
 from laboratory.measures.turns import (
     build_tasks,
     compute_growth,
+    compute_lost_share,
     compute_wrong_shares,
     count_wrong_turns,
+    find_wrong_turns,
 )
 from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
@@ -65,12 +67,19 @@ def test_every_turn_is_judged_as_if_it_were_the_last():
     while len(said) < 6:
         said.append(best(tasks[-1], prompt, said))
     right = {"prompt": prompt.id, "text": "\n".join(said)}
-    assert compute_wrong_shares(tasks, [right]) == [0.0] * 6
+    assert find_wrong_turns(tasks, [right]) == [[False] * 6]
     cut = {"prompt": prompt.id, "text": "\n".join(said[:2])}
-    assert compute_wrong_shares(tasks, [cut]) == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0], (
+    assert find_wrong_turns(tasks, [cut]) == [[False] * 2 + [True] * 4], (
         "what was cut is wrong from there on"
     )
-    assert compute_wrong_shares(tasks, [right, cut]) == [0.0, 0.0, 0.5, 0.5, 0.5, 0.5]
+    both = find_wrong_turns(tasks, [right, cut])
+    assert compute_wrong_shares(both) == [0.0, 0.0, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_turns_behind_the_first_wrong_one_by_hand():
+    wrong = [[False, True, True, False, True], [False] * 5, [False, False, False, True, False]]
+    assert compute_lost_share(wrong) == {"lost": 2 / 4}, "the conversation without one has none"
+    assert compute_lost_share([[False, False], [False, True]]) == {}, "nothing follows the last"
 
 
 def best(task, prompt, said) -> str:
@@ -106,8 +115,9 @@ def test_a_run_is_counted_by_its_last_evaluation(tmp_path: Path):
     folder = run(recipe, out=tmp_path).folder
     found = count_wrong_turns(folder)
     answers = read_json(folder / "after.json")["student"]["answers"]
-    by_hand = compute_wrong_shares(build_tasks(recipe), answers)
-    assert found == compute_growth(by_hand)
+    wrong = find_wrong_turns(build_tasks(recipe), answers)
+    by_hand = compute_wrong_shares(wrong)
+    assert found == compute_growth(by_hand) | compute_lost_share(wrong)
     assert by_hand[-1] == pytest.approx(
         1 - read_json(folder / "after.json")["student"]["accuracy"]["mean"]
     )

@@ -85,13 +85,7 @@ def estimate(objective: Objective, logits: Tensor) -> tuple[Tensor, float]:
     """The mean and the total variance of the gradient's estimate from two conversations, over all pairs."""
     rows = []
     for one, other in product(ALL, repeat=2):
-        rollouts = [talk(one, 0), talk(other, 1)]
-        if objective.losses[0].signal.per == "rollout":
-            rollouts = [
-                replace(rollout, reward=sum(turn.reward or 0.0 for turn in rollout.turns))
-                for rollout in rollouts
-            ]
-        advantages = find_advantages(objective, rollouts).double()
+        advantages = find_advantages(objective, [talk(one, 0), talk(other, 1)]).double()
         logprobs = torch.cat([probability(logits, one), probability(logits, other)])
         (gradient,) = torch.autograd.grad(
             (advantages * logprobs).sum() / 2, logits, retain_graph=True
@@ -111,8 +105,8 @@ def test_credit_by_turn_is_unbiased_and_varies_less() -> None:
     )
     (exact,) = torch.autograd.grad(value, logits)
     by_turn = Objective.model_validate({"signal": "score(leave_one_out, per=turn)"})
-    by_rollout = Objective.model_validate({"signal": "score(leave_one_out)"})
-    means, variances = zip(*(estimate(one, logits) for one in (by_turn, by_rollout)), strict=True)
+    by_episode = Objective.model_validate({"signal": "score(leave_one_out, per=episode)"})
+    means, variances = zip(*(estimate(one, logits) for one in (by_turn, by_episode)), strict=True)
     for mean in means:
         assert torch.allclose(mean, exact, atol=1e-6)
     assert variances[0] < 0.8 * variances[1], variances
@@ -135,11 +129,11 @@ def test_with_one_turn_it_is_the_credit_of_the_answer(advantage: str, has_turns:
                 turns=turns,
             )
         )
-    one, other = (
+    one, *others = (
         find_advantages(Objective.model_validate({"signal": f"score({advantage}{per})"}), rollouts)
-        for per in ("", ", per=turn")
+        for per in ("", ", per=turn", ", per=episode")
     )
-    assert one.equal(other) and one.any()
+    assert one.any() and all(one.equal(other) for other in others)
 
 
 def test_turns_that_others_did_not_reach_are_compared_among_those_that_did() -> None:
@@ -159,8 +153,21 @@ def test_turns_that_others_did_not_reach_are_compared_among_those_that_did() -> 
     assert find_advantages(objective, rollouts).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_rows_without_any_reward_have_none() -> None:
-    objective = Objective.model_validate({"signal": "score(none, per=turn)"})
+def test_an_episode_is_compared_by_all_its_rewards() -> None:
+    objective = Objective.model_validate({"signal": "score(group_mean, per=episode)"})
+    rollouts = [talk((1, 1, 1), 0, 1.0), talk((1, 0), 1, 0.0)]
+    totals = [
+        sum(reward(actions[: n + 1]) for n in range(len(actions))) + last
+        for actions, last in (((1, 1, 1), 1.0), ((1, 0), 0.0))
+    ]
+    half = (totals[0] - totals[1]) / 2
+    found = find_advantages(objective, rollouts).tolist()
+    assert found == pytest.approx([half] * 3 + [-half] * 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("per", ["turn", "episode"])
+def test_rows_without_any_reward_have_none(per: str) -> None:
+    objective = Objective.model_validate({"signal": f"score(none, per={per})"})
     silent = talk((1, 1))
     silent = replace(silent, turns=tuple(replace(turn, reward=None) for turn in silent.turns))
     assert not find_advantages(objective, [silent]).any()

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 
-def record(package: str, version: str, results: Mapping[str, Any]) -> Iterator[None]:
+def record(
+    package: str, version: str, results: Mapping[str, Any], command: str = "make peers"
+) -> Iterator[None]:
     """Let the tests of a module run, and write their results to the folder that `PRACTICUM_RECORD` names."""
     yield
     if (folder := os.environ.get("PRACTICUM_RECORD")) and results:
         about = {
             "date": datetime.now(UTC).date().isoformat(),
-            "command": "make peers",
+            "command": command,
             package: version,
             "torch": torch.__version__,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU",

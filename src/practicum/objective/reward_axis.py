@@ -22,37 +22,45 @@ def compute_reward_advantages(term: Term, advantage: str, batch: TokenBatch) -> 
     if by_token is not None:
         return by_token
     return batch.spread(
-        ("advantage", advantage, term.scorer), lambda: _compare_rewards(term, advantage, batch)
+        ("advantage", advantage, term.scorer),
+        lambda: _compare_rewards(advantage, batch, read_rewards(term, batch)),
     )
 
 
 def compute_own_advantages(term: Term, advantage: str, batch: TokenBatch) -> Tensor:
     """Return the same among the completions that a signal compares; 0 for all others."""
-    if isinstance(term.signal, Score) and term.signal.per == "turn":
-        source = term.source if term.signal.among == "source" else "all"
+    if not isinstance(term.signal, Score):
+        return compute_reward_advantages(term, advantage, batch)
+    source = term.source if term.signal.among == "source" else "all"
+    if term.signal.per == "turn":
         return batch.spread_turns(
             ("advantage by turn", advantage, term.scorer, source),
             lambda: _compare_turns(term, advantage, batch, source),
         )
-    if not (isinstance(term.signal, Score) and term.signal.among == "source"):
+    if term.signal.per == "episode":
+        return batch.spread(
+            ("advantage of episodes", advantage, term.scorer, source),
+            lambda: _compare_rewards(advantage, batch, _add_up_episodes(term, batch), source),
+        )
+    if source == "all":
         return compute_reward_advantages(term, advantage, batch)
     return batch.spread(
-        ("advantage", advantage, term.scorer, term.source),
-        lambda: _compare_rewards(term, advantage, batch, term.source),
+        ("advantage", advantage, term.scorer, source),
+        lambda: _compare_rewards(advantage, batch, read_rewards(term, batch), source),
     )
 
 
 def _compare_rewards(
-    term: Term, advantage: str, batch: TokenBatch, source: str = "all"
+    advantage: str, batch: TokenBatch, row_rewards: Sequence[float | None], source: str = "all"
 ) -> list[float]:
     """Return the advantage of each row among those of a source; 0 for rows of other sources.
 
     An anchored advantage compares with the reference's rows, and is 0 where there are none.
     """
-    entry, by_scorer = ADVANTAGES[advantage], read_rewards(term, batch)
+    entry = ADVANTAGES[advantage]
     by_row = [0.0] * len(batch.groups)
     for rows in batch.group_rows():
-        rewards = {row: reward for row in rows if (reward := by_scorer[row]) is not None}
+        rewards = {row: reward for row in rows if (reward := row_rewards[row]) is not None}
         anchor = [rewards[row] for row in rewards if batch.sources[row] == "reference"]
         compared = {
             row: reward
@@ -75,10 +83,7 @@ def _compare_turns(term: Term, advantage: str, batch: TokenBatch, source: str) -
     The return of a turn adds up the rewards from it on, so that no turn answers for what came
     before it. Rows that ended earlier have no such turn and are not compared.
     """
-    by_scorer = read_rewards(term, batch)
-    returns = [
-        _add_up_turns(rewards, by_scorer[row]) for row, rewards in enumerate(batch.turn_rewards)
-    ]
+    returns = _list_returns(term, batch)
     by_row = [[0.0] * len(rewards) for rewards in batch.turn_rewards]
     for rows in batch.group_rows():
         compared = [
@@ -97,6 +102,25 @@ def _compare_turns(term: Term, advantage: str, batch: TokenBatch, source: str) -
             for row, turn_advantage in zip(reached, advantages, strict=True):
                 by_row[row][turn] = turn_advantage
     return [by_row[row] for row in batch.first]
+
+
+def _add_up_episodes(term: Term, batch: TokenBatch) -> list[float | None]:
+    """Return the whole return of each row, the rewards of its turns and its own."""
+    # A conversation that ended before its first turn has the completion's reward alone.
+    return [
+        row_returns[0] if row_returns else reward
+        for row_returns, reward in zip(
+            _list_returns(term, batch), read_rewards(term, batch), strict=True
+        )
+    ]
+
+
+def _list_returns(term: Term, batch: TokenBatch) -> list[list[float] | None]:
+    """Return what follows each turn of each row; None for rows without any reward."""
+    return [
+        _add_up_turns(rewards, last)
+        for rewards, last in zip(batch.turn_rewards, read_rewards(term, batch), strict=True)
+    ]
 
 
 def _add_up_turns(rewards: Sequence[float | None], last: float | None) -> list[float] | None:

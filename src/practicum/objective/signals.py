@@ -353,13 +353,13 @@ class Score(SignalCall):
     `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO, none REINFORCE.
     `among=source` compares only the completions of the term's source (HDPO 2603.23871). `per=turn`
     compares what follows each turn of a conversation: the environment's rewards from it on, and the
-    completion's.
+    completion's. `per=episode` compares their sum over the whole conversation.
     """
 
     type: Literal["score"] = "score"
     advantage: AdvantageName = "group_normalized"
     among: Literal["source"] | None = None
-    per: Literal["rollout", "turn"] = "rollout"
+    per: Literal["rollout", "episode", "turn"] = "rollout"
     sampled: ClassVar[bool] = True
     usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from practicum.core.plugins import list_plugins
-from practicum.models.sources import PACKAGED, is_gguf
+from practicum.models.packaged import PACKAGED
+from practicum.models.sources import is_gguf
 
 TEACHERS = ("teacher", "reference")
 """The sections that hold a teacher; a teacher inside another has the first of these keys."""

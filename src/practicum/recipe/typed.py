@@ -131,6 +131,7 @@ class TaskSection(TypedDict, total=False):
         Literal[
             "calculator",
             "datasets",
+            "frozen_lake",
             "jsonl",
             "memos",
             "openenv",
@@ -140,6 +141,7 @@ class TaskSection(TypedDict, total=False):
             "reverse",
             "served",
             "skills",
+            "sokoban",
             "tools",
             "traces",
             "user",
@@ -165,6 +167,10 @@ class TaskSection(TypedDict, total=False):
     max_rejected: float
     name: str | None
     split: str
+    size: int
+    slippery: bool
+    rules: bool
+    slip: float
     max_row_bytes: int
     train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
     memos: int
@@ -188,6 +194,8 @@ class TaskSection(TypedDict, total=False):
     port: int
     token_file: str | None
     skills: Sequence[str]
+    boxes: int
+    walls: float
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
     characters: int
@@ -202,7 +210,6 @@ class TaskSection(TypedDict, total=False):
     runs_code_here: bool
     spread: int
     noise: float
-    slip: float
     turn_rewards: bool
 
 

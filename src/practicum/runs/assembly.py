@@ -442,7 +442,7 @@ class _Assembly:
         )
         if model.dims is not None:
             self.ledger.dims[name] = model.dims
-        self.scorers.append(ScorerInfo(name, model.renderer, model.dims, config))
+        self.scorers.append(ScorerInfo(name, model.renderer, model.dims, config, model.client))
         # Render once, so that a missing chat template is an error before the first step.
         model.renderer.render(self.task.train_prompts()[0].messages)
         return model

@@ -13,7 +13,7 @@ from practicum.errors import VocabularyError
 from practicum.models.config import ScorerConfig, ScratchConfig, StudentConfig
 from practicum.models.digests import digest_model
 from practicum.models.files import digest_file
-from practicum.ports import Backend, BackendContext, Student, Task, Teacher
+from practicum.ports import Backend, BackendContext, SamplingClient, Student, Task, Teacher
 from practicum.ports.metering import MeteredScalar
 from practicum.ports.notes import Note, NoteContext, name_note_role
 from practicum.ports.scoring import LoadsScalars, Scorer, ScorerContext, name_role
@@ -26,13 +26,14 @@ from practicum.text import Renderer, compare_renderers
 
 @dataclass(frozen=True, slots=True)
 class ScorerInfo:
-    """A scoring model: its name from `name_scorers`, its renderer, its dimensions if known, and its
-    settings."""
+    """A scoring model: its name from `name_scorers`, its renderer, its dimensions if known, its
+    settings, and the client that scores with it, uncounted."""
 
     name: str
     renderer: Renderer
     shape: ModelDims | None
     config: ScorerConfig
+    client: SamplingClient
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from practicum.statistics import (
 )
 from practicum.text import Renderer
 from practicum.training.forensics import TokenTrace, choose_traced, read_trace, trace
-from practicum.types import Datum, Prompt, Rollout, SamplingParams, TeacherSignal
+from practicum.types import CallOutcome, Datum, Prompt, Rollout, SamplingParams, TeacherSignal
 
 COMPARED_TOKENS = 128
 """The tokens whose full distributions are compared at once."""
@@ -63,7 +63,8 @@ class EvaluationSettings:
 class GradedCompletion:
     """One held-out completion with its prompt, the expected answer and its reward.
 
-    `logprob` is the mean log-probability per token under the model that wrote it, untempered.
+    `logprob` is the mean log-probability per token under the model that wrote it, untempered, and
+    `calls` the outcome of each call of a tool.
     """
 
     prompt: str
@@ -73,6 +74,7 @@ class GradedCompletion:
     reward: float | None
     tokens: int = 0
     logprob: float | None = None
+    calls: list[CallOutcome] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,7 @@ def _build_evaluation(
             rollout.reward,
             int(rollout.loss_mask.sum()),
             _compute_mean(rollout.policy_logprobs[rollout.loss_mask]),
+            [call.outcome for turn in rollout.turns for call in turn.calls],
         )
         for rollout in rollouts
     ]

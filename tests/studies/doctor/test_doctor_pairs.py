@@ -25,6 +25,9 @@ from torch import Tensor
 from toy import TASK
 
 from practicum.backends.local import quantising
+from practicum.backends.local.backend import LocalBackend
+from practicum.models.config import ScorerConfig
+from practicum.ports import Model
 from practicum.recipe import Recipe, load_recipe
 from practicum.studies.doctor import CHECKS, Diagnosis, doctor
 from practicum.studies.overrides import apply_overrides
@@ -441,9 +444,20 @@ def test_a_fix_is_an_override_of_the_recipes_file(folder: Path, tmp_path: Path) 
     load_recipe(path, found.changes)
 
 
-def test_a_teacher_with_fewer_bits_is_priced_in_nats_and_bytes(folder: Path) -> None:
+def test_a_teacher_with_fewer_bits_is_priced_in_nats_and_bytes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = pair(folder, {"teacher.quantization": "nvfp4"})
+    loads: list[str | None] = []
+    load_scorer = LocalBackend.load_scorer
+
+    def load(backend: LocalBackend, config: ScorerConfig, name: str) -> Model:
+        loads.append(config.quantization)
+        return load_scorer(backend, config, name)
+
+    monkeypatch.setattr(LocalBackend, "load_scorer", load)
     cost = finding(diagnosed(recipe, folder), "P21")
+    assert loads == ["nvfp4", None], "the run's rounded teacher, and once the one with all bits"
     assert cost.value is not None and 0 < cost.value.mean < 0.1
     assert "teacher in nvfp4" in cost.sentence and "nats a token" in cost.sentence
     # Simulated bits take as many bytes as before.

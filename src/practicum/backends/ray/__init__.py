@@ -17,6 +17,9 @@ from practicum.objective import Objective
 from practicum.ports import Backend, BackendContext
 from practicum.ports.paper import PaperBackend
 
+RAYS_PARAGRAPHS = "A worker died or was killed|has been marked dead because"
+"""The beginnings of what Ray itself prints about each process and each machine that dies."""
+
 
 class Config(ShardedConfig):
     """The processes of a cluster, and the limits on memory of each of them."""
@@ -119,8 +122,8 @@ class Config(ShardedConfig):
 
 def build(config: Config, context: BackendContext) -> Backend:
     """Connect to the cluster, or start one on this machine."""
-    # Ray prints a paragraph of its own about each process that dies; the run's line names it.
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+    # The run's own line names the process that was lost.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", RAYS_PARAGRAPHS)
     try:
         import ray  # noqa: F401
     except ImportError as error:

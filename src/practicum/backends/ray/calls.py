@@ -18,6 +18,9 @@ POLL_SECONDS = 0.5
 AFTERMATH_SECONDS = 3.0
 """The time in which other processes may still say what the first failure followed from."""
 
+REPLACEMENT_SECONDS = 120.0
+"""The time in which another machine may come in the place of a lost one."""
+
 PROGRESS_SECONDS = 2.0
 """The time in which a process says at which pass it is."""
 
@@ -28,6 +31,8 @@ class AnswerLimits:
 
     seconds: float
     restarts: int
+    count_missing: Callable[[], int] = lambda: 0
+    """Count the GPUs of the run that went with a machine, so that no process can start there."""
 
 
 def wait_for(
@@ -43,7 +48,8 @@ def wait_for(
     """
     titles = {reference: title for title, reference in references.items()}
     waiting = list(titles)
-    deadline = time.monotonic() + patience.seconds
+    complete = time.monotonic()
+    deadline = complete + patience.seconds
     while waiting:
         abandon.check()
         remaining = deadline - time.monotonic()
@@ -56,7 +62,17 @@ def wait_for(
         for reference in ready:
             if (error := _find_error(reference)) is not None:
                 _raise_cause({titles[reference]: error}, titles, waiting, verb, patience)
-        if waiting and not ready and remaining <= 0:
+        if not waiting or ready:
+            continue
+        missing = patience.count_missing()
+        complete = complete if missing else time.monotonic()
+        if time.monotonic() - complete > REPLACEMENT_SECONDS:
+            raise WorkerLost(
+                f"{missing} of the GPUs of this run left the cluster, and {verb} waits for a process "
+                f"there; go on from the newest checkpoint with {spell_options(resume=True)}",
+                patience.restarts,
+            )
+        if remaining <= 0:
             _raise_late(
                 [titles[reference] for reference in waiting], verb, patience, describe_progress
             )

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from practicum.backends._sharded.rank_verbs import ModelSettings, ProcessSettings
@@ -149,7 +149,9 @@ class RayBackend:
     ) -> ModelPool:
         """Start processes with the same model."""
         processes = [starter.start(self._settings, model) for _ in range(count)]
-        return ModelPool(title, processes, self._patience, self._context.meter)
+        # A group ends with the first of its processes; only these are started again elsewhere.
+        patience = replace(self._patience, count_missing=self._cluster.count_missing)
+        return ModelPool(title, processes, patience, self._context.meter)
 
     def build_sampler(self, student: Student) -> ModelClient:
         """Return a client that samples from the current weights at each call."""

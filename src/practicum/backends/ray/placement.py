@@ -87,6 +87,12 @@ class RayCluster:
         kind = ray.remote(num_cpus=0, num_gpus=gpus, **options)(program)
         return Starter(kind, partial(self._add_process, gpus))
 
+    def count_missing(self) -> int:
+        """Return how many of the reserved GPUs the cluster no longer has."""
+        if not self._reserved:
+            return 0
+        return max(self._reserved - int(ray.cluster_resources().get("GPU", 0)), 0)
+
     def _require(self, gpus: int) -> None:
         """Raise TooFewGpus unless so many GPUs are free or are those of this run's processes."""
         self._announced = gpus

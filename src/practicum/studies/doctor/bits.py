@@ -8,6 +8,7 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.models.quantization import QUANTIZATIONS, count_weight_bytes
 from practicum.objective import Full
+from practicum.runs.opening import resolve_run
 from practicum.runs.scoring import ScorerInfo
 from practicum.statistics import Interval, cluster_bootstrap, group_pairs
 from practicum.studies.doctor.evidence import Evidence
@@ -62,13 +63,15 @@ def _measure_cost(evidence: Evidence, scorer: ScorerInfo) -> Interval:
         ScoreRequest(prompt, tuple(rollout.tokens.tolist()))
         for prompt, rollout in zip(prompts, rollouts, strict=True)
     ]
-    exact = scorer.config.model_copy(update={"quantization": None})
-    # One after the other, so that only one of the two is in memory.
-    signals = [
-        evidence.components.backend.load_scorer(config, scorer.name).client.score(requests, Full())
-        for config in (exact, scorer.config)
+    exact = resolve_run(scorer.config.model_copy(update={"quantization": None}))
+    clients = (
+        evidence.components.backend.load_scorer(exact, scorer.name).client,
+        scorer.client,
+    )
+    gaps = [
+        _compare(*pair)
+        for pair in zip(*(client.score(requests, Full()) for client in clients), strict=True)
     ]
-    gaps = [_compare(*pair) for pair in zip(*signals, strict=True)]
     ids = [rollout.prompt.id for rollout in rollouts]
     groups = group_pairs(zip(ids, gaps, strict=True))
     return cluster_bootstrap([torch.cat(group) for group in groups.values()], evidence.seed)

@@ -1,0 +1,121 @@
+"""A way over a frozen lake with holes, turn by turn, as text: FrozenLake of Gymnasium (2407.17032).
+
+`P` is the player, `.` ice, `O` a hole and `G` the goal. A hole ends the game. On slippery ice an
+action goes where it should, or to either side of it, with a third each.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from practicum.core.randomness import seed_of
+from practicum.ports import Task
+from practicum.tasks import TaskContext
+from practicum.tasks._boards import MOVES, BoardTask, Game, Square
+from practicum.types import FrozenConfig
+
+SAFE = 0.8
+"""The share of squares that are no holes, as in Gymnasium's random maps."""
+
+RULES = (
+    "P is you. Go to G over the ice (.) and around the holes (O). Write left, down, right or up."
+)
+
+DIRECTIONS = tuple(MOVES)
+"""The actions in Gymnasium's order, in which an action's neighbours lie to its sides."""
+
+
+class Config(FrozenConfig):
+    """The size of a lake, its ice and the turns of a game."""
+
+    type: Literal["frozen_lake"] = "frozen_lake"
+    size: int = Field(default=4, ge=2, le=8, description="rows and columns of a lake")
+    slippery: bool = Field(
+        default=False, description="an action also goes to either side of it, a third each"
+    )
+    turns: int = Field(default=12, ge=1, le=100, description="turns within which to arrive")
+    rules: bool = Field(default=True, description="say the rules before the first board")
+    slip: float = Field(
+        default=0.04, ge=0, le=1, description="how often the expert goes anywhere, the best way too"
+    )
+    train_size: int = Field(default=256, ge=1, description="lakes to train on")
+    heldout_size: int = Field(default=64, ge=0, description="other lakes, to evaluate on")
+    seed: int | None = Field(default=None, description="of the lakes; none: the run's")
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A lake: its rows of `S`, `F`, `H` and `G`, and by how much each turn slips to the side."""
+
+    rows: tuple[str, ...]
+    drifts: tuple[int, ...]
+
+    @property
+    def start(self) -> Square:
+        """Return the first square."""
+        return 0, 0
+
+    @property
+    def varies(self) -> bool:
+        """Return True on slippery ice."""
+        return any(self.drifts)
+
+    def move(self, state: Square, action: str, turn: int) -> Square:
+        """Return the square after an action; the shore holds the player back."""
+        place = (DIRECTIONS.index(action) + self.drifts[turn]) % len(DIRECTIONS)
+        down, right = MOVES[DIRECTIONS[place]]
+        last = len(self.rows) - 1
+        return min(max(state[0] + down, 0), last), min(max(state[1] + right, 0), last)
+
+    def is_won(self, state: Square) -> bool:
+        """Return True at the goal."""
+        return self._read(state) == "G"
+
+    def is_lost(self, state: Square) -> bool:
+        """Return True in a hole."""
+        return self._read(state) == "H"
+
+    def draw(self, state: Square) -> str:
+        """Return the lake with the player on it."""
+        marks = {"S": ".", "F": ".", "H": "O", "G": "G"}
+        squares = [[marks[square] for square in row] for row in self.rows]
+        squares[state[0]][state[1]] = "P"
+        return "\n".join("".join(row) for row in squares)
+
+    def _read(self, state: Square) -> str:
+        return self.rows[state[0]][state[1]]
+
+
+def draw_rows(size: int, draw: random.Random) -> tuple[str, ...]:
+    """Return a random map with a way from the first square to the last."""
+    while True:
+        squares = [["F" if draw.random() < SAFE else "H" for _ in range(size)] for _ in range(size)]
+        squares[0][0], squares[-1][-1] = "S", "G"
+        rows = tuple("".join(row) for row in squares)
+        # Without slips, the search of a game finds a way if there is one.
+        calm = Game(Lake(rows, (0,) * size * size), size * size)
+        if calm.can_win():
+            return rows
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Draw the lakes, the held-out ones first."""
+    seed = context.seed if config.seed is None else config.seed
+    names = [f"heldout-{number}" for number in range(config.heldout_size)]
+    names += [f"train-{number}" for number in range(config.train_size)]
+    return BoardTask(
+        {name: _draw_game(config, seed_of(seed, "frozen_lake", name)) for name in names},
+        config.heldout_size,
+        RULES if config.rules else "",
+        config.slip,
+        marks="P.OG",
+    )
+
+
+def _draw_game(config: Config, seed: int) -> Game:
+    draw = random.Random(seed)
+    rows = draw_rows(config.size, draw)
+    drifts = [draw.choice((-1, 0, 1)) for _ in range(config.turns)]
+    return Game(Lake(rows, tuple(drifts if config.slippery else [0] * config.turns)), config.turns)

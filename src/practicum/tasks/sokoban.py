@@ -1,0 +1,150 @@
+"""Push boxes onto their places, turn by turn, as text: Sokoban on small boards.
+
+`@` is the player (`+` on a place), `$` a box (`*` on a place), `.` a place, `#` a wall and `_` the
+floor. A box can be pushed and not pulled. Boards are made backwards, by pulling the boxes from
+their places, so that each can be solved.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from practicum.core.randomness import seed_of
+from practicum.ports import Task
+from practicum.tasks import TaskContext
+from practicum.tasks._boards import MOVES, BoardTask, Game, Square
+from practicum.types import FrozenConfig
+
+RULES = "@ is you. Push each box ($) onto a place (.). Walls are #. Write left, down, right or up."
+
+PULLS = 40
+"""Random moves by which a board is made backwards from its end."""
+
+State = tuple[Square, frozenset[Square]]
+"""The player's square, and those of the boxes."""
+
+
+class Config(FrozenConfig):
+    """The size of a board, its boxes and walls, and the turns of a game."""
+
+    type: Literal["sokoban"] = "sokoban"
+    size: int = Field(default=4, ge=3, le=7, description="rows and columns within the outer wall")
+    boxes: int = Field(default=1, ge=1, le=3, description="boxes, and places for them")
+    walls: float = Field(default=0.1, ge=0, le=0.4, description="share of squares with a wall")
+    turns: int = Field(default=12, ge=1, le=100, description="turns within which to solve it")
+    rules: bool = Field(default=True, description="say the rules before the first board")
+    slip: float = Field(
+        default=0.04, ge=0, le=1, description="how often the expert goes anywhere, the best way too"
+    )
+    train_size: int = Field(default=256, ge=1, description="boards to train on")
+    heldout_size: int = Field(default=64, ge=0, description="other boards, to evaluate on")
+    seed: int | None = Field(default=None, description="of the boards; none: the run's")
+
+    @model_validator(mode="after")
+    def _check_turns(self) -> "Config":
+        # The least push takes one turn; a board that needs more than `turns` is drawn again.
+        if self.turns < self.boxes:
+            raise ValueError(f"{self.boxes} boxes take as many turns at least; raise turns")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Warehouse:
+    """A board: its size, its walls, the places for boxes, and how it begins."""
+
+    size: int
+    walls: frozenset[Square]
+    places: frozenset[Square]
+    start: State
+
+    @property
+    def varies(self) -> bool:
+        """Return False: every turn has the same rules."""
+        return False
+
+    def move(self, state: State, action: str, turn: int) -> State:
+        """Return the state after a step or a push; what is blocked moves nothing."""
+        player, boxes = state
+        ahead, behind = (_shift(player, action, steps) for steps in (1, 2))
+        if self.is_wall(ahead):
+            return state
+        if ahead not in boxes:
+            return ahead, boxes
+        if self.is_wall(behind) or behind in boxes:
+            return state
+        return ahead, boxes - {ahead} | {behind}
+
+    def pull(self, state: State, action: str) -> State:
+        """Return the state after a step that drags along the box behind the player, if any."""
+        player, boxes = state
+        ahead, box = (_shift(player, action, steps) for steps in (1, -1))
+        if self.is_wall(ahead) or ahead in boxes:
+            return state
+        return ahead, boxes - {box} | {player} if box in boxes else boxes
+
+    def is_wall(self, square: Square) -> bool:
+        """Return True for a wall within the board and for the outer one."""
+        return square in self.walls or not all(0 <= place < self.size for place in square)
+
+    def is_won(self, state: State) -> bool:
+        """Return True if every box is in its place."""
+        return state[1] == self.places
+
+    def is_lost(self, state: State) -> bool:
+        """Return False: a box in a corner is lost, and the game goes on."""
+        return False
+
+    def draw(self, state: State) -> str:
+        """Return the board within its outer wall."""
+        edge = range(-1, self.size + 1)
+        return "\n".join("".join(self._mark(state, (row, place)) for place in edge) for row in edge)
+
+    def _mark(self, state: State, square: Square) -> str:
+        if self.is_wall(square):
+            return "#"
+        is_place = square in self.places
+        if square == state[0]:
+            return "+" if is_place else "@"
+        if square in state[1]:
+            return "*" if is_place else "$"
+        return "." if is_place else "_"
+
+
+def _shift(square: Square, action: str, steps: int) -> Square:
+    down, right = MOVES[action]
+    return square[0] + steps * down, square[1] + steps * right
+
+
+def draw_warehouse(config: Config, draw: random.Random) -> Warehouse:
+    """Return a board that can be solved within its turns, and is not solved yet."""
+    squares = [(row, place) for row in range(config.size) for place in range(config.size)]
+    while True:
+        free = [square for square in squares if draw.random() >= config.walls]
+        if len(free) < config.boxes + 2:
+            continue
+        player, *boxes = draw.sample(free, config.boxes + 1)
+        walls, places = frozenset(squares) - frozenset(free), frozenset(boxes)
+        state: State = (player, places)
+        warehouse = Warehouse(config.size, walls, places, state)
+        for _ in range(PULLS):
+            state = warehouse.pull(state, draw.choice(tuple(MOVES)))
+        warehouse = Warehouse(config.size, walls, places, state)
+        if not warehouse.is_won(state) and Game(warehouse, config.turns).can_win():
+            return warehouse
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Draw the boards, the held-out ones first."""
+    seed = context.seed if config.seed is None else config.seed
+    names = [f"heldout-{number}" for number in range(config.heldout_size)]
+    names += [f"train-{number}" for number in range(config.train_size)]
+    games = {
+        name: Game(
+            draw_warehouse(config, random.Random(seed_of(seed, "sokoban", name))), config.turns
+        )
+        for name in names
+    }
+    rules = RULES if config.rules else ""
+    return BoardTask(games, config.heldout_size, rules, config.slip, marks="@+$*.#_")

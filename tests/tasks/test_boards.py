@@ -1,0 +1,166 @@
+"""Games on boards: FrozenLake and Sokoban by their rules, ways to win by the expert, and a run of each."""
+
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import practicum
+from practicum.ports import Environment, Expert, HasAlphabet
+from practicum.tasks import TaskContext, frozen_lake, sokoban
+from practicum.tasks._boards import MOVES, BoardTask, Game, read_direction
+from practicum.tasks.frozen_lake import Lake
+from practicum.tasks.sokoban import Warehouse
+from practicum.types import Prompt, Rollout
+
+CONTEXT = TaskContext(seed=0, base_dir=Path())
+SMALL = {"train_size": 6, "heldout_size": 6}
+
+
+def built(module, **settings: object) -> BoardTask:
+    task = module.build(module.Config.model_validate({**SMALL, **settings}), CONTEXT)
+    assert isinstance(task, BoardTask)
+    return task
+
+
+def test_a_lake_by_hand() -> None:
+    game = Game(Lake(("SFH", "FFF", "HFG"), (0,) * 5), 5)
+    assert game.board.draw((0, 0)) == "P.O\n...\nO.G"
+    assert game.play(["left", "up"]) == (0, 0), "the shore holds the player back"
+    assert game.play(["down", "right", "right", "down"]) == (2, 2)
+    assert game.answer(["down", "right", "right", "down"]) is None, "the goal ends it"
+    assert game.answer(["right", "right"]) is None and game.play(["right", "right", "left"]) == (
+        0,
+        2,
+    )
+    assert game.find_best([]) == ["down", "right"], "both begin a way of four"
+    assert game.find_best(["right"]) == ["down"]
+    assert set(game.find_best(["up", "up"])) == set(MOVES), "three turns do not suffice"
+    assert game.answer(["up"] * 5) is None, "the turns are over"
+
+
+def test_slippery_ice_goes_to_either_side() -> None:
+    calm, ahead, behind = (Lake(("SF", "FG"), (drift,)) for drift in (0, 1, -1))
+    assert [lake.move((0, 0), "down", 0) for lake in (calm, ahead, behind)] == [
+        (1, 0),
+        (0, 1),
+        (0, 0),
+    ], "down, or right, or left into the shore"
+    task = built(frozen_lake, slippery=True, train_size=300, turns=20)
+    drifts = [drift for game in task.games.values() for drift in game.board.drifts]
+    assert all(0.28 < drifts.count(way) / len(drifts) < 0.39 for way in (-1, 0, 1))
+
+
+def test_a_warehouse_by_hand() -> None:
+    # #####      the box is pushed right twice; then it stands in its place
+    # #@$_.#
+    walls, places = frozenset({(1, 0)}), frozenset({(0, 3)})
+    game = Game(Warehouse(4, walls, places, ((0, 0), frozenset({(0, 1)}))), 4)
+    assert game.board.draw(game.board.start).split("\n")[:3] == ["######", "#@$_.#", "##___#"]
+    assert game.play(["down"]) == game.board.start, "a wall"
+    assert game.play(["right"]) == ((0, 1), frozenset({(0, 2)}))
+    assert game.board.is_won(game.play(["right", "right"]))
+    assert game.board.draw(game.play(["right", "right"])).split("\n")[1] == "#__@*#"
+    assert game.find_best([]) == ["right"] and game.find_best(["right"]) == ["right"]
+    two = Warehouse(4, frozenset(), places, ((0, 0), frozenset({(0, 1), (0, 2)})))
+    assert two.move(two.start, "right", 0) == two.start, "two boxes are too heavy"
+
+
+def test_a_pull_is_a_push_backwards() -> None:
+    draw, opposite = random.Random(0), {"left": "right", "right": "left", "up": "down"}
+    opposite["down"] = "up"
+    for seed in range(30):
+        config = sokoban.Config(size=4, boxes=2, walls=0.2)
+        warehouse = sokoban.draw_warehouse(config, random.Random(seed))
+        state = warehouse.start
+        for _ in range(20):
+            action = draw.choice(tuple(MOVES))
+            after = warehouse.pull(state, action)
+            if after != state:
+                assert warehouse.move(after, opposite[action], 0) == state
+            state = after
+
+
+@pytest.mark.parametrize(
+    ("module", "settings"),
+    [
+        (frozen_lake, {"size": 3, "turns": 5}),
+        (frozen_lake, {"size": 3, "turns": 5, "slippery": True}),
+        (sokoban, {"size": 3, "turns": 5}),
+    ],
+)
+def test_the_experts_way_is_the_shortest_of_all(module, settings: dict[str, object]) -> None:
+    for game in built(module, **settings).games.values():
+        ways = [
+            said
+            for length in range(game.turns + 1)
+            for said in product(MOVES, repeat=length)
+            if game.board.is_won(game.play(said))
+        ]
+        least = min(map(len, ways), default=None)
+        assert game.can_win() == (least is not None)
+        best = {said[0] for said in ways if len(said) == least} or set(MOVES)
+        assert set(game.find_best([])) == best
+
+
+@pytest.mark.parametrize("module", [frozen_lake, sokoban])
+def test_a_task_is_seeded_and_its_expert_wins(module) -> None:
+    task, same = built(module), built(module)
+    assert isinstance(task, Environment) and isinstance(task, Expert)
+    assert isinstance(task, HasAlphabet)
+    prompts = [*task.heldout_prompts(), *task.train_prompts()]
+    assert prompts == [*same.heldout_prompts(), *same.train_prompts()] and len(prompts) == 12
+    assert len({prompt.messages[0].content for prompt in prompts}) > 6
+    for prompt in prompts:
+        episode, said = task.open(prompt, 0), []
+        seen: str | None = prompt.messages[0].content
+        while seen is not None:
+            assert set(seen) <= set(task.letters)
+            chances = task.expert(prompt, said)
+            assert sum(chances.values()) == pytest.approx(1)
+            said.append(max(chances, key=chances.__getitem__))
+            message = episode.step(said[-1]).message
+            seen = None if message is None else message.content
+        assert task.reward(Rollout.from_text(prompt, *said)) == 1
+        lost = Rollout.from_text(prompt, *["nothing"] * 20)
+        assert task.reward(lost) == 0
+
+
+def test_an_expert_that_slips_goes_anywhere() -> None:
+    game = Game(Lake(("SFH", "FFF", "HFG"), (0,) * 5), 5)
+    chances = [
+        BoardTask({"p": game}, 0, "", slip, "").expert(Prompt("p", ()), []) for slip in (0.2, 1)
+    ]
+    assert chances[0] == pytest.approx({"left": 0.05, "down": 0.45, "right": 0.45, "up": 0.05})
+    assert chances[1] == pytest.approx(dict.fromkeys(MOVES, 0.25))
+
+
+def test_what_names_no_direction_is_answered_with_what_to_write() -> None:
+    task = built(frozen_lake, rules=False)
+    prompt = task.train_prompts()[0]
+    board = prompt.messages[0].content
+    message = task.open(prompt, 0).step("I am lost").message
+    assert message is not None
+    assert message.content == f"no move: write left, down, right, up\n{board}"
+    assert read_direction("Not left. I go DOWN!") == "down" and read_direction("leftish") is None
+
+
+def test_more_boxes_than_turns_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 boxes take as many turns at least; raise turns"):
+        sokoban.Config(boxes=3, turns=2)
+
+
+@pytest.mark.long
+def test_a_run_learns_from_the_expert(tmp_path: Path) -> None:
+    result = practicum.distill(
+        name="board",
+        out=tmp_path,
+        student={"model": {"hidden_size": 16, "layers": 1, "heads": 2}},
+        teacher={"type": "expert"},
+        task={"type": "frozen_lake", "size": 3, "turns": 3, "rules": False, **SMALL},
+        rollout={"max_new_tokens": 60},
+        train={"steps": 1, "prompts_per_step": 4, "threads": 1},
+        evaluation={"prompts": 2},
+    )
+    assert result.summary["steps"] == 1
