@@ -251,7 +251,7 @@ class ObjectiveSection(TypedDict, total=False):
     weights: str | Mapping[str, Any]
     samples: str | Mapping[str, Any]
     filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"]
-    source: Literal["all", "student", "dataset", "teacher", "reference"]
+    source: Literal["all", "student", "dataset", "teacher", "reference", "environment"]
     coefficient: float | str
 
 

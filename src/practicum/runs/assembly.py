@@ -39,6 +39,7 @@ from practicum.ports.scoring import ScalarSettings, Scorer
 from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
+    list_observation_problems,
     list_source_problems,
     list_task_problems,
     needs_reference_samples,
@@ -244,7 +245,10 @@ class _Assembly:
         self.scores = scores
         self.packages: list[str] = []
         self.task = build_task(recipe, rejected, self.packages)
-        if problems := list_task_problems(recipe.rollout.source, self.task):
+        source = recipe.rollout.source
+        problems = list_task_problems(source, self.task)
+        problems += list_observation_problems(recipe.objective, source, self.task)
+        if problems:
             raise CapabilityError(problems)
         self.ledger = Ledger()
         self.after_training: list[Callable[[], None]] = []

@@ -39,6 +39,7 @@ from practicum.rollouts import (
 from practicum.text import Renderer
 from practicum.training.candidates import attach_candidates
 from practicum.training.judging import add_judgements, fit_scorers
+from practicum.training.observing import accumulate_gradient
 from practicum.types import (
     FAILURES,
     Datum,
@@ -288,7 +289,7 @@ def run_updates(
     settings: StepSettings,
     step: int,
 ) -> ForwardResult:
-    """Run one `forward_backward` and one `optim_step` for each mini-batch, in each epoch.
+    """Accumulate one gradient and run one `optim_step` for each mini-batch, in each epoch.
 
     Metrics are means over all updates, or sums if they are counts. Outputs and supervised tokens
     are those of the first epoch.
@@ -298,8 +299,8 @@ def run_updates(
     for epoch in range(settings.epochs):
         results = []
         for number, batch in enumerate(batches, start=epoch * len(batches)):
-            result = student.forward_backward(
-                batch, plan.objective, seed_of(settings.seed, "update", step, number)
+            result = accumulate_gradient(
+                student, batch, plan.objective, seed_of(settings.seed, "update", step, number)
             )
             results.append(replace(result, metrics=result.metrics | student.optim_step(plan.adam)))
             inject_fault("mini_batch")
