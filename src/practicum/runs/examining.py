@@ -36,9 +36,9 @@ class RunEvaluator:
         self._costs: dict[str, Metrics] = {}
         self._newest: tuple[Evaluation | None, Metrics] | None = None
         """The evaluation of the present weights and its cost, until a step changes them."""
-        shown = name_shown_note(recipe.rollout.source)
+        shown_note = name_shown_note(recipe.rollout.source)
         # What a source shows the student is no part of an answer without it.
-        self._notes = {n: note for n, note in components.parts.notes.items() if n != shown}
+        self._notes = {n: note for n, note in components.parts.notes.items() if n != shown_note}
         self._answers: list[Rollout] = []
         """The newest held-out answers, with their notes."""
 

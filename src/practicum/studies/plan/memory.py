@@ -261,8 +261,8 @@ def _estimate_kept_texts(run: DryRun, conversations: int, new_tokens: int) -> di
     if not run.converses:
         return {}
     tokens = conversations * (max(map(len, run.prompts), default=0) + new_tokens)
-    kept = run.record.dims.count_kv_bytes(tokens, FLOAT_BYTES)
-    return {"keys and values of conversations": min(kept, run.record.max_text_bytes)}
+    size = run.record.dims.count_kv_bytes(tokens, FLOAT_BYTES)
+    return {"keys and values of conversations": min(size, run.record.max_text_bytes)}
 
 
 def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
