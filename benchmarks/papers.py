@@ -88,8 +88,9 @@ def fingerprint(recipe: Recipe) -> str:
             del settings["rollout"][key]
     if not settings["student"]["dropout"]:
         del settings["student"]["dropout"]
-    if settings["task"].get("seed", 0) is None:
-        del settings["task"]["seed"]
+    for key in ("seed", "train_seed"):
+        if settings["task"].get(key, 0) is None:
+            del settings["task"][key]
     for key in ("columns", "strict", "turn_rewards"):
         if not settings["task"].get(key, True):
             del settings["task"][key]

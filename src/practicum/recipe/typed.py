@@ -83,6 +83,7 @@ class TeacherSection(TypedDict, total=False):
     timeout: float
     tokens_per_second: float
     give_up_after: float
+    parameters: int | None
     protocol: Literal["openai", "anthropic"]
     model: str | Mapping[str, Any] | None
     system: str | None
@@ -211,6 +212,7 @@ class TaskSection(TypedDict, total=False):
     spread: int
     noise: float
     turn_rewards: bool
+    train_seed: int | None
 
 
 class RolloutSection(TypedDict, total=False):
