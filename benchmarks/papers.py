@@ -83,7 +83,7 @@ def fingerprint(recipe: Recipe) -> str:
     # Lines are older than these settings, which change nothing as they stand by default.
     if not settings["rollout"]["max_staleness"]:
         del settings["rollout"]["max_staleness"]
-    for key in ("engine", "max_turns"):
+    for key in ("engine", "max_turns", "segment_tokens"):
         if settings["rollout"][key] is None:
             del settings["rollout"][key]
     if not settings["student"]["dropout"]:

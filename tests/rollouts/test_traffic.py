@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import TASK, make_model, rows, toy_recipe, toy_run
+from toy import TASK, rows, toy_recipe, toy_run
 
 from practicum.core.randomness import seed_of
 from practicum.costs import Ledger
@@ -223,14 +223,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    make_model(folder / "student", pretrain=20)
-    make_model(folder / "teacher", pretrain=20)
-    return folder
 
 
 def served(port: int = 8000, **changes: Any) -> dict[str, Any]:
