@@ -164,6 +164,7 @@ class TaskSection(TypedDict, total=False):
     strict: bool
     verifier: Literal["exact", "contains", "number", "math"] | str | Any
     reward_range: Sequence[float]
+    step_rewards: bool
     sandbox: Literal["require", "best_effort", "off"] | Literal["require", "best_effort"]
     max_rejected: float
     name: str | None
@@ -223,6 +224,7 @@ class RolloutSection(TypedDict, total=False):
     engine: str | Mapping[str, Any] | None
     n: int | str
     max_new_tokens: int | str
+    segment_tokens: int | str | None
     max_turns: int | str | None
     episodes: Mapping[str, Any]
     temperature: float | str
@@ -252,7 +254,7 @@ class ObjectiveSection(TypedDict, total=False):
     weights: str | Mapping[str, Any]
     samples: str | Mapping[str, Any]
     filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"]
-    source: Literal["all", "student", "dataset", "teacher", "reference"]
+    source: Literal["all", "student", "dataset", "teacher", "reference", "environment"]
     coefficient: float | str
 
 
