@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 import recording
+from service import LEFT_OPEN
 from toy import curve, make_model, toy_run
 
 from practicum.errors import CapabilityError, PracticumError
 
 PLACE = os.environ.get("PRACTICUM_SKYRL", "")
 pytestmark = [
+    LEFT_OPEN,
     pytest.mark.slow,
     pytest.mark.skipif(not PLACE, reason="PRACTICUM_SKYRL names no environment with SkyRL"),
 ]
