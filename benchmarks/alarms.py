@@ -1,16 +1,17 @@
 """False alarms: toy runs with different seeds, most of them healthy, and how many of them each monitor spoke up in.
 
-    python -m benchmarks alarms [--runs 520] [--rows FILE]
+    python -m benchmarks alarms [--runs 520] [--rows FILE] [--only KIND ...]
 
 Kinds of runs take turns, each for some of the monitors: see `KINDS`. Every run has a seed of its own. A rate counts runs in which
 the monitor gave at least one alarm graver than `log`, among those that had something for it to look at. Alarms follow from the rows
 of metrics.jsonl alone: with `--rows` these are kept as the runs end, a second command goes on where the first was stopped, and
-what is there already is judged again without a run.
+what is there already is judged again without a run. With `--only` the runs of other kinds are left out, and those that are left
+are the same ones.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +142,7 @@ def main() -> None:
         "--runs", type=int, help=f"how many (default {RUNS}, with --quick {len(KINDS)})"
     )
     parser.add_argument("--rows", type=Path, help="where the rows of all runs are kept, and go on")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     options = parser.parse_args()
     count = options.runs or (len(KINDS) if options.quick else RUNS)
     session = open_session("alarms", options)
@@ -149,7 +151,9 @@ def main() -> None:
     runs: Counter[str] = Counter()
     divergences_left = []
     ends: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {kind: [] for kind in KINDS}
-    for kind, recipe, rows in _yield_runs(count, options.quick, options.rows):
+    for kind, recipe, rows in _yield_runs(
+        _list_numbers(count, options.only), options.quick, options.rows
+    ):
         runs[kind] += 1
         settings = parse_recipe(recipe, "toy").monitors
         alarms = Watch(recipe, settings).replay(rows)
@@ -230,12 +234,17 @@ def find_watching_monitors(
     return watching - {"M9", "M10"} if everything else watching
 
 
-def _yield_runs(count: int, quick: bool, store: Path | None) -> Iterator[AlarmRun]:
+def _list_numbers(count: int, only: Collection[str]) -> list[int]:
+    """The numbers of the first runs, without those of other kinds."""
+    return [number for number in range(count) if list(KINDS)[number % len(KINDS)] in only]
+
+
+def _yield_runs(numbers: Sequence[int], quick: bool, store: Path | None) -> Iterator[AlarmRun]:
     """The runs that are kept, and those that are missing, which are kept where that is wanted."""
     stored = {} if store is None else dict(_read_runs(store))
     with ExitStack() as stack:
         models: dict[tuple[int, str], Path] = {}
-        for number in range(count):
+        for number in numbers:
             if number not in stored:
                 stored[number] = _play_run(number, quick, models, stack)
                 if store is not None:

@@ -44,10 +44,11 @@ def main() -> None:
 
 
 def measure_briefly() -> dict[str, float]:
-    """Products in GFLOP/s, reading in GB/s: what floors are computed from, in about a second."""
+    """Measure in about a second what floors are computed from: products, reading, exponentials."""
     return {
         "gflops": _measure_products(SHAPES[0], 5)["greatest"],
         "read_gb": _read(5, 256)["greatest"],
+        "exponentials_g": _measure_exponentials(5)["greatest"],
     }
 
 

@@ -83,14 +83,15 @@ def fingerprint(recipe: Recipe) -> str:
     # Lines are older than these settings, which change nothing as they stand by default.
     if not settings["rollout"]["max_staleness"]:
         del settings["rollout"]["max_staleness"]
-    for key in ("engine", "max_turns"):
+    for key in ("engine", "max_turns", "segment_tokens"):
         if settings["rollout"][key] is None:
             del settings["rollout"][key]
     if not settings["student"]["dropout"]:
         del settings["student"]["dropout"]
-    if settings["task"].get("seed", 0) is None:
-        del settings["task"]["seed"]
-    for key in ("columns", "strict", "turn_rewards"):
+    for key in ("seed", "train_seed"):
+        if settings["task"].get(key, 0) is None:
+            del settings["task"][key]
+    for key in ("columns", "strict", "turn_rewards", "step_rewards"):
         if not settings["task"].get(key, True):
             del settings["task"][key]
     if settings["task"].get("reward_range") == [0.0, 1.0]:

@@ -225,7 +225,7 @@ def _compute_phases(answers: Sequence[dict[str, Any]]) -> dict[str, dict[str, fl
 def _compute_roofline(
     config: Config, answers: Sequence[dict[str, Any]], limits: dict[str, float]
 ) -> dict[str, float]:
-    """Seconds that the arithmetic and the weights' bytes of a step take at the ceilings, by phase, for its mean tokens."""
+    """Seconds that a step's products, exponentials and weights' bytes take at the ceilings, by phase, for its mean tokens."""
     student, teacher = models.SHAPES[config.student], models.SHAPES[config.teacher]
     new = _average([_average(answer["tokens"]) for answer in answers])
     read = new + sum(map(len, models.draw_prompts(config.prompts, student.vocabulary, seed=5)))
@@ -238,6 +238,10 @@ def _compute_roofline(
         "teacher": 2.0 * teacher.body * read / rate,
         "student": 6.0 * student.body * read / rate,
         "loss": 2.0 * new * student.vocabulary * (3 * student.width + teacher.width) / rate,
+        # Each probability of the student and of the teacher is an exponential.
+        "exponentials": 2.0 * new * student.vocabulary / (limits["exponentials_g"] * 1e9),
+        # AdamW reads weight, gradient and two moments, and writes all but the gradient.
+        "optimizer": 28.0 * numbers / (limits["read_gb"] * 1e9),
     }
     total = sum(parts.values())
     measured = _average([_average(answer["seconds"]) for answer in answers])

@@ -291,7 +291,16 @@ def use_peers() -> None:
 @uses(
     "dev",
     *("beartype", "build", "hatch-fancy-pypi-readme", "hatchling", "httpx", "hypothesis"),
-    *("import-linter", "ipykernel", "jsonschema", "matplotlib", "nbclient", "nbformat", "pillow"),
+    *(
+        "import-linter",
+        "ipykernel",
+        "jsonschema",
+        "matplotlib",
+        "mpmath",
+        "nbclient",
+        "nbformat",
+        "pillow",
+    ),
     *(
         "playwright",
         "pyright",
@@ -299,7 +308,6 @@ def use_peers() -> None:
         "pytest-xdist",
         "ray",
         "ruff",
-        "scipy",
         "starlette",
         "tinker",
     ),
@@ -331,7 +339,7 @@ TESTS_WITH_TOOLS = (
     "tests/server/test_verbs.py",
     "tests/server/test_protocol.py",
 )
-"""Short tests that take shapes, random inputs, schemas, SciPy, sockets, a kernel, and the service."""
+"""Short tests that take shapes, random inputs, schemas, mpmath, sockets, a kernel, and the service."""
 
 
 def draw_picture(path: Path) -> None:

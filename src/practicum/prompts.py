@@ -1,10 +1,10 @@
-"""A question as text: its messages, and what a verifier or a teacher may know about it."""
+"""Questions and conversations as text: messages, turns, and what others may know about a question."""
 
 # Without torch: the process of a verifier imports this module and starts in a fraction of the time.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +75,31 @@ class Prompt:
         """The user's last message, empty without one."""
         questions = (turn.content for turn in reversed(self.messages) if turn.role == "user")
         return next(questions, "")
+
+
+CallOutcome = Literal["answered", "unreadable", "unknown", "invalid", "failed", "timeout"]
+"""The end of a call: a result, or why there is none. It could not be read, named no tool, or had
+arguments that the tool does not take; or the tool failed, or took too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One call of a tool: the tool's name as the model wrote it, and the outcome."""
+
+    tool: str
+    outcome: CallOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a rollout's conversation: its role (as in `Message`), token count and text.
+
+    The tokens of an environment's turn include the chat template's tokens around its text. A turn
+    of the model has the `calls` that it made, and the `reward` that the environment gave for it.
+    """
+
+    role: str
+    tokens: int
+    text: str
+    calls: tuple[CallRecord, ...] = ()
+    reward: float | None = None

@@ -12,11 +12,14 @@ from jaxtyping import Bool, Float, Int, UInt8
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from practicum.prompts import CallOutcome as CallOutcome
+from practicum.prompts import CallRecord as CallRecord
 from practicum.prompts import Message as Message
 from practicum.prompts import Prompt as Prompt
 from practicum.prompts import ToolCall as ToolCall
 from practicum.prompts import ToolSchema as ToolSchema
 from practicum.prompts import ToolUse as ToolUse
+from practicum.prompts import Turn as Turn
 
 StopReason = Literal["stop", "length", "error", "timeout", "turns", "bad_calls"]
 """A completion's end: a stop, the token limit, an environment's failure or timeout, the limit of
@@ -75,10 +78,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One completion to sample: the prompt's tokens and the seed of its random stream."""
+    """One completion to sample: the prompt's tokens and the seed of its random stream.
+
+    A completion that goes on from `prompt_tokens` `continues` the stream of a seed after so many
+    tokens; who cannot takes `seed`.
+    """
 
     prompt_tokens: tuple[int, ...]
     seed: int
+    continues: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,34 +136,6 @@ class Sample:
     states: TextStates | None = field(default=None, compare=False, repr=False)
 
 
-CallOutcome = Literal["answered", "unreadable", "unknown", "invalid", "failed", "timeout"]
-"""The end of a call: a result, or why there is none. It could not be read, named no tool, or had
-arguments that the tool does not take; or the tool failed, or took too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallRecord:
-    """One call of a tool: the tool's name as the model wrote it, and the outcome."""
-
-    tool: str
-    outcome: CallOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One turn of a rollout's conversation: its role (as in `Message`), token count and text.
-
-    The tokens of an environment's turn include the chat template's tokens around its text. A turn
-    of the model has the `calls` that it made, and the `reward` that the environment gave for it.
-    """
-
-    role: str
-    tokens: int
-    text: str
-    calls: tuple[CallRecord, ...] = ()
-    reward: float | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The answer of a scorer about one rollout: one number, or None if it cannot decide.
@@ -199,6 +179,8 @@ class Rollout:
     kept, from the first token on; the tokens after them belong to a step that did not hold.
     `reward` is the verifier's, and `judgements` are the scorers', by the names that the recipe gives
     them. `states` is what the student computed as it wrote the text, for the update of its step.
+    `versions` holds the policy's version at each token; None means that it is `policy_version`,
+    otherwise the oldest of them.
     """
 
     prompt: Prompt
@@ -220,6 +202,7 @@ class Rollout:
     judgements: Mapping[str, Judgement] = field(default_factory=dict)
     steps: tuple[SearchStep, ...] = ()
     states: TextStates | None = field(default=None, compare=False, repr=False)
+    versions: Int[Tensor, " T"] | None = None
 
     @classmethod
     def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":
@@ -238,6 +221,12 @@ class Rollout:
         if not self.turns:
             return (self.text,)
         return tuple(turn.text for turn in self.turns if turn.role == "assistant")
+
+    @property
+    def token_versions(self) -> Int[Tensor, " T"]:
+        """The version of the policy at each token."""
+        same = torch.full((len(self.tokens),), self.policy_version)
+        return same if self.versions is None else self.versions
 
     def mark_tokens_by(self, author: Author) -> Bool[Tensor, " T"]:
         """Return a mask that is True at the tokens that `author` wrote."""

@@ -1,5 +1,6 @@
 """Texts laid end to end are read as each is read alone, to the gradient."""
 
+import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from practicum.backends.local.packing import PackedBatch, compute_hidden_states,
 from practicum.backends.local.varlen import can_attend_varlen
 from practicum.costs.segments import (
     FEWEST_SAVED_TOKENS,
+    count_fitting_texts,
     count_packed_tokens,
     split_by_tokens,
 )
@@ -148,9 +150,33 @@ def test_as_many_texts_go_together_as_fit_and_one_more_would_not(max_packed_toke
         return len(PackedBatch(some, CPU).ids) if max_packed_tokens else longest * len(some)
 
     for limit in (1, 80, 90, 150, 300, 10**4):
-        count = next(split_by_tokens(texts, limit, max_packed_tokens)).stop
+        count = count_fitting_texts(texts, 0, limit, max_packed_tokens)
         assert count == 1 or read(texts[:count]) <= limit
         assert count == len(texts) or read(texts[: count + 1]) > limit
+
+
+@pytest.mark.parametrize("max_packed_tokens", [10**6, 0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_passes_are_of_similar_cost_and_no_more_of_them(max_packed_tokens, seed):
+    generator = random.Random(seed)
+    texts = [
+        ScoreRequest(
+            random_tokens(generator.randint(2, 9), row),
+            random_tokens(generator.randint(1, 30), row + 50),
+        )
+        for row in range(20)
+    ]
+    for limit in (80, 120, 200, 10**4):
+        start = filled = 0
+        while start < len(texts):
+            start += count_fitting_texts(texts, start, limit, max_packed_tokens)
+            filled += 1
+        slices = split_by_tokens(texts, limit, max_packed_tokens)
+        assert [text for part in slices for text in texts[part]] == texts
+        assert len(slices) == filled
+    # Eight answers of one length at a limit that seven fill: two passes of four.
+    same = [ScoreRequest((row,), random_tokens(9, row)) for row in range(8)]
+    assert split_by_tokens(same, 70, max_packed_tokens) == [slice(0, 4), slice(4, 8)]
 
 
 def test_a_texts_last_token_is_not_read():

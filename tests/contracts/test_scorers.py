@@ -22,6 +22,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "discriminator": [LEARNED, {**LEARNED, "warmup_steps": 1}],
     "process": [{**LEARNED, "step": "word"}],
     "judge": [{"teacher": {"type": "grading_teacher:Plugin"}}],
+    "likelihood": [{"teacher": {"type": "self", "weights": "frozen"}}],
     "outcome": [{**LEARNED, "share": 0.5}],
     "value": [LEARNED, {**LEARNED, "gamma": 0.9, "gae_lambda": 0.7, "updates": 2}],
 }

@@ -77,6 +77,15 @@ def test_of_an_unknown_model_the_tokens_alone_are_counted() -> None:
     assert "cost/wire_bytes" not in row and ledger.take_bytes() == {"wire_bytes": 0.0}
 
 
+def test_of_a_model_whose_size_alone_is_known_two_operations_a_token_and_parameter() -> None:
+    ledger = Ledger()
+    judge = ledger.meter("scorer-grade")
+    judge.declare_size(70)
+    judge.count_sampled([((1, 2, 3), 2), ((1, 2, 4), 5), ((1, 2, 4), 3)])
+    # Each prompt is read once, and the last token of an answer never.
+    assert ledger.take()["cost/flops_sample"] == 2 * 70 * (3 + 3 + 1 + 4 + 2)
+
+
 def test_several_scorers_have_columns_of_their_own() -> None:
     ledger = Ledger()
     ledger.dims = {"teacher/math": SHAPE}

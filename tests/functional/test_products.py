@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from practicum.functional.chunked import sum_products
 from practicum.functional.head import Head
 from practicum.functional.products import BLOCK_ROWS, add_outer, project, project_back
 
@@ -73,3 +74,9 @@ def test_both_ways_to_differentiate_a_rounded_head_agree():
     closed = heads[1].backward(hidden.detach(), gradient.clone())
     torch.testing.assert_close(closed, hidden.grad)
     torch.testing.assert_close(weights[1].grad, weights[0].grad)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 11])
+def test_products_are_summed_without_a_matrix_as_with_one(rows: int) -> None:
+    first, second = torch.randn(2, rows, 37, generator=torch.Generator().manual_seed(rows))
+    assert sum_products(first, second).equal((first * second).sum(dim=-1))

@@ -17,7 +17,9 @@ from laboratory.__main__ import app
 from laboratory.measures.runs import rank_rates
 from laboratory.study import Reproduction, resolve_stage_models
 from practicum.errors import PracticumError, RecipeError
-from practicum.recipe import parse_recipe
+from practicum.objective import VERIFIER
+from practicum.objective.signals import Unlikely
+from practicum.recipe import build_control, parse_recipe
 from practicum.runs.pipeline import parse_pipeline
 
 pytestmark = pytest.mark.long
@@ -38,6 +40,28 @@ def test_every_arm_is_a_recipe_in_both_forms(name):
                 assert len(whole.stages) == len(study.recipe["stages"]) - len(
                     study.spec.arms[arm].without
                 )
+
+
+@pytest.mark.parametrize("name", list_reproductions())
+def test_a_teacher_beside_a_reward_stands_beside_the_reward_alone(name):
+    study = load_reproduction(name)
+    recipes = {}
+    for arm in study.spec.arms:
+        data = resolve_stage_models(study.build_recipe(arm, study.spec.full), lambda model: "made")
+        recipes[arm] = parse_recipe({**data, "name": arm}, f"{name}, arm {arm}")
+    alone = [arm for arm, recipe in recipes.items() if learns_from_the_verifier_alone(recipe)]
+    joined = [arm for arm, recipe in recipes.items() if build_control(recipe) is not None]
+    assert alone or not joined, joined
+    # The control without any signal of a teacher can be added by one key too, wherever there is one.
+    taught = [recipe for arm, recipe in recipes.items() if arm not in alone]
+    free = [build_control(recipe, Unlikely(threshold=0.1, advantage=-1)) for recipe in taught]
+    assert free and all(recipe is not None and recipe.teacher.type == "none" for recipe in free)
+
+
+def learns_from_the_verifier_alone(recipe):
+    return recipe.teacher.type == "none" and all(
+        term.learns_from_reward and term.scorer == VERIFIER for term in recipe.objective.losses
+    )
 
 
 SMALL = {

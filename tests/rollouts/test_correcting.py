@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from pydantic import TypeAdapter
+from toy import toy_recipe
 
 from practicum.errors import CapabilityError, VerifierError
 from practicum.ports import Observation, PromptedClient
@@ -19,6 +20,7 @@ from practicum.rollouts import (
 from practicum.rollouts.conversation import run_conversations
 from practicum.rollouts.correcting import find_turn
 from practicum.rollouts.openings import Beginning, ConversationRequest
+from practicum.runs.assembly import assemble_run
 from practicum.teachers.expert import ExpertTeacher
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import AUTHORS, Message, Prompt, Sample, SamplingParams, Turn
@@ -238,6 +240,12 @@ def test_a_conversation_goes_on_from_its_beginning():
         assert torch.equal(again.sample.tokens, sample.tokens)
         assert torch.equal(again.model_mask, whole.model_mask)
         assert again.turns == whole.turns
+
+
+def test_single_answers_are_refused_before_anything_is_sampled(models, tmp_path):
+    recipe = toy_recipe(models, {"rollout.source": "correct"})
+    with pytest.raises(CapabilityError, match="correct needs conversations"):
+        assemble_run(recipe, tmp_path)
 
 
 def test_what_cannot_correct_is_refused():

@@ -18,7 +18,7 @@ from practicum.objective import Objective
 from practicum.runs.assembly import RunComponents
 from practicum.studies.plan import describe_plan, dry_runs, plan, planning
 from practicum.studies.plan.cluster import build_workload, describe_clusters, parse_cluster
-from practicum.studies.plan.memory import count_tiles, parse_bytes
+from practicum.studies.plan.memory import count_tiles, estimate_memory, parse_bytes
 from practicum.studies.plan.methods import compare_methods, count_wire_bytes, find_break_even
 from practicum.studies.plan.planning import StepTiming
 
@@ -67,6 +67,20 @@ def test_a_step_on_paper_counts_what_a_real_one_counts(
     counted = {key: value for key, value in real.items() if key.startswith("cost/")}
     assert counted == {key: value for key, value in paper.items() if key.startswith("cost/")}
     assert counted["cost/flops"] > 0
+
+
+def test_conversations_keep_keys_and_values_up_to_a_bound(models: Path) -> None:
+    walk = {"task": {"type": "walker", "turns": 2}, "teacher": {"type": "expert"}}
+    walk |= {"rollout.max_new_tokens": 20, "student": {"model": {"hidden_size": 16, "layers": 1, "heads": 2}}}  # fmt: skip
+    of_walk = plan(toy_recipe(models, walk))
+    item = "keys and values of conversations"
+    longest = max(map(len, of_walk.run.prompts)) + 20
+    kept = of_walk.memory.phases["sample"][item]
+    assert kept == of_walk.run.record.dims.count_kv_bytes(8 * longest, 4)
+    bounded = replace(of_walk.run.record, max_text_bytes=100)
+    run = replace(of_walk.run, record=bounded)
+    assert estimate_memory(run, 0).phases["sample"][item] == 100
+    assert item not in plan(toy_recipe(models)).memory.phases["sample"]
 
 
 def test_methods_by_hand() -> None:

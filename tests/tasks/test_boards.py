@@ -1,5 +1,6 @@
 """Games on boards: FrozenLake and Sokoban by their rules, ways to win by the expert, and a run of each."""
 
+import json
 import random
 from itertools import product
 from pathlib import Path
@@ -50,6 +51,21 @@ def test_slippery_ice_goes_to_either_side() -> None:
     task = built(frozen_lake, slippery=True, train_size=300, turns=20)
     drifts = [drift for game in task.games.values() for drift in game.board.drifts]
     assert all(0.28 < drifts.count(way) / len(drifts) < 0.39 for way in (-1, 0, 1))
+
+
+def test_a_lake_moves_as_gymnasiums() -> None:
+    """Recorded from gymnasium 1.4: where each action leads from each square, to either side of it and ahead."""
+    record = json.loads((Path(__file__).parent / "frozen_lake_record.json").read_text())
+    for lake in record["lakes"]:
+        rows, size = tuple(lake["rows"]), len(lake["rows"])
+        for place, action, number in product(range(size**2), range(4), range(3)):
+            square = divmod(place, size)
+            if rows[square[0]][square[1]] in "HG":
+                continue
+            board = Lake(rows, (number - 1,))
+            after = board.move(square, tuple(MOVES)[action], 0)
+            assert after == divmod(lake["next"][place][action][number], size)
+            assert board.is_won(after) == lake["rewards"][place][action][number]
 
 
 def test_a_warehouse_by_hand() -> None:

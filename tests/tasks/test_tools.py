@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from practicum.core.plugins import load_plugin
 from practicum.errors import DataError
 from practicum.ports import Environment, HasTools
 from practicum.ports.tasks import ToolProblem
@@ -250,10 +252,22 @@ def test_any_task_may_have_tools(tmp_path: Path) -> None:
     assert isinstance(task, HasTools) and not isinstance(task, Environment)
     prompt = task.train_prompts()[0]
     assert task.reward(Rollout.from_text(prompt, "call", str(prompt.answer))) == 1
+    assert task.feedback(Rollout.from_text(prompt, "call", "x")) is None
     assert [schema.name for schema in task.toolbox.use.schemas] == ["python"]
     session = task.toolbox.open(prompt, 0)
     assert session.call("python", {"code": "'a' * 9"}) == "'aaaa... (11 characters, cut off)"
     session.close()
+
+
+def test_what_the_inner_task_says_of_the_answer_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    inner = {"type": "jsonl", "path": "rows.jsonl", "verifier": "number"}
+    said = build(make(task=inner), TaskContext(0, tmp_path))
+    alone = load_plugin("tasks", "jsonl").build(make(task=inner).task, TaskContext(0, tmp_path))
+    prompt = alone.train_prompts()[0]
+    rollout = replace(Rollout.from_text(prompt, "calls 2", "it is 3"), reward=0.0)
+    answer = replace(Rollout.from_text(prompt, "it is 3"), reward=0.0)
+    assert said.feedback(rollout) == alone.feedback(answer) is not None
 
 
 def test_an_environment_with_tools_is_one(tmp_path: Path) -> None:

@@ -133,3 +133,9 @@ def test_settings_that_make_no_sense_are_refused(settings):
 
 def test_one_character_each():
     assert len(POSITIONS) == 13 and len(ACTIONS) == 5 and not set(POSITIONS) & set(ACTIONS)
+
+
+def test_other_walks_to_train_on_leave_those_held_out() -> None:
+    one, other = walker(train_size=8), walker(train_size=8, train_seed=1)
+    assert one.heldout_prompts() == other.heldout_prompts()
+    assert one.train_prompts() != other.train_prompts()

@@ -12,7 +12,7 @@ from toy import assert_same_run, command, forked, rows, toy_recipe, toy_run, wri
 from practicum.errors import RecipeError, TeacherError
 from practicum.studies.plan import plan
 from practicum.teachers._answers import AnswerStore
-from practicum.teachers._chat_protocols import PROTOCOLS, ChatAnswer
+from practicum.teachers._chat_protocols import PROTOCOLS, ChatAnswer, ProtocolName
 from practicum.teachers.chat_api import Config
 from practicum.types import SamplingParams
 
@@ -87,6 +87,95 @@ def test_an_answer_is_read_with_its_end_its_refusal_and_its_tokens() -> None:
     assert not anthropic.parse_answer(blocks("max_tokens", "a")).is_stopped
 
 
+WHOLE_ANSWERS: dict[str, tuple[ProtocolName, dict[str, Any], ChatAnswer]] = {
+    "OpenAI, as documented": (
+        "openai",
+        {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 1741570283,
+            "model": "m",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {
+                        "role": "assistant",
+                        "content": "13 * 2 = 26",
+                        "refusal": None,
+                        "annotations": [],
+                    },
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                }
+            ],
+            "usage": {
+                "prompt_tokens": 19,
+                "completion_tokens": 8,
+                "total_tokens": 27,
+                "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+                "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+            },
+            "service_tier": "default",
+        },
+        ChatAnswer("13 * 2 = 26", True, False, 19, 8),
+    ),
+    "Anthropic, as documented": (
+        "anthropic",
+        {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": "m",
+            "content": [
+                {"type": "thinking", "thinking": "twice 13", "signature": "abc"},
+                {"type": "text", "text": "13 * 2 = 26", "citations": None},
+            ],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": 21,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 0,
+                "output_tokens": 9,
+                "service_tier": "standard",
+            },
+        },
+        ChatAnswer("13 * 2 = 26", True, False, 21, 9),
+    ),
+    "llama.cpp, recorded": (
+        "openai",
+        {
+            "choices": [
+                {
+                    "finish_reason": "length",
+                    "index": 0,
+                    "message": {"role": "assistant", "content": "8 times 7 is "},
+                }
+            ],
+            "created": 1795537935,
+            "model": "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+            "system_fingerprint": "b0-unknown",
+            "object": "chat.completion",
+            "usage": {
+                "completion_tokens": 6,
+                "prompt_tokens": 37,
+                "total_tokens": 43,
+                "prompt_tokens_details": {"cached_tokens": 0},
+            },
+            "id": "chatcmpl-iGuP2cASw5accqSnjkrNKiCxOnzLoaDk",
+            "timings": {"cache_n": 0, "prompt_n": 37, "prompt_ms": 3005.356},
+        },
+        ChatAnswer("8 times 7 is ", False, False, 37, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("whose", WHOLE_ANSWERS)
+def test_a_whole_answer_is_read(whose: str) -> None:
+    protocol, answer, expected = WHOLE_ANSWERS[whose]
+    assert PROTOCOLS[protocol].parse_answer(answer) == expected
+
+
 def test_a_temperature_that_a_protocol_does_not_know_is_refused_before_it_is_sent() -> None:
     with pytest.raises(RecipeError, match=r"temperature of 1\.2.*teacher\(temperature=1\.0\)"):
         PROTOCOLS["anthropic"].build_request("m", [], 0, SamplingParams(5, 1.2))
@@ -117,13 +206,16 @@ def test_a_run_learns_from_what_an_api_writes(
 def test_an_answer_is_paid_for_once_also_across_runs_and_a_kill(
     models: Path, stub: Stub, tmp_path: Path
 ) -> None:
-    changes = build_changes(stub, tmp_path / "kept", prices=PRICES, budget=1.0)
+    changes = build_changes(stub, tmp_path / "kept", prices=PRICES, budget=1.0, parameters=1000)
     whole = toy_run(models, tmp_path / "whole", changes).folder
     paid = len(list_asked(stub))
     assert paid == 16  # two steps of eight prompts, all different
     again = toy_run(models, tmp_path / "again", changes).folder
     assert len(list_asked(stub)) == paid
     assert_same_run(whole, again)
+    # Every prompt is read and an answer's first two tokens of three, whether it was kept or not.
+    first, *_ = rows(again / "metrics.jsonl")
+    assert first["cost/flops_sample"] >= 2 * 1000 * 8 * (1 + 2)
     store = AnswerStore(tmp_path / "kept")
     assert len(store) == paid and store.money == pytest.approx(paid * COST)
 

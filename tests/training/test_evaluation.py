@@ -21,11 +21,14 @@ from practicum.statistics import bootstrap, wilson
 from practicum.training.evaluation import (
     Evaluation,
     GradedCompletion,
+    answer_heldout,
     compare_accuracy,
     compare_overconfidence,
     compute_confidences,
     evaluate,
     evaluate_teacher,
+    examine_answers,
+    show_notes_of,
 )
 from practicum.types import HeadLike, Rollout, TeacherSignal
 
@@ -267,3 +270,51 @@ def test_domains_are_measured_apart_and_make_up_the_whole(models: Path, tmp_path
     )
     assert Evaluation.from_json(json.loads(json.dumps(asdict(found)))) == found
     assert measured(built(models, tmp_path)).by_domain == {}, "prompts without a domain"
+
+
+def test_held_out_answers_get_notes_so_a_teacher_that_shows_one_is_compared(models, tmp_path):
+    """What is noted of a held-out answer is shown as a fixed text is shown, to the last digit."""
+    shows = {"type": "privileged", "teacher": {"type": "model", "model": str(models / "teacher")}}
+    noted, fixed, bare = (
+        built(models, tmp_path / name, **changes)
+        for name, changes in {
+            "noted": {
+                "teacher": {**shows, "reference": "{hint}"},
+                "notes": {"hint": {"type": "filled", "correct": "ab", "incorrect": "ab"}},
+            },
+            "fixed": {"teacher": {**shows, "reference": "ab"}},
+            "bare": {
+                "teacher": {**shows, "reference": "{hint}"},
+                "notes": {"hint": {"type": "filled", "correct": "ab"}},
+            },
+        }.items()
+    )
+    results = []
+    for it in (noted, fixed, bare):
+        parts, settings = it.parts, it.evaluation
+        assert settings is not None
+        answers = answer_heldout(parts.sampler, parts.renderer, parts.task, settings, parts.notes)
+        found = examine_answers(answers, parts.sampler, parts.renderer, parts.teacher, settings)
+        told = show_notes_of(settings, answers, parts.notes) or settings
+        results.append((found, evaluate_teacher(parts.teacher, parts.renderer, parts.task, told)))
+    (with_notes, teacher), (with_text, same_teacher), (lacking, silent) = results
+    assert with_notes.reverse_kl == with_text.reverse_kl is not None
+    assert teacher is not None and teacher == same_teacher
+    # Wrong answers have no such note: they are not compared, and the teacher has no context for all.
+    assert silent is None and lacking.reverse_kl != with_notes.reverse_kl
+
+
+def test_a_run_evaluates_the_teacher_that_shows_a_note(models, tmp_path):
+    changes = {
+        "evaluation.prompts": 4,
+        "train.steps": 1,
+        "teacher": {
+            "type": "privileged",
+            "teacher": {"type": "self", "weights": "live"},
+            "reference": "{share}",
+        },
+        "notes": {"share": {"type": "filled", "correct": "a", "incorrect": "b"}},
+    }
+    folder = toy_run(models, tmp_path, changes).folder
+    before = json.loads((folder / "before.json").read_text())
+    assert before["student"]["reverse_kl"] > 0 and before["teacher"]["accuracy"] is not None

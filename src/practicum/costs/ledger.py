@@ -136,6 +136,11 @@ class Meter:
     ledger: Ledger
     name: str
 
+    def declare_size(self, parameters: int) -> None:
+        """Count two operations a token and parameter, for a model of which only its size is known."""
+        # Attention is left out: layers and heads are not known.
+        self.ledger.dims[self.name] = ModelDims(parameters, parameters, 0, 0, 0, 0, 0, 0)
+
     def count_sampled(self, texts: Texts) -> None:
         """Count completions that the model sampled after these prompts."""
         # A prompt is prefilled once for all of its completions, however short it is.

@@ -2,13 +2,16 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
 from practicum.types import ScoreRequest
 
 FEWEST_SAVED_TOKENS = 16
 """A shared prefix pays if it saves so many tokens."""
+
+MOST_EVEN_SLICES = 4
+"""Of more slices than this, filled ones are nearly even."""
 
 MAX_FOLLOWING = 12
 """The most tokens after a shared prefix, for each that it saves, with which sharing pays."""
@@ -97,27 +100,44 @@ def count_packed_tokens(texts: Sequence[ScoreRequest]) -> int:
     return sum(len(segment.tokens) for segment in split_into_segments(texts)[0])
 
 
-def split_by_tokens(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> Iterator[slice]:
-    """Yield slices of `texts`, in order, that cost at most `limit` tokens each or hold one text.
+def split_by_tokens(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> list[slice]:
+    """Return slices of `texts`, in order, that cost at most `limit` tokens each or hold one text.
 
-    Beyond `packs_up_to` tokens texts are padded to the longest, and padding counts.
+    There are as few slices as filling one after another gives. A few slices are of similar cost,
+    because the largest one decides the memory. Beyond `packs_up_to` tokens texts are padded to the
+    longest, and padding counts.
     """
-    start = 0
+    full = _fill_slices(texts, limit, packs_up_to)
+    if not 1 < len(full) <= MOST_EVEN_SLICES:
+        return full
+    # What slices share counts in each; a slice that is closed lacks less than one text of the cap,
+    # so the last cap nearly always serves.
+    mean = -(-sum(_count_cost(texts[part], packs_up_to) for part in full) // len(full))
+    longest = find_longest_text(texts)
+    for cap in (mean, mean + longest // 2, mean + longest):
+        even = _fill_slices(texts, cap, packs_up_to) if cap < limit else full
+        if len(even) == len(full):
+            return even
+    return full
+
+
+def _fill_slices(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> list[slice]:
+    """Return slices that are filled one after another."""
+    slices, start = [], 0
     while start < len(texts):
-        stop = start + _count_fitting_texts(texts, start, limit, packs_up_to)
-        yield slice(start, stop)
+        stop = start + count_fitting_texts(texts, start, limit, packs_up_to)
+        slices.append(slice(start, stop))
         start = stop
+    return slices
 
 
-def _count_fitting_texts(
+def count_fitting_texts(
     texts: Sequence[ScoreRequest], start: int, limit: int, packs_up_to: int
 ) -> int:
     """Return how many texts from `start` on fit in a pass of `limit` tokens, at least 1."""
 
     def count_tokens(count: int) -> int:
-        part = texts[start : start + count]
-        longest = max(len(text.prompt_tokens) + len(text.tokens) for text in part)
-        return count_packed_tokens(part) if longest <= packs_up_to else count * longest
+        return _count_cost(texts[start : start + count], packs_up_to)
 
     # Doubling first: a pass holds few of many thousand texts, and each count goes over all of its
     # texts.
@@ -125,6 +145,17 @@ def _count_fitting_texts(
     while most < remaining and count_tokens(most) <= limit:
         most = min(2 * most, remaining)
     return max(bisect_right(range(1, most + 1), limit, key=count_tokens), 1)
+
+
+def _count_cost(texts: Sequence[ScoreRequest], packs_up_to: int) -> int:
+    """Return the tokens of a pass with these texts."""
+    longest = find_longest_text(texts)
+    return count_packed_tokens(texts) if longest <= packs_up_to else len(texts) * longest
+
+
+def find_longest_text(texts: Sequence[ScoreRequest]) -> int:
+    """Return the number of tokens of the longest text."""
+    return max(len(text.prompt_tokens) + len(text.tokens) for text in texts)
 
 
 def find_longest_beginning(

@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+
+ROWS_IN_CACHE = 4
+"""The rows of a vocabulary's width whose products fit in the caches of a processor's core."""
 
 
 def chunks(total: int, size: int) -> Iterator[slice]:
@@ -11,6 +15,16 @@ def chunks(total: int, size: int) -> Iterator[slice]:
     if size <= 0:
         raise ValueError(f"chunk size must be positive, got {size}")
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+def sum_products(first: Float[Tensor, "T V"], second: Float[Tensor, "T V"]) -> Float[Tensor, " T"]:
+    """Return `(first * second).sum(dim=-1)` without a matrix for the products."""
+    # On a CPU the products of a few rows stay in its caches; a GPU would wait for each launch.
+    rows = ROWS_IN_CACHE if first.device.type == "cpu" else max(len(first), 1)
+    return torch.cat(
+        [(first[part] * second[part]).sum(dim=-1) for part in chunks(len(first), rows)]
+        or [first.new_zeros(0)]
+    )
 
 
 class BufferPool:

@@ -11,6 +11,9 @@ from torch import Tensor
 from practicum.functional.precision import finite, precise
 from practicum.functional.table import Table
 
+Room = Callable[[], Tensor]
+"""Gives a matrix of the pair's shape to write into, whose content is undefined."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -62,9 +65,9 @@ class Divergence:
     - f_divergence: it is E_S[f(r)] for a convex f, so that merging candidates never raises it
     - exact_gradient: no factor is held constant, so that autograd gives the gradient of the value
     - zero_at_equality: the value is zero at equality
-    - slope: `slope(pair, parameter, out, scratch)` writes the derivative in log S at each candidate
+    - slope: `slope(pair, parameter, out, room)` writes the derivative in log S at each candidate
       into `out`, up to a multiple of S, which cancels in the gradient of the logits, and returns
-      the value; None leaves it to autograd
+      the value; `room()` gives one more matrix to write into; None leaves it to autograd
     """
 
     name: str
@@ -76,7 +79,7 @@ class Divergence:
     f_divergence: bool = True
     exact_gradient: bool = True
     zero_at_equality: bool = True
-    slope: Callable[["DistributionPair", float, Tensor, Tensor], Tensor] | None = None
+    slope: Callable[["DistributionPair", float, Tensor, Room], Tensor] | None = None
 
     @property
     def defaults(self) -> dict[str, float]:

@@ -16,11 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from practicum.functional.chunked import sum_products
 from practicum.functional.divergence_entry import (
     DIVERGENCES,
     DistributionPair,
     Divergence,
     Parameter,
+    Room,
 )
 from practicum.functional.precision import IMPOSSIBLE
 
@@ -68,10 +70,15 @@ def _log_mix(log_ratio: Tensor, weight: float) -> Tensor:
     return torch.where((log_ratio < 20.0) & (growth > -0.5), near_zero, far)
 
 
-def _forward_kl_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
-    value = torch.sub(pair.teacher, pair.student, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
+def _forward_kl_slope(pair: DistributionPair, _: float, slope: Tensor, room: Room) -> Tensor:
+    value = _compute_forward_kl(pair, slope)
     torch.neg(pair.teacher_probs, out=slope)
     return value
+
+
+def _compute_forward_kl(pair: DistributionPair, out: Tensor) -> Tensor:
+    """Return KL(T || S); the matrix `out` is written over."""
+    return torch.sub(pair.teacher, pair.student, out=out).mul_(pair.teacher_probs).sum(dim=-1)
 
 
 @DIVERGENCES.enter(
@@ -92,8 +99,8 @@ def forward_kl(
     return DIVERGENCES["forward_kl"].value(student, teacher)
 
 
-def _reverse_kl_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
-    torch.sub(pair.student, floored(pair.student, pair.teacher, out=scratch), out=slope)
+def _reverse_kl_slope(pair: DistributionPair, _: float, slope: Tensor, room: Room) -> Tensor:
+    torch.sub(pair.student, floored(pair.student, pair.teacher, out=slope), out=slope)
     return slope.mul_(pair.student_probs).sum(dim=-1)
 
 
@@ -118,13 +125,13 @@ def reverse_kl(
 BETA = Parameter("beta", 0.5, 0.0, 1.0, "weight of the teacher in the mixture", False, False)
 
 
-def _jsd_slope(pair: DistributionPair, beta: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _jsd_slope(pair: DistributionPair, beta: float, slope: Tensor, room: Room) -> Tensor:
     middle = (
         torch.lerp(pair.student_probs, pair.teacher_probs, beta, out=slope)
         .clamp_(min=SMALLEST)
         .log_()
     )
-    from_teacher = torch.sub(pair.teacher, middle, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
+    from_teacher = torch.sub(pair.teacher, middle, out=room()).mul_(pair.teacher_probs).sum(dim=-1)
     torch.sub(pair.student, middle, out=slope).mul_(pair.student_probs)
     value = beta * from_teacher + (1.0 - beta) * slope.sum(dim=-1)
     slope.mul_(1.0 - beta)
@@ -155,12 +162,10 @@ BETA_CLOSED = Parameter(
 )
 
 
-def _jsd_normalized_slope(
-    pair: DistributionPair, beta: float, slope: Tensor, scratch: Tensor
-) -> Tensor:
+def _jsd_normalized_slope(pair: DistributionPair, beta: float, slope: Tensor, room: Room) -> Tensor:
     if beta in (0.0, 1.0):
-        return (_reverse_kl_slope if beta else _forward_kl_slope)(pair, beta, slope, scratch)
-    value = _jsd_slope(pair, beta, slope, scratch)
+        return (_reverse_kl_slope if beta else _forward_kl_slope)(pair, beta, slope, room)
+    value = _jsd_slope(pair, beta, slope, room)
     slope.div_(beta * (1.0 - beta))
     return value / (beta * (1.0 - beta))
 
@@ -192,13 +197,13 @@ ALPHA_SKEW_FORWARD = Parameter(
 
 
 def _skew_forward_kl_slope(
-    pair: DistributionPair, alpha: float, slope: Tensor, scratch: Tensor
+    pair: DistributionPair, alpha: float, slope: Tensor, room: Room
 ) -> Tensor:
     mixed = torch.lerp(pair.student_probs, pair.teacher_probs, alpha, out=slope).clamp_(
         min=SMALLEST
     )
-    torch.log(mixed, out=scratch)
-    value = torch.sub(pair.teacher, scratch, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
+    log_mixed = torch.log(mixed, out=room())
+    value = torch.sub(pair.teacher, log_mixed, out=log_mixed).mul_(pair.teacher_probs).sum(dim=-1)
     torch.div(pair.student_probs, mixed, out=slope).mul_(pair.teacher_probs).mul_(alpha - 1.0)
     return value
 
@@ -240,11 +245,9 @@ def skew_reverse_kl(
 W = Parameter("w", 0.5, 0.0, 1.0, "weight of forward KL")
 
 
-def _mixed_kl_slope(pair: DistributionPair, w: float, slope: Tensor, scratch: Tensor) -> Tensor:
-    forward = (
-        torch.sub(pair.teacher, pair.student, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
-    )
-    reverse = _reverse_kl_slope(pair, w, slope, scratch)
+def _mixed_kl_slope(pair: DistributionPair, w: float, slope: Tensor, room: Room) -> Tensor:
+    forward = _compute_forward_kl(pair, slope)
+    reverse = _reverse_kl_slope(pair, w, slope, room)
     slope.mul_(1.0 - w).sub_(pair.teacher_probs, alpha=w)
     return w * forward + (1.0 - w) * reverse
 
@@ -290,9 +293,9 @@ def alpha(
     return DIVERGENCES["alpha"].value(student, teacher, alpha)
 
 
-def _tvd_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _tvd_slope(pair: DistributionPair, _: float, slope: Tensor, room: Room) -> Tensor:
     torch.sub(pair.student_probs, pair.teacher_probs, out=slope)
-    value = 0.5 * torch.abs(slope, out=scratch).sum(dim=-1)
+    value = 0.5 * torch.abs(slope, out=room()).sum(dim=-1)
     slope.sign_().mul_(pair.student_probs).mul_(0.5)
     return value
 
@@ -388,9 +391,9 @@ def density_power(
     return DIVERGENCES["density_power"].value(student, teacher, alpha)
 
 
-def _ce_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _ce_slope(pair: DistributionPair, _: float, slope: Tensor, room: Room) -> Tensor:
     torch.neg(pair.teacher_probs, out=slope)
-    return torch.mul(slope, pair.student, out=scratch).sum(dim=-1)
+    return sum_products(slope, pair.student)
 
 
 @DIVERGENCES.enter(

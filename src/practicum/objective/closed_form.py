@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.functional.chunked import BufferPool
+from practicum.functional.chunked import BufferPool, sum_products
 from practicum.functional.distributions import SMALLEST_TAIL
 from practicum.functional.divergences import DIVERGENCES, DistributionPair, floored
 from practicum.functional.dual_space import Projections
@@ -252,7 +252,7 @@ class Fused:
         assert entry.slope is not None, "only terms with a closed form come here"
         slope = self._take_for_pair(f"slope {number}")
         parameter = entry.resolve(term.parameter)
-        value = entry.slope(self._pair, parameter, slope, self._take_for_pair("scratch"))
+        value = entry.slope(self._pair, parameter, slope, lambda: self._take_for_pair("scratch"))
         if isinstance(term.clip, ClipLoss):
             slope.mul_((value <= term.clip.maximum).to(slope)[:, None])
         return value, slope
@@ -262,11 +262,11 @@ class Fused:
     ) -> list[TermValues]:
         tokens, pair = self._batch.tokens, self._pair
         logprobs = F.gather_logprobs(student, tokens)
-        student_entropy = self._compute_entropy(self._probs, student)
+        student_entropy = -sum_products(self._probs, student)
         teacher_logprobs = teacher_entropy = reverse_kl = None
         if pair is not None:
             teacher_logprobs = F.gather_logprobs(pair.teacher, tokens)
-            teacher_entropy = self._compute_entropy(pair.teacher_probs, pair.teacher)
+            teacher_entropy = -sum_products(pair.teacher_probs, pair.teacher)
             reverse_kl = self._compute_reverse_kl(pair, divergences)
         elif teacher.logprobs is not None:
             teacher_logprobs = teacher.logprobs.to(logprobs)
@@ -300,11 +300,6 @@ class Fused:
             )
             values.append(term_values.detach())
         return values
-
-    def _compute_entropy(self, probs: Tensor, logprobs: Tensor) -> Tensor:
-        rows, columns = probs.shape
-        scratch = self._tiles.take("scratch", (rows, columns), self._hidden)
-        return -torch.mul(probs, logprobs, out=scratch).sum(dim=-1)
 
     def _compute_entropy_slope(self, student: Tensor) -> Tensor | None:
         """Return the slope of sum S log S in log S, or None if no term is about entropy."""

@@ -95,8 +95,10 @@ class Term(BaseModel):
             "only completions with reward 1 or below it, or of prompts without or with a right one"
         ),
     )
-    source: Literal["all", "student", "dataset", "teacher", "reference"] = Field(
-        default="all", description="only tokens of this writer: see [rollouts](rollouts.md)"
+    source: Literal["all", "student", "dataset", "teacher", "reference", "environment"] = Field(
+        default="all",
+        description="only tokens of this writer: see [rollouts](rollouts.md); `all` leaves out "
+        "those of an environment",
     )
     coefficient: float = 1.0
 
@@ -110,6 +112,7 @@ class Term(BaseModel):
             or self._check_rewards_and_clips()
             or self._check_weights()
             or self._check_pairs()
+            or self._check_observed()
         )
         if problem is not None:
             raise ValueError(problem)
@@ -242,6 +245,26 @@ class Term(BaseModel):
             f"signal 'pair' takes whole answers of a prompt as they are; leave out "
             f"{' and '.join(chosen)}"
         )
+
+    def _check_observed(self) -> str | None:
+        if not self.observes:
+            return None
+        if self.on_sampled_token or self.signal.pairs:
+            return (
+                "source 'environment' is about tokens that nobody chose, so none has an advantage; "
+                "write signal: text, divergence: ce, or another term with estimator: pathwise"
+            )
+        if self.samples.name != "uniform":
+            return (
+                f"samples {self.samples.name!r} compares the completions of a writer, and source is "
+                "'environment'; leave samples out"
+            )
+        return None
+
+    @property
+    def observes(self) -> bool:
+        """Return True if the term learns what an environment wrote."""
+        return self.source == "environment"
 
     @property
     def parameter(self) -> float | None:
@@ -414,6 +437,15 @@ class Objective(FrozenConfig):
                     "'sampled' does not tell; write signal: full, or weights of another statistic"
                 )
         return self
+
+    def split_observed(self) -> "tuple[Objective | None, Objective | None]":
+        """Return the terms about the writers of rollouts, and those about an environment's words."""
+        of_writers = tuple(term for term in self.losses if not term.observes)
+        observed = tuple(term for term in self.losses if term.observes)
+        return tuple(  # type: ignore[return-value]
+            self.model_copy(update={"losses": losses}) if losses else None
+            for losses in (of_writers, observed)
+        )
 
     @property
     def signal(self) -> Full | Sampled | TopK | None:

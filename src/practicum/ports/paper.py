@@ -65,6 +65,8 @@ class PaperRecord:
     scalar_calls: dict[str, list[tuple[str, Sequence[ScoreRequest]]]] = field(default_factory=dict)
     """The calls of models with one number a token, each `predict` or `fit`, with their texts."""
     datums: list[Datum] = field(default_factory=list)
+    max_text_bytes: int = 0
+    """Keys and values of conversations are kept from turn to turn up to so many bytes."""
 
 
 class PaperBackend(Backend, Protocol):

@@ -13,6 +13,7 @@ from practicum.rollouts import (
     Search,
     Served,
     Source,
+    StudentSource,
     name_guide,
     name_shown_note,
     needs_reference_samples,
@@ -209,6 +210,24 @@ def find_note_problems(
     return problems
 
 
+def find_segment_problems(rollout: RolloutConfig) -> list[str]:
+    """Return what does not go with answers that go on in a later step."""
+    if rollout.segment_tokens is None:
+        return []
+    problems = []
+    if not isinstance(rollout.source, StudentSource):
+        problems.append(
+            f"rollout.segment_tokens is {rollout.segment_tokens}, and only the student's own answers "
+            "go on in a later step; write source: student, or leave it out"
+        )
+    if rollout.max_staleness:
+        problems.append(
+            f"{STALENESS} is {rollout.max_staleness}, and rollout.segment_tokens goes on with the "
+            "newest weights; write max_staleness: 0, or leave segment_tokens out"
+        )
+    return problems
+
+
 def find_traffic_problems(rollout: RolloutConfig) -> list[str]:
     """Return what does not go with users, who get one answer from the newest weights."""
     if not isinstance(rollout.source, Served):
@@ -256,6 +275,13 @@ def correct_for_engine(objective: Objective) -> Objective:
 def explain_staleness(objective: Objective, rollout: RolloutConfig) -> str | None:
     """Return a warning if tokens of an older policy are trained on as if they were on-policy."""
     uncorrected = _list_uncorrected_signals(objective)
+    is_cut = (rollout.segment_tokens or rollout.max_new_tokens) < rollout.max_new_tokens
+    if uncorrected and is_cut:
+        return (
+            f"rollout.segment_tokens is {rollout.segment_tokens}, and signal {uncorrected[0]!r} with "
+            "correction none takes an older policy's tokens for the learner's own; write "
+            "correction: ratio_truncate(2), or signal: full"
+        )
     if not (rollout.max_staleness and uncorrected):
         return None
     return (

@@ -20,6 +20,7 @@ from practicum.recipe.possible import (
     find_engine_problems,
     find_note_problems,
     find_scorer_problems,
+    find_segment_problems,
     find_staleness_problems,
     find_traffic_problems,
     find_truncation_problem,
@@ -171,6 +172,7 @@ class Recipe(FrozenConfig):
             self.notes, self.scorers, self.teacher, self.reference, self.rollout
         )
         problems += find_traffic_problems(self.rollout)
+        problems += find_segment_problems(self.rollout)
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
         if problems:

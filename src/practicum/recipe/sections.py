@@ -59,6 +59,12 @@ class RolloutConfig(FrozenConfig):
     )
     n: int = Field(default=1, ge=1, description="completions per prompt")
     max_new_tokens: int = Field(default=256, ge=1)
+    segment_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="most new tokens of an answer in one step; a longer one goes on in a later "
+        "step: see [rollouts](rollouts.md#segments); none: every answer ends in its step",
+    )
     max_turns: int | None = Field(
         default=None,
         ge=1,

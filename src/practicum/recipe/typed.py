@@ -83,6 +83,7 @@ class TeacherSection(TypedDict, total=False):
     timeout: float
     tokens_per_second: float
     give_up_after: float
+    parameters: int | None
     protocol: Literal["openai", "anthropic"]
     model: str | Mapping[str, Any] | None
     system: str | None
@@ -163,6 +164,7 @@ class TaskSection(TypedDict, total=False):
     strict: bool
     verifier: Literal["exact", "contains", "number", "math"] | str | Any
     reward_range: Sequence[float]
+    step_rewards: bool
     sandbox: Literal["require", "best_effort", "off"] | Literal["require", "best_effort"]
     max_rejected: float
     name: str | None
@@ -211,6 +213,7 @@ class TaskSection(TypedDict, total=False):
     spread: int
     noise: float
     turn_rewards: bool
+    train_seed: int | None
 
 
 class RolloutSection(TypedDict, total=False):
@@ -221,6 +224,7 @@ class RolloutSection(TypedDict, total=False):
     engine: str | Mapping[str, Any] | None
     n: int | str
     max_new_tokens: int | str
+    segment_tokens: int | str | None
     max_turns: int | str | None
     episodes: Mapping[str, Any]
     temperature: float | str
@@ -250,7 +254,7 @@ class ObjectiveSection(TypedDict, total=False):
     weights: str | Mapping[str, Any]
     samples: str | Mapping[str, Any]
     filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"]
-    source: Literal["all", "student", "dataset", "teacher", "reference"]
+    source: Literal["all", "student", "dataset", "teacher", "reference", "environment"]
     coefficient: float | str
 
 

@@ -7,6 +7,7 @@ from practicum.rollouts.replacing import measure_replaced
 from practicum.rollouts.resampling import measure_resampled
 from practicum.rollouts.retrying import measure_retried
 from practicum.rollouts.search import measure_search
+from practicum.rollouts.segments import Segments
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
@@ -24,6 +25,7 @@ from practicum.rollouts.sources import (
     count_teacher_answers,
     list_answer_problems,
     list_conversation_problems,
+    list_observation_problems,
     list_other_writers,
     list_source_problems,
     list_task_problems,
@@ -63,6 +65,7 @@ __all__ = [
     "RolloutRow",
     "RolloutWriters",
     "Search",
+    "Segments",
     "Served",
     "Source",
     "SourceChoice",
@@ -78,6 +81,7 @@ __all__ = [
     "count_teacher_answers",
     "list_answer_problems",
     "list_conversation_problems",
+    "list_observation_problems",
     "list_other_writers",
     "list_source_problems",
     "list_task_problems",

@@ -65,7 +65,11 @@ class CleanResampler:
         draw = random.Random(seed_of(batch.seed, "resample", batch.step, name))
         right = [rollout for rollout in rollouts if classify_outcome(rollout) == "correct"]
         failures = [rollout for rollout in rollouts if classify_outcome(rollout) != "correct"]
-        most = round(len(right) * count / len(rollouts))
+        count_sure, remainder = divmod(len(right) * count, len(rollouts))
+        # What is left of the share is one more with its probability: rounding would never keep the
+        # one right answer of two, or always.
+        chance = random.Random(seed_of(batch.seed, "resample-share", batch.step, name)).random()
+        most = count_sure + (chance < remainder / len(rollouts))
         # An answer without replacement: the largest of u^(1/weight) (Efraimidis & Spirakis 2006).
         ranked = sorted(right, key=lambda rollout: -(draw.random() ** compute_penalty(rollout)))
         chosen = ranked[:most] + draw.sample(failures, count - most)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, field_validator
 
 from practicum.core.calls import Call
+from practicum.objective import Objective
 from practicum.objective.choices import build_validator, index_by_type
 from practicum.ports import Capabilities, ServesUsers, Task, answers_back
 
@@ -317,6 +318,18 @@ def list_task_problems(source: Source, task: Task) -> list[str]:
             "them; write source: served, or the inner task alone"
         )
     return problems
+
+
+def list_observation_problems(objective: Objective, source: Source, task: Task) -> list[str]:
+    """List why there is nothing to learn of an environment: a line for each term about one."""
+    if answers_back(task) or isinstance(source, Cache | Traces):
+        return []
+    return [
+        f"objective.losses[{number}].source: this task's answers are single ones, and no environment "
+        "writes between them; take a task that answers back, such as walker"
+        for number, term in enumerate(objective.losses)
+        if term.observes
+    ]
 
 
 def list_conversation_problems(source: Source) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
@@ -77,11 +77,20 @@ class AuthorRow(BaseModel):
     tokens: Annotated[int, Field(ge=1)]
 
 
+class VersionRow(BaseModel):
+    """A run of consecutive tokens of one version of the policy."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    version: Number
+    tokens: Annotated[int, Field(ge=1)]
+
+
 class RolloutRow(BaseModel):
     """One rollout as a row of rollouts.jsonl, without its reward and the numbers of its update.
 
-    `authors` are runs of consecutive tokens with their authors, in order. A rollout that `source`
-    wrote alone has none.
+    `authors` are runs of consecutive tokens with their authors, in order, and `versions` those with
+    one version of the policy. A rollout that `source` wrote alone has no authors, and one of a
+    single policy no versions.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
@@ -101,6 +110,7 @@ class RolloutRow(BaseModel):
     turns: list[TurnRow] = []
     notes: dict[str, str] = {}
     steps: list[StepRow] = []
+    versions: list[VersionRow] = []
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "RolloutRow":
@@ -110,7 +120,8 @@ class RolloutRow(BaseModel):
             raise ValueError(
                 "tokens, loss_mask, sampling_logprobs and policy_logprobs differ in length"
             )
-        for name, parts in (("authors", self.authors), ("turns", self.turns)):
+        columns_of_runs = {"authors": self.authors, "turns": self.turns, "versions": self.versions}
+        for name, parts in columns_of_runs.items():
             count = sum(part.tokens for part in parts)
             if parts and count != len(self.tokens):
                 raise ValueError(f"{name} are of {count} tokens, and there are {len(self.tokens)}")
@@ -138,6 +149,7 @@ class RolloutRow(BaseModel):
             turns=[TurnRow.model_validate(_encode_turn(turn)) for turn in rollout.turns],
             notes=dict(rollout.notes),
             steps=[StepRow.model_validate(asdict(step)) for step in rollout.steps],
+            versions=_encode_versions(rollout.versions),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -162,6 +174,7 @@ class RolloutRow(BaseModel):
             turns=tuple(turn.to_turn() for turn in self.turns),
             notes=self.notes,
             steps=tuple(SearchStep(**step.model_dump()) for step in self.steps),
+            versions=_decode_versions(self.versions),
         )
         return rollout if self.turns else _restore_turns(rollout)
 
@@ -204,6 +217,16 @@ def _encode_authors(authors: UInt8[Tensor, " T"] | None) -> list[AuthorRow]:
 def _measure_runs(values: Sequence[int]) -> list[tuple[int, int]]:
     """Return the runs of equal values, each with its length."""
     return [(value, len(list(run))) for value, run in groupby(values)]
+
+
+def _encode_versions(versions: Int[Tensor, " T"] | None) -> list[VersionRow]:
+    runs = [] if versions is None else _measure_runs(versions.tolist())
+    return [VersionRow(version=version, tokens=count) for version, count in runs]
+
+
+def _decode_versions(rows: Sequence[VersionRow]) -> Int[Tensor, " T"] | None:
+    versions = [row.version for row in rows for _ in range(row.tokens)]
+    return torch.tensor(versions, dtype=torch.long) if rows else None
 
 
 def _decode_authors(rows: Sequence[AuthorRow]) -> UInt8[Tensor, " T"] | None:

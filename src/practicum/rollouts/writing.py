@@ -44,6 +44,7 @@ from practicum.rollouts.sampling import (
     require_tokens,
 )
 from practicum.rollouts.search import AgreementCheck, StepSearch
+from practicum.rollouts.segments import Segments
 from practicum.rollouts.sources import (
     Correct,
     Join,
@@ -106,6 +107,7 @@ class RolloutWriters:
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
     notes: Mapping[str, Note] = field(default_factory=dict)
     traffic: Traffic | None = None
+    segments: Segments | None = None
 
 
 def collect_rollouts(
@@ -121,8 +123,10 @@ def collect_rollouts(
         raise CapabilityError(problems)
     if isinstance(source, Served) and writers.traffic is not None:
         return writers.traffic.collect(batch, writers.renderer, writers.student, params)
-    plan = _assign_writers(batch, source, writers.archive)
     sampler = RolloutSampler(batch, writers.renderer, params, writers.environment)
+    if writers.segments is not None:
+        return writers.segments.collect(sampler, writers.student)
+    plan = _assign_writers(batch, source, writers.archive)
     batch_writer = _BatchWriter(sampler, source, writers)
 
     def fill(rows: list[int]) -> list[Rollout]:

@@ -1,7 +1,6 @@
 """Assemble a run from its recipe: load models, compare vocabularies, build teachers."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -40,15 +39,10 @@ from practicum.ports.scoring import ScalarSettings, Scorer
 from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
-    Cache,
-    RolloutArchive,
-    Traces,
+    list_observation_problems,
     list_source_problems,
     list_task_problems,
-    load_recorded_rollouts,
-    load_traced_rollouts,
     needs_reference_samples,
-    needs_replay,
     needs_teacher_samples,
 )
 from practicum.runs.identity import (
@@ -68,11 +62,12 @@ from practicum.runs.opening import (
     resolve_run,
 )
 from practicum.runs.scoring import ScorerBuilder, ScorerInfo, build_notes
+from practicum.runs.unfinished import load_archive, open_segments
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings
 from practicum.training.loop import StepComponents, StepPlan, StepSettings
-from practicum.types import Prompt, Rollout, SamplingParams
+from practicum.types import Prompt, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -233,20 +228,6 @@ def split_by_length(
     return fit, too_long
 
 
-def load_archive(
-    recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer
-) -> tuple[RolloutArchive, dict[str, str]]:
-    """Return the archive of earlier rollouts, and the digest of the recipe's tape, if any."""
-    source = recipe.rollout.source
-    newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if needs_replay(source) else 0)
-    if not isinstance(source, Cache | Traces):
-        return RolloutArchive(newest), {}
-    path = Path(recipe.base_dir) / source.path
-    load = load_traced_rollouts if isinstance(source, Traces) else load_recorded_rollouts
-    tape = load(path, prompts, renderer, recipe.longest_answer)
-    return RolloutArchive(newest, tape), {"tape": digest_file(path)}
-
-
 class _Assembly:
     """The components of a run while they are assembled."""
 
@@ -264,7 +245,10 @@ class _Assembly:
         self.scores = scores
         self.packages: list[str] = []
         self.task = build_task(recipe, rejected, self.packages)
-        if problems := list_task_problems(recipe.rollout.source, self.task):
+        source = recipe.rollout.source
+        problems = list_task_problems(source, self.task)
+        problems += list_observation_problems(recipe.objective, source, self.task)
+        if problems:
             raise CapabilityError(problems)
         self.ledger = Ledger()
         self.after_training: list[Callable[[], None]] = []
@@ -349,6 +333,7 @@ class _Assembly:
             scorers=self.build_scorers(),
             notes=build_notes(recipe, student.renderer, task, models, self.build_teacher),
             archive=archive,
+            segments=open_segments(recipe, task),
             ledger=ledger,
         )
         return RunComponents(

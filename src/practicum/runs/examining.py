@@ -8,11 +8,18 @@ from practicum.core.waits import show_wait
 from practicum.errors import CheckpointError
 from practicum.monitors import compute_evaluation_readings
 from practicum.recipe import Recipe
+from practicum.rollouts import name_shown_note
 from practicum.run_dir import RESTORE, RunDir, read_json, shapes, write_json
 from practicum.runs.assembly import RunComponents
 from practicum.runs.outcome import RunEvaluations
-from practicum.training.evaluation import Evaluation, evaluate, evaluate_teacher
-from practicum.types import Metrics
+from practicum.training.evaluation import (
+    Evaluation,
+    answer_heldout,
+    evaluate_teacher,
+    examine_answers,
+    show_notes_of,
+)
+from practicum.types import Metrics, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +36,11 @@ class RunEvaluator:
         self._costs: dict[str, Metrics] = {}
         self._newest: tuple[Evaluation | None, Metrics] | None = None
         """The evaluation of the present weights and its cost, until a step changes them."""
+        shown_note = name_shown_note(recipe.rollout.source)
+        # What a source shows the student is no part of an answer without it.
+        self._notes = {n: note for n, note in components.parts.notes.items() if n != shown_note}
+        self._answers: list[Rollout] = []
+        """The newest held-out answers, with their notes."""
 
     def evaluate_before(self, *, is_trained: bool) -> None:
         """Evaluate student and teacher once.
@@ -79,12 +91,19 @@ class RunEvaluator:
         name = f"evaluating {len(settings.prompts)} held-out prompts {when}"
         log.info(name)
         with show_wait(name):
-            return evaluate(parts.sampler, parts.renderer, parts.task, parts.teacher, settings)
+            self._answers = answer_heldout(
+                parts.sampler, parts.renderer, parts.task, settings, self._notes, rescored=True
+            )
+            return examine_answers(
+                self._answers, parts.sampler, parts.renderer, parts.teacher, settings
+            )
 
     def _evaluate_teacher(self) -> Evaluation | None:
         parts, settings = self._components.parts, self._components.evaluation
         if settings is None or not self._recipe.evaluation.teacher:
             return None
+        # Without a note of every prompt a teacher that shows one has no context before its answers.
+        settings = show_notes_of(settings, self._answers, self._notes) or settings
         name = "evaluating the teacher in its own context"
         log.info(name)
         with show_wait(name):

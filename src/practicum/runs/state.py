@@ -48,9 +48,12 @@ def restore(
     components.backend.load(components.student, checkpoint.path)
     load_followers(components, checkpoint)
     components.schedule_state.load_state(checkpoint.state.get("schedules", {}))
+    parts = components.parts
+    if parts.segments is not None:
+        parts.segments.load_state(checkpoint.state.get("open_answers", []), parts.prompts)
     if needs_replay(recipe.rollout.source):
         rows = folders.read_rows(run_dir.rollouts_jsonl, folders.shapes.ROLLOUT)
-        components.parts.archive.restore(rows, components.parts.prompts, step)
+        parts.archive.restore(rows, parts.prompts, step)
     log.info(f"resumed after step {step}")
 
 
@@ -73,6 +76,9 @@ def prepare_save(
     state = {"step": step, "schedules": components.schedule_state.save_state()}
     if in_flight := runner.save_state():
         state["begun"] = in_flight
+    segments = components.parts.segments
+    if segments is not None:
+        state["open_answers"] = segments.save_state()
     backend, student = components.backend, components.student
     if is_copied:
         tensors = {role: copy_to_host(named) for role, named in tensors.items()}

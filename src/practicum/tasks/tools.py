@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import DataError
 from practicum.ports import Environment, Episode, HasAlphabet, Task, ToolSession
+from practicum.ports.tasks import GivesFeedback
 from practicum.tasks import TaskContext
 from practicum.tasks._answered import keep_answer, leave_out_calls
 from practicum.types import FrozenConfig, Prompt, Rollout, ToolSchema, ToolUse
@@ -148,6 +149,13 @@ class ToolTask:
         """Return the inner task's reward of the last turn, which is the answer."""
         return self.task.reward(keep_answer(rollout))
 
+    def feedback(self, rollout: Rollout) -> str | None:
+        """Return what the inner task says of the answer."""
+        return self._explain(keep_answer(rollout))
+
+    def _explain(self, rollout: Rollout) -> str | None:
+        return self.task.feedback(rollout) if isinstance(self.task, GivesFeedback) else None
+
 
 @dataclass(frozen=True, slots=True)
 class ConversingToolTask(ToolTask):
@@ -158,6 +166,10 @@ class ConversingToolTask(ToolTask):
     def reward(self, rollout: Rollout) -> float | None:
         """Return the inner task's reward of the turns without calls."""
         return self.task.reward(leave_out_calls(rollout))
+
+    def feedback(self, rollout: Rollout) -> str | None:
+        """Return what the inner task says of the turns without calls."""
+        return self._explain(leave_out_calls(rollout))
 
     def open(self, prompt: Prompt, seed: int) -> Episode:
         """Begin the inner task's conversation."""

@@ -50,6 +50,9 @@ class Config(FrozenConfig):
     train_size: int = Field(default=4096, ge=1, description="walks to train on")
     heldout_size: int = Field(default=256, ge=0, description="other walks, to evaluate on")
     seed: int | None = Field(default=None, description="of the walks; none: the run's")
+    train_seed: int | None = Field(
+        default=None, description="of the walks to train on alone; none: as the others"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +110,11 @@ class Walker:
     def __init__(self, config: Config, seed: int) -> None:
         self._config = config
         seed = seed if config.seed is None else config.seed
-        sizes = {"heldout": config.heldout_size, "train": config.train_size}
+        train_seed = seed if config.train_seed is None else config.train_seed
+        parts = {"heldout": (config.heldout_size, seed), "train": (config.train_size, train_seed)}
         self._walks = {
-            f"{part}-{number}": _draw_walk(config, seed_of(seed, "walker", part, number))
-            for part, size in sizes.items()
+            f"{part}-{number}": _draw_walk(config, seed_of(part_seed, "walker", part, number))
+            for part, (size, part_seed) in parts.items()
             for number in range(size)
         }
         prompts = [

@@ -5,6 +5,7 @@ import os
 from pydantic import Field
 
 from practicum.core.randomness import seed_of
+from practicum.costs import Meter
 from practicum.errors import RecipeError
 from practicum.remote.http import AddressConfig, JsonClient, Server
 
@@ -25,6 +26,17 @@ class ServedConfig(AddressConfig):
     give_up_after: float = Field(
         default=120.0, ge=0, description="seconds in which a failing request is tried again"
     )
+    parameters: int | None = Field(
+        default=None,
+        ge=1,
+        description="parameters that each token passes, two operations for each; "
+        "none: its operations are not counted",
+    )
+
+    def declare_size(self, meter: Meter | None) -> None:
+        """Tell the meter of the model how large it is, if the recipe does."""
+        if meter is not None and self.parameters is not None:
+            meter.declare_size(self.parameters)
 
 
 def open_server(config: ServedConfig, key_header: str | None = None) -> JsonClient:

@@ -62,6 +62,7 @@ class Config(ServedConfig):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Look the model up, where the API lists its models, and open the answers kept so far."""
+    config.declare_size(context.meter)
     if context.is_dry_run:
         return PaperWriter(config.capabilities(), context.renderer, context.meter)
     protocol = PROTOCOLS[config.protocol]

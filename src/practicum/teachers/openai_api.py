@@ -94,6 +94,7 @@ class Config(ReadingConfig, ServedConfig):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Probe the server, compare the vocabularies, and compare the model with the pinned canary."""
+    config.declare_size(context.meter)
     http = open_server(config)
     renderer = config.build_renderer(http.address, context)
     vocabulary = renderer.vocab_size

@@ -184,7 +184,8 @@ class PrivilegedTeacher(FollowerTeacher):
 
     def _has_context(self, prompt: Prompt) -> bool:
         """Return True if the prompt has a context before any completion of it."""
-        return not self._needs_rollout and not self._is_silent(prompt, {})
+        names = {*ROLLOUT_FIELDS, *self._notes} - prompt.privileged.keys()
+        return not self._config.shows(names) and not self._is_silent(prompt, {})
 
     def _is_silent(self, prompt: Prompt, rollout_fields: Mapping[str, str]) -> bool:
         """Return True if a field is missing and may miss; siblings and notes always may."""

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,8 +19,10 @@ from practicum.objective.passes import (
     pack_signals,
 )
 from practicum.ports import SamplingClient, Task, Teacher
+from practicum.ports.notes import Note, NoteMoment
 from practicum.rollouts import (
     RolloutBatch,
+    add_notes,
     add_rewards,
     as_environment,
     sample_rollouts,
@@ -149,11 +151,39 @@ def evaluate(
     settings: EvaluationSettings,
 ) -> Evaluation:
     """Sample and verify completions, and compare student and teacher on the student's tokens."""
-    sampling = replace(settings.sampling, rescored=teacher is not None)
+    rollouts = answer_heldout(client, renderer, task, settings, rescored=teacher is not None)
+    return examine_answers(rollouts, client, renderer, teacher, settings)
+
+
+def answer_heldout(
+    client: SamplingClient,
+    renderer: Renderer,
+    task: Task,
+    settings: EvaluationSettings,
+    notes: Mapping[str, Note] | None = None,
+    *,
+    rescored: bool = False,
+) -> list[Rollout]:
+    """Sample completions of the held-out prompts, with their rewards and notes.
+
+    If `rescored`, the same client scores them next.
+    """
+    sampling = replace(settings.sampling, rescored=rescored)
     rollouts = sample_rollouts(
         settings.batch, client, renderer, sampling, as_environment(task, renderer)
     )
-    rollouts = add_rewards(rollouts, task)
+    # No step trains on them, so their notes are those of step 0 in every evaluation.
+    return add_notes(add_rewards(rollouts, task), notes or {}, NoteMoment(0, client))
+
+
+def examine_answers(
+    rollouts: list[Rollout],
+    client: SamplingClient,
+    renderer: Renderer,
+    teacher: Teacher | None,
+    settings: EvaluationSettings,
+) -> Evaluation:
+    """Return the evaluation of held-out completions, compared with the teacher if there is one."""
     comparison = _TeacherComparison()
     if teacher is not None:
         comparison = _compare_with_teacher(client, teacher, rollouts, renderer)
@@ -170,6 +200,27 @@ def evaluate_teacher(
     if rollouts is None:
         return None
     return _build_evaluation(add_rewards(rollouts, task), _TeacherComparison(), settings.seed)
+
+
+def show_notes_of(
+    settings: EvaluationSettings, rollouts: Sequence[Rollout], names: Collection[str]
+) -> EvaluationSettings | None:
+    """Return the settings with the notes of each prompt's first completion in the prompt.
+
+    A teacher that shows notes then has a context before it answers. None if one lacks a note.
+    """
+    first = {rollout.prompt.id: rollout for rollout in reversed(rollouts)}
+    if any(not set(names) <= rollout.notes.keys() for rollout in first.values()):
+        return None
+    prompts = [
+        replace(prompt, privileged={**prompt.privileged, **_pick(first[prompt.id].notes, names)})
+        for prompt in settings.prompts
+    ]
+    return replace(settings, prompts=prompts)
+
+
+def _pick(notes: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: notes[name] for name in names}
 
 
 def compare_accuracy(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:

@@ -19,6 +19,7 @@ from practicum.rollouts import (
     RolloutArchive,
     RolloutBatch,
     RolloutWriters,
+    Segments,
     Source,
     Traffic,
     add_notes,
@@ -38,6 +39,7 @@ from practicum.rollouts import (
 from practicum.text import Renderer
 from practicum.training.candidates import attach_candidates
 from practicum.training.judging import add_judgements, fit_scorers
+from practicum.training.observing import accumulate_gradient
 from practicum.types import (
     FAILURES,
     Datum,
@@ -74,7 +76,7 @@ class StepComponents:
 
     `sampler` samples with the student's weights at the time of each call. `scorers` judge the
     rollouts beside the task's verifier, and `notes` are written about them. `traffic` has the turns
-    of users. `ledger` counts tokens, FLOPs and bytes.
+    of users, `segments` the answers that go on in a later step. `ledger` counts tokens, FLOPs and bytes.
     """
 
     student: TrainingClient
@@ -88,6 +90,7 @@ class StepComponents:
     notes: Mapping[str, Note] = field(default_factory=dict)
     archive: RolloutArchive = field(default_factory=RolloutArchive)
     traffic: Traffic | None = None
+    segments: Segments | None = None
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
@@ -167,6 +170,7 @@ def generate_rollouts(
         parts.scorers,
         parts.notes,
         parts.traffic,
+        parts.segments,
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
@@ -229,7 +233,7 @@ def update_student(
     metrics = {
         **measure_rollouts(rollouts, result.supervised, step),
         **measure_notes(rollouts, parts.notes),
-        **_measure_traffic(parts.traffic, step, settings),
+        **_measure_waiting(parts, rollouts, step, settings),
         **judged,
         **result.metrics,
         **timer.laps,
@@ -285,7 +289,7 @@ def run_updates(
     settings: StepSettings,
     step: int,
 ) -> ForwardResult:
-    """Run one `forward_backward` and one `optim_step` for each mini-batch, in each epoch.
+    """Accumulate one gradient and run one `optim_step` for each mini-batch, in each epoch.
 
     Metrics are means over all updates, or sums if they are counts. Outputs and supervised tokens
     are those of the first epoch.
@@ -295,8 +299,8 @@ def run_updates(
     for epoch in range(settings.epochs):
         results = []
         for number, batch in enumerate(batches, start=epoch * len(batches)):
-            result = student.forward_backward(
-                batch, plan.objective, seed_of(settings.seed, "update", step, number)
+            result = accumulate_gradient(
+                student, batch, plan.objective, seed_of(settings.seed, "update", step, number)
             )
             results.append(replace(result, metrics=result.metrics | student.optim_step(plan.adam)))
             inject_fault("mini_batch")
@@ -413,8 +417,14 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 
 
-def _measure_traffic(traffic: Traffic | None, step: int, settings: StepSettings) -> Metrics:
-    return {} if traffic is None else traffic.measure(step, settings.prompts_per_step)
+def _measure_waiting(
+    parts: StepComponents, rollouts: Sequence[Rollout], step: int, settings: StepSettings
+) -> Metrics:
+    """Return what waits for a later step: turns of users, answers in segments."""
+    metrics: Metrics = {}
+    if parts.traffic is not None:
+        metrics |= parts.traffic.measure(step, settings.prompts_per_step)
+    return metrics if parts.segments is None else metrics | parts.segments.measure(rollouts, step)
 
 
 class PhaseTimer:

@@ -13,7 +13,7 @@ from practicum.backends.local.native.library import NativeLibrary, point_to
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.functional.truncation import sampling_logprobs
-from practicum.types import SamplingParams
+from practicum.types import SampleRequest, SamplingParams
 
 VOCABULARY_BLOCK = 64
 """The tokens in one block of the race; only the winning block's tokens race in turn."""
@@ -25,6 +25,17 @@ MAX_CACHED_ENTRIES = 2**19
 def open_random_stream(seed: int) -> torch.Generator:
     """Return the random stream of one completion."""
     return torch.Generator().manual_seed(seed)
+
+
+def open_request_stream(request: SampleRequest, vocabulary: int) -> torch.Generator:
+    """Return the random stream of a request: where it continues one, as after its earlier tokens."""
+    if request.continues is None:
+        return open_random_stream(request.seed)
+    seed, tokens = request.continues
+    stream = open_random_stream(seed)
+    for _ in range(tokens):
+        draw_exponentials([stream], vocabulary)
+    return stream
 
 
 def draw_exponentials(streams: Sequence[torch.Generator], vocabulary: int) -> Float[Tensor, "B N"]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from practicum.backends.local import Config
 from practicum.backends.local.device_limits import build_limits, find_limits
 from practicum.backends.local.graph import plan_micro_batch
+from practicum.backends.local.kept_texts import MAX_BYTES as MAX_TEXT_BYTES
 from practicum.backends.local.loading import LoadedModel
 from practicum.backends.local.native.kept import MAX_BYTES
 from practicum.backends.local.paper import load_weightless, measure_footprint
@@ -94,6 +95,7 @@ class LocalPaper:
             max_kept_bytes=MAX_BYTES,
             chunk_tokens=limits.chunk_tokens,
             sampling_batch=limits.sampling_batch,
+            max_text_bytes=MAX_TEXT_BYTES,
         )
         return Student(
             trainer=PaperTrainer(self.record, lambda: self._open_client("student")),

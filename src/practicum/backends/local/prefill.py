@@ -16,7 +16,7 @@ from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.kept_texts import Continuation, ContinuedBatch
 from practicum.backends.local.packing import PackedBatch
 from practicum.backends.local.text_states import capture_layer
-from practicum.costs.segments import split_by_tokens
+from practicum.costs.segments import count_fitting_texts
 from practicum.types import ScoreRequest
 
 
@@ -80,7 +80,7 @@ class PromptQueue:
             return
         # What prompts share is read once, so it counts once.
         most_tokens = find_limits(self._job.device).prefill_tokens
-        requests = requests[next(split_by_tokens(requests, most_tokens, sys.maxsize))]
+        requests = requests[: count_fitting_texts(requests, 0, most_tokens, sys.maxsize)]
         batch = PackedBatch(requests, self._job.device, keep_kv=True)
         assert batch.kv_by_layer is not None
         with (

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel, find_body, patch_forwards
+from practicum.backends.local.pages import page_out
 from practicum.backends.local.processor import is_amd
 from practicum.backends.local.quantising import has_fewer_bits
 from practicum.functional.head import Head
@@ -67,11 +68,14 @@ class PrepackedModel:
 class LayoutStore:
     """Holds the prepacked maps of one model, whose weights must not change.
 
+    With `owns_weights`, nobody else reads them: their pages go back to the system.
+
     Scoring multiplies hundreds of rows at a time. Reordering then costs as much as about 300 rows,
     which a frozen model repays in its first steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owns_weights: bool = False) -> None:
+        self._owns_weights = owns_weights
         self._prepacked: PrepackedModel | None = None
 
     def open(self, language_model: LanguageModel) -> PrepackedModel:
@@ -79,6 +83,8 @@ class LayoutStore:
         if self._prepacked is None:
             steps = MIN_DECODE_STEPS if scores_with_layout(language_model) else 0
             self._prepacked = PrepackedModel(language_model, steps)
+            if steps and self._owns_weights:
+                page_out(weight.data for weight in language_model.model.parameters())
         return self._prepacked
 
 

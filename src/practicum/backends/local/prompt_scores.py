@@ -5,7 +5,7 @@ each position, those of tokens that the caller names, samples at each position, 
 after the text.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -57,8 +57,8 @@ def score_prompts(
 
 def split_questions(
     language_model: LanguageModel, questions: Sequence[PromptQuestion]
-) -> Iterator[slice]:
-    """Yield slices of the questions, in order, that are answered in one pass each."""
+) -> list[slice]:
+    """Return slices of the questions, in order, that are answered in one pass each."""
     requests = [_build_request(question) for question in questions]
     return split_by_tokens(
         requests,

@@ -45,7 +45,7 @@ def build_scorer(
 
     def open_sampler(language_model: LanguageModel) -> LocalSampler:
         sampler = LocalSampler(language_model, {}, batch_size, chunk_tokens)
-        return replace(sampler, layout=LayoutStore())
+        return replace(sampler, layout=LayoutStore(owns_weights=True))
 
     if config.residency == "swap":
         on_cpu = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]

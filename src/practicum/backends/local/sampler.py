@@ -21,6 +21,7 @@ from practicum.backends.local.drawing import (
     build_divergence_error,
     draw_exponentials,
     open_random_stream,
+    open_request_stream,
     sample_mixed_tokens,
     sample_tokens,
 )
@@ -80,7 +81,7 @@ class LocalSampler:
 
     def freeze(self) -> Self:
         """Return the same sampler for weights that never change."""
-        return replace(self, prefixes=PrefixStore(), layout=LayoutStore())
+        return replace(self, prefixes=PrefixStore(), layout=self.layout or LayoutStore())
 
     @property
     def capabilities(self) -> Capabilities:
@@ -105,7 +106,9 @@ class LocalSampler:
         model, check = self.language_model, stop_check(params, self.language_model.tokenizer)
         settings = choose_settings(model)
         # As few tokens as that do not repay packing the weights and capturing a step.
-        if settings is not None and params.max_new_tokens >= MIN_DECODE_STEPS:
+        # Its streams begin with a completion, so one that continues is sampled step by step.
+        begins = all(request.continues is None for request in requests)
+        if settings is not None and begins and params.max_new_tokens >= MIN_DECODE_STEPS:
             settings = replace(settings, kept=self.kept)
             static = open_static_loop(
                 model, self.overlay, requests, params, self.batch_size, check, settings
@@ -124,7 +127,7 @@ class LocalSampler:
                 self.kept,
                 recorder,
             ),
-            [request.seed for request in requests],
+            [open_request_stream(request, model.vocab_size) for request in requests],
             params,
             check,
             library=load_library() if model.decoding is Decoding.NATIVE else None,
@@ -161,7 +164,7 @@ class LocalSampler:
         teacher_prompts = [request.teacher_prompt_tokens for request in requests]
         loop = _DecodeLoop(
             self.open_decode_batch([request.prompt_tokens for request in requests], rows, length),
-            [request.seed for request in requests],
+            [open_random_stream(request.seed) for request in requests],
             params,
             stop_check(params, self.language_model.tokenizer),
             mixture=(teacher.open_decode_batch(teacher_prompts, rows, length), teacher_weight),
@@ -258,7 +261,7 @@ class _DecodeLoop:
     def __init__(
         self,
         policy: DecodeBatch,
-        seeds: Sequence[int],
+        streams: Sequence[torch.Generator],
         params: SamplingParams,
         check_stops: Check,
         *,
@@ -274,11 +277,11 @@ class _DecodeLoop:
         self.params = params
         self.check_stops = check_stops
         self.batches = [policy] if teacher is None else [policy, teacher]
-        self.streams = [open_random_stream(seed) for seed in seeds]
-        self.tokens: list[list[int]] = [[] for _ in seeds]
-        self.sampling_logprobs: list[list[float]] = [[] for _ in seeds]
-        self.policy_logprobs: list[list[float]] = [[] for _ in seeds]
-        self.waiting = iter(range(len(seeds)))
+        self.streams = streams
+        self.tokens: list[list[int]] = [[] for _ in streams]
+        self.sampling_logprobs: list[list[float]] = [[] for _ in streams]
+        self.policy_logprobs: list[list[float]] = [[] for _ in streams]
+        self.waiting = iter(range(len(streams)))
         self.stopped: set[int] = set()
         self.finished = 0
         """The number of completions that ended."""

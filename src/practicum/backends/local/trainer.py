@@ -282,8 +282,7 @@ class LocalTrainer:
                     self._backward_pass(micro_batch, seed, head, objective, coefficients, records)
         records.merge(self._ranks.gather(records))
         if records.is_broken or records.has_no_supervision:
-            # A gradient of zeros would still move the weights, by AdamW's momentum and weight
-            # decay.
+            # A gradient of zeros would still move the weights, by AdamW's momentum and decay.
             self._optimizer.zero_grad(set_to_none=True)
         return records.build_result(split_datums, datums)
 
@@ -298,8 +297,7 @@ class LocalTrainer:
         """Cut the datums into micro-batches of at most `limit` tokens."""
         max_packed_tokens = self.language_model.max_packed_tokens
         rows_by_batch = list(group_rows_into_passes(datums, limit, max_packed_tokens))
-        # A teacher's head stays loaded if the very next rows need it too, also across
-        # micro-batches.
+        # A teacher's head stays loaded if the very next rows need it too, also across passes.
         rows_in_order = [rows for teacher_rows in rows_by_batch for rows in teacher_rows]
         next_rows = [*rows_in_order[1:], []]
         heads_needed_next = (collect_head_keys(datums, rows) for rows in next_rows)
@@ -372,9 +370,9 @@ class LocalTrainer:
             _record_values(records, chunk, part, piece, objective)
             measure_dropped(records, objective, chunk.values, part.tokens[piece])
             gradient[piece] = chunk.backward(coefficients)
-            records.record_coefficients(
-                part.index[piece], part.signal.name, chunk.values, coefficients
-            )
+            index, values = part.index[piece], chunk.values
+            records.record_coefficients(index, part.signal.name, values, coefficients)
+            del chunk  # Its matrices make room for the next one's.
         return gradient
 
     def _differentiate_weighted(
@@ -402,6 +400,7 @@ class LocalTrainer:
             factors = [column[piece] for column in columns]
             records.record_broken(part.index[piece], chunk.values, factors)
             gradient[positions[piece]] = chunk.backward(factors)
+            del chunk
         return gradient
 
     @torch.no_grad()
@@ -429,6 +428,7 @@ class LocalTrainer:
                 indices.append(part.index[piece])
                 teachers.append(part.signal.name)
                 chunk_values.append(chunk.values)
+                del chunk
 
         for micro_batch in passes:
             with self._ranks.open_pass(self.language_model):

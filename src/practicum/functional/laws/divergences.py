@@ -210,8 +210,8 @@ def slope_is_the_derivative(
     ):
         pair = DistributionPair(s, s.exp(), t, t.exp())
         before = [tensor.clone() for tensor in (s, pair.student_probs, t, pair.teacher_probs)]
-        slope = torch.full_like(s, math.nan)
-        value = divergence.slope(pair, resolved, slope, torch.full_like(s, math.nan))
+        slope, more = torch.full_like(s, math.nan), torch.full_like(s, math.nan)
+        value = divergence.slope(pair, resolved, slope, lambda more=more: more)
         expected = divergence.value(s, t, parameter)
         is_close = torch.isclose(value, expected, rtol=1e-9, atol=1e-12)
         require(is_close, f"the slope's value is {show(value)} and not {show(expected)}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from practicum.costs import Footprint, GraphPlan
+from practicum.ports import answers_back
 from practicum.ports.paper import PaperRecord
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_on_paper
@@ -27,6 +28,8 @@ class DryRun:
     graph: GraphPlan
     body: Footprint
     answer_tokens: int
+    converses: bool = False
+    """True if completions are conversations, whose keys and values are kept from turn to turn."""
     recomputed: Footprint | None = None
     """The memory of a pass with recomputed layers, as on a cluster; None if nobody asked."""
 
@@ -51,4 +54,7 @@ def simulate_step(
         body = record.body(graph.recompute)
         recomputed = record.body(True) if for_cluster else None
     prompts = list(dict.fromkeys(rollout.prompt_tokens for rollout in result.rollouts))
-    return DryRun(recipe, record, result.metrics, prompts, graph, body, tokens, recomputed)
+    converses = answers_back(components.parts.task)
+    return DryRun(
+        recipe, record, result.metrics, prompts, graph, body, tokens, converses, recomputed
+    )

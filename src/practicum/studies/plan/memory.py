@@ -115,6 +115,9 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         always["hidden states of steps ahead"] = lag * hidden
     completions = len(record.sample_requests.get("student", ()))
     sample = _estimate_sampling(run, completions, recipe.rollout.max_new_tokens)
+    # A conversation samples in many requests, so the rollouts are counted.
+    rollouts = round(run.metrics["rollouts"])
+    sample |= _estimate_kept_texts(run, rollouts, recipe.rollout.max_new_tokens)
     # At most one teacher is read from disk or merged at a time, so the largest one counts.
     score = {
         "a visiting teacher": max(visiting),
@@ -133,6 +136,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         completions = recipe.evaluation.prompts * recipe.evaluation.samples
         length = recipe.evaluation.max_new_tokens or recipe.rollout.max_new_tokens
         sampling = _estimate_sampling(run, completions, length)
+        sampling |= _estimate_kept_texts(run, completions, length)
         compared = COMPARED_TOKENS * COMPARED_TILES * vocabulary_row
         # An evaluation samples first and compares distributions after it, so the larger one counts.
         if compared > sum(sampling.values()):
@@ -250,6 +254,15 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
         "keys and values": dims.count_kv_bytes(rows * max_tokens, FLOAT_BYTES),
         "logits": rows * dims.vocabulary * FLOAT_BYTES * SAMPLING_TILES,
     }
+
+
+def _estimate_kept_texts(run: DryRun, conversations: int, new_tokens: int) -> dict[str, int]:
+    """Return the bytes of keys and values that conversations keep from turn to turn."""
+    if not run.converses:
+        return {}
+    tokens = conversations * (max(map(len, run.prompts), default=0) + new_tokens)
+    size = run.record.dims.count_kv_bytes(tokens, FLOAT_BYTES)
+    return {"keys and values of conversations": min(size, run.record.max_text_bytes)}
 
 
 def _is_prepacked(run: DryRun, new_tokens: int) -> bool:

@@ -1,0 +1,215 @@
+"""Answers in segments: what is longer than a step allows goes on in a later step, with newer weights.
+
+Every token keeps the log-probability and the version of the policy that sampled it. A prompt is
+trained on once all of its answers have ended.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from practicum.core.randomness import seed_of
+from practicum.errors import CheckpointError
+from practicum.ports import SamplingClient
+from practicum.rollouts.batch import RolloutKey, call_by_group, list_all_keys
+from practicum.rollouts.sampling import RolloutSampler, concatenate_samples
+from practicum.rollouts.tape import from_exact_floats, to_exact_floats
+from practicum.types import Metrics, Prompt, Rollout, Sample, SampleRequest
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer:
+    """An answer that was begun in a step: what there is of it, and the versions of its tokens."""
+
+    step: int
+    key: RolloutKey
+    seed: int
+    sample: Sample
+    versions: tuple[int, ...] = ()
+    is_ended: bool = False
+
+    @property
+    def group(self) -> tuple[int, str]:
+        """The answers to a prompt of one step belong together."""
+        return self.step, self.key.prompt.id
+
+
+class _OpenRow(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    step: int
+    prompt: str
+    number: int
+    seed: int
+    tokens: list[int]
+    sampling_logprobs: list[float | None]
+    policy_logprobs: list[float | None]
+    versions: list[int]
+    ended: str | None
+
+
+NOTHING = Sample(torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0), "length")
+"""An answer before its first token."""
+
+
+@dataclass(slots=True)
+class Segments:
+    """The answers that go on in a later step, oldest first; none gets more than `limit` tokens a step."""
+
+    limit: int
+    waiting: list[OpenAnswer] = field(default_factory=list)
+
+    def collect(self, sampler: RolloutSampler, client: SamplingClient) -> list[Rollout]:
+        """Begin the answers of a batch, go on with those that wait, and return what has ended.
+
+        If no prompt has all of its answers, the step goes on until one has.
+        """
+        batch = sampler.batch
+        keys = list_all_keys(batch)
+        seeds = sampler.compute_seeds(keys)
+        answers = self.waiting + [
+            OpenAnswer(batch.step, key, seed, NOTHING)
+            for key, seed in zip(keys, seeds, strict=True)
+        ]
+        ready: set[tuple[int, str]] = set()
+        while not ready:
+            answers = self._sample(answers, sampler, client)
+            ready = _choose_groups(answers)
+        # What the student computed of a text holds for the weights of its own step alone.
+        self.waiting = [
+            replace(answer, sample=replace(answer.sample, states=None))
+            for answer in answers
+            if answer.group not in ready
+        ]
+        return _build_rollouts([a for a in answers if a.group in ready], sampler)
+
+    def measure(self, rollouts: Sequence[Rollout], step: int) -> Metrics:
+        """Return the share of tokens from earlier steps, their mean age, and the answers that wait.
+
+        The age of a token is the number of updates since it was sampled.
+        """
+        ages = torch.cat([step - 1 - rollout.token_versions for rollout in rollouts]).double()
+        return {
+            "tokens_carried": (ages > 0).double().mean().item() if len(ages) else 0.0,
+            "token_age": ages.mean().item() if len(ages) else 0.0,
+            "answers_open": float(len(self.waiting)),
+        }
+
+    def save_state(self) -> list[dict[str, Any]]:
+        """Return the answers that wait as JSON data, with all digits."""
+        return [
+            _OpenRow(
+                step=answer.step,
+                prompt=answer.key.prompt.id,
+                number=answer.key.number,
+                seed=answer.seed,
+                tokens=answer.sample.tokens.tolist(),
+                sampling_logprobs=to_exact_floats(answer.sample.sampling_logprobs),
+                policy_logprobs=to_exact_floats(answer.sample.policy_logprobs),
+                versions=list(answer.versions),
+                ended=answer.sample.stop_reason if answer.is_ended else None,
+            ).model_dump()
+            for answer in self.waiting
+        ]
+
+    def load_state(self, rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]) -> None:
+        """Restore the answers of `save_state`; CheckpointError if one is of no prompt of the run."""
+        by_id = {prompt.id: prompt for prompt in prompts}
+        try:
+            read = [_OpenRow.model_validate(row) for row in rows]
+            self.waiting = [_read_answer(row, by_id[row.prompt]) for row in read]
+        except (ValidationError, KeyError):
+            raise CheckpointError(
+                "state.json: an answer that waits to go on is damaged or of no prompt of the run; "
+                "resume from an earlier checkpoint, or start a new run"
+            ) from None
+
+    def _sample(
+        self, answers: Sequence[OpenAnswer], sampler: RolloutSampler, client: SamplingClient
+    ) -> list[OpenAnswer]:
+        """Return the answers, each that had not ended with one more segment."""
+        params, version = sampler.params, sampler.batch.policy_version
+        prompts = sampler.render_prompts([answer.key for answer in answers])
+        rooms = [
+            0 if answer.is_ended else min(self.limit, params.max_new_tokens - len(answer.versions))
+            for answer in answers
+        ]
+
+        def sample(rows: list[int]) -> Sequence[Sample]:
+            if rooms[rows[0]] <= 0:
+                return [NOTHING for _ in rows]
+            requests = [_build_request(answers[row], prompts[row]) for row in rows]
+            return client.sample(requests, replace(params, max_new_tokens=rooms[rows[0]]))
+
+        samples = call_by_group(rooms, sample)
+        most = params.max_new_tokens
+        return [
+            answer if answer.is_ended else _append(answer, sample, version, most)
+            for answer, sample in zip(answers, samples, strict=True)
+        ]
+
+
+def _build_request(answer: OpenAnswer, prompt: tuple[int, ...]) -> SampleRequest:
+    """Return the request for the tokens after those that there are."""
+    count = len(answer.versions)
+    if not count:
+        return SampleRequest(prompt, answer.seed)
+    # Whoever cannot go on within a random stream takes another one, never the same from its start.
+    seed = seed_of(answer.seed, "segment", count)
+    return SampleRequest((*prompt, *answer.sample.tokens.tolist()), seed, (answer.seed, count))
+
+
+def _append(answer: OpenAnswer, sample: Sample, version: int, most: int) -> OpenAnswer:
+    """Return an answer with its next segment; it has ended at a stop, or when it has `most` tokens."""
+    joined = concatenate_samples(answer.sample, sample) if answer.versions else sample
+    return replace(
+        answer,
+        sample=joined,
+        versions=(*answer.versions, *(version for _ in sample.tokens)),
+        is_ended=sample.stop_reason != "length" or len(joined.tokens) >= most,
+    )
+
+
+def _choose_groups(answers: Sequence[OpenAnswer]) -> set[tuple[int, str]]:
+    """Return the groups whose answers have all ended, one for each prompt, the oldest."""
+    open_groups = {answer.group for answer in answers if not answer.is_ended}
+    ready: dict[str, tuple[int, str]] = {}
+    for answer in answers:
+        # Answers of two steps to one prompt are no group: the later ones wait.
+        if answer.group not in open_groups:
+            ready.setdefault(answer.key.prompt.id, answer.group)
+    return set(ready.values())
+
+
+def _build_rollouts(answers: Sequence[OpenAnswer], sampler: RolloutSampler) -> list[Rollout]:
+    """Return ended answers as rollouts; tokens of one policy need no versions of their own."""
+    keys = [answer.key for answer in answers]
+    samples = [answer.sample for answer in answers]
+    rollouts = sampler.build_rollouts(keys, sampler.render_prompts(keys), samples, "student")
+    return [
+        replace(
+            rollout,
+            policy_version=min(answer.versions, default=rollout.policy_version),
+            versions=torch.tensor(answer.versions) if len(set(answer.versions)) > 1 else None,
+        )
+        for answer, rollout in zip(answers, rollouts, strict=True)
+    ]
+
+
+def _read_answer(row: _OpenRow, prompt: Prompt) -> OpenAnswer:
+    sample = Sample(
+        torch.tensor(row.tokens, dtype=torch.long),
+        from_exact_floats(row.sampling_logprobs),
+        from_exact_floats(row.policy_logprobs),
+        "stop" if row.ended == "stop" else "length",
+    )
+    return OpenAnswer(
+        row.step,
+        RolloutKey(prompt, row.number),
+        row.seed,
+        sample,
+        tuple(row.versions),
+        is_ended=row.ended is not None,
+    )

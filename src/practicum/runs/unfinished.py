@@ -1,0 +1,45 @@
+"""The rollouts from before a step: recorded ones, those to replay, and answers that go on."""
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from practicum.errors import CapabilityError
+from practicum.models.files import digest_file
+from practicum.ports import Task, answers_back
+from practicum.recipe import Recipe
+from practicum.rollouts import (
+    Cache,
+    RolloutArchive,
+    Segments,
+    Traces,
+    load_recorded_rollouts,
+    load_traced_rollouts,
+    needs_replay,
+)
+from practicum.text import Renderer
+from practicum.types import Prompt, Rollout
+
+
+def open_segments(recipe: Recipe, task: Task) -> Segments | None:
+    """Return the answers that wait to go on, none yet; None if every answer ends in its step."""
+    limit = recipe.rollout.segment_tokens
+    if limit is not None and answers_back(task):
+        raise CapabilityError(
+            "rollout.segment_tokens: a conversation does not go on in a later step; leave it out"
+        )
+    return None if limit is None else Segments(limit)
+
+
+def load_archive(
+    recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer
+) -> tuple[RolloutArchive, dict[str, str]]:
+    """Return the archive of earlier rollouts, and the digest of the recipe's tape, if any."""
+    source = recipe.rollout.source
+    newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if needs_replay(source) else 0)
+    if not isinstance(source, Cache | Traces):
+        return RolloutArchive(newest), {}
+    path = Path(recipe.base_dir) / source.path
+    load = load_traced_rollouts if isinstance(source, Traces) else load_recorded_rollouts
+    tape = load(path, prompts, renderer, recipe.longest_answer)
+    return RolloutArchive(newest, tape), {"tape": digest_file(path)}

@@ -1,0 +1,122 @@
+"""A teacher that reads: it values an answer by its mean log-probability of the student's tokens.
+
+With `below` it rejects instead: an answer from the first token on that the teacher finds less
+probable, a conversation from the turn on that holds it. So a model finds the student's first wrong
+turn by reading the conversation, as the task's own expert would know it (SCoRe 2509.14257).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from practicum.core.plugins import Plugin
+from practicum.errors import CapabilityError
+from practicum.objective import Sampled, read_tokens
+from practicum.ports import Teacher, TeacherConfig
+from practicum.ports.scoring import Scorer, ScorerContext
+from practicum.types import FrozenConfig, Judgement, Rollout
+
+
+class Config(FrozenConfig):
+    """The teacher that reads, and what it rejects."""
+
+    type: Literal["likelihood"] = "likelihood"
+    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+        description="the teacher, which gives log-probabilities of the student's tokens"
+    )
+    below: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="probability of a token under which an answer is rejected; accepted ones have "
+        "the verifier's reward, rejected ones none; none: the log-probability is the reward",
+    )
+
+    @property
+    def follows_student(self) -> bool:
+        """True if the teacher is made of the student's weights."""
+        return self.teacher.capabilities().follows_student
+
+    @property
+    def reads_verifier(self) -> bool:
+        """True if it only rejects, and the verifier's reward is learned from."""
+        return self.below is not None
+
+    @property
+    def rejects(self) -> bool:
+        """True if it can reject an answer."""
+        return self.below is not None
+
+    def members(self) -> dict[str, TeacherConfig]:
+        """Return the settings of the teacher that reads."""
+        return {"teacher": self.teacher}
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood(Scorer):
+    """See the module; an answer without tokens, or about which the teacher is silent, has no judgement."""
+
+    config: Config
+    teacher: Teacher
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
+        """Return the mean log-probability of each answer, or the reward of those not rejected."""
+        return [
+            self._judge(rollout, logprobs)
+            for rollout, logprobs in zip(rollouts, self._read(rollouts), strict=True)
+        ]
+
+    def count_accepted(self, rollouts: Sequence[Rollout]) -> list[int | None]:
+        """Return after how many tokens the first rejected token or turn of each answer begins."""
+        return [
+            None if logprobs is None else self._find_rejected(rollout, logprobs)
+            for rollout, logprobs in zip(rollouts, self._read(rollouts), strict=True)
+        ]
+
+    def _read(self, rollouts: Sequence[Rollout]) -> list[Tensor | None]:
+        """Return the teacher's log-probability of each token, 0 at those of others."""
+        if not rollouts:
+            return []
+        signals = self.teacher.score(rollouts, Sampled())
+        columns = [read_tokens(signal, slice(None)).logprobs for signal in signals]
+        return [
+            None if column is None else torch.where(rollout.loss_mask, column.cpu(), 0.0)
+            for rollout, column in zip(rollouts, columns, strict=True)
+        ]
+
+    def _judge(self, rollout: Rollout, logprobs: Tensor | None) -> Judgement:
+        if logprobs is None or not rollout.loss_mask.any():
+            return Judgement(None)
+        if self.config.below is None:
+            return Judgement((logprobs.sum() / rollout.loss_mask.sum()).item())
+        is_rejected = self._find_rejected(rollout, logprobs) is not None
+        return Judgement(None if is_rejected else rollout.reward)
+
+    def _find_rejected(self, rollout: Rollout, logprobs: Tensor) -> int | None:
+        assert self.config.below is not None, "a scorer that rejects nothing is refused as a guide"
+        doubted = (logprobs < math.log(self.config.below)).nonzero()
+        if not len(doubted):
+            return None
+        place, start = int(doubted[0]), 0
+        for turn in rollout.turns:
+            # A turn is one act: it is rejected from its beginning.
+            if place < start + turn.tokens:
+                return start
+            start += turn.tokens
+        return place
+
+
+def build(config: Config, context: ScorerContext) -> Scorer:
+    """Build the teacher that reads; CapabilityError if it gives no log-probabilities."""
+    if "sampled" not in config.teacher.capabilities().signals:
+        raise CapabilityError(
+            f"scorers.{context.name}.teacher: {config.teacher.type!r} gives no log-probabilities of "
+            "the student's tokens; take one that does, such as {type: model, model: ...}, or "
+            "type: judge"
+        )
+    return Likelihood(config, context.build_teacher(config.teacher))
