@@ -152,7 +152,7 @@ def main() -> None:
     divergences_left = []
     ends: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {kind: [] for kind in KINDS}
     for kind, recipe, rows in _yield_runs(
-        _list_numbers(count, options.only), options.quick, options.rows
+        list_numbers(count, options.only), options.quick, options.rows
     ):
         runs[kind] += 1
         settings = parse_recipe(recipe, "toy").monitors
@@ -234,7 +234,7 @@ def find_watching_monitors(
     return watching - {"M9", "M10"} if everything else watching
 
 
-def _list_numbers(count: int, only: Collection[str]) -> list[int]:
+def list_numbers(count: int, only: Collection[str]) -> list[int]:
     """The numbers of the first runs, without those of other kinds."""
     return [number for number in range(count) if list(KINDS)[number % len(KINDS)] in only]
 

@@ -147,6 +147,12 @@ GOALS: dict[str, tuple[Goal, ...]] = {
             1.9,
         ),
         Goal(
+            "step.mixed.roofline",
+            "time / what arithmetic and bandwidth allow, mixed lengths",
+            "most",
+            1.9,
+        ),
+        Goal(
             "step.toy.roofline",
             "time / what arithmetic and bandwidth allow, the toy pair",
             "most",

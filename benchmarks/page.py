@@ -178,7 +178,21 @@ def _render_section(
         "spread",
         "measurement",
     ]
-    return f"## {group}\n\n{render_table(head, rows)}"
+    floors = "".join(filter(None, (_describe_floor(goal, newest) for goal in members)))
+    return f"## {group}\n\n{render_table(head, rows)}" + (f"{floors}\n" if floors else "")
+
+
+def _describe_floor(goal: goals.Goal, newest: Mapping[str, Line]) -> str | None:
+    """Return what a ratio of speeds would be at the floor of a step, and the goal in floors."""
+    floor = f"{goal.key.rpartition('.')[0]}.roofline"
+    line = newest.get(goal.key)
+    if goal.quiet is None or line is None or floor not in line["readings"]:
+        return None
+    highest = line["readings"][goal.key]["median"] * line["readings"][floor]["median"]
+    return (
+        f"\n- {goal.about}: a step of what arithmetic and bandwidth allow, and no more, would reach "
+        f"{highest:.3g}. To reach {goal.quiet:g} is to take {highest / goal.quiet:.2f} times as long."
+    )
 
 
 def _describe_machine(machine: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import __main__ as dispatcher
 from benchmarks import (
+    alarms,
     ceilings,
     credit,
     digests,
@@ -453,6 +454,23 @@ def test_a_new_setting_does_not_make_the_measured_lines_stale() -> None:
         if papers.fingerprint(load_recipe(line["recipe"])) != line["of"]
     ]
     assert len(stale) <= len(lines) // 2, f"write it into papers.fingerprint; stale: {stale}"
+
+
+def test_the_runs_of_the_kinds_alone_are_those_of_all_kinds() -> None:
+    kinds = list(alarms.KINDS)
+    alone = [number for kind in kinds for number in alarms.list_numbers(30, [kind])]
+    assert sorted(alone) == alarms.list_numbers(30, kinds) == list(range(30))
+
+
+def test_what_joins_a_reward_and_a_teacher_is_measured_without_the_teacher_too() -> None:
+    lines = papers.read_lines()
+    off = {line["of"]: line["seeds"] for (is_off, _), line in lines.items() if is_off}
+    for (is_off, name), line in lines.items():
+        recipe = load_recipe(name)
+        control = build_control(recipe)
+        if is_off or control is None or papers.fingerprint(recipe) != line["of"]:
+            continue
+        assert off.get(papers.fingerprint(control)) == line["seeds"], name
 
 
 def test_a_control_that_two_recipes_have_is_measured_once() -> None:

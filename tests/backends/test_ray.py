@@ -69,8 +69,8 @@ def on_ray(trainers: int = 2, **settings: Any) -> dict[str, Any]:
     return SIZES | {"backend": {"type": "ray", "trainers": trainers, **settings}}
 
 
-def assert_close_runs(one: Path, other: Path) -> None:
-    """Two runs have the same tokens, and metrics within 1e-6."""
+def assert_close_runs(one: Path, other: Path, *, but: str = "none") -> None:
+    """Two runs have the same tokens, and metrics within 1e-6, `but` those that begin with something."""
     for mine, theirs in zip(
         rows(one / "rollouts.jsonl"), rows(other / "rollouts.jsonl"), strict=True
     ):
@@ -79,6 +79,8 @@ def assert_close_runs(one: Path, other: Path) -> None:
     for mine, theirs in pairs:
         assert mine.keys() == theirs.keys()
         for name, number in mine.items():
+            if name.startswith(but):
+                continue
             assert theirs[name] == pytest.approx(number, rel=1e-6, abs=1e-6), name
 
 
@@ -316,7 +318,8 @@ def test_conversations_with_tools_give_the_run_of_one_process(tmp_path: Path) ->
         Path(run(load_recipe("smoke/tools", [*changes, *backend]), out=tmp_path / name).folder)
         for name, backend in (("one", []), ("two", ["backend={type: ray, trainers: 2}"]))
     )
-    assert_close_runs(one, two)
+    # One process keeps the keys and values of earlier turns, and a cluster reads them again.
+    assert_close_runs(one, two, but="cost/")
     assert all(row["calls_answered"] > 0.5 for row in rows(two / "metrics.jsonl"))
 
 

@@ -30,10 +30,11 @@ def test_a_machine_that_is_lost_leaves_the_run_to_the_other(models: Path, tmp_pa
     assert answer.returncode == 0, answer.stderr
     said = answer.stdout
     assert "(raylet)" not in said + answer.stderr, "Ray's own paragraphs"
-    lost = r"trainer \d was lost in forward_backward; nothing of this step is kept, go on from .*"
-    assert re.search(
-        rf"^exit 8: after step 2: {lost} \(newest checkpoint: of step 2\)$", said, re.M
+    lost = (
+        r"after step 2: trainer \d was lost in forward_backward; nothing of this step is kept, go on "
+        r"from .* \(newest checkpoint: of step 2\)"
     )
+    assert re.search(rf"^exit 8: {lost}$", said, re.M)
     assert re.search(rf"^warning: {lost}; going on by itself, 1 of 1 times$", said, re.M)
     line = "the recipe asks for 4 GPUs and the cluster has 2; going on with backend.trainers=1"
     assert line in said

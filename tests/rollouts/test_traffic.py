@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from toy import TASK, rows, toy_recipe, toy_run
+from toy import TASK, rows, toy_recipe, toy_run, write_recipe
 
+from practicum.cli.serve import is_recipe, serve_recipe
 from practicum.core.randomness import seed_of
 from practicum.costs import Ledger
 from practicum.errors import CapabilityError, DataError, RecipeError, VerifierError
 from practicum.ports import SampledTurn, ServesUsers, TurnRequest
 from practicum.rollouts import RolloutBatch, Traffic, TrafficRow
 from practicum.runs.assembly import assemble_run
+from practicum.server.serving import ServerOptions
 from practicum.types import Message, Prompt, Sample, SamplingParams
 
 PARAMS = SamplingParams(4, stop_ids=frozenset({0}))
@@ -376,3 +378,24 @@ def test_what_does_not_go_together_is_refused_before_anything_is_served(
 ):
     with pytest.raises((RecipeError, CapabilityError, DataError), match=error):
         assemble_run(toy_recipe(models, served(**changes)), tmp_path)
+
+
+def test_a_recipe_is_served_at_an_address_and_goes_on_there(models, tmp_path):
+    port = free_port()
+    recipe = write_recipe(
+        models, tmp_path / "chat.yaml", {**served(1), "name": "chat", "train.steps": 1}
+    )
+    client = Client(port)
+    said: list[str] = []
+    user = threading.Thread(target=lambda: said.extend(client.converse("ab", "cd", "ba")))
+    user.start()
+    options = ServerOptions(
+        [str(recipe), "train.prompts_per_step=2"], port=port, out=tmp_path / "out"
+    )
+    assert is_recipe(options.models) and not is_recipe(["student"])
+    serve_recipe(options)
+    user.join(20)
+    traffic = rows(tmp_path / "out" / "chat" / "traffic.jsonl")
+    assert [row["text"] for row in traffic] == said and len(said) == 3
+    # Nothing is left to do, so nobody is waited for.
+    serve_recipe(options)

@@ -25,6 +25,7 @@ from toy import (
 )
 
 from practicum.core.abandon import Cancelled, cancel_scope
+from practicum.costs import Usage
 from practicum.errors import DataError, RecipeError, TeacherError
 from practicum.recipe import parse_recipe
 from practicum.remote.http import JsonClient, JsonRequest, Server
@@ -382,9 +383,7 @@ def test_rollouts_come_back_from_a_checkpoint_bit_for_bit() -> None:
         prompt, (3, 4), torch.tensor([5, 6, 7, 2]), torch.tensor([False, True, True, True]), logprobs, logprobs, 3, "stop",
         "ab", 1, 1 / 3, "student",
     )  # fmt: skip
-    written = SampledStep(
-        9, [rollout], {("sample", "student"): asynchronous.Usage(4, 2, 10**18, 7)}
-    )
+    written = SampledStep(9, [rollout], {("sample", "student"): Usage(4, 2, 10**18, 7)})
     back = SampledStep.from_json(written.to_json(), {"p": prompt})
     assert back.step == 9 and back.work == written.work
     (other,) = back.rollouts

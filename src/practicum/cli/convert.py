@@ -1,4 +1,4 @@
-"""`practicum convert`: write a recipe from the configuration of another tool."""
+"""`practicum convert`: write a recipe from another tool's configuration, or rows for another tool."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,14 @@ import yaml
 
 from practicum.errors import RecipeError
 from practicum.recipe.verl import convert_verl
+from practicum.runs.step_rows import write_step_rows
 from practicum.text.safe import excerpt
+
+
+def write_rows(run: Path, target: Path) -> None:
+    """Write the corrected turns of a run as rows of easydistill."""
+    count = write_step_rows(run, target)
+    print(f"wrote {count} rows into {target}; next: a recipe with task.path: {target}")
 
 
 def write_recipe(source: Path, target: Path) -> None:

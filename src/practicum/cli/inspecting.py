@@ -23,18 +23,25 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = Fa
 
 def convert(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="YAML file of a verl distillation run")
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            help="YAML file of a verl distillation run, or the folder of a run that corrects turns",
+        ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="the recipe to write")] = Path(
-        "recipe.yaml"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="the recipe or the rows to write")
+    ] = Path("recipe.yaml"),
     debug: Debug = False,
 ) -> None:
-    """Turn a verl distillation config into a recipe. Names each key that is not taken."""
-    with handle_errors(debug):
-        from practicum.cli.convert import write_recipe
+    """Turn a verl distillation config into a recipe. Names each key that is not taken.
 
-        write_recipe(config, out)
+    A run with `rollout.source: correct` becomes easydistill's rows of corrected steps.
+    """
+    with handle_errors(debug):
+        from practicum.cli.convert import write_recipe, write_rows
+
+        (write_rows if config.is_dir() else write_recipe)(config, out)
 
 
 def show(

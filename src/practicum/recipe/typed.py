@@ -164,6 +164,7 @@ class TaskSection(TypedDict, total=False):
     strict: bool
     verifier: Literal["exact", "contains", "number", "math"] | str | Any
     reward_range: Sequence[float]
+    step_rewards: bool
     sandbox: Literal["require", "best_effort", "off"] | Literal["require", "best_effort"]
     max_rejected: float
     name: str | None

@@ -19,6 +19,7 @@ from practicum.rollouts.conversation import choose_power, run_conversations
 from practicum.rollouts.openings import Beginning, ConversationRequest
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
 from practicum.rollouts.sources import Correct
+from practicum.statistics.turns import reward_step
 from practicum.types import AUTHORS, Metrics, Rollout, Sample, SampleRequest, Turn
 
 CORRECTED = "corrected"
@@ -26,6 +27,9 @@ CORRECTED = "corrected"
 
 REJECTED = "rejected_turn"
 """The note with the student's wrong turn."""
+
+REPLIED = "rejected_reply"
+"""The note with what the wrong turn was answered, if it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class TurnCorrector:
             rollout = conversation.complete(rollout)
             mask = rollout.loss_mask.clone()
             mask[: start.turn.start] = False
-            notes = {**rollout.notes, CORRECTED: str(start.number), REJECTED: start.rejected}
+            notes = {**rollout.notes, **start.notes}
             rewarded = self._compute_reward(rollout, start)
             rollouts[_name(key)] = replace(rollout, loss_mask=mask, notes=notes, reward=rewarded)
         return rollouts
@@ -137,7 +141,7 @@ class TurnCorrector:
             rollout.turns[start.turn.place].text if len(rollout.turns) > start.turn.place else ""
         )
         corrected = self.sampler.renderer.decode(start.correction.tokens.tolist())
-        return {corrected: 0.5, start.rejected: 0.0}.get(new_text, 0.1)
+        return reward_step(new_text, corrected, start.rejected)
 
     def _build_request(
         self, key: RolloutKey, start: "_Restart", beginning: Beginning | None
@@ -249,8 +253,8 @@ class TurnCorrector:
             authors = authors if built.authors is None else built.authors.clone()
             end = start.turn.start + len(start.correction.tokens)
             authors[start.turn.start : end] = AUTHORS.index(self.source.by)
-            notes = {CORRECTED: str(start.number), REJECTED: start.rejected}
-            corrected.append(replace(built, authors=authors, notes={**built.notes, **notes}))
+            notes = {**built.notes, **start.notes}
+            corrected.append(replace(built, authors=authors, notes=notes))
         return corrected
 
     def _begin(self, start: "_Restart") -> Beginning:
@@ -287,6 +291,13 @@ class _Restart:
     def rejected(self) -> str:
         """The text of the wrong turn."""
         return self.rollout.turns[self.turn.place].text
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """The notes of the conversation that goes on from here."""
+        replies = [turn.text for turn in self.rollout.turns[self.turn.place + 1 :][:1]]
+        reply = {REPLIED: replies[0]} if replies else {}
+        return {CORRECTED: str(self.number), REJECTED: self.rejected, **reply}
 
 
 def _name(key: RolloutKey) -> tuple[str, int]:

@@ -90,3 +90,11 @@ def _average(numbers: Sequence[float | None]) -> float | None:
     """Return the mean of the numbers that are known, or None if there are none."""
     known_numbers = [number for number in numbers if number is not None]
     return sum(known_numbers) / len(known_numbers) if known_numbers else None
+
+
+def reward_step(text: str, corrected: str, rejected: str) -> float:
+    """Return the reward of a step that does not solve its task (SCoRe, arXiv 2509.14257).
+
+    It is 0.5 for the corrected step, 0 for the one that was rejected, and 0.1 for any other.
+    """
+    return {corrected.strip(): 0.5, rejected.strip(): 0.0}.get(text.strip(), 0.1)

@@ -123,7 +123,30 @@ def _convert_sharegpt(row: Columns) -> dict[str, Any]:
     return {"messages": turns}
 
 
+STEP_COLUMNS = ("chosen", "chosen_observation", "rejected", "rejected_observation", "correct_step")
+"""The columns of a corrected step: what was written and what it replaces, with what followed each."""
+
+
+def _convert_steps(row: Columns) -> dict[str, Any]:
+    """Take the conversation before a step as the question and the corrected step as the response."""
+    # Where nothing was wrong the columns are empty.
+    steps = {name: row[name] for name in STEP_COLUMNS if row.get(name)}
+    if not all(isinstance(text, str) for text in steps.values()):
+        raise Rejected(f"one of {', '.join(steps)} is not a text")
+    fields = {"messages": row.get("prompt"), "answer": row.get("gt_answer") or None}
+    if "chosen" in steps:
+        fields["response"] = steps["chosen"]
+    return {**fields, "privileged": steps} if steps else fields
+
+
 FORMATS: tuple[RowFormat, ...] = (
+    RowFormat(
+        "easydistill's SCoRe",
+        needs=frozenset({"prompt", "chosen", "rejected", "gt_answer"}),
+        lacks=frozenset({"messages", "answer"}),
+        knows=frozenset({"chosen_observation", "rejected_observation", "correct_step"}),
+        convert=_convert_steps,
+    ),
     RowFormat(
         "verl",
         needs=frozenset({"prompt", "reward_model"}),

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError
+from practicum.statistics.turns import reward_step
 from practicum.tasks._answered import PromptSet
 from practicum.tasks._context import TaskContext
 from practicum.tasks._deadline import OwnWalls
@@ -75,6 +76,11 @@ class RowsConfig(FrozenConfig):
     )
     reward_range: RewardRange = Field(
         default=(0.0, 1.0), description="the least and largest number that your function returns"
+    )
+    step_rewards: bool = Field(
+        default=False,
+        description="an answer that does not solve a row with a corrected step has 0.5 if it is "
+        "that step (`chosen`), 0 if it is the `rejected` one, else 0.1 (SCoRe 2509.14257)",
     )
     sandbox: OwnWalls = Field(
         default="require",
@@ -245,6 +251,8 @@ def build_prompt_set(
     the first. DataError if too many rows are bad or none is left to train on.
     """
     grade = open_grader(config.verifier, config.sandbox, config.reward_range)
+    if config.step_rewards:
+        grade = _grade_steps(grade)
     context.packages.extend(PACKAGES.get(name_function(config.verifier), ()))
     if context.rejected_path is not None:
         context.rejected_path.unlink(missing_ok=True)
@@ -269,6 +277,20 @@ def build_prompt_set(
         )
     explain = EXPLANATIONS.get(name_function(config.verifier))
     return PromptSet(train=unseen, heldout=heldout, grade=grade, explain=explain)
+
+
+def _grade_steps(
+    grade: Callable[[str, Prompt], float | None],
+) -> Callable[[str, Prompt], float | None]:
+    """Return the grader that also knows what a step is worth that does not solve its row."""
+
+    def grade_step(reply: str, prompt: Prompt) -> float | None:
+        solved, steps = grade(reply, prompt), prompt.privileged
+        if solved is None or solved >= 1 or "chosen" not in steps:
+            return solved
+        return reward_step(reply, steps["chosen"], steps.get("rejected", ""))
+
+    return grade_step
 
 
 def choose_heldout(prompts: Sequence[Prompt], amount: int | float, seed: int) -> list[Prompt]:
