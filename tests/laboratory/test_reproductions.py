@@ -53,7 +53,7 @@ def test_a_teacher_beside_a_reward_stands_beside_the_reward_alone(name):
     joined = [arm for arm, recipe in recipes.items() if build_control(recipe) is not None]
     assert alone or not joined, joined
     # The control without any signal of a teacher can be added by one key too, wherever there is one.
-    taught = [recipe for arm, recipe in recipes.items() if arm not in alone]
+    taught = [recipe for recipe in recipes.values() if recipe.teacher.type != "none"]
     free = [build_control(recipe, Unlikely(threshold=0.1, advantage=-1)) for recipe in taught]
     assert free and all(recipe is not None and recipe.teacher.type == "none" for recipe in free)
 
