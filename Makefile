@@ -16,13 +16,16 @@ TORCH := torch>=2.6,<2.14
 # and its threads sleep while they wait. The last digits of a result may depend on the number of threads.
 FREE_CORES := import os; cores = os.cpu_count() or 1; print(max(1, cores - round(os.getloadavg()[0])))
 
+# glibc keeps what a pass gives back for the next one: fresh pages cost a second and a half.
+KEEP_PAGES := MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TOP_PAD_=67108864
+
 .PHONY: demo test check whole short gates slow peers bench versions clean
 
 demo: $(VENV)/.ready-demo
 	@echo "== distilling SmolLM2-135M-Instruct on its own answers (one to five minutes on two cores) =="
 	@if [ -f runs/quickstart/summary.json ]; then echo "== removing the finished run of last time =="; rm -rf runs/quickstart; fi
 	@threads=$$($(BIN)/python -c '$(FREE_CORES)'); echo "== $$threads torch threads: the cores without other work =="; \
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=$$threads \
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=$$threads $(KEEP_PAGES) \
 	$(BIN)/practicum run recipes/quickstart.yaml --out runs $$([ -f runs/quickstart/recipe.json ] && echo --resume)
 	@echo "== look at runs/quickstart/report.html in a browser; then, each line as it stands: =="
 	@echo ". $(BIN)/activate"

@@ -43,6 +43,14 @@ UNRELATED = (
     "Which planet is closest to the sun?",
     "What is photosynthesis?",
 )
+AS_MAKE_STARTS_IT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "MALLOC_TRIM_THRESHOLD_": "4000000000",
+    "MALLOC_MMAP_THRESHOLD_": "33554432",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+"""Threads that wait for each other sleep, and memory that a pass gives back is kept for the next."""
+
 PHASES = ("sample", "score", "update")
 
 
@@ -90,8 +98,7 @@ def _run(folder: Path, seed: int) -> dict:
         f"seed={seed}",
         f"name=seed-{seed}",
     ]
-    # As `make demo` starts it: threads that wait for each other sleep.
-    settings = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    settings = {**os.environ, **AS_MAKE_STARTS_IT}
     start, used = time.monotonic(), _read_processor_seconds()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=settings)
     seconds, processor = time.monotonic() - start, _read_processor_seconds() - used

@@ -18,6 +18,8 @@ from extras import ROOT, USES
 from packaging.requirements import Requirement
 from service import LEFT_OPEN, serving
 
+from benchmarks.demo import AS_MAKE_STARTS_IT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 OFFICIAL = ("torch>=2.6,<2.14",)
@@ -83,6 +85,11 @@ def test_the_makefile_installs_the_torch_that_the_package_takes() -> None:
     (torch,) = [need for need in PROJECT["dependencies"] if need.startswith("torch")]
     assert f"TORCH := {torch}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
     assert (torch,) == OFFICIAL
+
+
+def test_the_demo_is_measured_as_make_starts_it() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert [f"{key}={value}" in makefile for key, value in AS_MAKE_STARTS_IT.items()] == [True] * 4
 
 
 def test_the_versions_of_the_suite_are_those_that_the_package_takes() -> None:
