@@ -57,6 +57,7 @@ class Served:
 
     def _run(self, served: Mapping[str, ModelConfig]) -> None:
         """Serve until told to stop; in a thread of its own nobody's notes but the service's are heard."""
+        from practicum.core.access import Admission
         from practicum.server.app import build_app
         from practicum.server.service import Service
         from practicum.server.shelf import ModelCache
@@ -65,7 +66,7 @@ class Served:
         with show_notes(self.said.append):
             self.service = Service(ModelCache(served, None), Store(self.out), frozenset(served))
             config = uvicorn.Config(
-                build_app(self.service, token=self.token),
+                build_app(self.service, Admission(self.token)),
                 log_config=None,
                 log_level="error",
                 timeout_graceful_shutdown=1,

@@ -16,6 +16,7 @@ pytest.importorskip("google.protobuf")
 
 from starlette.testclient import TestClient
 
+from practicum.core.access import Admission
 from practicum.core.notes import show_notes
 from practicum.models.config import ModelConfig
 from practicum.server.app import build_app
@@ -226,7 +227,7 @@ def serving(
             Futures(max_open),
             limits or RequestLimits(body_bytes=2**20, poll_seconds=5.0),
         )
-        app = build_app(service, **gate)
+        app = build_app(service, Admission(**gate))
         with TestClient(
             app, base_url="http://localhost", headers={"x-api-key": token} if token else {}
         ) as http:

@@ -284,14 +284,14 @@ def test_a_taken_port_is_named(models, tmp_path):
 
 def test_tokens_are_long_private_and_of_the_kind_that_clients_send(tmp_path, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    assert read_token(None) is None
+    assert read_token(None, "--token-file") is None
     for weak in ("secret", "tml-short", "x" * 30, "tml-" + "ä" * 20):
         monkeypatch.setenv(TOKEN_VARIABLE, weak)
         with pytest.raises(
             RecipeError,
             match=rf"the token of {TOKEN_VARIABLE} must begin with tml- and have at least 20",
         ) as error:
-            read_token(None)
+            read_token(None, "--token-file")
         assert weak not in str(error.value)
     path = tmp_path / "token"
     path.write_text(TOKEN + "\n", encoding="utf-8")
@@ -299,11 +299,11 @@ def test_tokens_are_long_private_and_of_the_kind_that_clients_send(tmp_path, mon
     with pytest.raises(
         RecipeError, match=f"--token-file {path} can be read by others; chmod 600 {path}"
     ):
-        read_token(path)
+        read_token(path, "--token-file")
     os.chmod(path, 0o600)
-    assert read_token(path) == TOKEN
+    assert read_token(path, "--token-file") == TOKEN
     with pytest.raises(RecipeError, match="cannot be read"):
-        read_token(tmp_path / "none")
+        read_token(tmp_path / "none", "--token-file")
 
 
 def test_models_have_names_and_students_are_some_of_them():

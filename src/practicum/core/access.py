@@ -1,9 +1,13 @@
-"""Access to a server of this machine: addresses that only it can reach, and tokens."""
+"""Access to a server of this machine: addresses that only it can reach, tokens, and who is admitted."""
 
+import hmac
 import ipaddress
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from practicum.errors import RecipeError
 
@@ -12,8 +16,68 @@ PREFIX = "tml-"
 """The start of a token; the tinker package sends no other."""
 
 
-def read_token(path: Path | None) -> str | None:
-    """Return the token of the environment, or of a file that only its owner can read.
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The callers that are admitted: holders of the token, if there is one, under these names, if any are given.
+
+    No web page is. One that is open in a browser could otherwise send requests to a server on the
+    same machine.
+    """
+
+    token: str | None = None
+    hosts: frozenset[str] | None = None
+
+    def find_refusal(
+        self, read_header: Callable[[str], str | None], *, is_public: bool = False
+    ) -> tuple[int, str] | None:
+        """Return the status and the reason why a request is refused, or None.
+
+        `read_header` returns a header by its name in small letters. A public path needs no token.
+        """
+        name = _read_hostname(read_header("host") or "")
+        if read_header("origin") is not None:
+            return 403, "requests from web pages are not answered"
+        if self.hosts is not None and name not in self.hosts:
+            hosts = ", ".join(sorted(self.hosts))
+            return 403, f"this server is not called {name!a:.80}; there are {hosts}"
+        if self.token is None or is_public:
+            return None
+        bearer = (read_header("authorization") or "").removeprefix("Bearer ")
+        sent_token = read_header("x-api-key") or bearer
+        # The comparison takes the same time for every wrong token.
+        if hmac.compare_digest(sent_token.encode(), self.token.encode()):
+            return None
+        return 401, "the token is missing or wrong"
+
+
+def _read_hostname(header: str) -> str | None:
+    """Return the host of a Host header without its port; None if it is malformed."""
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+
+
+def name_hosts(host: str) -> frozenset[str] | None:
+    """Return the names of a server that only this machine can reach; None: any name."""
+    return frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None
+
+
+def read_admission(
+    host: str, token_file: Path | None, host_setting: str, file_setting: str
+) -> Admission:
+    """Return who is admitted at an address; RecipeError if anybody could call, or of a weak token."""
+    token = read_token(token_file, file_setting)
+    if token is None and not is_loopback(host):
+        raise RecipeError(
+            f"{host_setting} {host} can be reached from other machines, so a token is needed: set "
+            f"{TOKEN_VARIABLE} or write {file_setting} FILE with one that begins with {PREFIX}"
+        )
+    return Admission(token, name_hosts(host))
+
+
+def read_token(path: Path | None, setting: str) -> str | None:
+    """Return the token of the environment, or of the file under `setting` that only its owner can read.
 
     Raise RecipeError if the token is weak or the file is readable by others.
     """
@@ -26,11 +90,11 @@ def read_token(path: Path | None) -> str | None:
             token = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(
-                f"--token-file {path} cannot be read ({type(error).__name__})"
+                f"{setting} {path} cannot be read ({type(error).__name__})"
             ) from error
         # Any right of group or others.
         if stat.S_IMODE(mode) & 0o077:
-            raise RecipeError(f"--token-file {path} can be read by others; chmod 600 {path}")
+            raise RecipeError(f"{setting} {path} can be read by others; chmod 600 {path}")
     if token is None:
         return None
     is_plain = token.isascii() and token.isprintable()

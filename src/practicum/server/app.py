@@ -6,14 +6,12 @@ large, 429 too much.
 """
 
 import asyncio
-import hmac
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -21,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from practicum.core.access import Admission
 from practicum.errors import CheckpointError, DataError
 from practicum.server import requests as bodies
 from practicum.server.refusals import HttpRefusal
@@ -39,14 +38,10 @@ PUBLIC_PATHS = ("/healthz", f"{V1}/healthz")
 
 @dataclass(frozen=True, slots=True)
 class AuthMiddleware:
-    """Admit requests with the token, under a name of this machine, and not from web pages.
-
-    A page that is open in a browser could otherwise send requests to a server on the same machine.
-    """
+    """Pass on the requests that are admitted; see `practicum.core.access.Admission`."""
 
     app: ASGIApp
-    token: str | None
-    hosts: frozenset[str] | None
+    admission: Admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an admitted request on, or answer with the refusal."""
@@ -54,44 +49,25 @@ class AuthMiddleware:
         await (self.app if refusal is None else _respond_refusal(refusal))(scope, receive, send)
 
     def _find_refusal(self, scope: Scope) -> HttpRefusal | None:
-        headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        headers = {
+            name.decode("latin-1"): content.decode("latin-1") for name, content in scope["headers"]
+        }
         # Two lengths of one body let a proxy and this server read different requests from it.
-        if b"content-length" in headers and b"transfer-encoding" in headers:
+        if "content-length" in headers and "transfer-encoding" in headers:
             return HttpRefusal(
                 400,
                 "a body has a content-length or is sent in chunks, not both; send one of the two headers",
             )
-        host = _read_hostname(headers.get(b"host", b"").decode("latin-1"))
-        if b"origin" in headers:
-            return HttpRefusal(403, "requests from web pages are not answered")
-        if self.hosts is not None and host not in self.hosts:
-            return HttpRefusal(
-                403,
-                f"this server is not called {host!a:.80}; there are {', '.join(sorted(self.hosts))}",
-            )
-        if self.token is None or scope["path"] in PUBLIC_PATHS:
+        refusal = self.admission.find_refusal(headers.get, is_public=scope["path"] in PUBLIC_PATHS)
+        if refusal is None:
             return None
-        # The comparison takes the same time for every wrong token.
-        bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-        if hmac.compare_digest(headers.get(b"x-api-key") or bearer, self.token.encode()):
-            return None
-        return HttpRefusal(
-            401, "the token is missing or wrong; set TINKER_API_KEY to the token of this server"
-        )
+        status, reason = refusal
+        advice = "; set TINKER_API_KEY to the token of this server" if status == 401 else ""
+        return HttpRefusal(status, reason + advice)
 
 
-def _read_hostname(header: str) -> str | None:
-    """Return the host of a Host header without its port; None if it is malformed."""
-    try:
-        return urlsplit(f"//{header}").hostname
-    except ValueError:
-        return None
-
-
-def build_app(
-    service: Service, *, token: str | None = None, hosts: frozenset[str] | None = None
-) -> ASGIApp:
-    """Return the ASGI application; it answers under the names `hosts` (None: any)."""
+def build_app(service: Service, admission: Admission) -> ASGIApp:
+    """Return the ASGI application."""
     pages = _Pages(service)
 
     @asynccontextmanager
@@ -102,7 +78,7 @@ def build_app(
     app = Starlette(routes=pages.build_routes(), lifespan=lifespan)
     for kind in (HttpRefusal, DataError, CheckpointError):
         app.add_exception_handler(kind, _respond_error)
-    return AuthMiddleware(app, token, hosts)
+    return AuthMiddleware(app, admission)
 
 
 class _Pages:

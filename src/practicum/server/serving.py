@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from practicum.core.access import PREFIX, TOKEN_VARIABLE, is_loopback, read_token
+from practicum.core.access import read_admission
 from practicum.errors import RecipeError, ResourceError
 from practicum.models.config import ModelConfig
 from practicum.models.sources import locate, needs_conversion
@@ -77,21 +77,14 @@ def serve(options: ServerOptions) -> None:
         if needs_conversion(str(config.model)):
             log.info(f"converting {name} to safetensors, once: about 20 s")
         locate(config)
-    token = read_token(options.token_file)
-    local = is_loopback(options.host)
-    if not local and token is None:
-        raise RecipeError(
-            f"--host {options.host} can be reached from other machines, so a token is needed: "
-            f"set {TOKEN_VARIABLE} or write --token-file FILE with one that begins with {PREFIX}"
-        )
+    admission = read_admission(options.host, options.token_file, "--host", "--token-file")
     listener = _listen(options.host, options.port)
     port = listener.getsockname()[1]
     memory = None if options.memory_gib is None else int(options.memory_gib * GIB)
     limits = RequestLimits(sampled_tokens=options.request_tokens)
     service = Service(ModelCache(served, memory), Store(options.out), students, limits=limits)
-    hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host}) if local else None
     config = uvicorn.Config(
-        build_app(service, token=token, hosts=hosts),
+        build_app(service, admission),
         log_config=None,
         log_level="error",
         access_log=False,
@@ -108,7 +101,7 @@ def serve(options: ServerOptions) -> None:
     log.info(f"serving {', '.join(served)} on {address}")
     log.info(f"to be trained: {', '.join(sorted(students))}; checkpoints go to {options.out}")
     log.info(
-        f"for clients: TINKER_BASE_URL={address} TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
+        f"for clients: TINKER_BASE_URL={address} TINKER_API_KEY={'YOUR-TOKEN' if admission.token else 'tml-local'}"
     )
     uvicorn.Server(config).run(sockets=[listener])
 

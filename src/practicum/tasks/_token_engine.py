@@ -14,11 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated, Any, ClassVar
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from practicum.core.access import is_loopback
+from practicum.core.access import Admission, name_hosts
 from practicum.ports import SampledTurn, TurnRequest
 from practicum.tasks._chat_words import (
     ChatProblem,
@@ -54,34 +53,6 @@ class _GenerateRequest(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """The callers that are admitted: holders of the token, if there is one, under these names, if they are given."""
-
-    token: str | None = None
-    hosts: frozenset[str] | None = None
-
-    def find_refusal(self, headers: Any) -> tuple[int, str] | None:
-        """Return the status and the reason why a request is refused, or None."""
-        if headers.get("origin") is not None:
-            return 403, "requests from web pages are not answered"
-        if self.hosts is not None and _read_name(headers.get("host", "")) not in self.hosts:
-            return 403, "this server is not called by this name"
-        bearer = (headers.get("authorization") or "").removeprefix("Bearer ")
-        # The comparison takes the same time for every wrong token.
-        if self.token and not secrets.compare_digest(bearer.encode(), self.token.encode()):
-            return 401, "the token is missing or wrong"
-        return None
-
-
-def _read_name(host: str) -> str | None:
-    """Return the name of a Host header without its port; None if it is malformed."""
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
 class EngineLine:
     """The line of one conversation, or of all users: its address, and the requests that came in."""
 
@@ -96,14 +67,13 @@ class TokenEngine:
         self,
         host: str = "127.0.0.1",
         port: int = 0,
-        token: str | None = None,
+        admission: Admission | None = None,
         *,
         serves_users: bool = False,
     ) -> None:
         """Listen; OSError if the address is in use."""
         self._lines: dict[str, EngineLine] = {}
-        names = frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None
-        lines, admits = self._lines, Admission(token, names)
+        lines, admits = self._lines, admission or Admission(hosts=name_hosts(host))
 
         class LineHandler(_EngineHandler):
             lines_by_path = lines
@@ -155,7 +125,7 @@ class _EngineHandler(BaseHTTPRequestHandler):
     # The names are those of the standard library.
     def do_GET(self) -> None:
         """List the one model."""
-        refusal = self.admission.find_refusal(self.headers)
+        refusal = self.admission.find_refusal(self.headers.get)
         if refusal is not None:
             self._refuse(*refusal)
             return
@@ -167,7 +137,7 @@ class _EngineHandler(BaseHTTPRequestHandler):
         path, _, action = self.path.lstrip("/").partition("/")
         line = self.lines_by_path.get(path)
         length = self.headers.get("content-length") or "0"
-        refusal = self.admission.find_refusal(self.headers)
+        refusal = self.admission.find_refusal(self.headers.get)
         if refusal is not None:
             self._refuse(*refusal)
         elif not length.isdecimal() or int(length) > MAX_BODY_BYTES:

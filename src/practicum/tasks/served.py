@@ -13,9 +13,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from practicum.core.access import PREFIX, TOKEN_VARIABLE, is_loopback, read_token
+from practicum.core.access import TOKEN_VARIABLE, Admission, read_admission
 from practicum.core.plugins import Plugin, load_plugin
-from practicum.errors import DataError, RecipeError, ResourceError
+from practicum.errors import DataError, ResourceError
 from practicum.ports import HasAlphabet, Task, TurnRequest
 from practicum.ports.tasks import GivesFeedback, answers_back
 from practicum.tasks import TaskContext
@@ -52,7 +52,7 @@ class ServedTask:
 
     config: Config
     task: Task
-    token: str | None
+    admission: Admission
     known: frozenset[str]
     """The names of the inner task's prompts."""
     engine: TokenEngine | None = None
@@ -107,7 +107,7 @@ class ServedTask:
         """Open the endpoint and say where it is; ResourceError if the address is in use."""
         host, port = self.config.host, self.config.port
         try:
-            engine = TokenEngine(host, port, self.token, serves_users=True)
+            engine = TokenEngine(host, port, self.admission, serves_users=True)
         except OSError as error:
             raise ResourceError(
                 f"{host}:{port} cannot be served on ({error.strerror}); write another task.port or "
@@ -126,12 +126,7 @@ def build(config: Config, context: TaskContext) -> Task:
             f"task.task: {config.task.type!r} replies to its answers itself; take a task of single "
             "answers for the held-out prompts"
         )
-    path = config.token_file
-    token = read_token(None if path is None else context.base_dir / path.expanduser())
-    if token is None and not is_loopback(config.host):
-        raise RecipeError(
-            f"task.host: {config.host} can be reached from other machines, so a token is needed: "
-            f"set {TOKEN_VARIABLE} or write task.token_file with one that begins with {PREFIX}"
-        )
+    path = None if config.token_file is None else context.base_dir / config.token_file.expanduser()
+    admission = read_admission(config.host, path, "task.host:", "task.token_file:")
     prompts = [*task.train_prompts(), *task.heldout_prompts()]
-    return ServedTask(config, task, token, frozenset(prompt.id for prompt in prompts))
+    return ServedTask(config, task, admission, frozenset(prompt.id for prompt in prompts))

@@ -45,7 +45,7 @@ def build_scorer(
 
     def open_sampler(language_model: LanguageModel) -> LocalSampler:
         sampler = LocalSampler(language_model, {}, batch_size, chunk_tokens)
-        return replace(sampler, layout=LayoutStore(owns_weights=True))
+        return replace(sampler, layout=LayoutStore())
 
     if config.residency == "swap":
         on_cpu = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]
@@ -69,7 +69,8 @@ def build_scorer(
         return OffloadedSampler(lambda: open_sampler(complete(read())), head)
     if config.residency == "shared" and is_adapter_folder(loaded.source):
         return _build_shared(model, loaded.source, open_sampler, prepare_head)
-    return open_sampler(model).freeze()
+    # Elsewhere a model is built for each call, over weights that others read too.
+    return replace(open_sampler(model).freeze(), layout=LayoutStore(owns_weights=True))
 
 
 def _build_shared(

@@ -81,7 +81,7 @@ class LocalSampler:
 
     def freeze(self) -> Self:
         """Return the same sampler for weights that never change."""
-        return replace(self, prefixes=PrefixStore(), layout=self.layout or LayoutStore())
+        return replace(self, prefixes=PrefixStore(), layout=LayoutStore())
 
     @property
     def capabilities(self) -> Capabilities:
