@@ -333,6 +333,41 @@ def test_an_empty_mask_contributes_nothing():
     assert result.metrics == pytest.approx(plain.metrics)
 
 
+@pytest.mark.parametrize("aggregate", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"])
+@pytest.mark.parametrize(
+    "choice", [{"divergence": "jsd(0.3)"}, {"signal": "topk(5)"}, {"signal": "sampled"}], ids=str
+)
+def test_an_answer_of_which_nothing_is_learned_does_not_count(choice, aggregate):
+    """SDPO's mask (2601.20802, released code): no context, no part in the mean; the first pass agrees."""
+    student, teacher = trainable(tiny()), tiny(seed=1)
+    objective = Objective.model_validate({**choice, "aggregate": aggregate})
+    data = data_for(teacher)
+    silent = [replace(datum, signal=TeacherSignal()) for datum in data[:2]]
+    assert any(datum.rollout.loss_mask.any() for datum in silent)
+    found, _ = gradients(student, [*silent, *data[2:]], objective)
+    expected, _ = gradients(student, data[2:], objective)
+    assert_same(found, expected, 1e-6)
+
+
+@pytest.mark.parametrize("with_reference", [False, True])
+def test_an_answer_counts_if_any_term_learns_of_it(with_reference):
+    """A reward, or the reference, has something to say about what the teacher is silent about."""
+    teacher = tiny(seed=1)
+    other = {"against": "reference"} if with_reference else {"signal": "score(group_mean)"}
+    objective = Objective.model_validate({"losses": [{}, other]})
+    data = data_for(teacher)
+    silent = [
+        replace(
+            datum,
+            signal=TeacherSignal(),
+            reference=datum.signal if with_reference else TeacherSignal(),
+        )
+        for datum in data[:2]
+    ]
+    batch = build_token_batch([*silent, *data[2:]], objective)
+    torch.testing.assert_close(batch.aggregate, build_token_batch(data, objective).aggregate)
+
+
 @pytest.mark.parametrize("choice", [{}, {"estimator": "score_function(1)"}], ids=str)
 def test_a_batch_with_nothing_to_learn_gives_no_gradient(choice):
     student = trainable(tiny())

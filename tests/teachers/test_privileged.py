@@ -1,6 +1,7 @@
 """What a privileged teacher sees: the student's prompt, and more."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -147,6 +148,16 @@ def test_a_question_takes_the_place_of_the_last_turn() -> None:
     )
 
 
+def test_a_question_may_go_on_after_the_prompts_own() -> None:
+    assert seen(PROMPT, question="{question}\n\nIt is {answer}.") == [
+        ("user", "8 times 7?\n\nIt is 56.")
+    ]
+    own = replace(PROMPT, privileged={"question": "shorter?"})
+    assert seen(own, question="{question} {answer}") == [("user", "shorter? 56")]
+    noted = replace(rollout(PROMPT), notes={"hint": ""})
+    assert told([noted], question="{question} {hint}") == ["8 times 7?"]
+
+
 def told(items: list[Rollout], **fields: object) -> list[str | None]:
     """What the teacher inside was asked in the place of each rollout's question; None where it was not asked."""
     inner = Recorder()
@@ -194,6 +205,25 @@ def test_siblings_are_others_of_the_same_prompt_and_correct(batch: list[tuple[st
             if other.prompt.id == item.prompt.id and other.reward == 1 and other is not item
         ]
         assert text == (right[0].text if right else None)
+
+
+def test_of_several_questions_the_first_is_asked_whose_fields_are_there() -> None:
+    """SDPO's four cases (2601.20802): a right sibling, else what was said, else nothing to learn from."""
+    settings = config(question=["{question} {sibling}", "{question} {said}"])
+    for right, said, others in product([False, True], repeat=3):
+        items = [
+            replace(
+                rollout(prompt("p"), reward=float(right), text="own"),
+                notes={"said": "warmer"} if said else {},
+            ),
+            rollout(prompt("p"), sample=1, reward=float(others), text="other"),
+        ]
+        inner = Recorder()
+        PrivilegedTeacher(inner, settings, ["said"]).score(items, Sampled())
+        (asked,) = inner.asked
+        shown = {item.sample: item.prompt.messages[-1].content for item in asked}
+        expected = {0: "p? other" if others else "p? warmer"} if others or said else {}
+        assert shown == expected | ({1: "p? own"} if right else {})
 
 
 def test_a_note_of_the_rollout_stands_under_its_own_name() -> None:

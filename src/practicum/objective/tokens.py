@@ -11,7 +11,7 @@ from torch import Tensor
 from practicum.core.randomness import seed_of
 from practicum.functional.dual_space import BothSpaces
 from practicum.functional.sequence import token_coefficients
-from practicum.objective.spec import VERIFIER, Objective
+from practicum.objective.spec import VERIFIER, Objective, Term
 from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source, Spellings
 
 
@@ -355,11 +355,26 @@ def _compute_coefficients(
     first = _find_first_rows(datums)
     # A rollout with several teachers has one row a teacher and is one sequence of the aggregate.
     length_of = {row: lengths[row] for row in first}
+    # Nor is one about which the teachers are silent, unless a term learns without them: it would
+    # only lower the mean of the others.
+    taught = {
+        row
+        for row, datum in zip(first, datums, strict=True)
+        if any(_is_answered(term, datum) for term in objective.losses)
+    }
+    if taught:
+        length_of = {row: length if row in taught else 0 for row, length in length_of.items()}
     shares = token_coefficients(
         list(length_of.values()), objective.aggregate, objective.aggregate_norm
     )
     share_of = dict(zip(length_of, shares, strict=True))
     return [share_of[row] * datum.weight for row, datum in zip(first, datums, strict=True)]
+
+
+def _is_answered(term: Term, datum: Datum) -> bool:
+    """Return True if the datum has the signal that the term asks for, or it asks for none."""
+    signal = datum.signal if term.needs_teacher else datum.reference
+    return not (term.needs_signal and signal.is_empty)
 
 
 def _draw_uniforms(rollout: Rollout, k: int, seed: int) -> Float[Tensor, "T K"]:

@@ -113,7 +113,7 @@ class TeacherSection(TypedDict, total=False):
     gate: float | None
     demonstrations: Sequence[Mapping[str, Any]]
     reference: str | Sequence[str] | None
-    question: str | None
+    question: str | Sequence[str] | None
     missing: Literal["error", "silent"]
     by: str
     default: str | None

@@ -21,7 +21,7 @@ def classify_outcome(rollout: Rollout) -> Outcome:
 
 def list_prompt_fields(prompt: Prompt) -> dict[str, str]:
     """Return the texts of a prompt's placeholders; the names of a completion's are reserved."""
-    fields = {"answer": prompt.answer, **prompt.privileged}
+    fields = {"question": prompt.question, "answer": prompt.answer, **prompt.privileged}
     texts = {name: value for name, value in fields.items() if value is not None}
     return {name: text for name, text in texts.items() if name not in ROLLOUT_FIELDS}
 

@@ -52,10 +52,10 @@ class Config(FrozenConfig):
     """The context that the teacher sees beyond the student's prompt.
 
     `reference` is put before the question, and `question` replaces it. In both, `{field}` stands
-    for a privileged field of the prompt, `{answer}` for its answer, as in `"A correct solution:
-    {solution}"`, and three more for the completions: `{attempt}`, `{outcome}` and `{sibling}`. A
-    note of the rollout has its own name, such as `{feedback}`. Of several texts under `reference`
-    the first is shown whose fields are all there.
+    for a privileged field of the prompt, `{question}` for its question and `{answer}` for its
+    answer, as in `"A correct solution: {solution}"`, and three more for the completions:
+    `{attempt}`, `{outcome}` and `{sibling}`. A note of the rollout has its own name, such as
+    `{feedback}`. Of several texts the first is shown whose fields are all there.
     """
 
     type: Literal["privileged"] = "privileged"
@@ -69,8 +69,10 @@ class Config(FrozenConfig):
         description="text before the question, with {field} placeholders; of several texts the "
         "first whose fields are all there",
     )
-    question: str | None = Field(
-        default=None, description="text in place of the question, with {field} placeholders"
+    question: str | tuple[str, ...] | None = Field(
+        default=None,
+        description="text in place of the question, with {field} placeholders, {question} among "
+        "them; of several texts the first whose fields are all there",
     )
     missing: Literal["error", "silent"] = Field(
         default="error",
@@ -79,8 +81,9 @@ class Config(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_context(self) -> "Config":
-        texts = (self.system, self.question, *self.references)
-        if not self.demonstrations and all(text is None for text in texts):
+        if not (
+            self.demonstrations or self.references or self.questions or self.system is not None
+        ):
             raise ValueError(
                 "a privileged teacher needs something to see: system, demonstrations, reference or "
                 "question"
@@ -102,10 +105,12 @@ class Config(FrozenConfig):
     @property
     def references(self) -> tuple[str, ...]:
         """The texts under `reference`, in order."""
-        reference = self.reference
-        if reference is None:
-            return ()
-        return (reference,) if isinstance(reference, str) else reference
+        return _list_texts(self.reference)
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """The texts under `question`, in order."""
+        return _list_texts(self.question)
 
     @property
     def needs_rollout(self) -> bool:
@@ -114,19 +119,31 @@ class Config(FrozenConfig):
 
     def shows(self, names: Collection[str]) -> bool:
         """Return True if one of the names is a placeholder of the context."""
-        texts = [*self.references, self.question or ""]
+        texts = (*self.references, *self.questions)
         return any(field in names for text in texts for field in list_placeholders(text))
 
     def select_texts(self, fields: Collection[str]) -> tuple[str | None, str | None]:
         """Return the reference for a prompt with these fields, and the question."""
-        complete = [text for text in self.references if set(list_placeholders(text)) <= set(fields)]
-        # The last text is the one for prompts of which the least is known.
-        return next(iter([*complete, *self.references[-1:]]), None), self.question
+        return _select_text(self.references, fields), _select_text(self.questions, fields)
 
     def list_lacking(self, fields: Collection[str]) -> list[str]:
         """Return the placeholders of the selected texts that are not among `fields`."""
         texts = " ".join(filter(None, self.select_texts(fields)))
         return [name for name in list_placeholders(texts) if name not in fields]
+
+
+def _list_texts(setting: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the texts of a setting that holds none, one or several."""
+    if setting is None:
+        return ()
+    return (setting,) if isinstance(setting, str) else setting
+
+
+def _select_text(texts: Sequence[str], fields: Collection[str]) -> str | None:
+    """Return the first text whose placeholders are among `fields`, else the last; None of none."""
+    complete = [text for text in texts if set(list_placeholders(text)) <= set(fields)]
+    # The last text is the one for prompts of which the least is known.
+    return next(iter([*complete, *texts[-1:]]), None)
 
 
 class PrivilegedTeacher(FollowerTeacher):
@@ -231,7 +248,7 @@ def _fill_unless_empty(
 ) -> str | None:
     """Return a text with its fields filled in; None if it shows only notes and all are empty."""
     # An empty note leaves the teacher with the student's own prompt, token for token.
-    names = set() if text is None else set(list_placeholders(text))
+    names = set() if text is None else set(list_placeholders(text)) - {"question"}
     is_empty = names and names <= set(of_rollout) and not any(fields[name] for name in names)
     if text is None or is_empty:
         return None

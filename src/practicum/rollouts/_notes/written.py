@@ -42,8 +42,8 @@ class Config(NoteConfig):
     template: str | tuple[str, ...] = Field(
         min_length=1,
         description="the request; of several the first whose fields are all there. Placeholders are "
-        "those of a privileged teacher, earlier notes, {question}, {transcript} (the conversation) "
-        "and {attempts} (all answers to the prompt)",
+        "those of a privileged teacher, earlier notes, {transcript} (the conversation) and "
+        "{attempts} (all answers to the prompt)",
     )
     by: Literal["student", "teacher", "reference"] = Field(
         default="student", description="the writer; the student writes with its newest weights"
@@ -207,11 +207,10 @@ class WrittenNote(Note):
 
 
 def _describe(rollout: Rollout, group: Sequence[Rollout]) -> dict[str, str]:
-    """Return the texts that only a writer needs: question, transcript, and the group's answers."""
+    """Return the texts that only a writer needs: the transcript, and the group's answers."""
     turns = [(turn.role, turn.text) for turn in rollout.turns] or [("assistant", rollout.text)]
     prompt_turns = [(turn.role, turn.content) for turn in rollout.prompt.messages]
     return {
-        "question": rollout.prompt.question,
         "transcript": "\n".join(
             f"{role}: {text.strip()}" for role, text in [*prompt_turns, *turns]
         ),
