@@ -67,6 +67,27 @@ def test_notes_over_ray_are_those_of_one_process(models: Path, tmp_path: Path) -
     ]
 
 
+def test_answers_of_which_nothing_is_learned_count_over_ray_as_in_one_process(
+    models: Path, tmp_path: Path
+) -> None:
+    """A teacher that sees a right sibling is silent where there is none (SDPO 2601.20802)."""
+    changes = {
+        "student.model": str(models / "teacher"),
+        "teacher": {**HINTED["teacher"], "reference": None, "question": "{question}{sibling}"},
+        "rollout": {"n": 3, "max_new_tokens": 5},
+        "train.prompts_per_step": 4,
+    }
+    one = toy_run(models, tmp_path / "one", changes).folder
+    cluster_changes = {**changes, "backend": {"type": "ray", "trainers": 2}}
+    two = toy_run(models, tmp_path / "two", cluster_changes).folder
+    assert_close_runs(one, two)
+    taught = [
+        any(value is not None for value in row["teacher_logprobs"] or [])
+        for row in rows(one / "rollouts.jsonl")
+    ]
+    assert 0 < sum(taught) < len(taught)
+
+
 @pytest.mark.parametrize("name", SHORT)
 def test_a_recipe_gives_the_run_of_one_process(tmp_path: Path, name: str) -> None:
     changes = [*SHORT[name], "train.steps=2", "evaluation.prompts=0"]
