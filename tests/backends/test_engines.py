@@ -10,8 +10,8 @@ import torch
 from toy import curve, rows, toy_recipe, toy_run
 
 from practicum.backends._engines import _requests
+from practicum.backends._engines._settings import Config
 from practicum.backends._engines._trainer import build_canary, choose_tolerance
-from practicum.backends._engines.vllm import Config
 from practicum.errors import CapabilityError, EngineError, RecipeError
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.backends._engines import _requests
-from practicum.backends._engines.vllm import Config
+from practicum.backends._engines._settings import Config
 from practicum.errors import EngineError, RecipeError
 from practicum.ports.engines import EngineModel
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest

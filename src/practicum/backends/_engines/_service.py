@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.backends._engines import _requests
-from practicum.backends._engines.vllm import Config
+from practicum.backends._engines._settings import Config
 from practicum.core.randomness import seed_of
 from practicum.errors import EngineError, RecipeError, TeacherError
 from practicum.models.tensors import write_tensors
