@@ -29,6 +29,9 @@ def main(
     ),
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time, while memory allows")] = 2,
     resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
+    onto: Annotated[
+        Path | None, typer.Option(help="results of the first seeds, which are not run again")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="one JSON object a line, for machines")
     ] = False,
@@ -40,7 +43,13 @@ def main(
                 show_reproductions(console)
                 return
             result = reproduce(
-                name, full=full, out=out, at_once=jobs, resume=resume, console=console
+                name,
+                full=full,
+                out=out,
+                at_once=jobs,
+                resume=resume,
+                onto=onto,
+                console=console,
             )
         if failed := len(result.results.failed):
             raise PracticumError(

@@ -1,7 +1,7 @@
 """Results of a reproduction: numbers by arm, measure and seed, and curves over the spending."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from practicum.studies.compare import Point
 
 Values = Mapping[int, float]
 """One number per seed."""
+
+BySeed = Mapping[str, Mapping[int, Any]]
+"""Anything per seed, by the name of a measure or of an arm."""
 
 TEACHER = "teacher"
 """The arm of the teacher's own answers to the held-out prompts; they are the same at all times."""
@@ -121,6 +124,31 @@ def _estimate_accuracy(curve: Sequence[Point], unit: str, amount: float) -> floa
             return previous.accuracy + min(max(share, 0.0), 1.0) * rise
         previous = point
     return previous.accuracy
+
+
+def join_results(first: Results, second: Results) -> Results:
+    """Return the results of other seeds of one reproduction as one; the first have the sweep."""
+    arms = {**first.readings, **second.readings}
+    return replace(
+        first,
+        seeds=[*first.seeds, *second.seeds],
+        readings={
+            arm: _join(first.readings.get(arm, {}), second.readings.get(arm, {})) for arm in arms
+        },
+        curves=_join(first.curves, second.curves),
+        alarms=_join(first.alarms, second.alarms),
+        failed=[*first.failed, *second.failed],
+        seconds=first.seconds + second.seconds,
+        versions={
+            name: ", ".join(dict.fromkeys(filter(None, (first.versions.get(name), version))))
+            for name, version in second.versions.items()
+        },
+    )
+
+
+def _join(first: BySeed, second: BySeed) -> dict[str, dict[int, Any]]:
+    """Return the values of both by name and seed."""
+    return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}
 
 
 def group_by_measure(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from laboratory.judging import judge_claim
 from laboratory.plot import plot
-from laboratory.results import Results, write_results
+from laboratory.results import TEACHER, Results, join_results, read_results, write_results
 from laboratory.study import LoadedReproduction, ReproductionJob, load_reproduction
 from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
@@ -33,12 +33,14 @@ def reproduce(
     out: Path = Path("runs/reproductions"),
     at_once: int = 2,
     resume: bool = False,
+    onto: Path | None = None,
     console: Console | None = None,
 ) -> ReproductionResult:
     """Run a reproduction.
 
-    Writes `results.json` and `plot.svg` into `out/NAME-quick` or `out/NAME-full`. Raises
-    RecipeError if the folder holds a reproduction and `resume` is False, or none and it is True.
+    Writes `results.json` and `plot.svg` into `out/NAME-quick` or `out/NAME-full`. `onto` are results
+    of the first seeds, which are not run again. Raises RecipeError if the folder holds a
+    reproduction and `resume` is False, or none and it is True.
     """
     console = console or SilentConsole()
     study = load_reproduction(source)
@@ -53,15 +55,17 @@ def reproduce(
             else f"{shorten_path(folder)} holds no reproduction to go on with; "
             "leave --resume out to start it"
         )
+    recorded = None if onto is None else _read_recorded(onto, study, form)
     folder.mkdir(parents=True, exist_ok=True)
     config = study.spec.measure
     scale = study.spec.full if full else study.spec.quick
-    job = ReproductionJob(study, scale, folder, at_once, console)
+    job = ReproductionJob(study, scale, folder, at_once, console, recorded)
     with _count_seconds(clock), _importable():
         measured = load_plugin("laboratory.measures", config.type).measure(config, job)
     versions = {name: str(version) for name, version in collect_versions().items()}
     seconds = read_json(clock)["seconds"]
     results = replace(measured, name=study.name, form=form, seconds=seconds, versions=versions)
+    results = results if recorded is None else join_results(recorded, results)
     write_results(folder / "results.json", results)
     write_text(folder / "plot.svg", plot(study, results))
     rows = []
@@ -76,6 +80,26 @@ def reproduce(
         }
     )
     return ReproductionResult(study, results, folder)
+
+
+def _read_recorded(path: Path, study: LoadedReproduction, form: str) -> Results:
+    """Read results of the first seeds; RecipeError if they are of another reproduction."""
+    recorded = read_results(path)
+    scale = study.spec.full if form == "full" else study.spec.quick
+    num_recorded = len(recorded.seeds)
+    if (recorded.name, recorded.form) != (study.name, form) or recorded.readings.keys() - {
+        TEACHER
+    } != study.spec.arms.keys():
+        raise RecipeError(
+            f"{shorten_path(path)}: not the {form} form of {study.name} with the same arms; "
+            "leave --onto out to run all seeds"
+        )
+    if list(recorded.seeds) != list(range(num_recorded)) or num_recorded >= scale.seeds:
+        raise RecipeError(
+            f"{shorten_path(path)}: has the seeds {list(recorded.seeds)}, and the reproduction asks for "
+            f"{scale.seeds}; write a larger number of seeds, which are counted from 0"
+        )
+    return recorded
 
 
 @contextmanager

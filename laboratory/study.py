@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from laboratory.results import TEACHER
+from laboratory.results import TEACHER, Results
 from practicum.core.calls import suggest_name
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import RecipeError
@@ -212,11 +212,13 @@ class ReproductionJob:
     folder: Path
     at_once: int
     console: Console
+    recorded: Results | None = None
+    """Results of the first seeds, which are not run again."""
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of the runs that count."""
-        return list(range(self.scale.seeds))
+        """The seeds to run."""
+        return list(range(len(self.recorded.seeds) if self.recorded else 0, self.scale.seeds))
 
 
 def list_reproductions() -> list[str]:

@@ -69,7 +69,7 @@ def measure(config: Config, job: ReproductionJob) -> Results:
     study, console = job.study, job.console
     find_model = prepare_models(job)
     batches = config.batches if job.scale is study.spec.full else config.quick_batches
-    console.begin(job.scale.seeds, 1)
+    console.begin(len(job.seeds), 1)
     readings: dict[str, dict[str, dict[int, float]]] = {
         arm: {"signal_to_noise": {}, "cosine": {}} for arm in study.spec.arms
     }

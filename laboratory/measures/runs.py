@@ -63,7 +63,9 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
         for name, arm in study.spec.arms.items()
     }
     swept = {name: several for name, several in rates.items() if len(several) > 1}
-    if swept and job.scale.sweep:
+    if job.recorded:
+        chosen |= {arm: best["learning_rate"] for arm, best in job.recorded.chosen.items()}
+    elif swept and job.scale.sweep:
         sources = {
             f"{arm}-lr{rate:g}": write_arm(job, arm, rate, find_model)
             for arm in swept
@@ -78,7 +80,7 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     sources = {arm: write_arm(job, arm, chosen[arm], find_model) for arm in study.spec.arms}
     runs = folder / "runs"
-    finished = _run_arms(sources, runs, job, seeds=job.scale.seeds, first=0)
+    finished = _run_arms(sources, runs, job, seeds=len(job.seeds), first=job.seeds[0])
     failures += finished.failures
     readings = _group_by_arm(finished, lambda outcome: _read_outcome(runs, outcome, more))
     return Results(

@@ -145,6 +145,37 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     assert again.results.readings == results.readings
 
 
+def test_more_seeds_are_added_to_recorded_ones(tmp_path):
+    file, arms = tmp_path / "small.yaml", {**SMALL["arms"]}
+    del arms["free"]
+
+    def run_seeds(count, out, **options):
+        file.write_text(yaml.safe_dump({**SMALL, "arms": arms, "full": {"seeds": count}}))
+        return reproduce(file, full=True, out=tmp_path / out, **options)
+
+    recorded = run_seeds(1, "one").folder / "results.json"
+    both = run_seeds(2, "both").results
+    added = run_seeds(2, "added", onto=recorded)
+    assert not list(added.folder.glob("runs/*/seed-0")) and not (added.folder / "sweep").exists()
+    timed = {"spent/seconds"}
+    for arm, measures in both.readings.items():
+        assert {name: values for name, values in measures.items() if name not in timed} == {
+            name: values
+            for name, values in added.results.readings[arm].items()
+            if name not in timed
+        }
+    assert added.results.seeds == both.seeds == [0, 1]
+    assert (added.results.tried, added.results.chosen) == (both.tried, both.chosen)
+    assert added.results.alarms == both.alarms and added.results.versions == both.versions
+    with pytest.raises(RecipeError, match=r"has the seeds \[0\], and the reproduction asks for 1"):
+        run_seeds(1, "again", onto=recorded)
+    del arms["forward"]
+    claims = [{**SMALL["claims"][0], "tests": [{"reaches": "reverse", "least": 0.1}]}]
+    file.write_text(yaml.safe_dump({**SMALL, "arms": arms, "claims": claims}))
+    with pytest.raises(RecipeError, match="not the full form of small with the same arms"):
+        reproduce(file, full=True, out=tmp_path / "other", onto=recorded)
+
+
 def test_runs_that_failed_are_told_of_by_an_exit_code(tmp_path):
     file = tmp_path / "broken.yaml"
     nowhere = {"about": "two", "set": {"teacher": {"model": str(tmp_path / "nothing")}}}

@@ -464,11 +464,18 @@ def test_a_teacher_with_fewer_bits_is_priced_in_nats_and_bytes(
     assert cost.details["teacher, MiB"] == cost.details["teacher with all bits, MiB"]
 
 
+@pytest.mark.parametrize("path", ["teacher", "teacher.teacher"])
 def test_a_teacher_that_rounding_ruins_is_named_with_a_fix(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setitem(quantising.ROUNDERS, "nvfp4", torch.zeros_like)
-    recipe = pair(folder, {"teacher.quantization": "nvfp4"})
+    recipe = pair(folder)
+    inner = {**recipe.teacher.model_dump(), "quantization": "nvfp4"}
+    teacher = {
+        "teacher": inner,
+        "teacher.teacher": {"type": "privileged", "teacher": inner, "system": "Think."},
+    }[path]
+    recipe = pair(folder, {"teacher": teacher})
     found = diagnosed(recipe, folder)
     assert finding(found, "P21").status == "fail"
-    assert fixed(recipe, found, "P21").teacher.quantization is None
+    assert finding(found, "P21").fix == (f"{path}.quantization=null",)

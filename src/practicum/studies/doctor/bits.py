@@ -1,6 +1,7 @@
 """The check of teachers with fewer bits: what their rounding costs on the student's own answers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +52,18 @@ def check_bits(evidence: Evidence) -> CheckOutcome:
         details |= {f"{name}, MiB": rounded_mib, f"{name} with all bits, MiB": exact_mib}
     statuses: list[Status] = [grade(cost, good, bad) for cost in costs.values()]
     status = find_worst_status(*statuses)
-    fix = ("teacher.quantization=null",) if len(rounded) == 1 and status != "pass" else ()
+    paths = list(_find_rounded(evidence.recipe.model_dump()))
+    fix = (f"{paths[0]}=null",) if len(paths) == 1 and status != "pass" else ()
     return CheckOutcome(status, text, worst, "nats a token", fix, details=details)
+
+
+def _find_rounded(section: Any, path: str = "") -> Iterator[str]:
+    """Yield the path of each `quantization` of a recipe, however deep its teacher is."""
+    if isinstance(section, Mapping):
+        for key, value in section.items():
+            if key == "quantization" and value is not None:
+                yield f"{path}{key}"
+            yield from _find_rounded(value, f"{path}{key}.")
 
 
 def _measure_cost(evidence: Evidence, scorer: ScorerInfo) -> Interval:
