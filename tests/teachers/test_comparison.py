@@ -1,7 +1,9 @@
 """A server is compared with the folder that it should serve, and each fault has its name and price."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,11 @@ from typer.testing import CliRunner
 
 from practicum.cli.app import app
 from practicum.cli.probe import compare_with_folder
+from practicum.errors import TeacherError
+from practicum.teachers._checks import validate_scores
 from practicum.teachers._comparison import ModelComparison
+from practicum.teachers._dialects import ServerScores
+from practicum.types import ScoreRequest
 
 pytestmark = pytest.mark.long
 
@@ -53,6 +59,18 @@ def test_the_folder_itself_is_the_same(folder: Path, sharp: FolderModel) -> None
     assert result.exit_code == 0, result.output
     assert "against: the same model: " in result.stdout
     assert judge(folder, sharp).difference < 1e-4
+
+
+def test_one_token_again_and_again_has_one_score_at_every_place() -> None:
+    """With rotary positions that is what a true model says, and of a text of two tokens no model does."""
+    scores = ServerScores(logprobs=[-0.5] * 8, ids=None, top=[])
+    validate_scores(scores, ScoreRequest((3,) * 4, (3,) * 8), 0, None)
+    for prompt in ((), (4,)):
+        with pytest.raises(TeacherError, match=r"all 8 log-probabilities are -0\.5"):
+            validate_scores(scores, ScoreRequest(prompt, (*(3,) * 7, 4)), 0, None)
+    no_opinion = replace(scores, logprobs=[-math.log(11)] * 8)
+    with pytest.raises(TeacherError, match="minus the ln of 11"):
+        validate_scores(no_opinion, ScoreRequest((3,) * 4, (3,) * 8), 0, 11)
 
 
 FAULTS: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {

@@ -57,8 +57,14 @@ def validate_scores(
     logprobs = torch.tensor([number for number, _ in clamped_values], dtype=torch.float32)
     clamped = sum(is_clamped for _, is_clamped in clamped_values)
     same = constant(logprobs)
-    if same is not None and same > TEACHER_FLOOR:
-        is_uniform = vocabulary is not None and abs(same + math.log(vocabulary)) < NEAR_UNIFORM
+    is_uniform = (
+        same is not None
+        and vocabulary is not None
+        and abs(same + math.log(vocabulary)) < NEAR_UNIFORM
+    )
+    # With rotary positions a text of one token looks the same from each of its places.
+    has_one_token = len({*request.prompt_tokens, *request.tokens}) == 1
+    if same is not None and same > TEACHER_FLOOR and (is_uniform or not has_one_token):
         reason = (
             f"minus the ln of {vocabulary}, which is no opinion"
             if is_uniform
