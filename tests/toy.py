@@ -50,6 +50,14 @@ HINTED: dict[str, Any] = {
 }
 """Changes of the toy recipe: a hint of the student's own, and a memory of hints."""
 
+IN_SEGMENTS: dict[str, Any] = {
+    "rollout": {"n": 2, "max_new_tokens": 6, "segment_tokens": 2},
+    "train.prompts_per_step": 6,
+    "train.checkpoint_every": 1,
+    "train.keep_checkpoints": 9,
+}
+"""Changes of the toy recipe: answers of which a step adds a part."""
+
 JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl", "vocabulary.jsonl")
 """The journals that do not depend on the clock."""
 

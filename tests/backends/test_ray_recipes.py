@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from toy import HINTED, rows, toy_run
+from chat_user import free_port, served, talk
+from toy import HINTED, IN_SEGMENTS, rows, toy_run
 
 from practicum.runs import run
 
@@ -20,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+CLUSTER = {"type": "ray", "trainers": 2}
 TINY = "{hidden_size: 32, layers: 1, heads: 2, tokenizer: bytes}"
 FEW = ["train.prompts_per_step=4", "rollout.max_new_tokens=8"]
 SHORT = {
@@ -59,8 +61,7 @@ SHORT = {
 def test_notes_over_ray_are_those_of_one_process(models: Path, tmp_path: Path) -> None:
     """The student writes them, a privileged self-teacher shows them, and a memory keeps them."""
     one = toy_run(models, tmp_path / "one", HINTED).folder
-    cluster_changes = {**HINTED, "backend": {"type": "ray", "trainers": 2}}
-    two = toy_run(models, tmp_path / "two", cluster_changes).folder
+    two = toy_run(models, tmp_path / "two", {**HINTED, "backend": CLUSTER}).folder
     assert_close_runs(one, two)
     assert [row["notes"] for row in rows(one / "rollouts.jsonl")] == [
         row["notes"] for row in rows(two / "rollouts.jsonl")
@@ -78,14 +79,48 @@ def test_answers_of_which_nothing_is_learned_count_over_ray_as_in_one_process(
         "train.prompts_per_step": 4,
     }
     one = toy_run(models, tmp_path / "one", changes).folder
-    cluster_changes = {**changes, "backend": {"type": "ray", "trainers": 2}}
-    two = toy_run(models, tmp_path / "two", cluster_changes).folder
+    two = toy_run(models, tmp_path / "two", {**changes, "backend": CLUSTER}).folder
     assert_close_runs(one, two)
     taught = [
         any(value is not None for value in row["teacher_logprobs"] or [])
         for row in rows(one / "rollouts.jsonl")
     ]
     assert 0 < sum(taught) < len(taught)
+
+
+def test_users_over_ray_are_answered_and_learned_from_as_by_one_process(
+    models: Path, tmp_path: Path
+) -> None:
+    """The same user says the same words to both, one after the other; a recorded file gives the same run."""
+    folders = {}
+    for name, backend in (("one", {}), ("two", {"backend": CLUSTER})):
+        changes = {**served(free_port()), **backend}
+        folders[name] = talk(models, tmp_path / name, changes, "ab", "cd", "ba", "dd", "a")
+    assert_close_runs(folders["one"], folders["two"])
+    one, two = (rows(folder / "traffic.jsonl") for folder in folders.values())
+    assert [row["text"] for row in one] == [row["text"] for row in two]
+    assert [row["finishes"] for row in one] == [row["finishes"] for row in two]
+    path = folders["two"] / "traffic.jsonl"
+    again = {**served(0), "rollout.source": f"served({path})", "backend": CLUSTER}
+    replayed = toy_run(models, tmp_path / "again", again).folder
+    for name in ("metrics.jsonl", "rollouts.jsonl", "traffic.jsonl"):
+        assert (replayed / name).read_bytes() == (folders["two"] / name).read_bytes(), name
+
+
+def test_segments_over_ray_give_the_run_of_one_process(models: Path, tmp_path: Path) -> None:
+    """Answers go on with newer weights; a resumed run goes on with those that waited."""
+    one = toy_run(models, tmp_path / "one", IN_SEGMENTS).folder
+    two = toy_run(models, tmp_path / "two", {**IN_SEGMENTS, "backend": CLUSTER}).folder
+    assert_close_runs(one, two)
+    assert [row.get("versions") for row in rows(one / "rollouts.jsonl")] == [
+        row.get("versions") for row in rows(two / "rollouts.jsonl")
+    ]
+    assert any(row["tokens_carried"] > 0 for row in rows(two / "metrics.jsonl"))
+    resumed = tmp_path / "resumed"
+    toy_run(models, resumed, {**IN_SEGMENTS, "backend": CLUSTER, "train.steps": 2})
+    again = {**IN_SEGMENTS, "backend": CLUSTER}
+    toy_run(models, resumed, again, resume=True, allow_changed=["train.steps"])
+    assert_close_runs(one, resumed / "toy")
 
 
 @pytest.mark.parametrize("name", SHORT)

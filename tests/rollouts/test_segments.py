@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy import assert_same_run, rows, toy_recipe, toy_run
+from toy import IN_SEGMENTS, assert_same_run, rows, toy_recipe, toy_run
 
 from practicum.backends.local.drawing import (
     draw_exponentials,
@@ -20,13 +20,6 @@ from practicum.run_dir import RunDir
 from practicum.runs.assembly import assemble_run
 from practicum.runs.opening import open_student
 from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams, ScoreRequest
-
-IN_SEGMENTS = {
-    "rollout": {"n": 2, "max_new_tokens": 6, "segment_tokens": 2},
-    "train.prompts_per_step": 6,
-    "train.checkpoint_every": 1,
-    "train.keep_checkpoints": 9,
-}
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,27 @@
 """Users speak with the student while it learns: their turns become rollouts, and are never lost."""
 
-import http.client
 import json
 import socket
 import threading
-import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from chat_user import Client, free_port, served
 from toy import TASK, rows, toy_recipe, toy_run, write_recipe
 
 from practicum.cli.serve import is_recipe, serve_recipe
 from practicum.core.randomness import seed_of
 from practicum.costs import Ledger
-from practicum.errors import CapabilityError, DataError, RecipeError, VerifierError
+from practicum.errors import (
+    CapabilityError,
+    DataError,
+    RecipeError,
+    ResourceError,
+    VerifierError,
+)
 from practicum.ports import SampledTurn, ServesUsers, TurnRequest
 from practicum.rollouts import RolloutBatch, Traffic, TrafficRow
 from practicum.runs.assembly import assemble_run
@@ -188,63 +193,6 @@ def test_silence_ends_the_run_and_says_what_is_there():
 # The endpoint, and a whole run
 
 
-class Client:
-    """A user with the chat protocol."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-    def post(self, data: Any, path: str = "/v1/chat/completions", **headers: str) -> Any:
-        end = time.monotonic() + 20
-        while True:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-            try:
-                connection.request("POST", path, json.dumps(data), headers)
-                answer = connection.getresponse()
-                return answer.status, answer.read().decode()
-            except ConnectionError:
-                # The run is still loading its models.
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.05)
-            finally:
-                connection.close()
-
-    def converse(self, *texts: str, **settings: Any) -> list[str]:
-        messages: list[dict[str, str]] = []
-        for text in texts:
-            messages.append({"role": "user", "content": text})
-            status, body = self.post({"model": "student", "messages": messages, **settings})
-            assert status == 200, body
-            reply = json.loads(body)["choices"][0]["message"]["content"]
-            messages.append({"role": "assistant", "content": reply})
-        return [message["content"] for message in messages if message["role"] == "assistant"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def served(port: int = 8000, **changes: Any) -> dict[str, Any]:
-    return {
-        "task": {"type": "served", "task": TASK, "port": port, "seconds": 20},
-        "rollout": {"source": "served", "max_new_tokens": 4},
-        "teacher": {
-            "type": "privileged",
-            "teacher": {"type": "self", "weights": "live"},
-            "reference": "{next}",
-        },
-        "notes": {"next": {"type": "next_state"}},
-        "train.steps": 2,
-        "train.prompts_per_step": 2,
-        "train.checkpoint_every": 1,
-        "evaluation": {"prompts": 2},
-        **changes,
-    }
-
-
 def test_a_run_learns_from_users_is_resumed_and_read_again_with_the_same_bytes(models, tmp_path):
     port = free_port()
     said: list[Any] = []
@@ -280,6 +228,14 @@ def test_a_run_learns_from_users_is_resumed_and_read_again_with_the_same_bytes(m
     assert [row["notes"]["next_state"] for row in learned] == ["cd", "<unk> ba", "a", "b"]
     metrics = rows(tmp_path / "toy" / "metrics.jsonl")
     assert [row["turns_open"] for row in metrics] == [1.0, 2.0]
+    with pytest.raises(RecipeError, match="turns would be learned from twice or never"):
+        toy_run(
+            models,
+            tmp_path / "again",
+            {**replayed, "train.prompts_per_step": 1},
+            resume=True,
+            allow_changed=["train.prompts_per_step"],
+        )
 
 
 def test_the_endpoint_speaks_the_chat_protocol_and_refuses_what_is_none():
@@ -342,6 +298,27 @@ def answer_next(task: Any) -> list[TurnRequest]:
     for request in requests:
         request.reply(SampledTurn((1, 2), (3, 0), (-0.5, -0.25), "yo"))
     return requests
+
+
+def test_users_find_the_student_at_an_ipv6_address(caplog):
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    task = make_task(host="::1")
+    with caplog.at_level("INFO"):
+        assert task.receive(0) == []
+    place = f"http://[::1]:{task.config.port}/v1/chat/completions"
+    assert place in caplog.text
+    answers: list[Any] = []
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    client = Client(task.config.port, "::1")
+    thread = threading.Thread(target=lambda: answers.append(client.post(body)))
+    thread.start()
+    answer_next(task)
+    thread.join(20)
+    assert answers[0][0] == 200
+    with pytest.raises(ResourceError, match=rf"^\[::1\]:{task.config.port} cannot be served on"):
+        make_task(host="::1", port=task.config.port).receive(0)
+    task.close()
 
 
 def test_only_holders_of_the_token_are_answered(tmp_path):

@@ -318,3 +318,25 @@ def test_a_run_evaluates_the_teacher_that_shows_a_note(models, tmp_path):
     folder = toy_run(models, tmp_path, changes).folder
     before = json.loads((folder / "before.json").read_text())
     assert before["student"]["reverse_kl"] > 0 and before["teacher"]["accuracy"] is not None
+
+
+def test_notes_that_no_teacher_shows_cost_nothing_on_held_out_answers(models, tmp_path):
+    writes = {"type": "written", "template": "{attempt}", "max_new_tokens": 4}
+    shows = {"type": "privileged", "teacher": {"type": "self", "weights": "live"}}
+    costs = {}
+    for name, notes, reference in (
+        ("none", {}, "a"),
+        ("hidden", {"hint": writes}, "a"),
+        ("shown", {"hint": writes}, "{hint}"),
+    ):
+        changes = {
+            "evaluation": {"prompts": 4, "teacher": False},
+            "train.steps": 1,
+            "teacher": {**shows, "reference": reference},
+            "notes": notes,
+        }
+        folder = toy_run(models, tmp_path / name, changes).folder
+        costs[name] = json.loads((folder / "before.json").read_text())["cost"]
+    assert costs["hidden"] == costs["none"]
+    sampled = {name: cost["cost/sampled_tokens"] for name, cost in costs.items()}
+    assert sampled["shown"] > sampled["hidden"]

@@ -58,6 +58,11 @@ def _read_hostname(header: str) -> str | None:
         return None
 
 
+def name_place(host: str, port: int) -> str:
+    """Return host and port as in a URL, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def name_hosts(host: str) -> frozenset[str] | None:
     """Return the names of a server that only this machine can reach; None: any name."""
     return frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None

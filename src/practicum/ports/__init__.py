@@ -5,7 +5,7 @@ four verbs of a backend, `sample`, `score`, `forward_backward` and `optim_step`,
 Tinker API, so the same loop drives a laptop and a service.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -278,6 +278,15 @@ class HoldsTeachers(Protocol):
 
     def members(self) -> Mapping[str, TeacherConfig]:
         """Return the settings of the contained teachers by key: `teacher`, or `teachers.NAME`."""
+        ...
+
+
+@runtime_checkable
+class ShowsFields(Protocol):
+    """The settings of a teacher whose context has placeholders, of prompts or of notes."""
+
+    def shows(self, names: Collection[str]) -> bool:
+        """Return True if one of the names is a placeholder of the context."""
         ...
 
 

@@ -169,10 +169,10 @@ class TaskSection(TypedDict, total=False):
     max_rejected: float
     name: str | None
     split: str
-    size: int
-    slippery: bool
     rules: bool
     slip: float
+    size: int
+    slippery: bool
     max_row_bytes: int
     train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
     memos: int

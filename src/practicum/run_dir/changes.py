@@ -102,6 +102,12 @@ def _explain_refusal(place: str, saved: Mapping[str, Any]) -> str | None:
             "evaluation.max_new_tokens was not written, so the student was measured with it "
             "before training; start a new run"
         )
+    is_served = saved["rollout"]["source"].partition("(")[0] == "served"
+    if is_served and place == "train.prompts_per_step":
+        return (
+            "which turns of the traffic a step learns from is counted by it, so turns would be "
+            "learned from twice or never; start a new run"
+        )
     if MAY_CHANGE.fullmatch(place):
         return None
     section = place.partition(".")[0]

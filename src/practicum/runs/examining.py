@@ -1,12 +1,15 @@
 """Evaluate a run's student before training, after it, and in between if the recipe says so."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from practicum.core.waits import show_wait
 from practicum.errors import CheckpointError
 from practicum.monitors import compute_evaluation_readings
+from practicum.ports import ShowsFields, walk
+from practicum.ports.notes import Note
 from practicum.recipe import Recipe
 from practicum.rollouts import name_shown_note
 from practicum.run_dir import RESTORE, RunDir, read_json, shapes, write_json
@@ -36,9 +39,7 @@ class RunEvaluator:
         self._costs: dict[str, Metrics] = {}
         self._newest: tuple[Evaluation | None, Metrics] | None = None
         """The evaluation of the present weights and its cost, until a step changes them."""
-        shown_note = name_shown_note(recipe.rollout.source)
-        # What a source shows the student is no part of an answer without it.
-        self._notes = {n: note for n, note in components.parts.notes.items() if n != shown_note}
+        self._notes = _select_notes(recipe, components.parts.notes)
         self._answers: list[Rollout] = []
         """The newest held-out answers, with their notes."""
 
@@ -123,6 +124,18 @@ class RunEvaluator:
                 f"{path} is damaged (student.answers: {len(self._before.answers)} instead of "
                 f"{count}); {RESTORE}"
             )
+
+
+def _select_notes(recipe: Recipe, notes: Mapping[str, Note]) -> Mapping[str, Note]:
+    """Return the notes that held-out answers get: none if no teacher shows one."""
+    # What a source shows the student is no part of an answer without it.
+    shown_note = name_shown_note(recipe.rollout.source)
+    separate = {name: note for name, note in notes.items() if name != shown_note}
+    is_shown = any(
+        isinstance(config, ShowsFields) and config.shows(separate)
+        for _, config in walk(recipe.teacher)
+    )
+    return separate if is_shown else {}
 
 
 def _encode(evaluation: Evaluation | None) -> dict[str, Any] | None:

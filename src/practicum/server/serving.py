@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from practicum.core.access import read_admission
+from practicum.core.access import name_place, read_admission
 from practicum.errors import RecipeError, ResourceError
 from practicum.models.config import ModelConfig
 from practicum.models.sources import locate, needs_conversion
@@ -96,8 +96,7 @@ def serve(options: ServerOptions) -> None:
         http=build_protocol(limits),
         ws="none",
     )
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"http://{host}:{port}"
+    address = f"http://{name_place(options.host, port)}"
     log.info(f"serving {', '.join(served)} on {address}")
     log.info(f"to be trained: {', '.join(sorted(students))}; checkpoints go to {options.out}")
     log.info(
@@ -149,6 +148,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ResourceError(
-            f"{host}:{port} cannot be served on ({error.strerror}); write another --port or --host"
+            f"{name_place(host, port)} cannot be served on ({error.strerror}); write another "
+            "--port or --host"
         ) from error
     return listener

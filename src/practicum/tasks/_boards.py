@@ -7,12 +7,15 @@ knows all that the board hides.
 
 import re
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from pydantic import Field
+
+from practicum.tasks._context import TaskContext
 from practicum.tasks._episodes import FunctionEpisode
-from practicum.types import Message, Prompt, Rollout
+from practicum.types import FrozenConfig, Message, Prompt, Rollout
 
 MOVES: Mapping[str, tuple[int, int]] = {
     "left": (0, -1),
@@ -29,6 +32,19 @@ S = TypeVar("S", bound=Hashable)
 """A state of a game: all that moves."""
 
 _DIRECTION = re.compile(rf"\b({'|'.join(MOVES)})\b", re.IGNORECASE)
+
+
+class BoardConfig(FrozenConfig):
+    """The turns of a game, its expert, and the number of games."""
+
+    turns: int = Field(default=12, ge=1, le=100, description="turns within which to win")
+    rules: bool = Field(default=True, description="say the rules before the first board")
+    slip: float = Field(
+        default=0.04, ge=0, le=1, description="how often the expert goes anywhere, the best way too"
+    )
+    train_size: int = Field(default=256, ge=1, description="boards to train on")
+    heldout_size: int = Field(default=64, ge=0, description="other boards, to evaluate on")
+    seed: int | None = Field(default=None, description="of the boards; none: the run's")
 
 
 class Board(Protocol[S]):
@@ -178,3 +194,18 @@ class BoardTask:
         """Return 1 for a game that was won, else 0."""
         game = self.games[rollout.prompt.id]
         return float(game.board.is_won(game.play(rollout.replies[: game.turns])))
+
+
+def build_games(
+    config: BoardConfig,
+    context: TaskContext,
+    draw_game: Callable[[int, str], Game[Any]],
+    rules: str,
+    marks: str,
+) -> BoardTask:
+    """Draw the games by seed and name, the held-out ones first."""
+    seed = context.seed if config.seed is None else config.seed
+    names = [f"heldout-{number}" for number in range(config.heldout_size)]
+    names += [f"train-{number}" for number in range(config.train_size)]
+    games = {name: draw_game(seed, name) for name in names}
+    return BoardTask(games, config.heldout_size, rules if config.rules else "", config.slip, marks)

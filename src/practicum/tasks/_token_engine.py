@@ -9,6 +9,7 @@ import contextlib
 import json
 import queue
 import secrets
+import socket
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from practicum.core.access import Admission, name_hosts
+from practicum.core.access import Admission, name_hosts, name_place
 from practicum.ports import SampledTurn, TurnRequest
 from practicum.tasks._chat_words import (
     ChatProblem,
@@ -79,9 +80,8 @@ class TokenEngine:
             lines_by_path = lines
             admission = admits
 
-        self._server = ThreadingHTTPServer((host, port), LineHandler)
-        self._server.daemon_threads = True
-        self._address = f"http://{host}:{self._server.server_port}"
+        self._server = _LineServer((host, port), LineHandler)
+        self._address = f"http://{name_place(host, self._server.server_port)}"
         # Users may call at once, so their line is there before anybody is heard.
         self.users = EngineLine(f"{self._address}/{USERS}")
         if serves_users:
@@ -111,6 +111,16 @@ class TokenEngine:
             self.close_line(line)
         self._server.shutdown()
         self._server.server_close()
+
+
+class _LineServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        # The base class creates its socket from this.
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, handler)
 
 
 class _EngineHandler(BaseHTTPRequestHandler):

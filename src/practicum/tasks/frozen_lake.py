@@ -13,8 +13,7 @@ from pydantic import Field
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import TaskContext
-from practicum.tasks._boards import MOVES, BoardTask, Game, Square
-from practicum.types import FrozenConfig
+from practicum.tasks._boards import MOVES, BoardConfig, Game, Square, build_games
 
 SAFE = 0.8
 """The share of squares that are no holes, as in Gymnasium's random maps."""
@@ -27,22 +26,14 @@ DIRECTIONS = tuple(MOVES)
 """The actions in Gymnasium's order, in which an action's neighbours lie to its sides."""
 
 
-class Config(FrozenConfig):
-    """The size of a lake, its ice and the turns of a game."""
+class Config(BoardConfig):
+    """The size of a lake and its ice."""
 
     type: Literal["frozen_lake"] = "frozen_lake"
     size: int = Field(default=4, ge=2, le=8, description="rows and columns of a lake")
     slippery: bool = Field(
         default=False, description="an action also goes to either side of it, a third each"
     )
-    turns: int = Field(default=12, ge=1, le=100, description="turns within which to arrive")
-    rules: bool = Field(default=True, description="say the rules before the first board")
-    slip: float = Field(
-        default=0.04, ge=0, le=1, description="how often the expert goes anywhere, the best way too"
-    )
-    train_size: int = Field(default=256, ge=1, description="lakes to train on")
-    heldout_size: int = Field(default=64, ge=0, description="other lakes, to evaluate on")
-    seed: int | None = Field(default=None, description="of the lakes; none: the run's")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +92,13 @@ def draw_rows(size: int, draw: random.Random) -> tuple[str, ...]:
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Draw the lakes, the held-out ones first."""
-    seed = context.seed if config.seed is None else config.seed
-    names = [f"heldout-{number}" for number in range(config.heldout_size)]
-    names += [f"train-{number}" for number in range(config.train_size)]
-    return BoardTask(
-        {name: _draw_game(config, seed_of(seed, "frozen_lake", name)) for name in names},
-        config.heldout_size,
-        RULES if config.rules else "",
-        config.slip,
-        marks="P.OG",
-    )
+    """Draw the lakes."""
 
+    def draw_game(seed: int, name: str) -> Game[Square]:
+        draw = random.Random(seed_of(seed, "frozen_lake", name))
+        rows = draw_rows(config.size, draw)
+        drifts = [draw.choice((-1, 0, 1)) for _ in range(config.turns)]
+        drifts = tuple(drifts if config.slippery else [0] * config.turns)
+        return Game(Lake(rows, drifts), config.turns)
 
-def _draw_game(config: Config, seed: int) -> Game:
-    draw = random.Random(seed)
-    rows = draw_rows(config.size, draw)
-    drifts = [draw.choice((-1, 0, 1)) for _ in range(config.turns)]
-    return Game(Lake(rows, tuple(drifts if config.slippery else [0] * config.turns)), config.turns)
+    return build_games(config, context, draw_game, RULES, marks="P.OG")

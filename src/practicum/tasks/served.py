@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from practicum.core.access import TOKEN_VARIABLE, Admission, read_admission
+from practicum.core.access import TOKEN_VARIABLE, Admission, name_place, read_admission
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import DataError, ResourceError
 from practicum.ports import HasAlphabet, Task, TurnRequest
@@ -110,8 +110,8 @@ class ServedTask:
             engine = TokenEngine(host, port, self.admission, serves_users=True)
         except OSError as error:
             raise ResourceError(
-                f"{host}:{port} cannot be served on ({error.strerror}); write another task.port or "
-                "task.host"
+                f"{name_place(host, port)} cannot be served on ({error.strerror}); write another "
+                "task.port or task.host"
             ) from error
         self.engine = engine
         log.info(f"{MODEL} answers at {engine.users.base_url}/chat/completions")

@@ -14,8 +14,7 @@ from pydantic import Field, model_validator
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import TaskContext
-from practicum.tasks._boards import MOVES, BoardTask, Game, Square
-from practicum.types import FrozenConfig
+from practicum.tasks._boards import MOVES, BoardConfig, Game, Square, build_games
 
 RULES = "@ is you. Push each box ($) onto a place (.). Walls are #. Write left, down, right or up."
 
@@ -26,21 +25,13 @@ State = tuple[Square, frozenset[Square]]
 """The player's square, and those of the boxes."""
 
 
-class Config(FrozenConfig):
-    """The size of a board, its boxes and walls, and the turns of a game."""
+class Config(BoardConfig):
+    """The size of a board, its boxes and its walls."""
 
     type: Literal["sokoban"] = "sokoban"
     size: int = Field(default=4, ge=3, le=7, description="rows and columns within the outer wall")
     boxes: int = Field(default=1, ge=1, le=3, description="boxes, and places for them")
     walls: float = Field(default=0.1, ge=0, le=0.4, description="share of squares with a wall")
-    turns: int = Field(default=12, ge=1, le=100, description="turns within which to solve it")
-    rules: bool = Field(default=True, description="say the rules before the first board")
-    slip: float = Field(
-        default=0.04, ge=0, le=1, description="how often the expert goes anywhere, the best way too"
-    )
-    train_size: int = Field(default=256, ge=1, description="boards to train on")
-    heldout_size: int = Field(default=64, ge=0, description="other boards, to evaluate on")
-    seed: int | None = Field(default=None, description="of the boards; none: the run's")
 
     @model_validator(mode="after")
     def _check_turns(self) -> "Config":
@@ -136,15 +127,10 @@ def draw_warehouse(config: Config, draw: random.Random) -> Warehouse:
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Draw the boards, the held-out ones first."""
-    seed = context.seed if config.seed is None else config.seed
-    names = [f"heldout-{number}" for number in range(config.heldout_size)]
-    names += [f"train-{number}" for number in range(config.train_size)]
-    games = {
-        name: Game(
-            draw_warehouse(config, random.Random(seed_of(seed, "sokoban", name))), config.turns
-        )
-        for name in names
-    }
-    rules = RULES if config.rules else ""
-    return BoardTask(games, config.heldout_size, rules, config.slip, marks="@+$*.#_")
+    """Draw the boards."""
+
+    def draw_game(seed: int, name: str) -> Game[State]:
+        draw = random.Random(seed_of(seed, "sokoban", name))
+        return Game(draw_warehouse(config, draw), config.turns)
+
+    return build_games(config, context, draw_game, RULES, marks="@+$*.#_")
