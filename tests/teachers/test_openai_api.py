@@ -534,9 +534,7 @@ def test_a_recipe_that_asks_for_more_is_refused_with_what_there_is(
     models: Path, server: Stub, tmp_path: Path
 ) -> None:
     teacher = {"type": "openai_api", "url": server.url}
-    with pytest.raises(
-        CapabilityError, match="cannot give signal 'full'; it can give: sampled, topk"
-    ):
+    with pytest.raises(CapabilityError, match=r"it can give: sampled, topk; teacher\.states reads"):
         toy_recipe(models, {"teacher": teacher})
     # Whether a server is told candidates is only known when it is asked.
     with pytest.raises(CapabilityError, match="cannot score support 'student'; it can: teacher"):

@@ -30,7 +30,8 @@ class Capabilities:
     its modules: it is then asked at its own step and never ahead. That is also the default for a
     teacher that does not declare it. `by_span` is True if a sampled log-probability may be that of
     several tokens together; see `practicum.types.TeacherSignal`. `repeats_scores` is True if all
-    tokens of an answer may have one score although nothing is wrong.
+    tokens of an answer may have one score although nothing is wrong. `advice` says what to write for
+    further signals.
     """
 
     signals: frozenset[SignalName]
@@ -43,6 +44,7 @@ class Capabilities:
     repeats_scores: bool = False
     raw_logits: bool = False
     splits_answers: bool = False
+    advice: str = ""
 
 
 class SignalCall(Call):
@@ -117,6 +119,7 @@ class SignalCall(Call):
         return (
             f"cannot give signal {self.question.type!r}; it can give: "
             f"{', '.join(sorted(capabilities.signals))}"
+            f"{capabilities.advice and '; ' + capabilities.advice}"
         )
 
     def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:

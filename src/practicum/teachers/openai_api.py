@@ -89,6 +89,7 @@ class Config(ReadingConfig, ServedConfig):
             self.largest_k,
             needs_candidates=True,
             follows_student=False,
+            advice="teacher.states reads the full distribution of a vLLM server",
         )
 
 
