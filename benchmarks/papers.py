@@ -69,6 +69,15 @@ NEWER = re.compile(r"\(share=whole\)|, per=rollout|, unit=token")
 """The arguments of calls that are newer than the lines, with their defaults, which change nothing."""
 
 
+NEWER_SETTINGS = (
+    ("tokenizer", "characters"),
+    ("quantization", None),
+    ("normalize", False),
+    ("clip", None),
+)
+"""Settings with their defaults that are newer than the lines and change nothing."""
+
+
 def fingerprint(recipe: Recipe) -> str:
     """Return what a line is of: the recipe without its words about itself and the settings that only bound memory and time."""
     settings = {
@@ -128,8 +137,8 @@ def _drop_newer_defaults(setting: Any) -> Any:
     return {
         key: _drop_newer_defaults(part)
         for key, part in setting.items()
-        # From-scratch models had no other tokenizer, and teachers all of their bits.
-        if (key, part) not in (("tokenizer", "characters"), ("quantization", None))
+        # From-scratch models had no other tokenizer, teachers all of their bits, critics no clip.
+        if (key, part) not in NEWER_SETTINGS
     }
 
 

@@ -10,7 +10,7 @@ from toy import toy_recipe
 
 from practicum.ports.scoring import Scorer
 from practicum.runs.assembly import assemble_run
-from practicum.scorers.value import read_text
+from practicum.scorers.value import compute_distance, read_text
 from practicum.training.judging import add_judgements
 from practicum.types import Message, Prompt, Rollout
 
@@ -110,3 +110,62 @@ def test_a_critic_gives_the_advantages_of_its_values(
     assert judgement.tokens is not None
     assert judgement.tokens.tolist() == pytest.approx([first, 0.0, last], abs=1e-6)
     assert judgement.value == pytest.approx(values[0], abs=1e-6)
+
+
+def test_normalized_advantages_are_those_of_all_tokens_centred_over_their_spread(
+    models: Path, tmp_path: Path
+) -> None:
+    """As in LLM4Teach's code; an answer without a reward and the tokens of others have no part in it."""
+    rows = {}
+    for normalize in (False, True):
+        GENERATOR.manual_seed(4)
+        scorer = build(models, tmp_path, type="value", normalize=normalize)
+        answers = [write(number, number % 4, "student", float(number > 4)) for number in range(8)]
+        answers[1] = write(1, 1, "student", None)
+        answers[3] = replace(answers[3], loss_mask=torch.tensor([True, False, True]))
+        for _ in range(3):
+            scorer.fit(answers)
+        judgements = scorer.score(answers)
+        assert judgements[1].value is None and judgements[1].tokens is None
+        assert judgements[3].tokens is not None and judgements[3].tokens[1] == 0
+        own = [
+            judged.tokens[answer.loss_mask]
+            for judged, answer in zip(judgements, answers, strict=True)
+            if judged.tokens is not None
+        ]
+        rows[normalize] = torch.cat(own)
+    plain = rows[False]
+    expected = (plain - plain.mean()) / plain.std()
+    torch.testing.assert_close(rows[True], expected, rtol=1e-4, atol=1e-5)
+    assert scorer.score(answers[1:2])[0].tokens is None, "a step without a reward has no spread"
+
+
+def test_a_clip_stops_a_value_that_nears_its_return_and_no_other() -> None:
+    """PPO's code: every way that a value can move, by the slope of its distance."""
+    before, clip = torch.zeros(1), 0.2
+    for value in (-0.9, -0.3, -0.1, 0.1, 0.3, 0.9):
+        for returned in (-1.0, -0.25, 0.15, 0.6, 2.0):
+            number, aim = torch.tensor([value], requires_grad=True), torch.tensor([returned])
+            limited = compute_distance(number, before, aim, clip)
+            plain = compute_distance(number, before, aim, None)
+            (slope,) = torch.autograd.grad(limited, number)
+            held = min(max(value, -clip), clip)
+            is_stopped = abs(value) > clip and abs(held - returned) > abs(value - returned)
+            assert slope.item() == (0.0 if is_stopped else pytest.approx(value - returned))
+            assert limited >= plain, "it never rewards what the plain distance does not"
+
+
+def test_a_clip_keeps_a_critic_near_its_values_of_before(models: Path, tmp_path: Path) -> None:
+    moved = {}
+    for clip in (None, 0.05):
+        GENERATOR.manual_seed(5)
+        scorer = build(models, tmp_path, type="value", clip=clip, updates=30)
+        answers = [write(number, 4, "student", 1.0) for number in range(4)]
+        metrics = scorer.fit(answers)
+        judgements = scorer.score(answers)
+        moved[clip] = max(judged.value or 0.0 for judged in judgements)
+        # GAE's lambda is 0.95 and the first values are 0: the returns are its powers.
+        unclipped = (0.95**4 + 0.95**2 + 1) / 6
+        assert metrics["loss"] == pytest.approx(unclipped), "the first update knows no clip"
+    assert moved[None] > 0.5
+    assert 0.05 < moved[0.05] < 0.2

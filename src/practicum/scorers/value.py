@@ -4,7 +4,7 @@ A judgement has one advantage a token, by GAE (1506.02438) over the tokens that 
 the reward comes with the last of them. The critic learns the returns, advantage plus value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from practicum.errors import RecipeError
-from practicum.functional import generalized_advantages
+from practicum.functional import generalized_advantages, group_normalize
 from practicum.objective import VERIFIER
 from practicum.ports.scoring import Scorer, ScorerContext
 from practicum.scorers._learned import LearnedConfig, LearnedScorer
@@ -36,6 +36,17 @@ class Config(LearnedConfig):
         description="GAE's lambda; 1: reward minus value, 0: the next value minus this one",
     )
 
+    normalize: bool = Field(
+        default=False,
+        description="advantages minus their mean, over their spread, among all tokens of a step",
+    )
+    clip: float | None = Field(
+        default=None,
+        gt=0,
+        description="change of a value within a step beyond which the loss rewards no more of it; "
+        "none: no limit",
+    )
+
     @property
     def reads_verifier(self) -> bool:
         """True if it learns to expect the verifier's reward."""
@@ -53,22 +64,26 @@ class ValueScorer(LearnedScorer):
         """Return the advantages of each answer's tokens; None where there is no reward."""
         if self.is_warming_up:
             return [Judgement(None) for _ in rollouts]
-        values = self._model.predict(list(map(read_text, rollouts)))
+        values = [
+            numbers[rollout.loss_mask]
+            for numbers, rollout in zip(
+                self._model.predict(list(map(read_text, rollouts))), rollouts, strict=True
+            )
+        ]
+        advantages = {
+            row: self._compute_advantages(values[row], reward)
+            for row, reward in enumerate(map(self._read_reward, rollouts))
+            if reward is not None and len(values[row])
+        }
+        if self._config.normalize and advantages:
+            advantages = _normalize(advantages)
         return [
-            self._judge(rollout, numbers) for rollout, numbers in zip(rollouts, values, strict=True)
+            _judge(rollout, values[row], advantages.get(row))
+            for row, rollout in enumerate(rollouts)
         ]
 
-    def _judge(self, rollout: Rollout, numbers: Float[Tensor, " T"]) -> Judgement:
-        reward = self._read_reward(rollout)
-        mask = rollout.loss_mask
-        if reward is None or not mask.any():
-            return Judgement(None)
-        tokens = torch.zeros(len(rollout.tokens))
-        tokens[mask] = self._compute_advantages(numbers[mask], reward)
-        return Judgement(numbers[mask][0].item(), tokens)
-
     def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
-        """Take a step on half the mean squared distance to the returns.
+        """Take a step on the distance to the returns, see `compute_distance`.
 
         `explained` is the share of the returns' variance that the values explain.
         """
@@ -93,10 +108,14 @@ class ValueScorer(LearnedScorer):
             ]
         )
         supervised = torch.cat(masks)
-        errors = torch.cat(values) - returns
+        before = torch.cat(values)
+        errors = before - returns
         spread = returns.var(unbiased=False)
         metrics = self.descend(
-            texts, lambda numbers: 0.5 * (numbers[supervised] - returns).square().mean()
+            texts,
+            lambda numbers: compute_distance(
+                numbers[supervised], before, returns, self._config.clip
+            ),
         )
         explained = 1.0 - errors.var(unbiased=False) / spread if spread > 0 else torch.zeros(())
         return {"fitted": float(len(chosen)), "explained": explained.item(), **metrics}
@@ -114,6 +133,39 @@ class ValueScorer(LearnedScorer):
             return rollout.reward
         judgement = rollout.judgements.get(self._config.reward)
         return None if judgement is None else judgement.value
+
+
+def compute_distance(
+    values: Float[Tensor, " T"],
+    before: Float[Tensor, " T"],
+    returns: Float[Tensor, " T"],
+    clip: float | None,
+) -> Float[Tensor, ""]:
+    """Return half the mean squared distance of the values to the returns.
+
+    With `clip`, the distance of a value is the larger one of its own and that of the value held
+    within `clip` of the one before the step, as in PPO's code.
+    """
+    distances = (values - returns).square()
+    if clip is not None:
+        limited = before + (values - before).clamp(-clip, clip)
+        distances = torch.maximum(distances, (limited - returns).square())
+    return 0.5 * distances.mean()
+
+
+def _normalize(advantages: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return the advantages of all rows centred and over the spread of all of their tokens."""
+    numbers = torch.tensor(group_normalize(torch.cat(list(advantages.values())).tolist()))
+    parts = numbers.split([len(row) for row in advantages.values()])
+    return dict(zip(advantages, parts, strict=True))
+
+
+def _judge(rollout: Rollout, values: Tensor, advantages: Tensor | None) -> Judgement:
+    if advantages is None:
+        return Judgement(None)
+    tokens = torch.zeros(len(rollout.tokens))
+    tokens[rollout.loss_mask] = advantages
+    return Judgement(values[0].item(), tokens)
 
 
 def read_text(rollout: Rollout) -> ScoreRequest:
