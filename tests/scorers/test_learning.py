@@ -159,7 +159,8 @@ def test_a_clip_keeps_a_critic_near_its_values_of_before(models: Path, tmp_path:
     moved = {}
     for clip in (None, 0.05):
         GENERATOR.manual_seed(5)
-        scorer = build(models, tmp_path, type="value", clip=clip, updates=30)
+        # A small rate: momentum moves a value on for ten updates after its slope has ended.
+        scorer = build(models, tmp_path, type="value", clip=clip, updates=100, learning_rate=0.0005)
         answers = [write(number, 4, "student", 1.0) for number in range(4)]
         metrics = scorer.fit(answers)
         judgements = scorer.score(answers)
@@ -167,5 +168,5 @@ def test_a_clip_keeps_a_critic_near_its_values_of_before(models: Path, tmp_path:
         # GAE's lambda is 0.95 and the first values are 0: the returns are its powers.
         unclipped = (0.95**4 + 0.95**2 + 1) / 6
         assert metrics["loss"] == pytest.approx(unclipped), "the first update knows no clip"
-    assert moved[None] > 0.5
-    assert 0.05 < moved[0.05] < 0.2
+    assert moved[None] > 0.9
+    assert 0.05 < moved[0.05] < 0.25
