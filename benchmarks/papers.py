@@ -65,7 +65,7 @@ ABOUT_IT = ("prices", "monitors", "tracking")
 """Sections that say what is done with a run's numbers; no recipe of a paper lets a monitor change anything."""
 
 
-NEWER = re.compile(r"\(share=whole\)|, per=rollout|, unit=token")
+NEWER = re.compile(r"\(share=whole\)|, per=rollout|, unit=token|, place=question")
 """The arguments of calls that are newer than the lines, with their defaults, which change nothing."""
 
 
@@ -74,6 +74,7 @@ NEWER_SETTINGS = (
     ("quantization", None),
     ("normalize", False),
     ("clip", None),
+    ("place", "question"),
 )
 """Settings with their defaults that are newer than the lines and change nothing."""
 

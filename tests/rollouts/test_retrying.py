@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import TypeAdapter
 from toy import assert_same_run, curve, forked, rows, toy_recipe, toy_run
 
 from practicum.errors import RecipeError
+from practicum.objective import Sampled
 from practicum.ports.notes import Note, NoteMoment
 from practicum.rollouts import (
     RolloutBatch,
@@ -19,7 +21,7 @@ from practicum.rollouts import (
     measure_retried,
 )
 from practicum.runs.assembly import RunComponents, assemble_run
-from practicum.types import Prompt, Rollout, SamplingParams
+from practicum.types import Prompt, Rollout, SamplingParams, ScoreRequest
 
 SOURCE: TypeAdapter[Any] = TypeAdapter(SourceChoice)
 
@@ -108,6 +110,34 @@ def test_all_are_given_again_with_the_note_in_the_prompt_that_is_learned(
         assert shown == f"cc\n\n{before.prompt.messages[-1].content}"
         assert after.prompt_tokens == renderer.render(after.prompt.messages)
         assert after.prompt.id == before.prompt.id and after.policy_logprobs.isfinite().all()
+
+
+@pytest.mark.parametrize("learn", ["with", "without"])
+def test_a_note_begins_the_answer_as_an_environments_words(
+    parts: RunComponents, learn: str
+) -> None:
+    first = collect(parts, "student")
+    again = collect(parts, f"retry(hint, of=all, learn={learn}, place=answer)")
+    renderer = parts.parts.renderer
+    words = renderer.encode("cc\n\n") if learn == "with" else []
+    for before, after in zip(first, again, strict=True):
+        if after.sample == 1:
+            continue
+        assert after.prompt == before.prompt and after.prompt_tokens == before.prompt_tokens
+        assert after.tokens[: len(words)].tolist() == words
+        own = after.tokens[len(words) :]
+        assert after.loss_mask.tolist() == [False] * len(words) + [True] * len(own)
+        assert after.mark_tokens_by("environment").equal(~after.loss_mask)
+        assert after.text == renderer.decode(own.tolist()), "the beginning is not rewarded"
+        # Sampled after the beginning, whether or not it is learned.
+        context = (*before.prompt_tokens, *renderer.encode("cc\n\n"))
+        (signal,) = parts.parts.sampler.score(
+            [ScoreRequest(context, tuple(own.tolist()))], Sampled()
+        )
+        assert signal.logprobs is not None
+        torch.testing.assert_close(
+            after.sampling_logprobs[len(words) :], signal.logprobs, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_wrong_answers_alone_are_given_again(parts: RunComponents) -> None:

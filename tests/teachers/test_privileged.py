@@ -311,6 +311,19 @@ def test_its_own_answers_see_the_context() -> None:
     assert teacher.bind_prompt(prompt("q")) is None
 
 
+def test_a_reference_may_begin_the_answer() -> None:
+    fields = {"reference": "It is {answer}.", "question": "7 times 8?", "system": "s"}
+    assert seen(PROMPT, place="answer", **fields) == [
+        ("system", "s"),
+        ("user", "7 times 8?"),
+        ("assistant", "It is 56.\n\n"),
+    ]
+    assert seen(PROMPT, place="answer", reference="{empty}") == [
+        ("user", "8 times 7?"),
+        ("assistant", "\n\n"),
+    ]
+
+
 def test_the_rest_is_passed_on() -> None:
     inner = Recorder(state={"w": torch.ones(1)})
     teacher = PrivilegedTeacher(inner, config(system="s"))

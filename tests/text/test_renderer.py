@@ -382,3 +382,13 @@ def test_a_template_without_earlier_turns_holds_no_conversation():
 
 def test_no_text_is_written_with_special_tokens_and_marks():
     assert RENDERER.special_ids == set(IDS.values())
+
+
+@pytest.mark.parametrize("words", ["", "8 times 7 is 54.\n\n", "<|im_end|>\n<|bos|><think>so"])
+def test_a_last_message_of_the_assistant_is_an_answer_that_has_begun(words: str) -> None:
+    turns = [Message("user", "8 times 7?")]
+    begun = RENDERER.render([*turns, Message("assistant", words)])
+    before = RENDERER.render(turns)
+    assert begun[: len(before)] == before
+    assert list(begun[len(before) :]) == RENDERER.encode_answer_text(words)
+    assert not RENDERER.stop_ids & set(begun[len(before) :]), "what was said ends nothing"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from practicum.statistics import group_pairs
-from practicum.types import Prompt, Rollout
+from practicum.types import Message, Prompt, Rollout
 
 Outcome = Literal["correct", "incorrect", "unknown"]
 
@@ -44,3 +44,13 @@ def find_successes(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
     ordered = sorted(rollouts, key=lambda rollout: rollout.sample)
     correct = [rollout for rollout in ordered if classify_outcome(rollout) == "correct"]
     return group_pairs((rollout.prompt.id, rollout) for rollout in correct)
+
+
+def show_text(
+    messages: Sequence[Message], text: str, place: Literal["question", "answer"]
+) -> tuple[Message, ...]:
+    """Return the messages with a text before the last one, or as the beginning of the answer."""
+    if place == "answer":
+        return (*messages, Message("assistant", f"{text}\n\n"))
+    *earlier, last = messages
+    return (*earlier, Message(last.role, f"{text}\n\n{last.content}"))

@@ -1,8 +1,8 @@
 """Answers that the student gives again with a note in its prompt (KEPO 2602.00400, SD-Zero 2604.12002).
 
 The student answers, the task rewards, and the note is made of the answers that the source names.
-With the note before the question it answers once more. An answer depends on (seed, step, prompt,
-number) and on what the note says.
+With the note before the question, or at the beginning of its answer, it answers once more. An answer
+depends on (seed, step, prompt, number) and on what the note says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from practicum.ports import SamplingClient, Task
 from practicum.ports.notes import Note, NoteMoment
 from practicum.rollouts.annotating import add_notes, set_note
 from practicum.rollouts.batch import RolloutKey
-from practicum.rollouts.fields import classify_outcome
+from practicum.rollouts.fields import classify_outcome, show_text
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seeds
 from practicum.rollouts.sources import Retry
 from practicum.statistics import group_pairs
-from practicum.types import Message, Metrics, Prompt, Rollout, SampleRequest
+from practicum.types import AUTHORS, Metrics, Prompt, Rollout, SampleRequest
 
 NOTE = "retried"
 """The note of a rollout that says whether it was given again: `yes`, `no`, or `failed`."""
@@ -69,12 +69,10 @@ class Retrier:
     def _answer_again(
         self, keys: Sequence[RolloutKey], rollouts: Sequence[Rollout]
     ) -> list[Rollout]:
-        """Return the student's answers with the note before the question, and their rewards."""
+        """Return the student's answers with the note in view, and their rewards."""
         if not keys:
             return []
-        prompts = [
-            _show_note(rollout.prompt, rollout.notes[self.source.note]) for rollout in rollouts
-        ]
+        prompts = [self._show_note(rollout) for rollout in rollouts]
         contexts = self.sampler.renderer.render_all([prompt.messages for prompt in prompts])
         seeds = compute_key_seeds(self.sampler.batch, "retry", keys)
         requests = [SampleRequest(*pair) for pair in zip(contexts, seeds, strict=True)]
@@ -86,27 +84,46 @@ class Retrier:
                 replace(sample, policy_logprobs=torch.full_like(sample.policy_logprobs, torch.nan))
                 for sample in samples
             ]
+        keeps_prompt = not learns_with or self.source.begins_answers
         # Whoever learns without the note learns the answer as if the question had been enough.
-        tokens = contexts if learns_with else self.sampler.render_prompts(keys)
+        tokens = self.sampler.render_prompts(keys) if keeps_prompt else contexts
         answers = self.sampler.build_rollouts(keys, tokens, samples, "student")
         again = []
-        for answer, prompt, first in zip(answers, prompts, rollouts, strict=True):
-            notes = {**first.notes, NOTE: "yes"}
-            again.append(
-                replace(
-                    answer,
-                    reward=self.task.reward(answer),
-                    notes=notes,
-                    prompt=prompt if learns_with else answer.prompt,
-                )
+        for answer, prompt, first, context in zip(
+            answers, prompts, rollouts, contexts, strict=True
+        ):
+            second = replace(
+                answer,
+                reward=self.task.reward(answer),
+                notes={**first.notes, NOTE: "yes"},
+                prompt=answer.prompt if keeps_prompt else prompt,
             )
+            if self.source.begins_answers:
+                second = _begin_with(context[len(answer.prompt_tokens) :], second)
+            again.append(second)
         return again
 
+    def _show_note(self, rollout: Rollout) -> Prompt:
+        """Return the prompt of a rollout with its note."""
+        prompt, note = rollout.prompt, rollout.notes[self.source.note]
+        return replace(prompt, messages=show_text(prompt.messages, note, self.source.place))
 
-def _show_note(prompt: Prompt, note: str) -> Prompt:
-    """Return the prompt with a note before its last question."""
-    *earlier, last = prompt.messages
-    return replace(prompt, messages=(*earlier, Message(last.role, f"{note}\n\n{last.content}")))
+
+def _begin_with(beginning: Sequence[int], answer: Rollout) -> Rollout:
+    """Return the answer after a beginning that an environment wrote; its text stays its own."""
+    count = len(beginning)
+    unknown = torch.zeros(count)
+    authors = [AUTHORS.index("environment")] * count
+    authors += [AUTHORS.index(answer.source)] * len(answer.tokens)
+    return replace(
+        answer,
+        tokens=torch.cat([torch.tensor(beginning, dtype=answer.tokens.dtype), answer.tokens]),
+        loss_mask=torch.cat([unknown.bool(), answer.loss_mask]),
+        sampling_logprobs=torch.cat([unknown, answer.sampling_logprobs]),
+        policy_logprobs=torch.cat([unknown + torch.nan, answer.policy_logprobs]),
+        authors=torch.tensor(authors, dtype=torch.uint8),
+        states=None,
+    )
 
 
 def measure_retried(rollouts: Sequence[Rollout]) -> Metrics:

@@ -145,13 +145,20 @@ class Retry(Call):
 
     `of` names the answers: those of prompts without a right one, all wrong ones, or all. A second
     answer takes the first one's place if it is right, or with `of=all` always. With `learn=with` the
-    note stays in the prompt that is learned (SD-Zero 2604.12002).
+    note stays in the prompt that is learned. With `place=answer` the note does not stand before the
+    question but begins the answer, as an environment's words do (SD-Zero 2604.12002).
     """
 
     type: Literal["retry"] = "retry"
     note: str
     of: Literal["failed_group", "incorrect", "all"] = "failed_group"
     learn: Literal["without", "with"] = "without"
+    place: Literal["question", "answer"] = "question"
+
+    @property
+    def begins_answers(self) -> bool:
+        """True if the note is a part of the answers that are learned."""
+        return self.place == "answer" and self.learn == "with"
 
 
 class Correct(Call):
@@ -322,7 +329,10 @@ def list_task_problems(source: Source, task: Task) -> list[str]:
 
 def list_observation_problems(objective: Objective, source: Source, task: Task) -> list[str]:
     """List why there is nothing to learn of an environment: a line for each term about one."""
-    if answers_back(task) or isinstance(source, Cache | Traces):
+    has_others = isinstance(source, Cache | Traces) or (
+        isinstance(source, Retry) and source.begins_answers
+    )
+    if answers_back(task) or has_others:
         return []
     return [
         f"objective.losses[{number}].source: this task's answers are single ones, and no environment "

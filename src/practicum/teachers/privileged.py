@@ -27,6 +27,7 @@ from practicum.rollouts.fields import (
     find_successes,
     list_prompt_fields,
     list_rollout_fields,
+    show_text,
 )
 from practicum.teachers._client import FollowerTeacher
 from practicum.text.placeholders import fill_placeholders, list_placeholders
@@ -51,11 +52,19 @@ class Demonstration(FrozenConfig):
 class Config(FrozenConfig):
     """The context that the teacher sees beyond the student's prompt.
 
+<<<<<<< HEAD
     `reference` is put before the question, and `question` replaces it. In both, `{field}` stands
     for a privileged field of the prompt, `{question}` for its question and `{answer}` for its
     answer, as in `"A correct solution: {solution}"`, and three more for the completions:
     `{attempt}`, `{outcome}` and `{sibling}`. A note of the rollout has its own name, such as
     `{feedback}`. Of several texts the first is shown whose fields are all there.
+=======
+    `reference` is put before the question or begins the answer, and `question` replaces the question. In both, `{field}` stands
+    for a privileged field of the prompt, `{answer}` for its answer, as in `"A correct solution:
+    {solution}"`, and three more for the completions: `{attempt}`, `{outcome}` and `{sibling}`. A
+    note of the rollout has its own name, such as `{feedback}`. Of several texts under `reference`
+    the first is shown whose fields are all there.
+>>>>>>> 1ec1051c (Begin an answer with a privileged teacher's reference or a retry's note, as SD-Zero does)
     """
 
     type: Literal["privileged"] = "privileged"
@@ -66,8 +75,13 @@ class Config(FrozenConfig):
     demonstrations: tuple[Demonstration, ...] = ()
     reference: str | tuple[str, ...] | None = Field(
         default=None,
-        description="text before the question, with {field} placeholders; of several texts the "
-        "first whose fields are all there",
+        description="text to know, with {field} placeholders; of several texts the first whose "
+        "fields are all there",
+    )
+    place: Literal["question", "answer"] = Field(
+        default="question",
+        description="where the reference stands: before the question, or as the beginning of the "
+        "answer, which goes on after it",
     )
     question: str | tuple[str, ...] | None = Field(
         default=None,
@@ -236,11 +250,12 @@ def add_context(
     reference, question = (
         _fill_unless_empty(text, fields, of_rollout) for text in config.select_texts(fields)
     )
-    if reference is not None or question is not None:
-        last = turns[-1].content if question is None else question
-        content = last if reference is None else f"{reference}\n\n{last}"
-        turns = [*turns[:-1], Message(turns[-1].role, content)]
-    return replace(prompt, messages=(*system, *examples, *turns))
+    if question is not None:
+        turns = [*turns[:-1], Message(turns[-1].role, question)]
+    messages = (*system, *examples, *turns)
+    if reference is not None:
+        messages = show_text(messages, reference, config.place)
+    return replace(prompt, messages=messages)
 
 
 def _fill_unless_empty(

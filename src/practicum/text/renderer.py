@@ -65,7 +65,13 @@ class Renderer:
             (folder / "chat_template.jinja").write_text(self.template, encoding="utf-8")
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt's tokens, up to the beginning of the answer."""
+        """Return the prompt's tokens, up to the beginning of the answer.
+
+        A last message of the assistant's is an answer that has begun: its text is the end.
+        """
+        if messages and messages[-1].role == "assistant":
+            *earlier, begun = messages
+            return (*self.render(earlier), *self.encode_answer_text(begun.content))
         turns = self._add_system(messages)
         # The text is encoded piece by piece between markers, and a marker stands inside each
         # control token of a user's or a tool's: it stays text.
