@@ -49,15 +49,16 @@ def describe_method(recipe: Recipe) -> str:
 def format_teacher(config: BaseModel) -> str:
     """Return a teacher's settings as a call, such as `privileged(self(ema): reference)`."""
     settings = {name: value for name, value in config if name != "type"}
+    defaults = {name: field.default for name, field in type(config).model_fields.items()}
     teacher_type = str(config.model_dump(include={"type"})["type"])
-    arguments = _format_settings(settings)
+    arguments = _format_settings(settings, defaults)
     return f"{teacher_type}({arguments})" if arguments else teacher_type
 
 
-def _format_settings(settings: Mapping[str, object]) -> str:
+def _format_settings(settings: Mapping[str, object], defaults: Mapping[str, object]) -> str:
     match settings:
         case {"teacher": BaseModel() as teacher, **extras}:
-            names = [name for name, value in extras.items() if value not in (None, (), "error")]
+            names = [name for name, value in extras.items() if value != defaults[name]]
             return f"{format_teacher(teacher)}: {', '.join(names)}"
         case {"teachers": Mapping() as teachers, "by": by}:
             return f"{', '.join(map(str, teachers))} by {by}"

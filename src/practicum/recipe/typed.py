@@ -113,12 +113,8 @@ class TeacherSection(TypedDict, total=False):
     gate: float | None
     demonstrations: Sequence[Mapping[str, Any]]
     reference: str | Sequence[str] | None
-<<<<<<< HEAD
-    question: str | Sequence[str] | None
-=======
     place: Literal["question", "answer"]
-    question: str | None
->>>>>>> 1ec1051c (Begin an answer with a privileged teacher's reference or a retry's note, as SD-Zero does)
+    question: str | Sequence[str] | None
     missing: Literal["error", "silent"]
     by: str
     default: str | None

@@ -52,19 +52,11 @@ class Demonstration(FrozenConfig):
 class Config(FrozenConfig):
     """The context that the teacher sees beyond the student's prompt.
 
-<<<<<<< HEAD
-    `reference` is put before the question, and `question` replaces it. In both, `{field}` stands
-    for a privileged field of the prompt, `{question}` for its question and `{answer}` for its
-    answer, as in `"A correct solution: {solution}"`, and three more for the completions:
-    `{attempt}`, `{outcome}` and `{sibling}`. A note of the rollout has its own name, such as
-    `{feedback}`. Of several texts the first is shown whose fields are all there.
-=======
-    `reference` is put before the question or begins the answer, and `question` replaces the question. In both, `{field}` stands
-    for a privileged field of the prompt, `{answer}` for its answer, as in `"A correct solution:
-    {solution}"`, and three more for the completions: `{attempt}`, `{outcome}` and `{sibling}`. A
-    note of the rollout has its own name, such as `{feedback}`. Of several texts under `reference`
-    the first is shown whose fields are all there.
->>>>>>> 1ec1051c (Begin an answer with a privileged teacher's reference or a retry's note, as SD-Zero does)
+    `reference` is put before the question or begins the answer, and `question` replaces the
+    question. In both, `{field}` stands for a privileged field of the prompt, `{question}` for its
+    question and `{answer}` for its answer, as in `"A correct solution: {solution}"`, and three more
+    for the completions: `{attempt}`, `{outcome}` and `{sibling}`. A note of the rollout has its own
+    name, such as `{feedback}`. Of several texts the first is shown whose fields are all there.
     """
 
     type: Literal["privileged"] = "privileged"
