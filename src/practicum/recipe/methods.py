@@ -59,7 +59,7 @@ def _format_settings(settings: Mapping[str, object], defaults: Mapping[str, obje
     match settings:
         case {"teacher": BaseModel() as teacher, **extras}:
             names = [name for name, value in extras.items() if value != defaults[name]]
-            return f"{format_teacher(teacher)}: {', '.join(names)}"
+            return format_teacher(teacher) + (f": {', '.join(names)}" if names else "")
         case {"teachers": Mapping() as teachers, "by": by}:
             return f"{', '.join(map(str, teachers))} by {by}"
         case {"teachers": Mapping() as teachers, "kind": kind}:
