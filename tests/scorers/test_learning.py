@@ -149,8 +149,8 @@ def test_a_clip_stops_a_value_that_nears_its_return_and_no_other() -> None:
             limited = compute_distance(number, before, aim, clip)
             plain = compute_distance(number, before, aim, None)
             (slope,) = torch.autograd.grad(limited, number)
-            held = min(max(value, -clip), clip)
-            is_stopped = abs(value) > clip and abs(held - returned) > abs(value - returned)
+            bounded = min(max(value, -clip), clip)
+            is_stopped = abs(value) > clip and abs(bounded - returned) > abs(value - returned)
             assert slope.item() == (0.0 if is_stopped else pytest.approx(value - returned))
             assert limited >= plain, "it never rewards what the plain distance does not"
 
