@@ -75,6 +75,8 @@ NEWER_SETTINGS = (
     ("normalize", False),
     ("clip", None),
     ("place", "question"),
+    ("drafts", 1),
+    ("votes", 1),
 )
 """Settings with their defaults that are newer than the lines and change nothing."""
 
@@ -109,6 +111,10 @@ def fingerprint(recipe: Recipe) -> str:
     for key in ("scorers", "notes"):
         if not settings[key]:
             del settings[key]
+    # Judges had no choice of a temperature.
+    for scorer in settings.get("scorers", {}).values():
+        if scorer["type"] == "judge" and scorer["temperature"] == 0:
+            del scorer["temperature"]
     settings = _drop_newer_defaults(settings)
     for term in settings["objective"]["losses"]:
         if term["scorer"] == VERIFIER:

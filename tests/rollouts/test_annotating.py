@@ -186,6 +186,26 @@ def test_a_refusal_or_too_few_words_are_no_note(parts: RunComponents) -> None:
     assert ask(parts, Scribe("  so "), [answer("a")]) == ["so"]
 
 
+def test_of_several_drafts_the_longest_stays(parts: RunComponents) -> None:
+    class Drafter(Scribe):
+        def sample(self, requests: Any, params: SamplingParams) -> list[Sample]:
+            drafts = super().sample(requests, params)
+            texts = {1: ["so", "first"], 2: ["so it", "other"], 3: ["", "of 5."]}
+            number = len(self.asked) // len(requests)
+            return [
+                replace(draft, text=text) for draft, text in zip(drafts, texts[number], strict=True)
+            ]
+
+    scribe = Drafter()
+    rollouts = [answer("a", 0), answer("b", 1)]
+    assert ask(parts, scribe, rollouts, drafts=3, shortest=2) == ["so it", "first"]
+    assert len({seed for _, seed in scribe.asked}) == 6
+    alone = Scribe()
+    ask(parts, alone, rollouts)
+    assert alone.asked == scribe.asked[:2], "the first draft is the note that there would be"
+    assert ask(parts, Scribe(refuses=True), rollouts, drafts=2) == [None, None]
+
+
 def test_the_student_writes_words_and_no_control_tokens(parts: RunComponents) -> None:
     config = written.Config(template="{attempt}", max_new_tokens=8)
     context = NoteContext("hint", parts.parts.renderer, parts.parts.task, 5)

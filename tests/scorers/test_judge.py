@@ -1,5 +1,6 @@
 """A judge in words: every malformed reply has a reason, an answer is data, equal questions are asked once."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from practicum.scorers._grades import (
     REASONS,
     TEMPLATE,
     fill_template,
+    find_majority,
     read_grade,
     swap_fields,
 )
@@ -68,6 +70,20 @@ def test_a_number_at_the_end_of_a_cut_reply_may_have_lost_digits() -> None:
     assert read_grade("1", 0, 10, is_cut=True) == "cut_off"
     assert read_grade("1 of", 0, 10, is_cut=True) == 1
     assert read_grade("I think", 0, 10, is_cut=True) == "no_number"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_majority_of_all_votes_that_there_can_be(count: int) -> None:
+    """Enumerated: the grade with more votes than any other, none where two have as many."""
+    for votes in itertools.product([0, 1, 2, "no_number"], repeat=count):
+        numbers = [vote for vote in votes if vote != "no_number"]
+        best = {
+            grade
+            for grade in numbers
+            if all(numbers.count(grade) >= numbers.count(o) for o in numbers)
+        }
+        expected = "no_number" if not numbers else best.pop() if len(best) == 1 else "tied"
+        assert find_majority(votes) == expected
 
 
 # The question.
@@ -177,7 +193,7 @@ def test_every_malformed_reply_is_counted_and_ends_nothing(
     values = [row["judgements"]["grade"] for row in rows(folder / "rollouts.jsonl")]
     assert {value for value in values if value is not None} == {0.0, 7 / 9}
     counts = {reason: metrics.get(f"scorer-grade/{reason}", 0.0) for reason in REASONS}
-    assert all(counts[reason] for reason in REASONS if reason != "cut_off")
+    assert all(counts[reason] for reason in REASONS if reason not in ("cut_off", "tied"))
     assert sum(counts.values()) == values.count(None) == 8 * metrics["scorer-grade/undecided"]
     assert "different answers judged, without a grade:" in caplog.text
 
@@ -325,3 +341,24 @@ def write_rollout(text: str) -> Rollout:
         text=text,
         reward=1.0,
     )
+
+
+def test_several_votes_decide_and_a_tie_teaches_nothing(
+    models: Path, stub: Grader, tmp_path: Path
+) -> None:
+    stub.replies = ["7", "what", "7", "1", "7", "1", "3", "9", "no", "no", "no", "no"]
+    changes = build_changes(stub, tmp_path, votes=3, temperature=0.6)
+    changes |= {"rollout": {"n": 1, "max_new_tokens": 5}}
+    run = toy_run(models, tmp_path / "runs", changes).folder
+    judged = [row["judgements"]["grade"] for row in rows(run / "rollouts.jsonl")]
+    assert judged == [7 / 9, 1 / 9, None, None]
+    assert curve(run, "scorer-grade/tied") == [1.0] and curve(run, "scorer-grade/no_number") == [
+        1.0
+    ]
+    seeds = [body["seed"] for path, body in stub.asked if path == "/v1/chat/completions"]
+    assert len(set(seeds)) == 12, "every vote has a seed of its own"
+
+
+def test_votes_that_cannot_differ_are_refused() -> None:
+    with pytest.raises(ValidationError, match="votes at temperature 0 are all the same"):
+        Config.model_validate({"teacher": {"type": "self"}, "votes": 3})

@@ -4,10 +4,11 @@ The reader takes one whole number of the scale. Everything else has a reason, wh
 """
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-NoGrade = Literal["refused", "no_number", "several", "not_whole", "out_of_scale", "cut_off"]
+NoGrade = Literal["refused", "no_number", "several", "not_whole", "out_of_scale", "cut_off", "tied"]
 """The reasons why a reply holds no grade."""
 
 REASONS: tuple[NoGrade, ...] = get_args(NoGrade)
@@ -105,3 +106,16 @@ def read_grade(text: str, low: int, high: int, *, is_cut: bool = False) -> int |
     if len(word) > MOST_DIGITS or not low <= int(word) <= high:
         return "out_of_scale"
     return int(word)
+
+
+def find_majority(votes: Sequence[int | NoGrade]) -> int | NoGrade:
+    """Return the most frequent grade of at least one vote, or why there is none.
+
+    Votes without a grade count only where all are; two grades that are equally frequent are `tied`
+    (OpenClaw-RL 2603.10165, as released).
+    """
+    grades = Counter(vote for vote in votes if isinstance(vote, int))
+    if not grades:
+        return votes[0]
+    (grade, count), *second = grades.most_common(2)
+    return "tied" if second and second[0][1] == count else grade

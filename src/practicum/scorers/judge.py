@@ -29,6 +29,7 @@ from practicum.scorers._grades import (
     TEMPLATE,
     NoGrade,
     fill_template,
+    find_majority,
     list_fields,
     read_grade,
     swap_fields,
@@ -89,6 +90,10 @@ class Config(FrozenConfig):
         "ones none; without it the grade itself is the reward",
     )
     max_new_tokens: int = Field(default=8, ge=1, description="longest reply")
+    votes: int = Field(
+        default=1, ge=1, description="replies to each question; the most frequent grade counts"
+    )
+    temperature: float = Field(default=0.0, ge=0, description="of replies; 0 is greedy")
 
     @model_validator(mode="after")
     def _check_scale(self) -> "Config":
@@ -100,6 +105,8 @@ class Config(FrozenConfig):
                 f"at_least: {self.at_least} rejects everything or nothing; write a grade above "
                 f"{low} and up to {high}"
             )
+        if self.votes > 1 and self.temperature == 0:
+            raise ValueError("votes at temperature 0 are all the same; write temperature: 0.6")
         return self
 
     @property
@@ -258,19 +265,25 @@ class Judge(Scorer):
         """Ask the judge each question, and keep its grade or why there is none."""
         if not questions:
             return
+        votes = self.config.votes
         requests = [
             TeacherRequest(
                 replace(prompt, messages=(Message("user", question),)),
-                seed_of(self.seed, "judge", question),
+                seed_of(self.seed, "judge", question, *([vote] if vote else [])),
             )
             for question, prompt in zip(questions, prompts, strict=True)
+            for vote in range(votes)
         ]
-        stops = self.renderer.stop_ids
-        params = SamplingParams(self.config.max_new_tokens, temperature=0.0, stop_ids=stops)
+        params = SamplingParams(
+            self.config.max_new_tokens,
+            temperature=self.config.temperature,
+            stop_ids=self.renderer.stop_ids,
+        )
         samples = self.teacher.sample(requests, params)
         assert samples is not None, "a judge that cannot write is refused when it is built"
-        for question, sample in zip(questions, samples, strict=True):
-            self.replies[question] = self._read_sample(sample)
+        grades = list(map(self._read_sample, samples))
+        for place, question in enumerate(questions):
+            self.replies[question] = find_majority(grades[place * votes : (place + 1) * votes])
 
     def _read_sample(self, sample: Sample) -> int | NoGrade:
         if sample.stop_reason == "error":

@@ -70,8 +70,8 @@ class Renderer:
         A last message of the assistant's is an answer that has begun: its text is the end.
         """
         if messages and messages[-1].role == "assistant":
-            *earlier, begun = messages
-            return (*self.render(earlier), *self.encode_answer_text(begun.content))
+            *earlier, answer = messages
+            return (*self.render(earlier), *self.encode_answer_text(answer.content))
         turns = self._add_system(messages)
         # The text is encoded piece by piece between markers, and a marker stands inside each
         # control token of a user's or a tool's: it stays text.

@@ -59,6 +59,9 @@ class Config(NoteConfig):
     )
     max_new_tokens: int = Field(default=64, ge=1, description="longest text in tokens")
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
+    drafts: int = Field(
+        default=1, ge=1, description="texts to write, of which the longest becomes the note"
+    )
     shortest: int = Field(default=1, ge=0, description="a text of fewer characters is no note")
     characters: int = Field(
         default=2000, ge=1, description="longer texts in the template are cut off"
@@ -125,16 +128,16 @@ class WrittenNote(Note):
         """Return the text of each rollout; None where it lacks a field, or nothing was written."""
         requests = self._list_requests(rollouts)
         subjects = [rollouts[row] for row in requests]
-        seeds = compute_seeds(
-            [
+        drafts = []
+        for draft in range(self.config.drafts if subjects else 0):
+            keys = [
                 (self.seed, "note", moment.step, rollout.prompt.id, rollout.sample)
                 for rollout in subjects
             ]
-        )
-        samples = self._sample(subjects, list(requests.values()), seeds, moment) if subjects else []
-        texts: dict[int, str | None] = {
-            row: self._read(sample) for row, sample in zip(requests, samples, strict=True)
-        }
+            seeds = compute_seeds([(*key, draft) if draft else key for key in keys])
+            samples = self._sample(subjects, list(requests.values()), seeds, moment)
+            drafts.append(map(self._read, samples))
+        texts = dict(zip(requests, map(_find_longest, zip(*drafts, strict=True)), strict=True))
         # A text for a prompt is about its first answer, and all of the prompt's answers have it.
         if self.config.per == "answer":
             return [texts.get(row) for row in range(len(rollouts))]
@@ -204,6 +207,11 @@ class WrittenNote(Note):
         tokens = [token for token in sample.tokens.tolist() if token not in special]
         text = (self.renderer.decode(tokens) if sample.text is None else sample.text).strip()
         return text if len(text) >= self.config.shortest else None
+
+
+def _find_longest(texts: Sequence[str | None]) -> str | None:
+    """Return the longest text, the first of equal ones; None if there is none."""
+    return max(filter(None, texts), key=len, default=None)
 
 
 def _describe(rollout: Rollout, group: Sequence[Rollout]) -> dict[str, str]:
