@@ -281,7 +281,7 @@ class Judge(Scorer):
         )
         samples = self.teacher.sample(requests, params)
         assert samples is not None, "a judge that cannot write is refused when it is built"
-        grades = list(map(self._read_sample, samples))
+        grades: list[int | NoGrade] = [self._read_sample(sample) for sample in samples]
         for place, question in enumerate(questions):
             self.replies[question] = find_majority(grades[place * votes : (place + 1) * votes])
 
