@@ -1,9 +1,10 @@
-"""False alarms: toy runs with different seeds, most of them healthy, and how many of them each monitor spoke up in.
+"""False and true alarms: toy runs with different seeds, most of them healthy, and how many of them each monitor spoke up in.
 
-    python -m benchmarks alarms [--runs 520] [--rows FILE] [--only KIND ...]
+    python -m benchmarks alarms [--runs 640] [--rows FILE] [--only KIND ...]
 
 Kinds of runs take turns, each for some of the monitors: see `KINDS`. Every run has a seed of its own. A rate counts runs in which
-the monitor gave at least one alarm graver than `log`, among those that had something for it to look at. Alarms follow from the rows
+the monitor gave at least one alarm graver than `log`, among those that had something for it to look at. Runs of a kind that is
+broken on purpose are counted for its monitor alone, as true alarms. Alarms follow from the rows
 of metrics.jsonl alone: with `--rows` these are kept as the runs end, a second command goes on where the first was stopped, and
 what is there already is judged again without a run. With `--only` the runs of other kinds are left out, and those that are left
 are the same ones.
@@ -18,14 +19,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.failures import FAILURES
 from benchmarks.measuring import build_parser, build_reading, format_table, open_session
-from benchmarks.toys import build_recipe_data, build_task_data, list_warnings, pair, play
+from benchmarks.toys import (
+    CALLING,
+    SUMS,
+    build_recipe_data,
+    build_task_data,
+    list_warnings,
+    pair,
+    play,
+)
 from practicum.monitors import MONITORS, History, MonitorSettings, StepView, Thresholds, Watch
 from practicum.monitors.facts import RecipeFacts
 from practicum.recipe import parse_recipe, resolve_recipe
 from practicum.statistics import wilson
 
-RUNS, PAIRS, STUDENT, TEACHER = 520, 4, 80, 200
+RUNS, PAIRS, STUDENT, TEACHER = 640, 4, 80, 200
 
 LETTERS = {
     "type": "skills",
@@ -58,12 +68,14 @@ class Kind:
     """A kind of run: what differs from the toy recipe, and the task where that is another; `MODELS` is a folder in it.
 
     `taught` are the supervised steps of student and teacher before the run; those on long answers and with rewards are not enough.
+    `broken` is the monitor that should speak, where a kind is not meant to be healthy.
     """
 
     changes: Mapping[str, Any]
     task: Mapping[str, Any] = field(default_factory=dict)
     monitors: Mapping[str, Any] = field(default_factory=dict)
     taught: tuple[int, int] = (STUDENT, TEACHER)
+    broken: str = ""
 
 
 REWARDED = [
@@ -128,6 +140,13 @@ KINDS: dict[str, Kind] = {
         LETTERS,
         taught=(400, 1000),
     ),
+    "called": Kind(CALLING, {**SUMS, "again": 0.2}, taught=(800, 1000)),
+    "called often": Kind(CALLING, {**SUMS, "again": 0.7}, taught=(800, 1000), broken="M37"),
+    "scored by length": Kind(
+        {**FAILURES["a scorer that likes length"].broken, "train.steps": 32},
+        taught=(150, 120),
+        broken="M36",
+    ),
 }
 HEALTH = ("reward", "settled_prompts", "truncated", "repetition", "reverse_kl")
 """Readings by which it is seen whether a kind of run is healthy."""
@@ -158,11 +177,14 @@ def main() -> None:
         settings = parse_recipe(recipe, "toy").monitors
         alarms = Watch(recipe, settings).replay(rows)
         spoke[kind].update({alarm.id for alarm in alarms if alarm.action != "log"})
-        looked.update(find_watching_monitors(recipe, settings, rows))
+        if not KINDS[kind].broken:
+            looked.update(find_watching_monitors(recipe, settings, rows))
         ends[kind].append((rows[0], rows[-1]))
         if kind == "full":
             divergences_left.append(rows[-1]["reverse_kl"] / rows[0]["reverse_kl"])
-    total: Counter[str] = sum(spoke.values(), Counter())
+    total: Counter[str] = sum(
+        (spoke[name] for name, kind in KINDS.items() if not kind.broken), Counter()
+    )
     rates = {name: total[name] / looked[name] for name in MONITORS if looked[name]}
     print(
         format_table(
@@ -187,14 +209,20 @@ def main() -> None:
             [[kind, *_summarize_health(pairs)] for kind, pairs in ends.items() if pairs],
         )
     )
-    print(f"{runs.total()} runs; the highest rate is {max(rates.values()):.3f}")
+    for name in (name for name, kind in KINDS.items() if kind.broken and runs[name]):
+        monitor = KINDS[name].broken
+        share = wilson(spoke[name][monitor], runs[name])
+        print(
+            f"true alarms: {monitor} in {spoke[name][monitor]} of {runs[name]} runs {name}: {share}"
+        )
+    print(f"{runs.total()} runs; the highest rate is {max(rates.values(), default=0.0):.3f}")
     session.report(
-        {"alarms.false": build_reading(max(rates.values()))},
+        {"alarms.false": build_reading(max(rates.values(), default=0.0))},
         runs=dict(runs),
         looked=dict(looked),
         spoke={name: total[name] for name in MONITORS if total[name]},
         by_kind={kind: dict(counts) for kind, counts in spoke.items()},
-        upper_end_of_none=wilson(0, runs.total()).high,
+        upper_end_of_none=wilson(0, sum(runs[n] for n in KINDS if not KINDS[n].broken)).high,
         reverse_kl_left=sum(divergences_left) / max(len(divergences_left), 1),
     )
 

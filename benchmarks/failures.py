@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import build_parser, format_table, open_session
-from benchmarks.toys import TASK, Played, list_warnings, pair, play
+from benchmarks.toys import CALLING, SUMS, Played, build_task_data, list_warnings, pair, play
 from practicum.monitors import MONITORS
 from practicum.training import loop
 from practicum.types import Rollout
@@ -230,6 +230,17 @@ FAILURES: dict[str, FailedRun] = {
         less=False,
         student=150,
     ),
+    "needless calls": FailedRun(
+        "M37",
+        CALLING,
+        {"task": {**SUMS, "again": 0.0}, "teacher": {"type": "expert", "softness": 0.01}},
+        "calls",
+        "a teacher that calls once",
+        "common practice",
+        task={**SUMS, "again": 0.7},
+        student=800,
+        teacher=1000,
+    ),
     "flawed prefix": FailedRun(
         "M14",
         {
@@ -302,7 +313,7 @@ def provoke(failure: FailedRun) -> Outcome:
 
 def _build_settings(models: Path, failure: FailedRun, remedy: Mapping[str, Any]) -> dict[str, Any]:
     made = {
-        "task": {**TASK, **failure.task},
+        "task": build_task_data(failure.task),
         "monitors": list_warnings(list(MONITORS)),
         **failure.broken,
         **remedy,

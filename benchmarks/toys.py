@@ -1,6 +1,7 @@
 """Toy pairs and recipes for what is measured about runs as a whole: a task of strings, models made from scratch, seconds a run."""
 
 import json
+import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from practicum.monitors import MONITORS
 from practicum.recipe import parse_recipe
 from practicum.runs import run
 from practicum.tasks import TaskContext
+from practicum.tasks.calculator import SCHEMA, Expressions
+from practicum.types import Message, Prompt
 
 TASK = {
     "type": "reverse",
@@ -26,6 +29,24 @@ TASK = {
     "heldout_size": 16,
 }
 WIDTH = 32
+SUMS = {
+    "type": "benchmarks.bent_calculator",
+    "digits": 1,
+    "operators": "+",
+    "turns": 8,
+    "train_size": 60,
+    "heldout_size": 8,
+}
+"""Sums that a tool works out. An expert of this task sometimes asks it once more after a result."""
+CALLING: dict[str, Any] = {"rollout.n": 4, "rollout.max_new_tokens": 192, "train.steps": 24}
+"""The settings that all runs on sums share."""
+SHOWING_TOOLS = (
+    "{% if tools %}<system>{% for tool in tools %}{{ tool.function.name }}{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ '<assistant>' if m.role == 'assistant' else '<user>' }}"
+    "{{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""A template with the names of the tools, in which a result stands where a question stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +78,10 @@ def pair(
         settings = build_task_data(task or {})
         module = load_plugin("tasks", settings["type"])
         config = module.Config(**settings)
-        prompts = module.build(config, TaskContext(seed=0, base_dir=folder)).train_prompts()
+        built = module.build(config, TaskContext(seed=0, base_dir=folder))
+        is_calculator = isinstance(built, Expressions)
+        prompts = draw_lessons(built) if is_calculator else built.train_prompts()
+        alphabet = built.letters if is_calculator else config.alphabet
         for number, (who, steps) in enumerate((("student", student), ("teacher", teacher))):
             made = ScratchConfig(
                 hidden_size=WIDTH,
@@ -66,8 +90,24 @@ def pair(
                 seed=2 * seed + number,
                 pretrain=PretrainConfig(steps=steps),
             )
-            build_scratch_model(folder / who, made, config.alphabet, prompts)
+            build_scratch_model(folder / who, made, alphabet, prompts)
+            if is_calculator:
+                (folder / who / "chat_template.jinja").write_text(SHOWING_TOOLS, encoding="utf-8")
         yield folder
+
+
+def draw_lessons(task: Expressions) -> list[Prompt]:
+    """The turns of a conversation of the expert about each expression; tool and results stand as `SHOWING_TOOLS` writes them."""
+    lessons = []
+    for prompt in task.train_prompts():
+        draw, turns = random.Random(prompt.id), list[str]()
+        messages = [Message("system", SCHEMA.name), *prompt.messages]
+        while len(turns) < task.toolbox.turns and prompt.answer not in turns:
+            texts = task.expert(prompt, turns)
+            turns += draw.choices(list(texts), list(texts.values()))
+            lessons.append(Prompt(f"{prompt.id} {len(turns)}", tuple(messages), answer=turns[-1]))
+            messages += [Message("assistant", turns[-1]), Message("user", str(prompt.answer))]
+    return lessons
 
 
 def build_task_data(changes: Mapping[str, Any]) -> dict[str, Any]:
