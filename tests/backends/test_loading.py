@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.scratch import build_scratch_model
+from practicum.backends.local.scratch import build_scratch_model, list_lessons
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError, ModelError
 from practicum.models.config import Lora, ModelConfig, PretrainConfig, ScratchConfig, StudentConfig
@@ -26,6 +26,7 @@ from practicum.models.sources import (
 from practicum.objective import Objective
 from practicum.ports import AdamParams
 from practicum.recipe.yaml_files import read_recipe
+from practicum.tasks import TaskContext, reverse, walker
 from practicum.teachers.model import compute_fingerprint
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams
 
@@ -400,6 +401,27 @@ def test_pretraining_teaches_the_answers(tmp_path):
 def test_pretraining_without_answers_is_refused(tmp_path):
     with pytest.raises(DataError, match="no training prompt has an answer to learn"):
         model_folder(tmp_path / "model", pretrain=PretrainConfig(steps=1))
+
+
+def test_of_a_task_that_answers_back_the_turns_of_its_expert_are_learned_first(tmp_path):
+    """The lessons are a conversation about each prompt, as the environment holds it."""
+    config = walker.Config(turns=3, train_size=8, heldout_size=2)
+    task = walker.build(config, TaskContext(0, tmp_path))
+    lessons = list_lessons(task, seed=5)
+    assert len(lessons) == 3 * 8 and lessons == list_lessons(task, seed=5)
+    assert lessons != list_lessons(task, seed=6), "the expert slips by the seed"
+    for prompt, *turns in zip(
+        task.train_prompts(), *(lessons[place::3] for place in range(3)), strict=True
+    ):
+        episode, spoken = task.open(prompt, 0), list(prompt.messages)
+        for turn in turns:
+            assert turn.id == prompt.id and list(turn.messages) == spoken
+            assert turn.answer in walker.ACTIONS
+            reply = episode.step(turn.answer).message
+            spoken += [Message("assistant", turn.answer), *([reply] if reply else [])]
+        assert reply is None, "the conversation is whole"
+    plain = reverse.build(reverse.Config(), TaskContext(0, tmp_path))
+    assert list_lessons(plain, seed=5) == plain.train_prompts()
 
 
 def test_a_from_scratch_model_is_found_where_it_was_made(tmp_path):

@@ -18,7 +18,16 @@ from practicum.objective import (
 from practicum.objective.other_signals import SpanToken
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
-from practicum.types import Datum, Judgement, Prompt, Rollout, Source, Spellings, TeacherSignal
+from practicum.types import (
+    AUTHORS,
+    Datum,
+    Judgement,
+    Prompt,
+    Rollout,
+    Source,
+    Spellings,
+    TeacherSignal,
+)
 
 V = 300
 """More than the candidates of every paper, so that top-k is a choice."""
@@ -285,7 +294,15 @@ def _library(
     starts: list[int],
     is_translated: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient, and the random numbers [T, K] of drawn tokens."""
+    """The gradient, and the random numbers [T, K] of drawn tokens.
+
+    What is learned of an environment's words takes a pass of its own, here over the same tokens.
+    """
+    own, observed = objective.split_observed()
+    if own is not None and observed is not None:
+        rest = (judges, logits, teacher, reference, ids, sampler, starts, is_translated)
+        (first, uniforms), (second, _) = (_library(part, *rest) for part in (own, observed))
+        return first + second, uniforms
     data = []
     for row, (group, source, reward, length) in enumerate(ROWS):
         part = slice(starts[row], starts[row + 1])
@@ -302,6 +319,9 @@ def _library(
             sample=row,
             reward=reward,
             source=source,
+            authors=torch.full((length,), AUTHORS.index("environment"), dtype=torch.uint8)
+            if own is None
+            else None,
             judgements={
                 name: Judgement(
                     SCORES[row], torch.tensor(ADVANTAGES[part]) if kind == "value" else None

@@ -99,6 +99,17 @@ def grpo(case: Case) -> Tensor:
     ) / len(rows)
 
 
+def echo(case: Case) -> Tensor:
+    """2605.24517: GRPO's clipped surrogate, and 0.05 times the cross-entropy of an environment's tokens, each 1 / length. Here
+    the tokens of the answers stand for an environment's too.
+    """
+    rows = list(advantages(case, normalized))
+    surrogate = sum(
+        sum(clipped(ratio(token), a) for token in row.tokens) / len(row.tokens) for row, a in rows
+    ) / len(rows)
+    return surrogate + 0.05 * case.sequence_mean(lambda token: -token.lS)
+
+
 def ovd(case: Case) -> Tensor:
     """GRPO's clipped surrogate of what 2601.21968's judge leaves of the verifier's rewards, and the likelihood of the teacher's
     tokens by the verifier's own rewards, 1 / |o| an answer.

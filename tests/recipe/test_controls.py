@@ -54,7 +54,7 @@ def is_taught(recipe: Recipe) -> bool:
 
 
 def test_recipes_that_join_a_reward_and_a_teacher_have_a_control() -> None:
-    joined = "hdpo kdrl llm4teach luffy mimo-mopd pi-distill rlad rlsd scope sdpg skill-sd slime srpo vold"
+    joined = "echo hdpo kdrl llm4teach luffy mimo-mopd pi-distill rlad rlsd scope sdpg skill-sd slime srpo vold"
     assert set(CONTROLS) >= {*(f"papers/{name}" for name in joined.split()), "teams/mimo_v2 mopd"}
     rewarded = {
         name
@@ -84,6 +84,12 @@ def test_without_a_teacher_or_without_a_reward_there_is_none() -> None:
     # Here the verifier only chooses what the teacher says or how much it counts: with the teacher off nothing is left.
     for name in ("papers/sdpo", "papers/caopd", "papers/sd-zero", "papers/paced"):
         assert build_control(RECIPES[name]) is None, name
+
+
+def test_an_environment_that_is_learned_from_is_a_teacher() -> None:
+    """Of ECHO GRPO is left, term for term."""
+    recipe, control = RECIPES["papers/echo"], CONTROLS["papers/echo"]
+    assert control.objective.losses == recipe.objective.losses[:1]
 
 
 @pytest.mark.parametrize("name", CONTROLS)

@@ -1,8 +1,9 @@
 """The controls of a recipe: the same run with the reward alone, or with an advantage of no teacher.
 
 The teacher is every source of learning besides the verifier: the model under `teacher:`, one that
-judges inside a scorer, and the author of the answers that a source takes from the dataset. The
-reference is no teacher: it keeps the student near its initial weights.
+judges inside a scorer, the author of the answers that a source takes from the dataset, and an
+environment whose words are learned from. The reference is no teacher: it keeps the student near its
+initial weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     terms = recipe.objective.losses
     judges = list_teaching_scorers(recipe)
     is_judged = any(term.scorer in judges for term in terms)
-    if not writers and not is_judged and not any(term.needs_teacher for term in terms):
+    if not writers and not is_judged and not any(map(_is_taught, terms)):
         return None
     reward_terms = {
         index: reward_term
@@ -178,6 +179,11 @@ def _read_unlikely(text: str) -> Unlikely:
         ) from None
 
 
+def _is_taught(term: Term) -> bool:
+    """Return True if a term asks a teacher, or learns what an environment wrote."""
+    return term.needs_teacher or term.observes
+
+
 def _follows_writers(term: Term, writers: Sequence[str]) -> bool:
     """Return True if a term trains on the writers' answers only, or prefers them to others."""
     prefers = term.signal.label or term.signal.pairs
@@ -187,7 +193,7 @@ def _follows_writers(term: Term, writers: Sequence[str]) -> bool:
 
 def _remove_teacher(term: Term, writers: Sequence[str]) -> Term | None:
     """Return the term without the teacher: unchanged if it asks none, its reward, or None."""
-    if _follows_writers(term, writers):
+    if _follows_writers(term, writers) or term.observes:
         return None
     if not term.needs_teacher:
         return term

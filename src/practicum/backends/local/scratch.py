@@ -3,19 +3,23 @@
 Pretraining teaches the task's answers.
 """
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from practicum.backends.local.packing import pad_sequences
+from practicum.core.randomness import seed_of
 from practicum.core.waits import Wait, show_wait
 from practicum.errors import DataError
 from practicum.models.config import PretrainConfig, ScratchConfig
-from practicum.ports import HasAlphabet, Task
+from practicum.ports import Environment, HasAlphabet, Task
+from practicum.ports.tasks import Expert
 from practicum.text import TOKENIZERS, Renderer, collect_stop_ids
-from practicum.types import Prompt
+from practicum.types import Message, Prompt
 
 MAX_POSITIONS = 512
 
@@ -23,12 +27,14 @@ MAX_POSITIONS = 512
 def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> Path:
     """Return the folder of a from-scratch model; the first call makes the model.
 
-    Its vocabulary is the task's characters, and it is pretrained on the task's answers.
+    Its vocabulary is the task's characters, and it is pretrained on the task's answers, or on the
+    turns of its expert.
     """
     if not (folder / "config.json").is_file():
         # Renamed when complete, so that an interrupted call leaves no half-made model.
         temporary = folder.with_name(f"{folder.name}.tmp")
-        build_scratch_model(temporary, config, collect_alphabet(task), task.train_prompts())
+        lessons = list_lessons(task, config.seed) if config.pretrain.steps else []
+        build_scratch_model(temporary, config, collect_alphabet(task), lessons)
         temporary.rename(folder)
     return folder
 
@@ -40,6 +46,28 @@ def collect_alphabet(task: Task) -> str:
         characters.update(*(message.content for message in prompt.messages))
         characters.update(prompt.answer or "", prompt.response or "")
     return "".join(sorted(characters))
+
+
+def list_lessons(task: Task, seed: int) -> Sequence[Prompt]:
+    """Return what a model is pretrained on: the training prompts with their answers.
+
+    Of a task that answers back, they are the turns of one conversation of its expert about each.
+    """
+    if not isinstance(task, Expert) or not isinstance(task, Environment):
+        return task.train_prompts()
+    lessons = []
+    for prompt in task.train_prompts():
+        draw, turns = random.Random(seed_of(seed, "pretrain", prompt.id)), list[str]()
+        messages, reply = list(prompt.messages), None
+        episode = task.open(prompt, seed)
+        while reply is not None or not turns:
+            texts = task.expert(prompt, turns)
+            turns += draw.choices(list(texts), list(texts.values()))
+            lessons.append(replace(prompt, messages=tuple(messages), answer=turns[-1]))
+            reply = episode.step(turns[-1]).message
+            messages += [Message("assistant", turns[-1]), *filter(None, (reply,))]
+        episode.close()
+    return lessons
 
 
 def build_scratch_model(
