@@ -58,6 +58,21 @@ IN_SEGMENTS: dict[str, Any] = {
 }
 """Changes of the toy recipe: answers of which a step adds a part."""
 
+STATED: dict[str, Any] = {
+    "student.model": {"hidden_size": 16, "layers": 1, "heads": 2, "tokenizer": "bytes"},
+    "teacher": {
+        "type": "privileged",
+        "teacher": {"type": "self", "weights": "ema"},
+        "question": "{question} Sure: {sure}",
+    },
+    "notes": {"sure": {"type": "rate"}},
+    "rollout": {"n": 2, "max_new_tokens": 20, "source": "restate(sure)"},
+    "train.prompts_per_step": 3,
+    "train.checkpoint_every": 1,
+    "train.steps": 3,
+}
+"""Changes of the toy recipe: every answer states how sure the student may be."""
+
 JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl", "vocabulary.jsonl")
 """The journals that do not depend on the clock."""
 

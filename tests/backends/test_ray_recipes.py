@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from chat_user import free_port, served, talk
-from toy import HINTED, IN_SEGMENTS, rows, toy_run
+from toy import HINTED, IN_SEGMENTS, STATED, rows, toy_run
 
 from practicum.runs import run
 
@@ -121,6 +121,12 @@ def test_segments_over_ray_give_the_run_of_one_process(models: Path, tmp_path: P
     again = {**IN_SEGMENTS, "backend": CLUSTER}
     toy_run(models, resumed, again, resume=True, allow_changed=["train.steps"])
     assert_close_runs(one, resumed / "toy")
+
+
+def test_restated_answers_over_ray_are_those_of_one_process(models: Path, tmp_path: Path) -> None:
+    """A note in place of what the student says of itself (CaOPD 2604.16830)."""
+    one = toy_run(models, tmp_path / "one", STATED).folder
+    assert_close_runs(one, toy_run(models, tmp_path / "two", {**STATED, "backend": CLUSTER}).folder)
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -32,6 +32,7 @@ def open_task(**settings: object) -> UserTask:
         ("number", "it is 54.", "The last number of the answer, 54, is too small."),
         ("number", "1,000", "The last number of the answer, 1000, is too large."),
         ("number", "many", "There is no number in the answer."),
+        ("first_line", "54\n56", "The last number of the answer, 54, is too small."),
         ("exact", "56 ", "The answer is right."),
         ("exact", "57", "The answer is not right."),
         ("exact", "  ", "There is no answer."),

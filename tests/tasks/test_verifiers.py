@@ -43,6 +43,10 @@ from practicum.tasks._verifiers import VERIFIERS, check_installed, find_last_num
         ("number", "1e999", "1e998", 0),
         ("number", "1e99999999999999999999", "1", 1),
         ("number", "\u0665", "5", 0),
+        ("first_line", "\n8 * 7 = 56\nConfidence: 0.25", "56", 1),
+        ("first_line", "54\n56", "56", 0),
+        ("first_line", "first 3, then 4", "4", 1),
+        ("first_line", "", "4", 0),
     ],
 )
 def test_replies_are_judged(verifier: str, reply: str, answer: str, score: int) -> None:

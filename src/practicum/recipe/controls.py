@@ -26,7 +26,7 @@ from practicum.rollouts import (
     StudentSource,
     list_other_writers,
     name_guide,
-    name_shown_note,
+    name_own_note,
 )
 
 SWITCH = "teacher=off"
@@ -96,7 +96,7 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     ]
     # Nor can a judge that is gone say what to write again.
     source = recipe.rollout.source
-    is_guided = name_guide(source) in judges or name_shown_note(source) is not None
+    is_guided = name_guide(source) in judges or name_own_note(source) is not None
     drops_source = bool(writers) or is_guided
     if drops_source:
         control["rollout"]["source"] = StudentSource().model_dump()

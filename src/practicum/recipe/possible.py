@@ -15,7 +15,7 @@ from practicum.rollouts import (
     Source,
     StudentSource,
     name_guide,
-    name_shown_note,
+    name_own_note,
     needs_reference_samples,
     needs_replay,
     needs_teacher_samples,
@@ -184,7 +184,7 @@ def find_note_problems(
         for name in notes
         if name in ("answer", *ROLLOUT_FIELDS)
     ]
-    note = name_shown_note(rollout.source)
+    note = name_own_note(rollout.source)
     places = [(f"rollout.source: {rollout.source.type}(note={note})", note)] if note else []
     places += [
         (f"scorers.{scorer}.template", name)

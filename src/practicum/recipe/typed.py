@@ -163,7 +163,7 @@ class TaskSection(TypedDict, total=False):
     heldout: int | float | str | Sequence[str]
     columns: Mapping[str, Any]
     strict: bool
-    verifier: Literal["exact", "contains", "number", "math"] | str | Any
+    verifier: Literal["exact", "contains", "number", "first_line", "math"] | str | Any
     reward_range: Sequence[float]
     step_rewards: bool
     sandbox: Literal["require", "best_effort", "off"] | Literal["require", "best_effort"]

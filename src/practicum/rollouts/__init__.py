@@ -5,6 +5,7 @@ from practicum.rollouts.batch import RolloutBatch, select_prompts
 from practicum.rollouts.correcting import measure_corrected
 from practicum.rollouts.replacing import measure_replaced
 from practicum.rollouts.resampling import measure_resampled
+from practicum.rollouts.restating import measure_restated
 from practicum.rollouts.retrying import measure_retried
 from practicum.rollouts.search import measure_search
 from practicum.rollouts.segments import Segments
@@ -30,6 +31,7 @@ from practicum.rollouts.sources import (
     list_source_problems,
     list_task_problems,
     name_guide,
+    name_own_note,
     name_shown_note,
     needs_reference_samples,
     needs_replay,
@@ -93,9 +95,11 @@ __all__ = [
     "measure_notes",
     "measure_replaced",
     "measure_resampled",
+    "measure_restated",
     "measure_retried",
     "measure_search",
     "name_guide",
+    "name_own_note",
     "name_shown_note",
     "needs_reference_samples",
     "needs_replay",

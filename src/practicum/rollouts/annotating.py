@@ -29,6 +29,14 @@ def add_notes(
     return annotated
 
 
+def add_notes_until(
+    rollouts: Sequence[Rollout], last: str, notes: Mapping[str, Note], moment: NoteMoment
+) -> list[Rollout]:
+    """Return the rollouts with the note `last` and those before it, which its template may show."""
+    names = list(notes)[: list(notes).index(last) + 1]
+    return add_notes(rollouts, {name: notes[name] for name in names}, moment)
+
+
 def set_note(rollout: Rollout, name: str, text: str | None) -> Rollout:
     """Return the rollout with this note, or with none of this name."""
     # A replayed rollout may bring the note of an earlier step, which is not this step's.

@@ -12,7 +12,7 @@ import torch
 
 from practicum.ports import SamplingClient, Task
 from practicum.ports.notes import Note, NoteMoment
-from practicum.rollouts.annotating import add_notes, set_note
+from practicum.rollouts.annotating import add_notes_until, set_note
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.fields import classify_outcome, show_text
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seeds
@@ -41,9 +41,7 @@ class Retrier:
             set_note(replace(rollout, reward=self.task.reward(rollout)), NOTE, "no")
             for rollout in self.sampler.sample_student(keys, self.student)
         ]
-        # Earlier notes may stand in the template of this one.
-        names = list(self.notes)[: list(self.notes).index(self.source.note) + 1]
-        noted = add_notes(rollouts, {name: self.notes[name] for name in names}, moment)
+        noted = add_notes_until(rollouts, self.source.note, self.notes, moment)
         again = [row for row in self._select_rows(rollouts) if self.source.note in noted[row].notes]
         seconds = self._answer_again([keys[row] for row in again], [noted[row] for row in again])
         for row, second in zip(again, seconds, strict=True):

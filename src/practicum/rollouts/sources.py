@@ -161,6 +161,18 @@ class Retry(Call):
         return self.place == "answer" and self.learn == "with"
 
 
+class Restate(Call):
+    """The student answers, and a `note` takes the place of what it states itself (CaOPD 2604.16830).
+
+    Its statement begins with the note's name, as in `Confidence: 0.9` for a note `confidence`, and
+    goes on to the answer's end. The answer then ends with a line of the same form that has the note,
+    also where nothing was stated.
+    """
+
+    type: Literal["restate"] = "restate"
+    note: str
+
+
 class Correct(Call):
     """The student converses; `by` writes its first wrong turn, and it goes on (SCoRe 2509.14257).
 
@@ -253,6 +265,7 @@ SOURCES = index_by_type(
     Search,
     Replace,
     Retry,
+    Restate,
     Correct,
     Resample,
     Cache,
@@ -273,6 +286,7 @@ Source = (
     | Search
     | Replace
     | Retry
+    | Restate
     | Correct
     | Resample
     | Cache
@@ -351,7 +365,9 @@ def list_conversation_problems(source: Source) -> list[str]:
             f"rollout.source: {source.model_dump()} does not write turn by turn, and this task "
             "answers every turn; write prefix(turns=2) for the turns that the teacher speaks first"
         ]
-    is_one_answer = isinstance(source, TokenMix | Prefix | Search | Replace | Retry | Served)
+    is_one_answer = isinstance(
+        source, TokenMix | Prefix | Search | Replace | Retry | Restate | Served
+    )
     if not is_one_answer and "dataset" not in list_other_writers(source):
         return []
     return [
@@ -413,6 +429,11 @@ def list_other_writers(source: Source) -> tuple[OtherWriter, ...]:
 def name_guide(source: Source) -> str | None:
     """Return the scorer that the source asks while it writes; None if it asks none."""
     return source.scorer if isinstance(source, Search | Replace | Correct) else None
+
+
+def name_own_note(source: Source) -> str | None:
+    """Return the note that the source makes itself while it writes; None if it makes none."""
+    return source.note if isinstance(source, Retry | Restate) else None
 
 
 def name_shown_note(source: Source) -> str | None:

@@ -36,6 +36,7 @@ from practicum.rollouts.batch import (
 from practicum.rollouts.correcting import TurnCorrector
 from practicum.rollouts.replacing import StepReplacer
 from practicum.rollouts.resampling import CleanResampler
+from practicum.rollouts.restating import Restater
 from practicum.rollouts.retrying import Retrier
 from practicum.rollouts.sampling import (
     RolloutSampler,
@@ -52,6 +53,7 @@ from practicum.rollouts.sources import (
     Prefix,
     Replace,
     Resample,
+    Restate,
     Retry,
     Search,
     Served,
@@ -80,6 +82,7 @@ Writer = Literal[
     "search",
     "replace",
     "retry",
+    "restate",
     "correct",
     "resample",
     "cache",
@@ -93,8 +96,8 @@ class RolloutWriters:
     """The writers of rollouts: student, teacher and reference, and the archive of earlier rollouts.
 
     With an `environment`, every completion is a conversation with it. A search asks the `task`
-    and one of the `scorers`, a source that replaces asks one of them, and one that tries again asks
-    the task and makes one of the `notes`.
+    and one of the `scorers`, a source that replaces asks one of them, and one that tries again or
+    restates asks the task and makes one of the `notes`.
     """
 
     student: SamplingClient
@@ -246,6 +249,8 @@ class _BatchWriter:
                 return self._write_replaced(keys)
             case "retry":
                 return self._write_retried(keys)
+            case "restate":
+                return self._write_restated(keys)
             case "resample":
                 return self._write_resampled(keys)
             case "correct":
@@ -393,6 +398,13 @@ class _BatchWriter:
         assert isinstance(source, Retry) and writers.task is not None
         retrier = Retrier(source, self.sampler, writers.student, writers.task, writers.notes)
         return retrier.collect(keys)
+
+    def _write_restated(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the student's answers with a note in place of what they state themselves."""
+        source, writers = self.source, self.writers
+        assert isinstance(source, Restate) and writers.task is not None
+        restater = Restater(source, self.sampler, writers.student, writers.task, writers.notes)
+        return restater.collect(keys)
 
     def _write_resampled(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return a choice among more of the student's answers."""

@@ -2,7 +2,13 @@
 
 from collections.abc import Callable, Mapping
 
-from practicum.tasks._verifiers import compare_exactly, compare_numbers, contains, find_last_number
+from practicum.tasks._verifiers import (
+    compare_exactly,
+    compare_numbers,
+    contains,
+    find_last_number,
+    read_first_line,
+)
 
 Explanation = Callable[[str, str], str]
 """A function of a reply and of the right answer."""
@@ -34,9 +40,15 @@ def explain_number(reply: str, answer: str) -> str:
     return f"The last number of the answer, {number}, is too {'small' if number < expected else 'large'}."
 
 
+def explain_first_line(reply: str, answer: str) -> str:
+    """Say on which side of the right number the last one of the reply's first line lies."""
+    return explain_number(read_first_line(reply), answer)
+
+
 EXPLANATIONS: Mapping[str, Explanation] = {
     "exact": explain_text,
     "contains": explain_contents,
     "number": explain_number,
+    "first_line": explain_first_line,
 }
 """The explanations by the names of their verifiers; `math` has none."""

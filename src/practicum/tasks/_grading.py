@@ -89,7 +89,9 @@ def _check_range(scores: tuple[float, float]) -> tuple[float, float]:
 
 
 Verifier = Annotated[
-    Literal["exact", "contains", "number", "math"] | str | SkipJsonSchema[Callable[..., Any]],
+    Literal["exact", "contains", "number", "first_line", "math"]
+    | str
+    | SkipJsonSchema[Callable[..., Any]],
     BeforeValidator(_read_verifier),
     PlainSerializer(name_function, return_type=str),
 ]

@@ -234,9 +234,10 @@ def _list_columns(names: Sequence[str]) -> str:
 
 def _check_answer(prompt: Prompt, verifier: str) -> None:
     answer = prompt.answer
-    if verifier == "number" and answer is not None and find_last_number(answer) is None:
+    compares_numbers = verifier in ("number", "first_line")
+    if compares_numbers and answer is not None and find_last_number(answer) is None:
         raise Rejected(
-            f"answer {answer[:EXCERPT]!r} has no number, which the verifier 'number' compares"
+            f"answer {answer[:EXCERPT]!r} has no number, which the verifier {verifier!r} compares"
         )
 
 

@@ -41,6 +41,16 @@ def compare_numbers(reply: str, answer: str) -> float:
     return float(expected is not None and find_last_number(reply) == expected)
 
 
+def compare_first_line(reply: str, answer: str) -> float:
+    """Return the same of the reply's first line: a confidence on the next line is not the answer."""
+    return compare_numbers(read_first_line(reply), answer)
+
+
+def read_first_line(text: str) -> str:
+    """Return the first line of a text that is not blank."""
+    return text.strip().partition("\n")[0]
+
+
 def compare_mathematics(reply: str, answer: str) -> float:
     """Return 1 if math-verify, in its own process, finds both equal (LaTeX, fractions, sets)."""
     return _MATH.call({"reply": reply, "answer": answer})
@@ -85,6 +95,7 @@ VERIFIERS: dict[str, Callable[[str, str], float]] = {
     "exact": compare_exactly,
     "contains": contains,
     "number": compare_numbers,
+    "first_line": compare_first_line,
     "math": compare_mathematics,
 }
 """Every verifier by name."""

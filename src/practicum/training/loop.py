@@ -31,9 +31,10 @@ from practicum.rollouts import (
     measure_notes,
     measure_replaced,
     measure_resampled,
+    measure_restated,
     measure_retried,
     measure_search,
-    name_shown_note,
+    name_own_note,
     select_prompts,
 )
 from practicum.text import Renderer
@@ -174,8 +175,8 @@ def generate_rollouts(
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
-    # The source has made the note that it showed to the student.
-    notes = {n: note for n, note in parts.notes.items() if n != name_shown_note(plan.source)}
+    # The source has made the note that it needed while it wrote.
+    notes = {n: note for n, note in parts.notes.items() if n != name_own_note(plan.source)}
     rollouts = add_notes(rollouts, notes, NoteMoment(step, client))
     queries = build_teacher_queries(plan.objective, parts).values()
     rollouts = attach_candidates(client, queries, rollouts)
@@ -411,6 +412,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
         measure_corrected,
         measure_resampled,
         measure_retried,
+        measure_restated,
     ):
         metrics |= measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]

@@ -1,6 +1,12 @@
-"""Experience: the newest texts of another note, kept over steps and resumed (OEL 2603.16856)."""
+"""Experience: the newest texts of another note, kept over steps and resumed (OEL 2603.16856).
+
+With `choose: ucb` a bandit shows one of them (Skill-SD 2604.10674), by the bound of UCB1
+(10.1023/A:1013689704352). A text's first try is the success of the answers that it is about, and
+each step that shows it is one more, with the success of the answers that have it.
+"""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -11,6 +17,7 @@ from torch import Tensor
 from practicum.core.calls import suggest_name
 from practicum.ports import Capabilities
 from practicum.ports.notes import Note, NoteConfig, NoteContext, NoteMoment
+from practicum.statistics import group_pairs
 from practicum.types import Datum, Rollout
 
 
@@ -22,6 +29,13 @@ class Config(NoteConfig):
     keep: int = Field(default=8, ge=1, description="the newest different texts to keep")
     per: Literal["run", "prompt"] = Field(
         default="run", description="one memory for all prompts, or one for each"
+    )
+    choose: Literal["all", "ucb"] = Field(
+        default="all",
+        description="show all of them, or the one that may have the greatest mean reward",
+    )
+    exploration: float = Field(
+        default=1.4, ge=0, description="ucb: what a text gains by having been shown seldom"
     )
 
     def find_problems(
@@ -43,36 +57,82 @@ class Config(NoteConfig):
 class KeptExperience(Note):
     """The newest texts by prompt, or under one key for all; see `practicum.ports.notes.Note`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, name: str) -> None:
         self._config = config
+        self._name = name
         self._texts: dict[str, list[str]] = {}
+        self._tries: dict[str, dict[str, list[float]]] = {}
+        """For `ucb` the mean reward of each try of a text, by key and text."""
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
         """Return what is known from the steps before this one, the newest last; None: nothing."""
-        memories = (self._texts.get(self._name_key(rollout)) for rollout in rollouts)
-        return ["\n".join(texts) if texts else None for texts in memories]
+        keys = [self._name_key(rollout) for rollout in rollouts]
+        text_of = {key: self._show(key) for key in dict.fromkeys(keys)}
+        return [text_of[key] for key in keys]
+
+    def _show(self, key: str) -> str | None:
+        texts = self._texts.get(key, [])
+        if not texts:
+            return None
+        if self._config.choose == "all":
+            return "\n".join(texts)
+        tries = self._tries.get(key, {})
+        total = sum(len(tries.get(text, ())) for text in texts)
+
+        def bound(text: str) -> float:
+            rewards = tries.get(text, [])
+            if not rewards:
+                return math.inf
+            bonus = self._config.exploration * math.sqrt(math.log(total) / len(rewards))
+            return math.fsum(rewards) / len(rewards) + bonus
+
+        # Of equals the newest: what it says is of the newest student.
+        return max(reversed(texts), key=bound)
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Keep the step's texts."""
-        for datum in data:
-            text = datum.rollout.notes.get(self._config.of, "").strip()
+        """Keep the step's texts, and what came of those that it showed."""
+        rollouts = [datum.rollout for datum in data]
+        for rollout in rollouts:
+            text = rollout.notes.get(self._config.of, "").strip()
             if not text:
                 continue
-            texts = self._texts.setdefault(self._name_key(datum.rollout), [])
+            texts = self._texts.setdefault(self._name_key(rollout), [])
             # A text that comes again counts as new, and is kept once.
             texts[:] = [*(old for old in texts if old != text), text][-self._config.keep :]
+        if self._config.choose == "ucb":
+            self._count_tries(rollouts)
+
+    def _count_tries(self, rollouts: Sequence[Rollout]) -> None:
+        """Add a try to the texts that the rollouts showed, and one to those that are about them."""
+        for note in (self._name, self._config.of):
+            rewards = group_pairs(
+                ((self._name_key(rollout), rollout.notes[note].strip()), rollout.reward)
+                for rollout in rollouts
+                if note in rollout.notes and rollout.reward is not None
+            )
+            for (key, text), group in rewards.items():
+                tries = self._tries.setdefault(key, {})
+                tries.setdefault(text, []).append(math.fsum(group) / len(group))
+        for key, tries in self._tries.items():
+            texts = self._texts.get(key, [])
+            self._tries[key] = {text: tries[text] for text in texts if text in tries}
 
     def save_state(self) -> dict[str, Tensor]:
         """Return the texts as bytes of JSON, the form in which a checkpoint holds tensors."""
-        if not self._texts:
-            return {}
-        text = json.dumps(self._texts, ensure_ascii=False)
-        return {"texts": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
+        tables = {"texts": self._texts, "tries": self._tries}
+        return {
+            name: torch.frombuffer(
+                bytearray(json.dumps(table, ensure_ascii=False).encode()), dtype=torch.uint8
+            )
+            for name, table in tables.items()
+            if table
+        }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from saved texts."""
-        if "texts" in tensors:
-            self._texts = json.loads(bytes(tensors["texts"].tolist()).decode())
+        """Go on from saved texts and tries."""
+        tables = {name: json.loads(bytes(tensors[name].tolist()).decode()) for name in tensors}
+        self._texts = tables.get("texts", {})
+        self._tries = tables.get("tries", {})
 
     def _name_key(self, rollout: Rollout) -> str:
         return rollout.prompt.id if self._config.per == "prompt" else ""
@@ -80,4 +140,4 @@ class KeptExperience(Note):
 
 def build(config: Config, context: NoteContext) -> Note:
     """Begin with nothing known."""
-    return KeptExperience(config)
+    return KeptExperience(config, context.name)

@@ -1,0 +1,168 @@
+"""Answers whose own statement about themselves makes room for what is known (CaOPD 2604.16830).
+
+The student answers, the task rewards, and the note is made of the answers. Each answer keeps the
+tokens before its statement as they were sampled; the new statement is text that nobody sampled.
+"""
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from practicum.errors import DataError
+from practicum.ports import SamplingClient, Task
+from practicum.ports.notes import Note, NoteMoment
+from practicum.rollouts.annotating import add_notes_until
+from practicum.rollouts.batch import RolloutKey
+from practicum.rollouts.sampling import RolloutSampler, concatenate_samples
+from practicum.rollouts.sources import Restate
+from practicum.rollouts.tape import mark_authors
+from practicum.text import Renderer
+from practicum.types import FAILURES, Metrics, Rollout, Sample
+
+NOTE = "restated"
+"""The note of a restated rollout with the student's own statement, empty where it stated nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restater:
+    """A source that restates: its settings, the student, the task and the recipe's notes."""
+
+    source: Restate
+    sampler: RolloutSampler
+    student: SamplingClient
+    task: Task
+    notes: Mapping[str, Note]
+
+    def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return one rollout for each key; one that failed, or lacks the note, stays as it is."""
+        moment = NoteMoment(self.sampler.batch.step, self.student)
+        rollouts = [
+            replace(rollout, reward=self.task.reward(rollout))
+            for rollout in self.sampler.sample_student(keys, self.student)
+        ]
+        noted = add_notes_until(rollouts, self.source.note, self.notes, moment)
+        return [
+            rollout
+            if text is None or rollout.stop_reason in FAILURES
+            else self._restate(rollout, text)
+            for rollout, text in zip(rollouts, self._read_notes(noted), strict=True)
+        ]
+
+    def _read_notes(self, rollouts: Sequence[Rollout]) -> list[str | None]:
+        return [rollout.notes.get(self.source.note) for rollout in rollouts]
+
+    def _restate(self, rollout: Rollout, note: str) -> Rollout:
+        """Return the answer up to its own statement, then the statement with the note."""
+        name = self.source.note
+        label = f"{name[:1].upper()}{name[1:]}:"
+        before, statement = split_statement(rollout.text, label)
+        tokens, num_kept = write_ending(
+            self.sampler.renderer,
+            rollout.tokens.tolist(),
+            before,
+            f"\n{label} {note}",
+            self.sampler.params.max_new_tokens,
+        )
+        num_new = len(tokens) - num_kept
+        answer = concatenate_samples(
+            Sample(
+                rollout.tokens[:num_kept],
+                rollout.sampling_logprobs[:num_kept],
+                rollout.policy_logprobs[:num_kept],
+                rollout.stop_reason,
+            ),
+            # Nobody sampled them: as for the dataset's tokens, no probability of them is known.
+            Sample(
+                torch.tensor(tokens[num_kept:], dtype=torch.long),
+                torch.zeros(num_new),
+                torch.full((num_new,), math.nan),
+                "stop",
+            ),
+        )
+        is_own = torch.arange(len(tokens)) < num_kept
+        return replace(
+            rollout,
+            tokens=answer.tokens,
+            loss_mask=torch.ones_like(is_own),
+            sampling_logprobs=answer.sampling_logprobs,
+            policy_logprobs=answer.policy_logprobs,
+            stop_reason=answer.stop_reason,
+            text=self.sampler.renderer.decode(tokens),
+            authors=mark_authors(is_own, "student", "dataset"),
+            notes={name: note, NOTE: statement},
+            # They are of the tokens that are gone.
+            states=None,
+        )
+
+
+def split_statement(text: str, label: str) -> tuple[str, str]:
+    """Return the text before a statement that begins with the label, and the statement to the end.
+
+    Both cases of letters are read; without a statement it is empty.
+    """
+    match = re.search(re.escape(label), text, re.IGNORECASE)
+    start = len(text) if match is None else match.start()
+    return text[:start].rstrip(), text[start:].strip()
+
+
+def write_ending(
+    renderer: Renderer, sampled: Sequence[int], before: str, ending: str, limit: int
+) -> tuple[list[int], int]:
+    """Return the tokens of `before` and `ending` with a stop token, and how many were sampled.
+
+    `before` is a beginning of the text of the `sampled` tokens, and all of them that lie within it
+    stay. It is cut where the answer would have more than `limit` tokens. Raises DataError if the
+    ending alone has more.
+    """
+    room = limit - len(renderer.encode_answer(ending, limit + 1))
+    if room < 0:
+        raise DataError(
+            f"rollout.max_new_tokens: {limit} tokens have no room for {ending.strip()!r}, which "
+            "rollout.source restate writes; write a larger number"
+        )
+    while True:
+        text = before
+        if room < len(sampled):
+            # A character that the cut goes through goes as a whole.
+            cut = renderer.decode(sampled[:room]).rstrip("\ufffd").rstrip()
+            text = min(before, cut, key=len)
+        num_kept = _count_within(renderer, sampled, text)
+        remainder = text[len(renderer.decode(sampled[:num_kept])) :] + ending
+        tokens = [*sampled[:num_kept], *renderer.encode_answer_text(remainder)]
+        if renderer.decode(tokens) != text + ending:
+            # Some tokenizers write a text otherwise at its beginning than after other tokens.
+            num_kept, tokens = 0, renderer.encode_answer_text(text + ending)
+            if not renderer.decode(tokens).endswith(ending):
+                raise DataError(
+                    f"rollout.source: restate writes {ending!r}, which the student's tokenizer "
+                    "cannot write; give the note another name, or take another source"
+                )
+        if len(tokens) < limit:
+            return [*tokens, renderer.final_stop_id], num_kept
+        room -= 1
+
+
+def _count_within(renderer: Renderer, tokens: Sequence[int], text: str) -> int:
+    """Return how many of the tokens, from the first on, write a beginning of the text."""
+    end = len(tokens)
+    while end and renderer.is_control(tokens[end - 1]):
+        end -= 1
+    count = bisect_right(
+        range(end + 1), len(text), key=lambda count: len(renderer.decode(tokens[:count]))
+    )
+    # A character of several tokens has no text before its last one.
+    while count and not text.startswith(renderer.decode(tokens[:count])):
+        count -= 1
+    return min(count, end)
+
+
+def measure_restated(rollouts: Sequence[Rollout]) -> Metrics:
+    """Return the share of restated answers that had a statement of their own; empty without any."""
+    statements = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
+    if not statements:
+        return {}
+    return {"restated": sum(map(bool, statements)) / len(statements)}
