@@ -54,13 +54,17 @@ def _judge_interval(
     decide: Callable[[Interval], Answer],
     render: Callable[[Interval], str],
 ) -> Judgement:
-    """Judge one number per seed by its interval; a single seed has none and stays unresolved."""
+    """Judge one number per seed by its interval; a single seed has none and stays unresolved.
+
+    So do two equal ones: their interval has no width, which says how coarse the measure is.
+    """
     if not values:
         return Judgement("missing", f"{label}: not run")
     interval = t_interval(values)
-    if interval is None:
+    if interval is None or (len(values) == 2 and values[0] == values[1]):
         mean = render(Interval(values[0], values[0], values[0])).split(" [")[0]
-        return Judgement("unresolved", f"{label}: {mean} (one seed)")
+        seeds = "one seed" if interval is None else "two equal seeds"
+        return Judgement("unresolved", f"{label}: {mean} ({seeds})")
     return Judgement(decide(interval), f"{label}: {render(interval)}")
 
 

@@ -57,6 +57,12 @@ CLOSE = {"one": [0.80, 0.82, 0.81], "other": [0.70, 0.71, 0.70]}
             "unresolved",
             "+0.300 (one seed)",
         ),
+        (
+            Better(better="one", than="other"),
+            {"one": [0.5, 0.5], "other": [0.25, 0.25]},
+            "unresolved",
+            "+0.250 (two equal seeds)",
+        ),
         (Better(better="one", than="gone"), CLOSE, "missing", "not run"),
         (Better(better="one", than="other", at=5), CLOSE, "yes", "accuracy at step 5: +0.053"),
         (
@@ -222,13 +228,13 @@ def test_what_a_domain_lost_and_won_back_is_read_from_both_ends_of_its_runs():
     found = Results(
         "hand",
         "full",
-        [0, 1],
+        [0, 1, 2],
         {
             "recovered": {
-                "accuracy/old": {0: 0.8, 1: 0.9},
-                "before/accuracy/old": {0: 0.1, 1: 0.2},
+                "accuracy/old": {0: 0.8, 1: 0.9, 2: 0.85},
+                "before/accuracy/old": {0: 0.1, 1: 0.2, 2: 0.15},
             },
-            "teacher": {"accuracy/old": {0: 0.9, 1: 1.0}},
+            "teacher": {"accuracy/old": {0: 0.9, 1: 1.0, 2: 0.95}},
         },
     )
     fall = judge_test(
