@@ -25,7 +25,8 @@ STUDENT, TEACHER = 40, 120
 class FailedRun:
     """One failure: how it is provoked, which monitor should speak up, the remedy, and the reading that shows what that does.
 
-    `less` is whether less of the reading is better. `missed` is whether the monitor does not speak, though it should. `tampered` changes the completions between sampler and learner.
+    `less` is whether less of the reading is better. `missed` is whether the monitor does not speak, though it should.
+    `tampered` changes the completions between sampler and learner.
     """
 
     monitor: str
