@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.lookup import add_rows_in_place
 from practicum.functional.head import Head
 from practicum.objective.passes import Pass
 
@@ -94,10 +95,9 @@ class OneRank:
         """Compute it."""
         return compute()
 
-    @contextmanager
-    def open_pass(self, language_model: LanguageModel) -> Iterator[None]:
-        """Do nothing: no other rank waits."""
-        yield
+    def open_pass(self, language_model: LanguageModel) -> AbstractContextManager[None]:
+        """Add the embedding's gradient in place; no other rank waits."""
+        return add_rows_in_place(language_model)
 
     def attempt(
         self, differentiate: Callable[[], Float[Tensor, "T D"]], hidden: Float[Tensor, "T D"]

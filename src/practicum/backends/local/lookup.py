@@ -1,0 +1,68 @@
+"""Add the gradient of looked-up embedding rows to those rows alone.
+
+torch makes a matrix of zeros as large as the embedding in every backward pass, adds a few hundred rows to it, and adds all of it
+to the gradient. The first touch of such a matrix costs more than the rows.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.backends.local.language_model import LanguageModel, patch_forwards
+
+
+def add_rows_in_place(language_model: LanguageModel) -> AbstractContextManager[None]:
+    """Keep the embedding's gradient to the rows that a pass reads; the bits are those of torch.
+
+    Only on a CPU, where rows are added in one order, and for a plain embedding.
+    """
+    embedding = language_model.model.get_input_embeddings()
+    is_plain = (
+        type(embedding) is torch.nn.Embedding
+        and embedding.weight.device.type == "cpu"
+        and embedding.weight.requires_grad
+        and embedding.weight.is_leaf
+        and embedding.max_norm is None
+        and not embedding.scale_grad_by_freq
+        and not embedding.sparse
+    )
+    return patch_forwards({embedding: _build_lookup(embedding)} if is_plain else {})
+
+
+def _build_lookup(embedding: torch.nn.Embedding) -> Callable[[Tensor], Tensor]:
+    return lambda ids: _Lookup.apply(embedding.weight, ids, embedding.padding_idx)
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a weight, whose gradient is added to the weight's in place."""
+
+    @staticmethod
+    # torch names these parameters, and gives the forward pass those that `apply` gets.
+    def forward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx,
+        weight: Float[Tensor, "V D"],
+        ids: Int[Tensor, "*s"],
+        padding: int | None,
+    ) -> Float[Tensor, "*s D"]:
+        """Return the rows, and keep which ones they are."""
+        ctx.lookup = weight, ids, padding  # type: ignore[attr-defined]
+        return torch.nn.functional.embedding(ids, weight)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx, gradient: Float[Tensor, "*s D"]
+    ) -> tuple[None, None, None]:
+        """Add the sum of each row's gradients; a padding row never moves."""
+        weight, ids, padding = ctx.lookup  # type: ignore[attr-defined]
+        # A row that is read several times is summed before it is added, as torch does.
+        rows, places = ids.flatten().unique(return_inverse=True)
+        sums = gradient.new_zeros(len(rows), weight.shape[1])
+        sums.index_add_(0, places, gradient.flatten(0, -2))
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        learns = torch.ones_like(rows, dtype=torch.bool) if padding is None else rows != padding
+        weight.grad.index_add_(0, rows[learns], sums[learns])
+        return None, None, None
