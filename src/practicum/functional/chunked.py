@@ -1,6 +1,7 @@
 """Slices of a long axis, and buffers that are reused from slice to slice."""
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -27,14 +28,37 @@ def sum_products(first: Float[Tensor, "T V"], second: Float[Tensor, "T V"]) -> F
     )
 
 
+class ReverseKLKernel(Protocol):
+    """A program that computes reverse KL and its gradient from logits, row by row."""
+
+    def measure(
+        self, student: Float[Tensor, "T V"], teacher: Float[Tensor, "T V"]
+    ) -> Float[Tensor, "5 T"]:
+        """Return each row's log-normalisers, reverse KL in nats, and entropies, the student's
+        before the teacher's.
+        """
+        ...
+
+    def differentiate(
+        self,
+        student: Float[Tensor, "T V"],
+        teacher: Float[Tensor, "T V"],
+        numbers: Float[Tensor, "5 T"],
+        coefficients: Float[Tensor, " T"],
+    ) -> None:
+        """Write the gradient of `sum(coefficients * reverse KL)` over the student's logits."""
+        ...
+
+
 class BufferPool:
     """Matrices that are allocated once and reused for every chunk.
 
     A fresh matrix of about 50 MB costs the operating system's page faults, several times the
-    arithmetic done on it.
+    arithmetic done on it. `kernel` computes on them, if there is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: ReverseKLKernel | None = None) -> None:
+        self.kernel = kernel
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:

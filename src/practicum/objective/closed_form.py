@@ -24,6 +24,7 @@ from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.choices import ClipEntries, ClipLoss
+from practicum.objective.compiled import CompiledReverseKL, is_compiled
 from practicum.objective.dual_space import read_both_spaces
 from practicum.objective.estimators import Pathwise
 from practicum.objective.signal_reader import measure_level, read_tokens
@@ -90,6 +91,8 @@ def build_chunk(
     # the terms that need no more have a closed form too.
     readable = has_distribution or (teacher.pool is None and teacher.hidden is None)
     if head.has_closed_form_gradient and readable and can_fuse(objective, has_distribution):
+        if is_compiled(head, hidden, teacher, objective, tiles):
+            return CompiledReverseKL(head, hidden, teacher, batch, tiles)
         return Fused(head, hidden, teacher, batch, objective, tiles)
     return Autograd(head, hidden, signals, batch, objective, maps)
 

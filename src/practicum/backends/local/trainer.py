@@ -1,9 +1,9 @@
 """The training client: gradients of an objective over a local model, computed chunk by chunk.
 
-The loss and its gradient in the hidden states are computed as soon as a chunk's log-probabilities
-exist, so the [T, V] matrices of student and teacher are never in memory at once. One backward pass
-through the body follows for each micro-batch. The full batch fixes every token's share of the loss
-before the first micro-batch, so the cuts change nothing but rounding.
+The loss and its gradient in the hidden states are computed as soon as a chunk's logits exist, so
+the [T, V] matrices are never in memory at once. One backward pass through the body follows for each
+micro-batch. The full batch fixes every token's share of the loss before the first micro-batch, so
+the cuts change nothing but rounding.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from practicum.backends.local.graph import (
     plan_micro_batch,
 )
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.native import open_kernel
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
 from practicum.backends.local.projections import (
@@ -103,7 +104,7 @@ class LocalTrainer:
         self._dropout = dropout
         self._ranks = OneRank() if ranks is None else ranks
         self._parameters = language_model.trainable_parameters()
-        self._buffers = BufferPool()
+        self._buffers = BufferPool(open_kernel(language_model))
         self._bytes_a_token = bytes_a_token
         self._snapshot_model: LanguageModel | None = None
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, fused=True)
@@ -137,8 +138,8 @@ class LocalTrainer:
         return LocalSampler(model, overlay, self.limits.sampling_batch, self.limits.chunk_tokens)
 
     def _copy_weights(self) -> dict[str, Tensor]:
-        parameters = self.language_model.trainable_parameters()
-        return {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        weights = self.language_model.trainable_parameters().items()
+        return {name: parameter.detach().clone() for name, parameter in weights}
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
@@ -417,8 +418,7 @@ class LocalTrainer:
         This is a forward pass without gradient.
         """
         self.language_model.model.eval()
-        indices: list[Tensor] = []
-        teachers: list[str] = []
+        indices, teachers = list[Tensor](), list[str]()
         chunk_values: list[list[TermValues]] = []
 
         def record(part: Part, hidden: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The decode step of Llama-like models as one compiled program, for float32 weights on x86 processors.
+"""The decode step of Llama-like models, and reverse KL, as one compiled program, for float32 weights on x86 processors.
 
 It is compiled on first use. Without a C compiler, and for other models, texts are decoded through
 transformers' modules.
@@ -7,9 +7,10 @@ transformers' modules.
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.llama_weights import LlamaWeights, find_llama_weights
 from practicum.backends.local.native.library import NativeLibrary, load_library
+from practicum.backends.local.native.loss import NativeReverseKL
 from practicum.backends.local.native.step import NativeStep
 
-__all__ = ["NativeStep", "load_library", "name_decoding", "open_native"]
+__all__ = ["NativeStep", "load_library", "name_decoding", "open_kernel", "open_native"]
 
 
 def name_decoding(language_model: LanguageModel) -> str:
@@ -25,3 +26,12 @@ def open_native(language_model: LanguageModel) -> tuple[NativeLibrary, LlamaWeig
     library = load_library() if language_model.decoding is Decoding.NATIVE else None
     weights = find_llama_weights(language_model.model) if library else None
     return None if library is None or weights is None else (library, weights)
+
+
+def open_kernel(language_model: LanguageModel) -> NativeReverseKL | None:
+    """Return the kernel of a student's loss; None if the student decodes in another way.
+
+    So the name of its decoding tells a run's identity how its loss is computed too.
+    """
+    library = load_library() if language_model.decoding is Decoding.NATIVE else None
+    return None if library is None else NativeReverseKL(library)

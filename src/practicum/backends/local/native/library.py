@@ -19,7 +19,8 @@ from practicum.models.sources import locate_cache
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).parent / "step.c"
+FOLDER = Path(__file__).parent
+SOURCES, HEADER = (FOLDER / "step.c", FOLDER / "loss.c"), FOLDER / "shared.h"
 FLAGS = ("-O3", "-std=c11", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread")
 VECTORS = {
     "AVX512": ("-mavx512f", "-mfma", "-DLANES=16"),
@@ -74,7 +75,8 @@ def _load(vectors: str) -> NativeLibrary | None:
         )
         return None
     functions.measure_room.restype = ctypes.c_long
-    functions.advance.restype = None
+    for function in (functions.advance, functions.measure_loss, functions.differentiate_loss):
+        function.restype = None
     return NativeLibrary(f"native {vectors}", LANES[vectors], functions)
 
 
@@ -82,7 +84,8 @@ def _compile(compiler: str, vectors: str) -> Path:
     """Return the compiled file; raises OSError or SubprocessError if it cannot be made."""
     # No file is used on another processor or after another compiler, source or option.
     version = _run(compiler, "--version")
-    parts = (SOURCE.read_text("utf-8"), version, *FLAGS, *VECTORS[vectors], *read_processor())
+    texts = (path.read_text("utf-8") for path in (*SOURCES, HEADER))
+    parts = (*texts, version, *FLAGS, *VECTORS[vectors], *read_processor())
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     path = locate_cache() / "native" / f"{name}.so"
     if path.is_file():
@@ -90,7 +93,7 @@ def _compile(compiler: str, vectors: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        _run(compiler, *FLAGS, *VECTORS[vectors], str(SOURCE), "-o", str(made), "-lm")
+        _run(compiler, *FLAGS, *VECTORS[vectors], *map(str, SOURCES), "-o", str(made), "-lm")
         # Two processes may compile at once: each replaces the file with the same content.
         made.replace(path)
     return path

@@ -1,0 +1,48 @@
+"""Reverse KL and its gradient by the compiled program; see `practicum.objective.compiled`."""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.backends.local.native.library import NativeLibrary, point_to
+
+
+@dataclass(frozen=True, slots=True)
+class NativeReverseKL:
+    """The kernel of `practicum.functional.chunked.ReverseKLKernel`, for float32 on x86 processors.
+
+    The bits of a row depend neither on the other rows nor on the number of threads.
+    """
+
+    library: NativeLibrary
+
+    def measure(
+        self, student: Float[Tensor, "T V"], teacher: Float[Tensor, "T V"]
+    ) -> Float[Tensor, "5 T"]:
+        """Return the numbers of each row; see `ReverseKLKernel.measure`."""
+        numbers = torch.empty(5, len(student))
+        self.library.functions.measure_loss(
+            *map(point_to, (student, teacher)),
+            *map(ctypes.c_long, student.shape),
+            point_to(numbers),
+            ctypes.c_long(torch.get_num_threads()),
+        )
+        return numbers
+
+    def differentiate(
+        self,
+        student: Float[Tensor, "T V"],
+        teacher: Float[Tensor, "T V"],
+        numbers: Float[Tensor, "5 T"],
+        coefficients: Float[Tensor, " T"],
+    ) -> None:
+        """Write the gradient over the student's logits; see `ReverseKLKernel.differentiate`."""
+        self.library.functions.differentiate_loss(
+            *map(point_to, (student, teacher)),
+            *map(ctypes.c_long, student.shape),
+            *map(point_to, (numbers, coefficients.contiguous())),
+            ctypes.c_long(torch.get_num_threads()),
+        )

@@ -1,0 +1,117 @@
+"""One chunk of reverse KL to a teacher, by a kernel that reads each row of logits in a core's caches.
+
+`closed_form.Fused` is its law and takes its place without a kernel. Its matrices of log-probabilities, probabilities and slopes
+do not exist here: the kernel computes them again from the logits where it needs them, and exponentials are cheaper than memory.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.functional.chunked import BufferPool
+from practicum.functional.head import Head
+from practicum.functional.precision import IMPOSSIBLE
+from practicum.objective.choices import ClipLoss
+from practicum.objective.estimators import Pathwise
+from practicum.objective.spec import Objective
+from practicum.objective.tokens import TermValues, TokenBatch
+from practicum.objective.vocabulary_axis import forget_unknown, mark_scored
+from practicum.types import TeacherSignal
+
+MIN_COLUMNS = 4096
+"""Rows of a smaller vocabulary are in the caches anyway."""
+
+
+def is_compiled(
+    head: Head,
+    hidden: Float[Tensor, "T D"],
+    teacher: TeacherSignal,
+    objective: Objective,
+    tiles: BufferPool,
+) -> bool:
+    """Return True if a kernel computes a chunk that has a closed form."""
+    term = objective.losses[0]
+    return (
+        tiles.kernel is not None
+        and head.vocab_size >= MIN_COLUMNS
+        and hidden.dtype == torch.float32
+        and hidden.device.type == "cpu"
+        and len(objective.losses) == 1
+        and term.signal.whole
+        and term.divergence.name == "reverse_kl"
+        and isinstance(term.gradient, Pathwise)
+        and not isinstance(term.clip, ClipLoss)
+        and "teacher_rank" not in term.weighs_by
+        and not objective.needs_logits
+        and teacher.hidden is not None
+        and teacher.pool is None
+        and teacher.outside is None
+    )
+
+
+class CompiledReverseKL:
+    """The chunk whose values and gradient the kernel computes; see `closed_form.LossChunk`."""
+
+    fused = True
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        head: Head,
+        hidden: Float[Tensor, "T D"],
+        teacher: TeacherSignal,
+        batch: TokenBatch,
+        tiles: BufferPool,
+    ) -> None:
+        assert tiles.kernel is not None and teacher.head is not None and teacher.states is not None
+        self._head, self._hidden, self._kernel = head, hidden.detach(), tiles.kernel
+        shape = len(hidden), head.vocab_size
+        self._student = head.logits(
+            self._hidden, lambda: tiles.take("logits", shape, hidden)
+        ).contiguous()
+        self._teacher = teacher.head.logits(
+            teacher.states, lambda: tiles.take("teacher", shape, hidden)
+        ).contiguous()
+        assert self._teacher.shape == shape, "the vocabularies are the same"
+        self._numbers = self._kernel.measure(self._student, self._teacher)
+        unknown = None if teacher.unknown is None else teacher.unknown.to(hidden.device)
+        _, _, divergence, student_entropy, teacher_entropy = self._numbers
+        places = torch.arange(len(hidden))
+        student, said = self._read((places, batch.tokens))
+        values = TermValues(
+            loss_value=divergence,
+            is_scored=mark_scored(student, unknown, is_scored=True),
+            logprobs=student,
+            teacher_logprobs=forget_unknown(said, unknown),
+            divergence=divergence,
+            student_entropy=student_entropy,
+            teacher_entropy=teacher_entropy,
+            reverse_kl=divergence,
+            teacher_rank=None,
+            teacher_logits=None,
+            teacher_values=None,
+        )
+        self.values = [values]
+
+    @torch.no_grad()
+    def backward(self, coefficients: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
+        """Return the gradient in the hidden states; see `LossChunk.backward`.
+
+        It overwrites the logits, so a chunk can be differentiated once.
+        """
+        coefficient = coefficients[0].to(self._student)
+        self._kernel.differentiate(self._student, self._teacher, self._numbers, coefficient)
+        return self._head.backward(self._hidden, self._student)
+
+    def get_distributions(self, positions: Int[Tensor, " t"]) -> tuple[Tensor, Tensor]:
+        """Return both distributions at the positions; see `LossChunk.get_distributions`."""
+        every = torch.arange(self._head.vocab_size)
+        return self._read((positions[:, None], every))
+
+    def _read(self, places: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities of student and teacher at some rows and columns."""
+        levels = self._numbers[:2, places[0]]
+        student, teacher = self._student[places] - levels[0], self._teacher[places] - levels[1]
+        return student, teacher.clamp_(min=IMPOSSIBLE)
