@@ -20,16 +20,22 @@ def add_rows_in_place(language_model: LanguageModel) -> AbstractContextManager[N
     Only on a CPU, where rows are added in one order, and for a plain embedding.
     """
     embedding = language_model.model.get_input_embeddings()
-    is_plain = (
+    if not isinstance(embedding, torch.nn.Embedding) or not _is_plain(embedding):
+        return patch_forwards({})
+    return patch_forwards({embedding: _build_lookup(embedding)})
+
+
+def _is_plain(embedding: torch.nn.Embedding) -> bool:
+    weight = embedding.weight
+    return (
         type(embedding) is torch.nn.Embedding
-        and embedding.weight.device.type == "cpu"
-        and embedding.weight.requires_grad
-        and embedding.weight.is_leaf
+        and weight.device.type == "cpu"
+        and weight.requires_grad
+        and weight.is_leaf
         and embedding.max_norm is None
         and not embedding.scale_grad_by_freq
         and not embedding.sparse
     )
-    return patch_forwards({embedding: _build_lookup(embedding)} if is_plain else {})
 
 
 def _build_lookup(embedding: torch.nn.Embedding) -> Callable[[Tensor], Tensor]:
