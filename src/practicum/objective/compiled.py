@@ -79,12 +79,12 @@ class CompiledReverseKL:
         unknown = None if teacher.unknown is None else teacher.unknown.to(hidden.device)
         _, _, divergence, student_entropy, teacher_entropy = self._numbers
         places = torch.arange(len(hidden))
-        student, said = self._read((places, batch.tokens))
+        student, of_teacher = self._read((places, batch.tokens))
         values = TermValues(
             loss_value=divergence,
             is_scored=mark_scored(student, unknown, is_scored=True),
             logprobs=student,
-            teacher_logprobs=forget_unknown(said, unknown),
+            teacher_logprobs=forget_unknown(of_teacher, unknown),
             divergence=divergence,
             student_entropy=student_entropy,
             teacher_entropy=teacher_entropy,
@@ -107,8 +107,8 @@ class CompiledReverseKL:
 
     def get_distributions(self, positions: Int[Tensor, " t"]) -> tuple[Tensor, Tensor]:
         """Return both distributions at the positions; see `LossChunk.get_distributions`."""
-        every = torch.arange(self._head.vocab_size)
-        return self._read((positions[:, None], every))
+        columns = torch.arange(self._head.vocab_size)
+        return self._read((positions[:, None], columns))
 
     def _read(self, places: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities of student and teacher at some rows and columns."""
