@@ -25,8 +25,7 @@ STUDENT, TEACHER = 40, 120
 class FailedRun:
     """One failure: how it is provoked, which monitor should speak up, the remedy, and the reading that shows what that does.
 
-    `less` is whether less of the reading is better. `missed` is whether the monitor does not speak, though it should.
-    `tampered` changes the completions between sampler and learner.
+    `less` is whether less of the reading is better. `tampered` changes the completions between sampler and learner.
     """
 
     monitor: str
@@ -36,7 +35,6 @@ class FailedRun:
     remedy: str
     source: str
     less: bool = True
-    missed: bool = False
     tampered: Callable[[Rollout], Rollout] | None = None
     slow: bool = False
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -239,7 +237,6 @@ FAILURES: dict[str, FailedRun] = {
         "calls",
         "a teacher that calls once",
         "common practice",
-        missed=True,
         task={**SUMS, "again": 0.7},
         student=800,
         teacher=1000,

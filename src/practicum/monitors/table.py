@@ -396,7 +396,7 @@ _MONITORS = (
         "right answers make {level:g} or more calls of tools beyond the fewest that a right answer to "
         "the same prompt made, on average: an answer costs more and is no better",
         (patches.halve_tool_turns, patches.halve_learning_rate),
-        level=1.0,
+        level=0.5,
         persistence=3,
     ),
 )
