@@ -24,6 +24,7 @@ from benchmarks.measuring import (
     open_session,
     spread,
 )
+from practicum.backends.local.native import load_library
 
 CASES = ((512, 49152), (2048, 49152), (8192, 49152), (512, 151936))
 QUICK = ((256, 8192),)
@@ -63,9 +64,10 @@ def main() -> None:
     session = open_session("loss", options, ceilings.measure_briefly())
     installed = peers.find_installed(options.peer, options.peer_python)
     memory_by_case: dict[tuple[int, int], float] = {}
+    contenders = [name for name in OURS if name != "compiled" or load_library()]
     for case in _choose_cases(options.tokens, options.vocabulary, options.quick):
         all_divergences = options.quick or case == (2048, 49152)
-        names = options.divergence or (OURS if all_divergences else OURS[:1])
+        names = options.divergence or (contenders if all_divergences else contenders[:1])
         _measure_case(
             session,
             Size(*case, *options.widths),

@@ -16,7 +16,8 @@ from benchmarks.measuring import clear_peak, read_memory
 from benchmarks.peers import serve
 
 WIDTHS, CHUNK = (256, 512), 128
-OURS = ("reverse_kl", "forward_kl", "jsd", "tvd", "sampled")
+OURS = ("reverse_kl", "forward_kl", "jsd", "tvd", "sampled", "compiled")
+"""Divergences in torch, the sampled token alone, and reverse KL by the compiled program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +97,20 @@ def run_naive(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def build_ours(name: str, chunk: int = CHUNK) -> Kernel:
-    """This library's step: a divergence over the whole vocabulary, or `sampled` for the sampled token alone."""
+    """This library's step by one of `OURS`."""
     from practicum import functional as F
+    from practicum.backends.local.native import NativeReverseKL, load_library
     from practicum.backends.local.prepared import prepack_head
     from practicum.functional.chunked import BufferPool
     from practicum.functional.head import Head
     from practicum.objective import Objective, TokenBatch, build_chunk, compute_coefficients
     from practicum.types import TeacherSignal
 
+    library = load_library() if name == "compiled" else None
     objective = Objective.model_validate(
-        {"signal": "sampled"} if name == "sampled" else {"divergence": name}
+        {"compiled": {}, "sampled": {"signal": "sampled"}}.get(name, {"divergence": name})
     )
-    tiles = BufferPool()
+    tiles = BufferPool(None if library is None else NativeReverseKL(library))
 
     def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
         rows, weight = None, inputs.student_weight

@@ -193,7 +193,10 @@ def test_the_correction_and_the_engine_stand_in_the_run_folder(
     saved = json.loads((run / "recipe.json").read_text())
     assert saved["recipe"]["rollout"]["engine"]["type"] == "vllm"
     assert saved["recipe"]["objective"]["losses"][0]["correction"].startswith("ratio_truncate(")
-    assert saved["identity"]["student/decoding"] == f"vllm {VERSION} in process"
+    plain = toy_run(models, tmp_path / "plain", SAMPLED).folder
+    learning = json.loads((plain / "recipe.json").read_text())["identity"]["student/decoding"]
+    decoding = f"vllm {VERSION} in process (learns by {learning})"
+    assert saved["identity"]["student/decoding"] == decoding
 
 
 def test_a_run_does_not_resume_with_another_engine(

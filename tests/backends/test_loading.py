@@ -12,6 +12,7 @@ from extras import write_gguf
 from toy import in_check
 from transformers import AutoModelForCausalLM
 
+from practicum.backends.local import scratch
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import build_scratch_model, list_lessons
@@ -422,6 +423,13 @@ def test_of_a_task_that_answers_back_the_turns_of_its_expert_are_learned_first(t
         assert reply is None, "the conversation is whole"
     plain = reverse.build(reverse.Config(), TaskContext(0, tmp_path))
     assert list_lessons(plain, seed=5) == plain.train_prompts()
+
+
+def test_a_conversation_with_an_expert_that_does_not_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(scratch, "MAX_TURNS", 2)
+    config = walker.Config(turns=3, train_size=8, heldout_size=2)
+    with pytest.raises(DataError, match=r"not ended after 2 turns; write pretrain: \{steps: 0\}"):
+        list_lessons(walker.build(config, TaskContext(0, tmp_path)), seed=5)
 
 
 def test_a_from_scratch_model_is_found_where_it_was_made(tmp_path):

@@ -15,7 +15,7 @@ from practicum.backends.local.engine import open_engine_trainer
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_shared, load_student
-from practicum.backends.local.native import name_decoding
+from practicum.backends.local.native import name_decoding, name_ways
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.scalar_head import LocalScalarModel
 from practicum.backends.local.scratch import prepare_scratch_folder
@@ -57,7 +57,7 @@ class LocalBackend:
         note_noise(config, loaded)
         limits = build_limits(model.device, self._config)
         trainer = LocalTrainer(model, limits, loaded.renderer.special_ids, dropout=config.dropout)
-        choice, by_engine = self._context.engine, None
+        choice, by_engine, decoding = self._context.engine, None, name_decoding(model)
         if choice is not None:
             by_engine = open_engine_trainer(trainer, loaded, choice, self._context)
         return LocalStudent(
@@ -70,7 +70,7 @@ class LocalBackend:
             dims=measure_dims(model),
             trainable_dims=measure_trainable(model),
             weights=model.trainable_parameters(),
-            decoding=name_decoding(model) if by_engine is None else by_engine.engine_name,
+            decoding=decoding if by_engine is None else name_ways(by_engine.engine_name, decoding),
             state_bytes=trainer.state_bytes,
             loaded=loaded,
         )

@@ -5,6 +5,7 @@ Pretraining teaches the task's answers.
 
 import random
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from practicum.text import TOKENIZERS, Renderer, collect_stop_ids
 from practicum.types import Message, Prompt
 
 MAX_POSITIONS = 512
+
+MAX_TURNS = 256
+"""The longest conversation of an expert that a model is pretrained on."""
 
 
 def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> Path:
@@ -52,6 +56,7 @@ def list_lessons(task: Task, seed: int) -> Sequence[Prompt]:
     """Return what a model is pretrained on: the training prompts with their answers.
 
     Of a task that answers back, they are the turns of one conversation of its expert about each.
+    Raises DataError if a conversation does not end.
     """
     if not isinstance(task, Expert) or not isinstance(task, Environment):
         return task.train_prompts()
@@ -59,14 +64,18 @@ def list_lessons(task: Task, seed: int) -> Sequence[Prompt]:
     for prompt in task.train_prompts():
         draw, turns = random.Random(seed_of(seed, "pretrain", prompt.id)), list[str]()
         messages, reply = list(prompt.messages), None
-        episode = task.open(prompt, seed)
-        while reply is not None or not turns:
-            texts = task.expert(prompt, turns)
-            turns += draw.choices(list(texts), list(texts.values()))
-            lessons.append(replace(prompt, messages=tuple(messages), answer=turns[-1]))
-            reply = episode.step(turns[-1]).message
-            messages += [Message("assistant", turns[-1]), *filter(None, (reply,))]
-        episode.close()
+        with closing(task.open(prompt, seed)) as episode:
+            while reply is not None or not turns:
+                if len(turns) == MAX_TURNS:
+                    raise DataError(
+                        f"pretrain: the task's conversation with its expert about {prompt.id!r} has "
+                        f"not ended after {MAX_TURNS} turns; write pretrain: {{steps: 0}}"
+                    )
+                texts = task.expert(prompt, turns)
+                turns += draw.choices(list(texts), list(texts.values()))
+                lessons.append(replace(prompt, messages=tuple(messages), answer=turns[-1]))
+                reply = episode.step(turns[-1]).message
+                messages += [Message("assistant", turns[-1]), *filter(None, (reply,))]
     return lessons
 
 

@@ -32,6 +32,7 @@ from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.engine import open_keeper
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, choose_device, load_by_role
+from practicum.backends.local.native import name_ways
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scalar_head import LocalScalarModel
@@ -316,4 +317,5 @@ class ModelProcess:
             self._keeper = open_keeper(loaded, self._model.engine, sampler)
         self._facts["notes"] += notes
         if self._keeper is not None:
-            self._facts["decoding"] = self._keeper.engine.name
+            decoding = name_ways(self._keeper.engine.name, self._facts["decoding"])
+            self._facts["decoding"] = decoding

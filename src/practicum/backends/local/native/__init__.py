@@ -10,7 +10,15 @@ from practicum.backends.local.native.library import NativeLibrary, load_library
 from practicum.backends.local.native.loss import NativeReverseKL
 from practicum.backends.local.native.step import NativeStep
 
-__all__ = ["NativeStep", "load_library", "name_decoding", "open_kernel", "open_native"]
+__all__ = [
+    "NativeReverseKL",
+    "NativeStep",
+    "load_library",
+    "name_decoding",
+    "name_ways",
+    "open_kernel",
+    "open_native",
+]
 
 
 def name_decoding(language_model: LanguageModel) -> str:
@@ -21,6 +29,14 @@ def name_decoding(language_model: LanguageModel) -> str:
     return Decoding.TORCH.value if library is None else library.name
 
 
+def name_ways(engine: str, decoding: str) -> str:
+    """Return how a student samples by an engine and learns, for a run's identity.
+
+    `decoding` is how it would decode here, which tells how its loss is computed; see `open_kernel`.
+    """
+    return f"{engine} (learns by {decoding})"
+
+
 def open_native(language_model: LanguageModel) -> tuple[NativeLibrary, LlamaWeights] | None:
     """Return the program and the model's current weights; None if it cannot run this model."""
     library = load_library() if language_model.decoding is Decoding.NATIVE else None
@@ -29,7 +45,7 @@ def open_native(language_model: LanguageModel) -> tuple[NativeLibrary, LlamaWeig
 
 
 def open_kernel(language_model: LanguageModel) -> NativeReverseKL | None:
-    """Return the kernel of a student's loss; None if the student decodes in another way.
+    """Return the kernel of a student's loss; None if the student would decode in another way.
 
     So the name of its decoding tells a run's identity how its loss is computed too.
     """
