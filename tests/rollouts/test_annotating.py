@@ -286,6 +286,59 @@ def test_of_several_drafts_the_longest_stays(parts: RunComponents) -> None:
     assert ask(parts, Scribe(refuses=True), rollouts, drafts=2) == [None, None]
 
 
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("xyz "), st.booleans()), max_size=3),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(["all", "correct"]),
+)
+def test_the_experience_is_a_fold_over_the_answers_of_all_steps(
+    parts: RunComponents, steps: list[list[tuple[str, bool]]], only: Any
+) -> None:
+    """Where a step ends does not matter, nor does a resume, nor who asks in between without learning from it."""
+
+    class Appender(Scribe):
+        def sample(self, requests: Any, params: SamplingParams) -> list[Sample]:
+            [draft] = super().sample(requests, params)
+            return [replace(draft, text=self.asked[-1][0].strip("<>"))]
+
+    def build() -> Any:
+        config = written.Config(
+            template=["{experience}{attempt}", "<{attempt}>"],
+            by="teacher",
+            per="run",
+            only=only,
+            characters=10**6,
+        )
+        models = {"teacher": Appender()}
+        renderer, task = parts.parts.renderer, parts.parts.task
+        return written.build(config, NoteContext("experience", renderer, task, 5, models))
+
+    note, expected = build(), ""
+    assert note.save_state() == {}
+    for number, step in enumerate(steps):
+        old = {"experience": "of a replayed answer"}
+        rollouts = [
+            answer(said, row, float(right), notes=old) for row, (said, right) in enumerate(step)
+        ]
+        texts = add_notes(rollouts, {"experience": note}, NoteMoment(number, parts.parts.sampler))
+        assert note.write(rollouts, NoteMoment(number, parts.parts.sampler)) == [
+            rollout.notes.get("experience") for rollout in texts
+        ]
+        for (said, right), rollout in zip(step, texts, strict=True):
+            # A blank answer adds nothing, and is no note where nothing was known before it.
+            asked = right or only == "all"
+            expected = (expected + said).strip() if asked else expected
+            assert rollout.notes.get("experience") == ((expected or None) if asked else None)
+        note.after_step(number, [Datum(rollout, TeacherSignal()) for rollout in texts])
+        again = build()
+        again.load_state(note.save_state())
+        note = again
+    assert note.experience == (expected or None)
+
+
 def test_the_student_writes_words_and_no_control_tokens(parts: RunComponents) -> None:
     config = written.Config(template="{attempt}", max_new_tokens=8)
     context = NoteContext("hint", parts.parts.renderer, parts.parts.task, 5)
@@ -406,6 +459,29 @@ def test_a_killed_run_with_a_bandit_goes_on_with_the_same_bytes(
     assert shown[1] is None and all(shown[step] and "\n" not in shown[step] for step in (2, 3, 4))
 
 
+def test_a_killed_run_with_an_experience_goes_on_with_the_same_bytes(
+    models: Path, tmp_path: Path
+) -> None:
+    experience = {
+        "type": "written",
+        "per": "run",
+        "template": ["{experience}{attempt}", "{attempt}"],
+        "max_new_tokens": 6,
+    }
+    changes = {
+        **HINTED,
+        "student.model": str(models / "teacher"),
+        "teacher": {**SEES_HINT, "reference": "{experience}"},
+        "notes": {"experience": experience},
+    }
+    whole, out = toy_run(models, tmp_path / "whole", changes).folder, tmp_path / "parts"
+    assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "rollout:3"}) == 137
+    assert_same_run(whole, toy_run(models, out, changes, resume=True).folder)
+    assert (whole / "checkpoints" / "step-4" / "note-experience.safetensors").is_file()
+    recorded = rows(whole / "rollouts.jsonl")
+    assert len({row.get("notes", {}).get("experience") for row in recorded}) > 4
+
+
 def test_fixed_writers_may_work_ahead(models: Path, tmp_path: Path) -> None:
     notes = {"hint": {**HINTED["notes"]["hint"], "by": "reference"}, "share": {"type": "rate"}}
     changes = {
@@ -442,6 +518,14 @@ def test_fixed_writers_may_work_ahead(models: Path, tmp_path: Path) -> None:
         (
             {"notes": {"hint": {"type": "written", "template": "a"}}, "rollout.max_staleness": 1},
             "notes.hint needs the newest student or the steps before, so it cannot be made ahead",
+        ),
+        (
+            {"notes": {"hint": {"type": "written", "template": "{hint}"}}},
+            r"notes.hint.template: \{hint\} stands for the text so far, which per: run has",
+        ),
+        (
+            {"notes": {"hint": {"type": "written", "template": "a", "per": "run"}}},
+            r"notes.hint.template: \{hint\} stands for the text so far, which per: run has",
         ),
         ({"notes": {"hint": {"type": "writen"}}}, "did you mean 'written'"),
     ],

@@ -50,7 +50,9 @@ class Config(FrozenConfig):
     note: str | None = Field(
         default=None, description="the note whose texts are the privileged field `experience`"
     )
-    keep: int = Field(default=16, ge=1, description="its newest different texts to keep")
+    keep: int | None = Field(
+        default=None, ge=1, description="its newest different texts to keep; none: all"
+    )
     per: Literal["run", "prompt"] = Field(
         default="run", description="the texts of all conversations, or of those of the same prompt"
     )
@@ -90,11 +92,11 @@ def build(config: Config, context: TaskContext) -> Task:
     )
 
 
-def _join_newest(texts: Sequence[str], keep: int) -> str:
+def _join_newest(texts: Sequence[str], keep: int | None) -> str:
     """Return the newest different texts, a line each."""
     # A text that was noted again counts as new, and is kept once.
-    newest = list(reversed(dict.fromkeys(text.strip() for text in reversed(texts))))
-    return "\n".join([text for text in newest if text][-keep:])
+    newest = [text for text in dict.fromkeys(text.strip() for text in reversed(texts)) if text]
+    return "\n".join(reversed(newest[:keep]))
 
 
 def _find_rows(folder: Path) -> Path:

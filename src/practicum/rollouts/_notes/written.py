@@ -1,15 +1,20 @@
-"""A model fills a template: a hint, a critique, a probe, a lesson.
+"""A model fills a template: a hint, a critique, a probe, a lesson, the experience of a whole run.
 
 The writer is the student itself, the recipe's teacher or reference, or any teacher that writes. A
 text depends on (seed, step, prompt, number) and on what the template shows. What a model wrote is
 data: it is cut to a length, and control tokens in it stay text.
+
+With `per: run` there is one text, the experience: answer after answer the writer reads it and the
+answer, and writes it anew (OEL 2603.16856).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.core.randomness import compute_seeds
@@ -27,6 +32,7 @@ from practicum.text import Renderer
 from practicum.text.placeholders import fill_placeholders, list_placeholders
 from practicum.types import (
     FAILURES,
+    Datum,
     Message,
     Rollout,
     Sample,
@@ -42,8 +48,9 @@ class Config(NoteConfig):
     template: str | tuple[str, ...] = Field(
         min_length=1,
         description="the request; of several the first whose fields are all there. Placeholders are "
-        "those of a privileged teacher, earlier notes, {transcript} (the conversation) and "
-        "{attempts} (all answers to the prompt)",
+        "those of a privileged teacher, earlier notes, {transcript} (the conversation), "
+        "{attempts} (all answers to the prompt), and with `per: run` the note's own name (its text "
+        "so far)",
     )
     by: Literal["student", "teacher", "reference"] = Field(
         default="student", description="the writer; the student writes with its newest weights"
@@ -54,8 +61,10 @@ class Config(NoteConfig):
     only: Literal["all", "correct", "incorrect"] = Field(
         default="all", description="about these answers only, by the verifier's reward"
     )
-    per: Literal["answer", "prompt"] = Field(
-        default="answer", description="one text for each answer, or one for all of a prompt"
+    per: Literal["answer", "prompt", "run"] = Field(
+        default="answer",
+        description="one text for each answer, one for all of a prompt, or one that is written anew "
+        "with each answer of the run",
     )
     max_new_tokens: int = Field(default=64, ge=1, description="longest text in tokens")
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
@@ -86,13 +95,18 @@ class Config(NoteConfig):
     ) -> list[str]:
         """Return a line for a writer that is not there or writes nothing, and for a later note."""
         problems = []
-        earlier = notes[: list(notes).index(name)]
-        later = [note for note in notes if note not in earlier]
+        fields = list_placeholders(" ".join(self.templates))
+        later = notes[list(notes).index(name) + 1 :]
         problems += [
             f"notes.{name}.template: {{{field}}} is made later; write that note before this one"
-            for field in dict.fromkeys(list_placeholders(" ".join(self.templates)))
+            for field in dict.fromkeys(fields)
             if field in later
         ]
+        if (name in fields) != (self.per == "run"):
+            problems.append(
+                f"notes.{name}.template: {{{name}}} stands for the text so far, which per: run has "
+                "and shows, and no other"
+            )
         can = self._find_capabilities(models)
         where = f"notes.{name}.{'by' if self.writer is None else 'writer'}"
         if self.role != "student" and can is None:
@@ -105,16 +119,16 @@ class Config(NoteConfig):
         return problems
 
     def follows_student(self, models: Mapping[str, Capabilities]) -> bool:
-        """Return True if the writer is made of the student's weights."""
+        """Return True if the writer is made of the student's weights, or reads earlier steps."""
         can = self._find_capabilities(models)
-        return can is None or can.follows_student
+        return can is None or can.follows_student or self.per == "run"
 
     def _find_capabilities(self, models: Mapping[str, Capabilities]) -> Capabilities | None:
         """Return what the writer can do; None for the student, or without a writer."""
         return models.get(self.by) if self.writer is None else self.writer.capabilities()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WrittenNote(Note):
     """See the module; without a `writer` the student writes."""
 
@@ -123,54 +137,97 @@ class WrittenNote(Note):
     seed: int
     name: str
     writer: Teacher | None = None
+    experience: str | None = None
+    """For `per: run` the text after the steps so far."""
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
         """Return the text of each rollout; None where it lacks a field, or nothing was written."""
-        requests = self._list_requests(rollouts)
-        subjects = [rollouts[row] for row in requests]
-        drafts = []
-        for draft in range(self.config.drafts if subjects else 0):
-            keys = [
-                (self.seed, "note", moment.step, rollout.prompt.id, rollout.sample)
-                for rollout in subjects
-            ]
-            seeds = compute_seeds([(*key, draft) if draft else key for key in keys])
-            samples = self._sample(subjects, list(requests.values()), seeds, moment)
-            drafts.append(map(self._read, samples))
-        texts = dict(zip(requests, map(_find_longest, zip(*drafts, strict=True)), strict=True))
-        # A text for a prompt is about its first answer, and all of the prompt's answers have it.
-        if self.config.per == "answer":
+        fields = _list_fields(rollouts)
+        rows = [
+            row
+            for row, rollout in enumerate(rollouts)
+            if self.config.only in ("all", classify_outcome(rollout))
+        ]
+        if self.config.per == "run":
+            texts = self._write_in_turn({row: rollouts[row] for row in rows}, fields, moment)
             return [texts.get(row) for row in range(len(rollouts))]
-        by_prompt = {rollouts[row].prompt.id: text for row, text in texts.items()}
-        return [by_prompt.get(rollout.prompt.id) for rollout in rollouts]
-
-    def _list_requests(self, rollouts: Sequence[Rollout]) -> dict[int, str]:
-        """Return the filled templates by the row of the rollout that each is about."""
-        successes = find_successes(rollouts)
-        groups = group_pairs((rollout.prompt.id, rollout) for rollout in rollouts)
         requests: dict[int, str] = {}
         prompts: set[str] = set()
-        for row, rollout in enumerate(rollouts):
-            if self.config.only not in ("all", classify_outcome(rollout)):
-                continue
-            if self.config.per == "prompt" and rollout.prompt.id in prompts:
-                continue
-            fields = {
-                **_describe(rollout, groups[rollout.prompt.id]),
-                **list_prompt_fields(rollout.prompt),
-                **list_rollout_fields(rollout, successes),
-            }
-            complete = [
-                template
-                for template in self.config.templates
-                if fields.keys() >= set(list_placeholders(template))
-            ]
-            if complete:
+        for row in rows:
+            name = rollouts[row].prompt.id
+            request = self._fill(fields[row])
+            # A text for a prompt is about its first answer, and all of the prompt's answers have it.
+            if request is not None and not (self.config.per == "prompt" and name in prompts):
+                requests[row] = request
+                prompts.add(name)
+        subjects = [rollouts[row] for row in requests]
+        written = self._write_drafts(subjects, list(requests.values()), moment)
+        if self.config.per == "answer":
+            texts = dict(zip(requests, written, strict=True))
+            return [texts.get(row) for row in range(len(rollouts))]
+        names = [rollout.prompt.id for rollout in subjects]
+        by_prompt = dict(zip(names, written, strict=True))
+        return [by_prompt.get(rollout.prompt.id) for rollout in rollouts]
+
+    def _write_in_turn(
+        self,
+        rollouts: Mapping[int, Rollout],
+        fields: Sequence[Mapping[str, str]],
+        moment: NoteMoment,
+    ) -> dict[int, str | None]:
+        """Return the experience after each rollout, written from that before it."""
+        experience = self.experience
+        texts: dict[int, str | None] = {}
+        for row, rollout in rollouts.items():
+            # A replayed rollout may bring the text of its own step, which is not the newest.
+            shown = {name: text for name, text in fields[row].items() if name != self.name}
+            if experience is not None:
+                shown[self.name] = experience
+            request = self._fill(shown)
+            if request is not None:
+                [texts[row]] = self._write_drafts([rollout], [request], moment)
+                experience = texts[row] or experience
+        return texts
+
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
+        """Keep the newest text, if it is of the whole run."""
+        if self.config.per == "run":
+            texts = [datum.rollout.notes.get(self.name) for datum in data]
+            self.experience = next(filter(None, reversed(texts)), self.experience)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """Return the experience as bytes, the form in which a checkpoint holds tensors."""
+        if self.experience is None:
+            return {}
+        content = bytearray(self.experience.encode())
+        return {"experience": torch.frombuffer(content, dtype=torch.uint8)}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a saved experience."""
+        if "experience" in tensors:
+            self.experience = bytes(tensors["experience"].tolist()).decode()
+
+    def _fill(self, fields: Mapping[str, str]) -> str | None:
+        """Return the first template whose fields are all there, filled in; None if there is none."""
+        for template in self.config.templates:
+            if fields.keys() >= set(list_placeholders(template)):
                 limit = self.config.characters
-                cut = {name: text[:limit] for name, text in fields.items()}
-                requests[row] = fill_placeholders(complete[0], cut)
-                prompts.add(rollout.prompt.id)
-        return requests
+                return fill_placeholders(template, {n: text[:limit] for n, text in fields.items()})
+        return None
+
+    def _write_drafts(
+        self, subjects: Sequence[Rollout], requests: Sequence[str], moment: NoteMoment
+    ) -> list[str | None]:
+        """Return the longest draft of a text about each rollout; None where nothing was written."""
+        keys = [
+            (self.seed, "note", moment.step, rollout.prompt.id, rollout.sample)
+            for rollout in subjects
+        ]
+        drafts = []
+        for draft in range(self.config.drafts if subjects else 0):
+            seeds = compute_seeds([(*key, draft) if draft else key for key in keys])
+            drafts.append(map(self._read, self._sample(subjects, requests, seeds, moment)))
+        return [_find_longest(texts) for texts in zip(*drafts, strict=True)]
 
     def _sample(
         self,
@@ -212,6 +269,20 @@ class WrittenNote(Note):
 def _find_longest(texts: Sequence[str | None]) -> str | None:
     """Return the longest text, the first of equal ones; None if there is none."""
     return max(filter(None, texts), key=len, default=None)
+
+
+def _list_fields(rollouts: Sequence[Rollout]) -> list[dict[str, str]]:
+    """Return the texts of the placeholders by their names, for each rollout."""
+    successes = find_successes(rollouts)
+    groups = group_pairs((rollout.prompt.id, rollout) for rollout in rollouts)
+    return [
+        {
+            **_describe(rollout, groups[rollout.prompt.id]),
+            **list_prompt_fields(rollout.prompt),
+            **list_rollout_fields(rollout, successes),
+        }
+        for rollout in rollouts
+    ]
 
 
 def _describe(rollout: Rollout, group: Sequence[Rollout]) -> dict[str, str]:
