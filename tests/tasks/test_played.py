@@ -1,17 +1,20 @@
 """The beginnings of earlier conversations as prompts: which there are, what was noted, and rounds of play and learning."""
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import rows
+from toy import TASK, rows, toy_recipe, toy_run
 
 from practicum.errors import DataError
 from practicum.ports import Environment
+from practicum.runs.assembly import assemble_run
 from practicum.runs.pipeline.runner import run
 from practicum.tasks import TaskContext
 from practicum.tasks.played import Config, build
+from practicum.text import Renderer
 from practicum.types import Rollout
 
 PLAYED = {"type": "reverse", "alphabet": "abcd", "train_size": 4, "heldout_size": 2}
@@ -93,6 +96,41 @@ def test_a_line_separator_in_a_turn_ends_no_row(tmp_path: Path) -> None:
     assert [message.content for message in last.messages[1:]] == [said, "again"]
 
 
+def test_the_beginnings_are_the_tokens_that_were_stored(models: Path, tmp_path: Path) -> None:
+    """They are rendered from their text; a control token inside an answer alone would come back as letters."""
+    talk = {"type": "user", "tries": 3, "wrong": "{answer}", "task": TASK}
+    changes = {
+        "task": talk,
+        "student.model": str(models / "teacher"),
+        "rollout": {"n": 4, "max_new_tokens": 16, "temperature": 0.5},
+        "train.steps": 2,
+    }
+    folder = toy_run(models, tmp_path, changes).folder
+    renderer = assemble_run(toy_recipe(models, changes), tmp_path / "again").parts.renderer
+    rendered = {
+        renderer.render(prompt.messages) for prompt in open_task(folder, task=talk).train_prompts()
+    }
+    stored = [
+        beginning
+        for row in rows(folder / "rollouts.jsonl")
+        for beginning in list_beginnings(row, renderer)
+    ]
+    assert rendered.issuperset(stored) and len({len(tokens) for tokens in stored}) > 4
+
+
+def list_beginnings(row: Mapping[str, Any], renderer: Renderer) -> Iterator[tuple[int, ...]]:
+    """The tokens before each turn of the student, until one with a control token that ends no turn."""
+    begun = list(row["prompt_tokens"])
+    said = row["tokens"]
+    for turn in row["turns"]:
+        tokens, said = said[: turn["tokens"]], said[turn["tokens"] :]
+        if turn["role"] == "assistant":
+            yield tuple(begun)
+            if any(map(renderer.is_control, tokens[:-1])):
+                return
+        begun += tokens
+
+
 @pytest.mark.long
 def test_rounds_of_play_and_consolidation(tmp_path: Path) -> None:
     small = "{hidden_size: 16, layers: 1, heads: 2, tokenizer: bytes}"
@@ -102,15 +140,14 @@ def test_rounds_of_play_and_consolidation(tmp_path: Path) -> None:
         "train.steps=1",
         "train.prompts_per_step=3",
         "evaluation.prompts=0",
-        "stages.play_1.notes.lesson.shortest=0",
-        "stages.play_2.notes.lesson.shortest=0",
+        "stages.play_1.notes.experience.shortest=1",
+        "stages.play_2.notes.experience.shortest=1",
     ]
     folder = run("pipelines/oel", changes, out=tmp_path, progress=False).folder
     stages = sorted((folder / "stages").iterdir())
     played, learned = (rows(stage / "rollouts.jsonl") for stage in stages[:2])
-    assert all("lesson" in row["notes"] for row in played) and not any(
-        "lesson" in row.get("notes", {}) for row in learned
-    )
+    assert len({row["notes"]["experience"] for row in played}) == len(played), "each rewrote it"
+    assert not any("experience" in row.get("notes", {}) for row in learned)
     metrics = [rows(stage / "metrics.jsonl")[0] for stage in stages]
     assert [row["supervised"] > 0 for row in metrics] == [False, True, False, True]
     assert all(row["reward"] is None for row in learned)
