@@ -186,7 +186,7 @@ class TaskSection(TypedDict, total=False):
     run: Mapping[str, Any]
     task: str | Mapping[str, Any]
     note: str | None
-    keep: int
+    keep: int | None
     per: Literal["run", "prompt"]
     shortest: int
     longest: int
