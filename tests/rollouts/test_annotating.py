@@ -306,7 +306,7 @@ def test_the_experience_is_a_fold_over_the_answers_of_all_steps(
 
     def build() -> Any:
         config = written.Config(
-            template=["{experience}{attempt}", "<{attempt}>"],
+            template=("{experience}{attempt}", "<{attempt}>"),
             by="teacher",
             per="run",
             only=only,

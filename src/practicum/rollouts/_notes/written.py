@@ -143,31 +143,37 @@ class WrittenNote(Note):
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
         """Return the text of each rollout; None where it lacks a field, or nothing was written."""
         fields = _list_fields(rollouts)
-        rows = [
-            row
+        subjects = {
+            row: rollout
             for row, rollout in enumerate(rollouts)
             if self.config.only in ("all", classify_outcome(rollout))
-        ]
-        if self.config.per == "run":
-            texts = self._write_in_turn({row: rollouts[row] for row in rows}, fields, moment)
+        }
+        write = self._write_in_turn if self.config.per == "run" else self._write_at_once
+        texts = write(subjects, fields, moment)
+        if self.config.per != "prompt":
             return [texts.get(row) for row in range(len(rollouts))]
+        # A text for a prompt is about its first answer, and all of the prompt's answers have it.
+        by_prompt = {rollouts[row].prompt.id: text for row, text in texts.items()}
+        return [by_prompt.get(rollout.prompt.id) for rollout in rollouts]
+
+    def _write_at_once(
+        self,
+        rollouts: Mapping[int, Rollout],
+        fields: Sequence[Mapping[str, str]],
+        moment: NoteMoment,
+    ) -> dict[int, str | None]:
+        """Return the texts by the row of the rollout that each is about."""
         requests: dict[int, str] = {}
         prompts: set[str] = set()
-        for row in rows:
-            name = rollouts[row].prompt.id
+        for row, rollout in rollouts.items():
             request = self._fill(fields[row])
-            # A text for a prompt is about its first answer, and all of the prompt's answers have it.
-            if request is not None and not (self.config.per == "prompt" and name in prompts):
+            repeats = self.config.per == "prompt" and rollout.prompt.id in prompts
+            if request is not None and not repeats:
                 requests[row] = request
-                prompts.add(name)
+                prompts.add(rollout.prompt.id)
         subjects = [rollouts[row] for row in requests]
-        written = self._write_drafts(subjects, list(requests.values()), moment)
-        if self.config.per == "answer":
-            texts = dict(zip(requests, written, strict=True))
-            return [texts.get(row) for row in range(len(rollouts))]
-        names = [rollout.prompt.id for rollout in subjects]
-        by_prompt = dict(zip(names, written, strict=True))
-        return [by_prompt.get(rollout.prompt.id) for rollout in rollouts]
+        texts = self._write_drafts(subjects, list(requests.values()), moment)
+        return dict(zip(requests, texts, strict=True))
 
     def _write_in_turn(
         self,
@@ -180,10 +186,10 @@ class WrittenNote(Note):
         texts: dict[int, str | None] = {}
         for row, rollout in rollouts.items():
             # A replayed rollout may bring the text of its own step, which is not the newest.
-            shown = {name: text for name, text in fields[row].items() if name != self.name}
+            newest = {name: text for name, text in fields[row].items() if name != self.name}
             if experience is not None:
-                shown[self.name] = experience
-            request = self._fill(shown)
+                newest[self.name] = experience
+            request = self._fill(newest)
             if request is not None:
                 [texts[row]] = self._write_drafts([rollout], [request], moment)
                 experience = texts[row] or experience
