@@ -49,6 +49,16 @@ class ModelDims:
         """Parameters of the embedding, which is the head too."""
         return self.vocabulary * self.width
 
+    @property
+    def attended(self) -> int:
+        """Multiplications of a query with a key, in all layers."""
+        return self.layers * self.width
+
+    @property
+    def state_numbers(self) -> int:
+        """Numbers of a token's keys and values, in all layers."""
+        return 2 * self.layers * self.kv_heads * (self.width // self.heads)
+
 
 SHAPES = {
     "toy": ModelDims(192, 6, 3, 3, 512, 4096),

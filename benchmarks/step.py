@@ -225,15 +225,21 @@ def _compute_phases(answers: Sequence[dict[str, Any]]) -> dict[str, dict[str, fl
 def _compute_roofline(
     config: Config, answers: Sequence[dict[str, Any]], limits: dict[str, float]
 ) -> dict[str, float]:
-    """Seconds that a step's products, exponentials and weights' bytes take at the ceilings, by phase, for its mean tokens."""
+    """Seconds of a step's products, attention, exponentials and bytes at the ceilings, by phase, for its mean tokens."""
     student, teacher = models.SHAPES[config.student], models.SHAPES[config.teacher]
     new = _average([_average(answer["tokens"]) for answer in answers])
     read = new + sum(map(len, models.draw_prompts(config.prompts, student.vocabulary, seed=5)))
     numbers, rows = student.body + student.head, config.batch
     decode = new / rows * ceilings.compute_floor(2.0 * rows * numbers, 4.0 * numbers, limits)
     rate = limits["gflops"] * 1e9
+    # All texts as long as their mean: longer and shorter ones have more pairs.
+    pairs = config.prompts * (read / config.prompts) ** 2 / 2
+    earlier = config.prompts * (read**2 - (read - new) ** 2) / config.prompts**2 / 2
     parts = {
         "decode": decode,
+        "keys_and_values": 4.0 * student.state_numbers * earlier / (limits["read_gb"] * 1e9),
+        # Two products forward and four backward, of a query with the keys and of weights with the values.
+        "attention": 4.0 * pairs * (teacher.attended + 3 * student.attended) / rate,
         "prefill": 2.0 * student.body * (read - new) / rate,
         "teacher": 2.0 * teacher.body * read / rate,
         "student": 6.0 * student.body * read / rate,
@@ -245,7 +251,16 @@ def _compute_roofline(
     }
     total = sum(parts.values())
     measured = _average([_average(answer["seconds"]) for answer in answers])
-    return {**parts, "whole": total, "measured": measured, "ratio": measured / total}
+    # As fast as the libraries compute the products and attention.
+    products = _average([answer["products"] for answer in answers])
+    ideal = sum(parts[name] for name in ("attention", "prefill", "teacher", "student", "loss"))
+    return {
+        **parts,
+        "whole": total,
+        "measured": measured,
+        "ratio": measured / total,
+        "products": (total - ideal + products) / total,
+    }
 
 
 def _build_readings(
@@ -259,6 +274,7 @@ def _build_readings(
     """Return the readings of this workload that the goals ask for."""
     readings = {
         f"step.{config.name}.roofline": build_reading(ideal["ratio"]),
+        f"step.{config.name}.products": build_reading(ideal["products"]),
         f"step.{config.name}.framework": build_reading(phases["outside"]["median"]),
     }
     for name in speed:
