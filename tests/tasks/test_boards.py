@@ -10,7 +10,7 @@ import pytest
 import practicum
 from practicum.ports import Environment, Expert, HasAlphabet
 from practicum.tasks import TaskContext, frozen_lake, sokoban
-from practicum.tasks._boards import MOVES, BoardTask, Game, read_direction
+from practicum.tasks._boards import LETTERS, MOVES, WORDS, BoardTask, Game
 from practicum.tasks.frozen_lake import Lake
 from practicum.tasks.sokoban import Warehouse
 from practicum.types import Prompt, Rollout
@@ -159,7 +159,23 @@ def test_what_names_no_direction_is_answered_with_what_to_write() -> None:
     message = task.open(prompt, 0).step("I am lost").message
     assert message is not None
     assert message.content == f"no move: write left, down, right, up\n{board}"
-    assert read_direction("Not left. I go DOWN!") == "down" and read_direction("leftish") is None
+    assert WORDS.read("Not left. I go DOWN!") == "down" and WORDS.read("leftish") is None
+
+
+def test_directions_may_be_letters() -> None:
+    task = built(frozen_lake, letters=True, slip=0.2)
+    words = built(frozen_lake, slip=0.2)
+    prompt = task.train_prompts()[0]
+    text = prompt.messages[0].content
+    assert text.startswith(f"{frozen_lake.RULES} Write l, d, r or u.\n")
+    message = task.open(prompt, 0).step("left").message
+    assert message is not None and message.content.startswith("no move: write l, d, r, u\n")
+    assert LETTERS.read("Go D, u") == "up" and LETTERS.read("down") is None
+    expected = words.expert(words.train_prompts()[0], ["down", "lost"])
+    assert task.expert(prompt, ["d", "lost"]) == {name[0]: p for name, p in expected.items()}
+    assert set("ldru") <= set(task.letters) and "f" not in set(
+        built(frozen_lake, rules=False, letters=True).letters
+    )
 
 
 def test_more_boxes_than_turns_are_refused() -> None:

@@ -171,6 +171,7 @@ class TaskSection(TypedDict, total=False):
     name: str | None
     split: str
     rules: bool
+    letters: bool
     slip: float
     size: int
     slippery: bool

@@ -31,14 +31,15 @@ Square = tuple[int, int]
 S = TypeVar("S", bound=Hashable)
 """A state of a game: all that moves."""
 
-_DIRECTION = re.compile(rf"\b({'|'.join(MOVES)})\b", re.IGNORECASE)
-
 
 class BoardConfig(FrozenConfig):
     """The turns of a game, its expert, and the number of games."""
 
     turns: int = Field(default=12, ge=1, le=100, description="turns within which to win")
     rules: bool = Field(default=True, description="say the rules before the first board")
+    letters: bool = Field(
+        default=False, description="a direction is its first letter, one token in many vocabularies"
+    )
     slip: float = Field(
         default=0.04, ge=0, le=1, description="how often the expert goes anywhere, the best way too"
     )
@@ -77,18 +78,35 @@ class Board(Protocol[S]):
         ...
 
 
+class Directions:
+    """How the directions are written: as words, or as their first letters."""
+
+    def __init__(self, letters: bool) -> None:
+        self.names = {name[0] if letters else name: name for name in MOVES}
+        self._pattern = re.compile(rf"\b({'|'.join(self.names)})\b", re.IGNORECASE)
+
+    def read(self, text: str) -> str | None:
+        """Return the direction that a turn names last, or None."""
+        named = self._pattern.findall(text)
+        return self.names[named[-1].lower()] if named else None
+
+
+WORDS, LETTERS = Directions(letters=False), Directions(letters=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Game(Generic[S]):
-    """A board and the turns within which it is to be won."""
+    """A board, the turns within which it is to be won, and how its directions are written."""
 
     board: Board[S]
     turns: int
+    directions: Directions = WORDS
 
     def play(self, replies: Sequence[str]) -> S:
         """Return the state after these turns; what names no direction moves nothing."""
         state = self.board.start
         for turn, text in enumerate(replies):
-            action = read_direction(text)
+            action = self.directions.read(text)
             if action is not None and not self.has_ended(state):
                 state = self.board.move(state, action, turn)
         return state
@@ -102,7 +120,7 @@ class Game(Generic[S]):
         state = self.play(replies)
         if self.has_ended(state) or len(replies) >= self.turns:
             return None
-        hint = "" if read_direction(replies[-1]) else f"no move: write {', '.join(MOVES)}\n"
+        hint = "" if self.directions.read(replies[-1]) else _write_hint(self.directions)
         return hint + self.board.draw(state)
 
     def can_win(self) -> bool:
@@ -137,10 +155,8 @@ class Game(Generic[S]):
         return float("inf")
 
 
-def read_direction(text: str) -> str | None:
-    """Return the direction that a turn names last, or None."""
-    named = _DIRECTION.findall(text)
-    return named[-1].lower() if named else None
+def _write_hint(directions: Directions) -> str:
+    return f"no move: write {', '.join(directions.names)}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +171,12 @@ class BoardTask:
     rules: str
     slip: float
     marks: str
+    directions: Directions = WORDS
 
     @property
     def letters(self) -> str:
         """The letters of boards, directions, hints and rules."""
-        words = "".join(MOVES) + f"no move: write {', '.join(MOVES)}\n"
+        words = "".join(self.directions.names) + _write_hint(self.directions)
         return "".join(sorted({*self.marks, *words, *self.rules}))
 
     def train_prompts(self) -> Sequence[Prompt]:
@@ -186,8 +203,8 @@ class BoardTask:
         """Return the probability of each direction: the best ones, and any by the slips."""
         best = self.games[prompt.id].find_best(replies)
         return {
-            action: (1 - self.slip) * (action in best) / len(best) + self.slip / len(MOVES)
-            for action in MOVES
+            name: (1 - self.slip) * (action in best) / len(best) + self.slip / len(MOVES)
+            for name, action in self.directions.names.items()
         }
 
     def reward(self, rollout: Rollout) -> float | None:
@@ -199,13 +216,16 @@ class BoardTask:
 def build_games(
     config: BoardConfig,
     context: TaskContext,
-    draw_game: Callable[[int, str], Game[Any]],
+    draw_board: Callable[[int, str], Board[Any]],
     rules: str,
     marks: str,
 ) -> BoardTask:
-    """Draw the games by seed and name, the held-out ones first."""
+    """Draw the games by seed and name, the held-out ones first; directions follow the rules."""
+    directions = LETTERS if config.letters else WORDS
+    *most, last = directions.names
+    rules = f"{rules} Write {', '.join(most)} or {last}." if config.rules else ""
     seed = context.seed if config.seed is None else config.seed
     names = [f"heldout-{number}" for number in range(config.heldout_size)]
     names += [f"train-{number}" for number in range(config.train_size)]
-    games = {name: draw_game(seed, name) for name in names}
-    return BoardTask(games, config.heldout_size, rules if config.rules else "", config.slip, marks)
+    games = {name: Game(draw_board(seed, name), config.turns, directions) for name in names}
+    return BoardTask(games, config.heldout_size, rules, config.slip, marks, directions)

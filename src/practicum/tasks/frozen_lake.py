@@ -18,9 +18,7 @@ from practicum.tasks._boards import MOVES, BoardConfig, Game, Square, build_game
 SAFE = 0.8
 """The share of squares that are no holes, as in Gymnasium's random maps."""
 
-RULES = (
-    "P is you. Go to G over the ice (.) and around the holes (O). Write left, down, right or up."
-)
+RULES = "P is you. Go to G over the ice (.) and around the holes (O)."
 
 DIRECTIONS = tuple(MOVES)
 """The actions in Gymnasium's order, in which an action's neighbours lie to its sides."""
@@ -94,11 +92,11 @@ def draw_rows(size: int, draw: random.Random) -> tuple[str, ...]:
 def build(config: Config, context: TaskContext) -> Task:
     """Draw the lakes."""
 
-    def draw_game(seed: int, name: str) -> Game[Square]:
+    def draw_lake(seed: int, name: str) -> Lake:
         draw = random.Random(seed_of(seed, "frozen_lake", name))
         rows = draw_rows(config.size, draw)
         drifts = [draw.choice((-1, 0, 1)) for _ in range(config.turns)]
         drifts = tuple(drifts if config.slippery else [0] * config.turns)
-        return Game(Lake(rows, drifts), config.turns)
+        return Lake(rows, drifts)
 
-    return build_games(config, context, draw_game, RULES, marks="P.OG")
+    return build_games(config, context, draw_lake, RULES, marks="P.OG")

@@ -16,7 +16,7 @@ from practicum.ports import Task
 from practicum.tasks import TaskContext
 from practicum.tasks._boards import MOVES, BoardConfig, Game, Square, build_games
 
-RULES = "@ is you. Push each box ($) onto a place (.). Walls are #. Write left, down, right or up."
+RULES = "@ is you. Push each box ($) onto a place (.). Walls are #."
 
 PULLS = 40
 """Random moves by which a board is made backwards from its end."""
@@ -129,8 +129,7 @@ def draw_warehouse(config: Config, draw: random.Random) -> Warehouse:
 def build(config: Config, context: TaskContext) -> Task:
     """Draw the boards."""
 
-    def draw_game(seed: int, name: str) -> Game[State]:
-        draw = random.Random(seed_of(seed, "sokoban", name))
-        return Game(draw_warehouse(config, draw), config.turns)
+    def draw_board(seed: int, name: str) -> Warehouse:
+        return draw_warehouse(config, random.Random(seed_of(seed, "sokoban", name)))
 
-    return build_games(config, context, draw_game, RULES, marks="@+$*.#_")
+    return build_games(config, context, draw_board, RULES, marks="@+$*.#_")
