@@ -79,7 +79,7 @@ class Board(Protocol[S]):
 
 
 class Directions:
-    """How the directions are written: as words, or as their first letters."""
+    """The written names of the directions: words, or their first letters."""
 
     def __init__(self, letters: bool) -> None:
         self.names = {name[0] if letters else name: name for name in MOVES}
