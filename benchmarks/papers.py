@@ -76,6 +76,8 @@ NEWER_SETTINGS = (
     ("clip", None),
     ("place", "question"),
     ("drafts", 1),
+    ("choose", "longest"),
+    ("likeliest", 4),
     ("votes", 1),
 )
 """Settings with their defaults that are newer than the lines and change nothing."""
@@ -89,6 +91,8 @@ def fingerprint(recipe: Recipe) -> str:
         if key not in ("name", *WORDS, *ABOUT_IT)
     }
     del settings["evaluation"]["every"]
+    if settings["evaluation"]["max_turns"] is None:
+        del settings["evaluation"]["max_turns"]
     assert settings.pop("backend")["type"] == "local", (
         "recipes of papers run here, and how much is held at once changes rounding alone"
     )

@@ -140,28 +140,26 @@ def skill_sd(case: Case) -> Tensor:
 
 
 def openclaw_rl(case: Case) -> Tensor:
-    """2603.10165 as released: PPO's surrogate of the judged reward, and that of log T - log S_old."""
-    total = torch.zeros(())
-    for row in case.sequences:
-        group = [other.score for other in case.sequences if other.group == row.group]
-        for token in row.tokens:
-            rho = ratio(token)
-            for advantage in (row.score - mean(group), sg(token.lT - token.lS)):
-                surrogate = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
-                total = total - surrogate / len(row.tokens)
-    return total / len(case.sequences)
+    """Equation 1 of 2603.10165 as released: PPO's surrogate of 1 or -1, and that of the four likeliest tokens.
 
-
-def served_openclaw_rl(case: Case) -> Tensor:
-    """2603.10165 as released, for a conversation of its own: the reward is 1 or -1, and no group's."""
+    Their old policy is the learner before the update, and A_v = w_v clip(log T(v) - log S_old(v), -1, 1) with w_v the
+    old policy's probability among the four.
+    """
     total = torch.zeros(())
     for row in case.sequences:
         for token in row.tokens:
-            rho = ratio(token)
-            for advantage in (2 * row.score - 1, sg(token.lT - token.lS)):
-                surrogate = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
-                total = total - surrogate / len(row.tokens)
+            rho, advantage = ratio(token), 2 * row.score - 1
+            loss = -torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
+            ids = likeliest(token.S, 4)
+            new, old, teacher = token.S[ids], sg(token.S[ids]), token.T[ids]
+            rho = torch.exp(new - old)
+            weighed = torch.softmax(old, -1) * (teacher - old).clamp(-1, 1)
+            loss = loss - torch.minimum(rho * weighed, rho.clamp(0.8, 1.28) * weighed).sum()
+            total = total + loss / len(row.tokens)
     return total / len(case.sequences)
+
+
+served_openclaw_rl = openclaw_rl
 
 
 def kepo(case: Case) -> Tensor:

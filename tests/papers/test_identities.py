@@ -221,6 +221,24 @@ def test_over_few_candidates_each_counts_its_renormalised_probability():
     close(gradient(choice, batch), formula_gradient(formula, batch))
 
 
+def test_over_candidates_the_clip_is_of_each_ones_advantage():
+    """2603.10165: A_v = clip(log T_v - log S_v, -C, C) times p_v; a clipped one keeps its gradient."""
+    batch = random_batch()
+
+    def formula(here):
+        total = torch.zeros((), dtype=torch.float64)
+        for own, teacher in zip(here.S, here.T, strict=True):
+            best = own.argsort(descending=True)[:4]
+            gap = (teacher[best] - own[best].detach()).clamp(-0.3, 0.2)
+            total = total - (torch.softmax(own[best], -1).detach() * gap * own[best]).sum()
+        return total / len(here.ids)
+
+    choice = {"signal": "topk(4)", "estimator": "score_function(over=candidates)"}
+    clipped = gradient({**choice, "clip": "advantage(-0.3, 0.2)"}, batch)
+    close(clipped, formula_gradient(formula, batch))
+    assert not torch.allclose(clipped, gradient(choice, batch))
+
+
 @pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl"])
 @pytest.mark.parametrize("k", [1, 2])
 def test_drawn_tokens_give_the_whole_gradient_in_expectation(k, divergence):

@@ -185,7 +185,7 @@ def modulate(
     return reward * ((1.0 - strength) + strength * leaning)
 
 
-def clip(advantage: Float[Tensor, " T"], low: float, high: float) -> Float[Tensor, " T"]:
+def clip(advantage: Float[Tensor, "*s"], low: float, high: float) -> Float[Tensor, "*s"]:
     """Return the advantage clamped to [low, high].
 
     A clipped token keeps its gradient, unlike one whose loss is clipped.

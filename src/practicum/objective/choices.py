@@ -8,10 +8,11 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from torch import Tensor
 
 from practicum.core.calls import Call, bind, parse_call, suggest_name
 from practicum.foreign import is_external
-from practicum.functional.advantages import REWARDS
+from practicum.functional.advantages import REWARDS, clip
 from practicum.functional.registry import TABLES
 from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
@@ -146,20 +147,28 @@ class OwnReward(Choice):
         return 1.0
 
 
-class NoClip(Call):
+class ClipCall(Call):
+    """A bound on a part of a term's loss."""
+
+    def bound(self, advantage: Tensor) -> Tensor:
+        """Return a teacher's advantages within the bounds, if they are of advantages."""
+        return advantage
+
+
+class NoClip(ClipCall):
     """Nothing is clipped."""
 
     type: Literal["none"] = "none"
 
 
-class ClipLoss(Call):
+class ClipLoss(ClipCall):
     """A token whose loss exceeds `maximum` gives no gradient."""
 
     type: Literal["loss"] = "loss"
     maximum: float = Field(default=0.05, gt=0)
 
 
-class ClipEntries(Call):
+class ClipEntries(ClipCall):
     """A candidate's contribution to a token's loss is held constant if it exceeds `maximum`.
     As in OPSD's released code.
 
@@ -170,14 +179,20 @@ class ClipEntries(Call):
     maximum: float = Field(default=0.05, gt=0)
 
 
-class ClipAdvantage(Call):
+class ClipAdvantage(ClipCall):
     """The teacher's advantage is clipped to [low, high], which contains 0.
     A clipped token keeps its gradient (REOPOLD 2603.11137).
+
+    Of a sum over candidates each one's advantage is clipped (OpenClaw-RL 2603.10165).
     """
 
     type: Literal["advantage"] = "advantage"
     low: float = -5.0
     high: float = 5.0
+
+    def bound(self, advantage: Tensor) -> Tensor:
+        """Return the advantages within the bounds."""
+        return clip(advantage, self.low, self.high)
 
     @model_validator(mode="after")
     def _check_order(self) -> "ClipAdvantage":

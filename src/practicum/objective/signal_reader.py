@@ -13,6 +13,28 @@ from practicum.objective.support import share_pair, share_support
 from practicum.objective.tokens import TeacherDistribution
 from practicum.types import PooledSignal, TeacherSignal
 
+CHUNK = 128
+"""The tokens whose full distributions are in memory at once."""
+
+
+def select_likeliest(signal: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
+    """Return a model's k likeliest tokens at each position, at most the whole vocabulary.
+
+    There are none if the signal tells no distribution.
+    """
+    if signal.topk_ids is not None:
+        return signal.topk_ids.cpu()
+    states = signal.states
+    if states is None or signal.head is None:
+        return torch.zeros(0, k, dtype=torch.long)  # an empty completion
+    # Logits of the whole completion would need T x V numbers at once, so they come in chunks.
+    head, width = signal.head, min(k, signal.head.vocab_size)
+    parts = [
+        head.logits(states[part]).topk(width, dim=-1).indices.cpu()
+        for part in chunks(len(states), CHUNK)
+    ]
+    return torch.cat(parts) if parts else torch.zeros(0, width, dtype=torch.long)
+
 
 def read_tokens(
     signal: TeacherSignal,

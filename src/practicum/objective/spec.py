@@ -204,10 +204,9 @@ class Term(BaseModel):
                 f"clip {self.clip.type!r} is of a divergence that is differentiated; "
                 "for an advantage write clip: advantage(-5, 5)"
             )
-        if isinstance(self.clip, ClipAdvantage) and not self.on_sampled_token:
+        if isinstance(self.clip, ClipAdvantage) and not self.has_advantages:
             return (
-                "clip 'advantage' is of a sampled token's advantage; for a divergence write clip: "
-                "loss(0.05)"
+                "clip 'advantage' is of tokens' advantages; for a divergence write clip: loss(0.05)"
             )
         return None
 
@@ -360,12 +359,17 @@ class Term(BaseModel):
         return self.needs_signal and self.against == "reference"
 
     @property
+    def has_advantages(self) -> bool:
+        """Return True if the sampled token or each candidate has an advantage."""
+        over_all = isinstance(self.gradient, ScoreFunction) and self.gradient.over == "candidates"
+        return over_all or self.on_sampled_token
+
+    @property
     def on_sampled_token(self) -> bool:
         """Return True if the loss is a coefficient times the sampled token's log-probability."""
-        gradient = self.gradient
-        if isinstance(gradient, ScoreFunction):
-            return gradient.over == "sampled" and not self.signal.drawn
-        return isinstance(gradient, K2Surrogate) or isinstance(self.signal, Binarised)
+        if isinstance(self.gradient, ScoreFunction):
+            return self.gradient.over == "sampled" and not self.signal.drawn
+        return isinstance(self.gradient, K2Surrogate) or isinstance(self.signal, Binarised)
 
     @property
     def baseline(self) -> str:

@@ -20,7 +20,7 @@ from practicum.functional.samples import (
 )
 from practicum.functional.sequence import keep_span_starts, sum_spans
 from practicum.functional.weights import WEIGHTS, TokenStatistics
-from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate, OwnReward
+from practicum.objective.choices import AddAdvantage, Modulate, OwnReward
 from practicum.objective.estimators import ScoreFunction
 from practicum.objective.pairs import compute_pair_coefficients
 from practicum.objective.reward_axis import (
@@ -117,9 +117,7 @@ def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Ten
         return torch.zeros_like(values.logprobs)
     learner = values.logprobs if term.advantage_logprob == "learner" else batch.sampling_logprobs
     teacher = values.teacher_logprobs
-    advantage = compute_span_advantage(term, learner, teacher, batch.spans)
-    clip = term.clip
-    return F.clip(advantage, clip.low, clip.high) if isinstance(clip, ClipAdvantage) else advantage
+    return term.clip.bound(compute_span_advantage(term, learner, teacher, batch.spans))
 
 
 def _compute_returns(

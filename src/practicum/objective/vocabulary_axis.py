@@ -203,7 +203,7 @@ def _sum_over_candidates(term: Term, student: Tensor, teacher: TeacherDistributi
         term.signal, student, teacher, ("drop", "drop")
     )
     share = torch.softmax(student_part.detach(), dim=-1)
-    advantage = term.compute_advantage(student_part.detach(), teacher_part)
+    advantage = term.clip.bound(term.compute_advantage(student_part.detach(), teacher_part))
     # An impossible candidate has log-probability -inf, whose product with 0 would be NaN.
     inside = valid & torch.isfinite(student_part)
     return -torch.where(

@@ -223,6 +223,12 @@ class EvaluationConfig(FrozenConfig):
     samples: int = Field(default=1, ge=1)
     temperature: float = Field(default=0.0, ge=0)
     max_new_tokens: int | None = Field(default=None, ge=1, description="none: as in rollout")
+    max_turns: int | None = Field(
+        default=None,
+        ge=1,
+        description="turns in a conversation; 1: what the first answer is worth; none: until the "
+        "task ends it",
+    )
     teacher: bool = Field(default=True, description="also evaluate the teacher, in its own context")
     every: int | None = Field(
         default=None,

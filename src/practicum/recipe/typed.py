@@ -292,6 +292,7 @@ class EvaluationSection(TypedDict, total=False):
     samples: int
     temperature: float
     max_new_tokens: int | None
+    max_turns: int | None
     teacher: bool
     every: int | None
 

@@ -161,6 +161,16 @@ class Retry(Call):
         return self.place == "answer" and self.learn == "with"
 
 
+class Turns(Call):
+    """The student converses, and each of its turns is an answer of its own (OpenClaw-RL 2603.10165).
+
+    Its prompt is the conversation before it, and its note `next_state` the reply. A turn that nobody
+    replied to has no loss.
+    """
+
+    type: Literal["turns"] = "turns"
+
+
 class Restate(Call):
     """The student answers, and a `note` takes the place of what it states itself (CaOPD 2604.16830).
 
@@ -270,6 +280,7 @@ SOURCES = index_by_type(
     Resample,
     Cache,
     Traces,
+    Turns,
     Served,
 )
 """The sources by name."""
@@ -291,6 +302,7 @@ Source = (
     | Resample
     | Cache
     | Traces
+    | Turns
     | Served
 )
 SourceChoice = Annotated[Source, Field(discriminator="type"), build_validator("source", SOURCES)]
@@ -379,10 +391,11 @@ def list_conversation_problems(source: Source) -> list[str]:
 
 def list_answer_problems(source: Source) -> list[str]:
     """List why a source cannot serve a task whose completions are single answers."""
-    if isinstance(source, Correct):
+    if isinstance(source, Correct | Turns):
+        instead = "replace(...)" if isinstance(source, Correct) else "student"
         return [
-            "rollout.source: correct needs conversations; take a task that answers back, such as "
-            "walker, or source: replace(...) for single answers"
+            f"rollout.source: {source.type} needs conversations; take a task that answers back, such "
+            f"as walker, or source: {instead} for single answers"
         ]
     if not isinstance(source, Prefix) or source.turns is None:
         return []

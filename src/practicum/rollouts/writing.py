@@ -60,10 +60,12 @@ from practicum.rollouts.sources import (
     Source,
     TeacherSource,
     TokenMix,
+    Turns,
     explain_no_generation,
     list_answer_problems,
     list_conversation_problems,
 )
+from practicum.rollouts.splitting import TurnSplitter
 from practicum.rollouts.tape import RolloutArchive, mark_authors
 from practicum.rollouts.traffic import Traffic
 from practicum.text import Renderer
@@ -87,6 +89,7 @@ Writer = Literal[
     "resample",
     "cache",
     "traces",
+    "turns",
     "served",
 ]
 
@@ -95,9 +98,8 @@ Writer = Literal[
 class RolloutWriters:
     """The writers of rollouts: student, teacher and reference, and the archive of earlier rollouts.
 
-    With an `environment`, every completion is a conversation with it. A search asks the `task`
-    and one of the `scorers`, a source that replaces asks one of them, and one that tries again or
-    restates asks the task and makes one of the `notes`.
+    With an `environment`, every completion is a conversation with it. Some sources ask the `task`,
+    one of the `scorers`, or make one of the `notes`.
     """
 
     student: SamplingClient
@@ -129,6 +131,9 @@ def collect_rollouts(
     sampler = RolloutSampler(batch, writers.renderer, params, writers.environment)
     if writers.segments is not None:
         return writers.segments.collect(sampler, writers.student)
+    if isinstance(source, Turns):
+        assert writers.task is not None
+        return TurnSplitter(sampler, writers.student, writers.task).collect(list_all_keys(batch))
     plan = _assign_writers(batch, source, writers.archive)
     batch_writer = _BatchWriter(sampler, source, writers)
 
@@ -227,7 +232,7 @@ class _BatchWriter:
         """Return the rollouts of some keys from one writer."""
         match writer:
             # Without traffic, as on paper, the student answers the task's own prompts.
-            case "student" | "served":
+            case "student" | "served" | "turns":
                 return self.sampler.sample_student(keys, self.writers.student)
             case "dataset":
                 samples = self._truncate_responses(keys, self.sampler.params.max_new_tokens)
@@ -247,10 +252,8 @@ class _BatchWriter:
                 return self._write_search(keys)
             case "replace":
                 return self._write_replaced(keys)
-            case "retry":
-                return self._write_retried(keys)
-            case "restate":
-                return self._write_restated(keys)
+            case "retry" | "restate":
+                return self._write_noted(keys)
             case "resample":
                 return self._write_resampled(keys)
             case "correct":
@@ -392,19 +395,14 @@ class _BatchWriter:
         )
         return replacer.collect(keys)
 
-    def _write_retried(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return the student's answers, some of them given again with a note in its prompt."""
+    def _write_noted(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the student's answers, given again or restated with a note."""
         source, writers = self.source, self.writers
-        assert isinstance(source, Retry) and writers.task is not None
-        retrier = Retrier(source, self.sampler, writers.student, writers.task, writers.notes)
-        return retrier.collect(keys)
-
-    def _write_restated(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return the student's answers with a note in place of what they state themselves."""
-        source, writers = self.source, self.writers
-        assert isinstance(source, Restate) and writers.task is not None
-        restater = Restater(source, self.sampler, writers.student, writers.task, writers.notes)
-        return restater.collect(keys)
+        assert isinstance(source, Retry | Restate) and writers.task is not None
+        parts = (self.sampler, writers.student, writers.task, writers.notes)
+        if isinstance(source, Retry):
+            return Retrier(source, *parts).collect(keys)
+        return Restater(source, *parts).collect(keys)
 
     def _write_resampled(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return a choice among more of the student's answers."""

@@ -213,7 +213,10 @@ def build_evaluation_settings(
         return None
     # Evaluations always sample from the full distribution: top_p and top_k have no key for them.
     new_tokens = config.max_new_tokens or recipe.rollout.max_new_tokens
-    sampling = SamplingParams(new_tokens, config.temperature, stop_ids=student.renderer.stop_ids)
+    stop_ids = student.renderer.stop_ids
+    sampling = SamplingParams(
+        new_tokens, config.temperature, stop_ids=stop_ids, max_turns=config.max_turns
+    )
     return EvaluationSettings(prompts[: config.prompts], config.samples, sampling, recipe.seed)
 
 

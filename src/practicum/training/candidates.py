@@ -7,14 +7,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from practicum.functional.chunked import chunks
 from practicum.objective import Signal, TopK
 from practicum.objective.passes import build_score_requests
+from practicum.objective.signal_reader import select_likeliest
 from practicum.ports import SamplingClient, Teacher
-from practicum.types import Rollout, TeacherSignal
-
-CHUNK = 128
-"""The tokens whose full distributions are in memory at once."""
+from practicum.types import Rollout
 
 
 def attach_candidates(
@@ -50,19 +47,4 @@ def compute_candidates(
 ) -> list[Int[Tensor, "T K"]]:
     """Return a model's k likeliest tokens at each position, at most the whole vocabulary."""
     signals = client.score(build_score_requests(rollouts), TopK(k=k, support="teacher"))
-    return [_select_top_ids(signal, k) for signal in signals]
-
-
-def _select_top_ids(signal: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
-    if signal.topk_ids is not None:
-        return signal.topk_ids.cpu()
-    states = signal.states
-    if states is None or signal.head is None:
-        return torch.zeros(0, k, dtype=torch.long)  # an empty completion
-    # Logits of the whole completion would need T x V numbers at once, so they come in chunks.
-    head, width = signal.head, min(k, signal.head.vocab_size)
-    parts = [
-        head.logits(states[part]).topk(width, dim=-1).indices.cpu()
-        for part in chunks(len(states), CHUNK)
-    ]
-    return torch.cat(parts) if parts else torch.zeros(0, width, dtype=torch.long)
+    return [select_likeliest(signal, k) for signal in signals]

@@ -13,14 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.core.randomness import compute_seeds
 from practicum.errors import CapabilityError
-from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherRequest
+from practicum.objective import TopK
+from practicum.objective.passes import build_score_requests
+from practicum.objective.signal_reader import select_likeliest
+from practicum.ports import Capabilities, SamplingClient, Teacher, TeacherConfig, TeacherRequest
 from practicum.ports.notes import Note, NoteConfig, NoteContext, NoteMoment
+from practicum.rollouts.annotating import set_note
 from practicum.rollouts.fields import (
     classify_outcome,
     find_successes,
@@ -68,8 +73,14 @@ class Config(NoteConfig):
     )
     max_new_tokens: int = Field(default=64, ge=1, description="longest text in tokens")
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
-    drafts: int = Field(
-        default=1, ge=1, description="texts to write, of which the longest becomes the note"
+    drafts: int = Field(default=1, ge=1, description="texts to write, one of which is the note")
+    choose: Literal["longest", "overlap"] = Field(
+        default="longest",
+        description="of several drafts the longest, or the one with which the teacher's likeliest "
+        "tokens are most often the student's (OpenClaw-RL 2603.10165); of equal ones the shortest",
+    )
+    likeliest: int = Field(
+        default=4, ge=1, description="tokens of each of the two at each position, with `overlap`"
     )
     shortest: int = Field(default=1, ge=0, description="a text of fewer characters is no note")
     characters: int = Field(
@@ -85,6 +96,11 @@ class Config(NoteConfig):
     def role(self) -> str:
         """The writer's role, `writer` for one of its own."""
         return self.by if self.writer is None else "writer"
+
+    @property
+    def question(self) -> TopK:
+        """The likeliest tokens that a model is asked for, to choose by them."""
+        return TopK(k=self.likeliest, support="teacher")
 
     def members(self) -> dict[str, TeacherConfig]:
         """Return the settings of the writer, if it has its own."""
@@ -107,6 +123,13 @@ class Config(NoteConfig):
                 f"notes.{name}.template: {{{name}}} stands for the text so far, which per: run has "
                 "and shows, and no other"
             )
+        if self.choose == "overlap":
+            refusal = self.question.explain_refusal(models["teacher"])
+            if refusal:
+                problems.append(
+                    f"notes.{name}.choose: overlap compares with the teacher, which {refusal}; write "
+                    "choose: longest, or another teacher"
+                )
         can = self._find_capabilities(models)
         where = f"notes.{name}.{'by' if self.writer is None else 'writer'}"
         if self.role != "student" and can is None:
@@ -119,9 +142,11 @@ class Config(NoteConfig):
         return problems
 
     def follows_student(self, models: Mapping[str, Capabilities]) -> bool:
-        """Return True if the writer is made of the student's weights, or reads earlier steps."""
-        can = self._find_capabilities(models)
-        return can is None or can.follows_student or self.per == "run"
+        """Return True if who writes or chooses is made of the student, or reads earlier steps."""
+        capabilities = [self._find_capabilities(models)]
+        capabilities += [models["teacher"]] if self.choose == "overlap" else []
+        follows = any(can is None or can.follows_student for can in capabilities)
+        return follows or self.per == "run"
 
     def _find_capabilities(self, models: Mapping[str, Capabilities]) -> Capabilities | None:
         """Return what the writer can do; None for the student, or without a writer."""
@@ -130,13 +155,14 @@ class Config(NoteConfig):
 
 @dataclass(slots=True)
 class WrittenNote(Note):
-    """See the module; without a `writer` the student writes."""
+    """See the module; without a `writer` the student writes. The `reader` chooses among drafts."""
 
     config: Config
     renderer: Renderer
     seed: int
     name: str
     writer: Teacher | None = None
+    reader: Teacher | None = None
     experience: str | None = None
     """For `per: run` the text after the steps so far."""
 
@@ -224,7 +250,7 @@ class WrittenNote(Note):
     def _write_drafts(
         self, subjects: Sequence[Rollout], requests: Sequence[str], moment: NoteMoment
     ) -> list[str | None]:
-        """Return the longest draft of a text about each rollout; None where nothing was written."""
+        """Return the draft that is kept of a text about each rollout; None where none was written."""
         keys = [
             (self.seed, "note", moment.step, rollout.prompt.id, rollout.sample)
             for rollout in subjects
@@ -233,7 +259,48 @@ class WrittenNote(Note):
         for draft in range(self.config.drafts if subjects else 0):
             seeds = compute_seeds([(*key, draft) if draft else key for key in keys])
             drafts.append(map(self._read, self._sample(subjects, requests, seeds, moment)))
-        return [_find_longest(texts) for texts in zip(*drafts, strict=True)]
+        by_subject = [list(filter(None, texts)) for texts in zip(*drafts, strict=True)]
+        if self.config.choose == "overlap":
+            by_subject = self._order_by_overlap(subjects, by_subject, moment.student)
+        else:
+            by_subject = [sorted(texts, key=len, reverse=True) for texts in by_subject]
+        return [next(iter(texts), None) for texts in by_subject]
+
+    def _order_by_overlap(
+        self,
+        rollouts: Sequence[Rollout],
+        drafts: Sequence[Sequence[str]],
+        student: SamplingClient,
+    ) -> list[list[str]]:
+        """Return each rollout's drafts, first the one whose reader agrees most with the student.
+
+        At each token of the student's, the reader's likeliest tokens after a draft are compared
+        with the student's own; equal drafts stay from the shortest on.
+        """
+        ordered = [sorted(dict.fromkeys(texts), key=len) for texts in drafts]
+        rows = [row for row, texts in enumerate(ordered) if len(texts) > 1]
+        if not rows:
+            return ordered
+        assert self.reader is not None, "a recipe without a teacher is refused when it is read"
+        question = self.config.question
+        student_signals = student.score(
+            build_score_requests([rollouts[row] for row in rows]), question
+        )
+        pairs = [(place, text) for place, row in enumerate(rows) for text in ordered[row]]
+        signals = self.reader.score(
+            [set_note(rollouts[rows[place]], self.name, text) for place, text in pairs], question
+        )
+        shared = {
+            (rows[place], text): _count_shared(
+                rollouts[rows[place]],
+                select_likeliest(student_signals[place], question.k),
+                select_likeliest(signal, question.k),
+            )
+            for (place, text), signal in zip(pairs, signals, strict=True)
+        }
+        for row in rows:
+            ordered[row].sort(key=lambda text, row=row: -shared[row, text])
+        return ordered
 
     def _sample(
         self,
@@ -272,9 +339,17 @@ class WrittenNote(Note):
         return text if len(text) >= self.config.shortest else None
 
 
-def _find_longest(texts: Sequence[str | None]) -> str | None:
-    """Return the longest text, the first of equal ones; None if there is none."""
-    return max(filter(None, texts), key=len, default=None)
+def _count_shared(
+    rollout: Rollout, student_ids: Int[Tensor, "T K"], reader_ids: Int[Tensor, "t k"]
+) -> int:
+    """Return how many tokens two models have in common among their likeliest, over all positions.
+
+    Only the positions with a loss count. A model that said nothing shares nothing.
+    """
+    if len(student_ids) != len(reader_ids):
+        return 0
+    is_shared = (student_ids[:, :, None] == reader_ids[:, None, :]).any(dim=-1)
+    return int(is_shared[rollout.loss_mask.cpu()].sum())
 
 
 def _list_fields(rollouts: Sequence[Rollout]) -> list[dict[str, str]]:
@@ -311,4 +386,5 @@ def build(config: Config, context: NoteContext) -> Note:
     if config.writer is not None:
         assert context.build_teacher is not None, "only a dry test builds no teachers"
         writer = context.build_teacher(config.writer)
-    return WrittenNote(config, context.renderer, context.seed, context.name, writer)
+    reader = context.models.get("teacher")
+    return WrittenNote(config, context.renderer, context.seed, context.name, writer, reader)

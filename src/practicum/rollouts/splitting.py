@@ -1,0 +1,102 @@
+"""Turns of the student's conversations, each an answer to what was said before it (2603.10165).
+
+A turn keeps its tokens as they were sampled, after the very tokens of the conversation before it. Its
+reward is the task's for the conversation up to it. Turns of the same place are compared with each
+other, as those of one prompt, where an objective compares answers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from practicum.ports import SamplingClient, Task
+from practicum.rollouts.batch import RolloutKey
+from practicum.rollouts.sampling import RolloutSampler
+from practicum.types import FAILURES, Message, Rollout, Turn
+
+NEXT_STATE = "next_state"
+"""The note with what was said next; an environment writes it of a conversation's last turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSplitter:
+    """A source that splits conversations: the student that holds them, and the task."""
+
+    sampler: RolloutSampler
+    student: SamplingClient
+    task: Task
+
+    def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return one rollout for each turn of the student's, conversation by conversation."""
+        return [
+            turn
+            for conversation in self.sampler.sample_student(keys, self.student)
+            for turn in self._split(conversation)
+        ]
+
+    def _split(self, conversation: Rollout) -> Iterator[Rollout]:
+        """Yield the student's turns of a conversation, from the first on."""
+        start = number = 0
+        for place, turn in enumerate(conversation.turns):
+            if turn.role == "assistant":
+                number += 1
+                yield self._cut(conversation, place, start, number)
+            start += turn.tokens
+
+    def _cut(self, conversation: Rollout, place: int, start: int, number: int) -> Rollout:
+        """Return the turn at a place, which begins at token `start`, as a rollout."""
+        turns, prompt = conversation.turns, conversation.prompt
+        turn = turns[place]
+        is_last = all(later.role != "assistant" for later in turns[place + 1 :])
+        part = slice(start, start + turn.tokens)
+        notes = conversation.notes if is_last else {}
+        if replies := _list_replies(turns[place + 1 :]):
+            notes = {**notes, NEXT_STATE: "\n".join(replies)}
+        stop_reason = conversation.stop_reason if is_last else "stop"
+        is_learned = NEXT_STATE in notes and stop_reason not in FAILURES
+        earlier = [Message(before.role, before.text) for before in turns[:place]]
+        return replace(
+            conversation,
+            prompt=replace(
+                prompt,
+                id=f"{prompt.id}-turn-{number}",
+                messages=(*prompt.messages, *earlier),
+            ),
+            prompt_tokens=(*conversation.prompt_tokens, *conversation.tokens[:start].tolist()),
+            tokens=conversation.tokens[part],
+            loss_mask=conversation.loss_mask[part] & is_learned,
+            sampling_logprobs=conversation.sampling_logprobs[part],
+            policy_logprobs=conversation.policy_logprobs[part],
+            stop_reason=stop_reason,
+            text=turn.text,
+            reward=self.task.reward(_end_after(conversation, place)),
+            authors=None,
+            turns=(),
+            notes=notes,
+        )
+
+
+def _list_replies(later: Sequence[Turn]) -> list[str]:
+    """Return what others said before the student spoke again."""
+    texts = []
+    for turn in later:
+        if turn.role == "assistant":
+            break
+        texts.append(turn.text)
+    return texts
+
+
+def _end_after(conversation: Rollout, place: int) -> Rollout:
+    """Return the conversation up to the student's turn at a place."""
+    turns = conversation.turns[: place + 1]
+    end = sum(turn.tokens for turn in turns)
+    text = "\n".join(turn.text.replace("\n", " ") for turn in turns if turn.role == "assistant")
+    return replace(
+        conversation,
+        tokens=conversation.tokens[:end],
+        loss_mask=conversation.loss_mask[:end],
+        sampling_logprobs=conversation.sampling_logprobs[:end],
+        policy_logprobs=conversation.policy_logprobs[:end],
+        authors=None if conversation.authors is None else conversation.authors[:end],
+        turns=turns,
+        text=text,
+    )

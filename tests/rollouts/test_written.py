@@ -1,0 +1,139 @@
+"""Which of several drafts of a written note stays: the one with which its reader agrees most with the student."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import toy_data, toy_recipe
+
+from practicum.errors import RecipeError
+from practicum.ports import Capabilities, Teacher, TeacherRequest
+from practicum.ports.notes import NoteContext, NoteMoment
+from practicum.recipe import parse_recipe
+from practicum.rollouts._notes import written
+from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.training.candidates import compute_candidates
+from practicum.types import (
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SamplingParams,
+    TeacherSignal,
+)
+
+
+@dataclass
+class Reader(Teacher):
+    """Writes drafts, and has a likeliest token in common with the student for each x of a note."""
+
+    drafts: Sequence[str]
+    own: dict[str, torch.Tensor]
+    is_silent: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(frozenset({"topk"}))
+
+    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
+        self.asked += [request.prompt.question for request in requests]
+        text, none = self.drafts[len(self.asked) // len(requests) - 1], torch.zeros(0)
+        return [Sample(none.long(), none, none, "stop", text) for _ in requests]
+
+    def score(self, rollouts: Sequence[Rollout], signal: Any) -> list[TeacherSignal]:
+        assert (signal.k, signal.support) == (2, "teacher")
+        return [self._answer(rollout) for rollout in rollouts]
+
+    def _answer(self, rollout: Rollout) -> TeacherSignal:
+        if self.is_silent:
+            return TeacherSignal()
+        ids = self.own[rollout.text].clone()
+        # All is shared at the last token, which has no loss.
+        ids[:-1].view(-1)[rollout.notes["hint"].count("x") :] = 99
+        return TeacherSignal(topk_ids=ids, topk_logprobs=torch.zeros(ids.shape))
+
+
+@pytest.fixture(scope="module")
+def parts(models: Path, tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
+    return assemble_run(toy_recipe(models), tmp_path_factory.mktemp("models"))
+
+
+def answer(number: int) -> Rollout:
+    return Rollout(
+        prompt=Prompt("p", (Message("user", "ab?"),), answer="ba"),
+        prompt_tokens=(4, 5),
+        tokens=torch.tensor([4, 5, 4, 5]) + number,
+        loss_mask=torch.tensor([True, True, True, False]),
+        sampling_logprobs=torch.zeros(4),
+        policy_logprobs=torch.zeros(4),
+        policy_version=0,
+        stop_reason="stop",
+        text="ab"[number],
+        sample=number,
+    )
+
+
+def choose(parts: RunComponents, *drafts: str, is_silent: bool = False, **settings: Any) -> Any:
+    """The notes of two answers, by overlap, and what the teacher was asked."""
+    components, rollouts = parts.parts, [answer(0), answer(1)]
+    own = compute_candidates(components.sampler, rollouts, 2)
+    known = {rollout.text: ids for rollout, ids in zip(rollouts, own, strict=True)}
+    reader = Reader(drafts, known, is_silent)
+    config = written.Config(
+        template="{attempt}",
+        by="teacher",
+        drafts=len(drafts),
+        choose="overlap",
+        likeliest=2,
+        **settings,
+    )
+    context = NoteContext("hint", components.renderer, components.task, 5, {"teacher": reader})
+    return written.build(config, context).write(rollouts, NoteMoment(1, components.sampler))
+
+
+@pytest.mark.parametrize(
+    ("drafts", "chosen"),
+    [
+        (("longer x", "xx", "none of it"), "xx"),
+        (("xxx", "longer x", "none of it"), "xxx"),
+        (("longer x", "ox", "none of it"), "ox"),
+        (("ax", "bx", "c"), "ax"),
+        (("same", "same"), "same"),
+        (("so", ""), "so"),
+        (("", ""), None),
+    ],
+)
+def test_the_draft_with_the_most_overlap_stays_and_of_equal_ones_the_shortest(
+    parts: RunComponents, drafts: tuple[str, ...], chosen: str | None
+) -> None:
+    """Section 3.2 of 2603.10165: argmax over h of the sum over i of |S_i and S_i^h|, one hint for an answer."""
+    assert choose(parts, *drafts) == [chosen, chosen]
+
+
+def test_drafts_that_are_too_short_are_not_compared_and_a_silent_teacher_prefers_none(
+    parts: RunComponents,
+) -> None:
+    assert choose(parts, "longer x", "xx", shortest=4) == ["longer x"] * 2
+    assert choose(parts, "longer x", "xx", is_silent=True) == ["xx"] * 2
+
+
+def test_the_teacher_that_chooses_tells_its_likeliest_tokens_and_is_not_asked_ahead(
+    models: Path,
+) -> None:
+    chosen = {"type": "written", "template": "{attempt}", "drafts": 2, "choose": "overlap"}
+    frozen = {"type": "privileged", "teacher": {"type": "self", "weights": "frozen"}}
+    recipe = toy_data(
+        models, {"teacher": {**frozen, "reference": "{hint}"}, "notes": {"hint": chosen}}
+    )
+    parse_recipe(recipe, "toy")
+    alone = {**recipe, "teacher": {"type": "none"}, "objective": {"signal": "score"}}
+    with pytest.raises(RecipeError, match=r"notes.hint.choose: overlap compares with the teacher"):
+        parse_recipe(alone, "toy")
+    config = written.Config(**{**chosen, "writer": {"type": "scripted", "tape": "x"}})
+    can = Capabilities(frozenset({"topk"}), follows_student=True)
+    assert config.follows_student({"teacher": can})
+    assert not config.follows_student({"teacher": replace(can, follows_student=False)})
