@@ -123,10 +123,12 @@ def test_an_evaluation_of_one_turn_is_of_first_answers(parts: RunComponents) -> 
     assert any(len(answer.replies) > 1 for answer in all_turns)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
 def test_a_run_that_learns_from_turns_is_resumed_to_the_same_bytes(
-    models: Path, tmp_path: Path
+    models: Path, tmp_path: Path, ahead: int
 ) -> None:
     changes = {**TURNS, "train.steps": 4, "train.checkpoint_every": 2}
+    changes["rollout.max_staleness"] = ahead
     toy_run(models, tmp_path / "whole", changes)
     learned = rows(tmp_path / "whole" / "toy" / "rollouts.jsonl")
     assert {row["prompt"].rpartition("-turn-")[2] for row in learned} >= {"1", "2"}

@@ -5,7 +5,7 @@ Each choice is written as a name or a call, such as `jsd(0.3)`, and read back fr
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from torch import Tensor
@@ -30,6 +30,8 @@ from practicum.objective.signals import (
     TopK,
     Unlikely,
 )
+
+CallT = TypeVar("CallT", bound=Call)
 
 
 class TeacherTarget(Call):
@@ -204,7 +206,7 @@ class ClipAdvantage(ClipCall):
         return self
 
 
-def index_by_type(*classes: type[Call]) -> dict[str, type[Call]]:
+def index_by_type(*classes: type[CallT]) -> dict[str, type[CallT]]:
     """Return the classes of one axis by the names that recipes use."""
     return {cls.model_fields["type"].default: cls for cls in classes}
 

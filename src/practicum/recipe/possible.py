@@ -229,18 +229,10 @@ def find_segment_problems(rollout: RolloutConfig) -> list[str]:
 
 
 def find_traffic_problems(rollout: RolloutConfig) -> list[str]:
-    """Return what does not go with users, who get one answer from the newest weights."""
-    if not isinstance(rollout.source, Served):
+    """Return what does not go with users, who get one answer."""
+    if not isinstance(rollout.source, Served) or rollout.n == 1:
         return []
-    problems = []
-    if rollout.n > 1:
-        problems.append(f"rollout.n is {rollout.n}, and a user gets one answer; write n: 1")
-    if rollout.max_staleness:
-        problems.append(
-            f"{STALENESS} is {rollout.max_staleness}, and users are answered by the newest student; "
-            "write max_staleness: 0"
-        )
-    return problems
+    return [f"rollout.n is {rollout.n}, and a user gets one answer; write n: 1"]
 
 
 def find_engine_problems(rollout: RolloutConfig, is_trained_here: bool) -> list[str]:

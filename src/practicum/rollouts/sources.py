@@ -1,6 +1,7 @@
 """The sources of the tokens trained on, written as a name or a call: `mix(student=0.5)`."""
 
-from typing import Annotated, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -14,19 +15,25 @@ JOINED: tuple[OtherWriter, ...] = get_args(OtherWriter)
 """The writers that can stand beside the student."""
 
 
-class StudentSource(Call):
+class SourceCall(Call):
+    """A source, with the other places of a recipe that a resumed run cannot change with it, and why."""
+
+    fixed: ClassVar[Mapping[str, str]] = {}
+
+
+class StudentSource(SourceCall):
     """The student writes every completion: on-policy distillation itself (GKD 2306.13649)."""
 
     type: Literal["student"] = "student"
 
 
-class DatasetSource(Call):
+class DatasetSource(SourceCall):
     """The task's responses, else its answers: supervised distillation (GKD 2306.13649)."""
 
     type: Literal["dataset"] = "dataset"
 
 
-class TeacherSource(Call):
+class TeacherSource(SourceCall):
     """The teacher writes, in its own context: sequence-level distillation (SeqKD 1606.07947).
 
     `temperature` is the teacher's; without it the teacher samples at that of the rollouts. At 0 it
@@ -38,13 +45,13 @@ class TeacherSource(Call):
     temperature: float | None = Field(default=None, ge=0)
 
 
-class ReferenceSource(Call):
+class ReferenceSource(SourceCall):
     """The reference writes, from the student's prompt: answers to pair (DPO 2305.18290)."""
 
     type: Literal["reference"] = "reference"
 
 
-class Mix(Call):
+class Mix(SourceCall):
     """A coin for each: the student with probability `student`, else `other` (GKD 2306.13649).
 
     `other: replay` takes one of the newest student completions of earlier steps, of any prompt
@@ -56,7 +63,7 @@ class Mix(Call):
     other: Literal["dataset", "teacher", "replay"] = "dataset"
 
 
-class Join(Call):
+class Join(SourceCall):
     """`n` of each `other` beside the student's completions (LUFFY 2504.14945, DistiLLM-2 2503.07067).
 
     `other` joins several by +, as in `teacher+reference`. `student` is the number of the student's
@@ -86,14 +93,14 @@ class Join(Call):
         return tuple(sorted((name for name in JOINED if name in named), key=named.index))
 
 
-class TokenMix(Call):
+class TokenMix(SourceCall):
     """Tokens sampled from `teacher * T + (1 - teacher) * S` in lockstep (MiniLLM 2306.08543)."""
 
     type: Literal["token_mix"] = "token_mix"
     teacher: float = Field(default=0.2, ge=0, le=1)
 
 
-class Prefix(Call):
+class Prefix(SourceCall):
     """`origin` writes `length` tokens without a loss; the student continues (TrOPD 2606.01249).
 
     In a conversation the teacher speaks the first `turns` turns instead (TCOD 2604.24005).
@@ -105,7 +112,7 @@ class Prefix(Call):
     turns: int | None = Field(default=None, ge=0)
 
 
-class Search(Call):
+class Search(SourceCall):
     """The student's `n` answers grow a tree; each goes on from a promising step (2501.04519).
 
     A step ends with its `step` (line, paragraph or word). The search goes on from any of the first
@@ -127,7 +134,7 @@ class Search(Call):
     scorer: str | None = None
 
 
-class Replace(Call):
+class Replace(SourceCall):
     """The student writes; `by` writes again what the recipe's `scorer` rejects (OVD 2601.21968).
 
     What comes before the first rejected step stays, and a rejected answer without steps goes as a
@@ -140,7 +147,7 @@ class Replace(Call):
     tries: int = Field(default=1, ge=1)
 
 
-class Retry(Call):
+class Retry(SourceCall):
     """The student answers again with a `note` in its prompt, and learns without it (KEPO 2602.00400).
 
     `of` names the answers: those of prompts without a right one, all wrong ones, or all. A second
@@ -161,7 +168,7 @@ class Retry(Call):
         return self.place == "answer" and self.learn == "with"
 
 
-class Turns(Call):
+class Turns(SourceCall):
     """The student converses, and each of its turns is an answer of its own (OpenClaw-RL 2603.10165).
 
     Its prompt is the conversation before it, and its note `next_state` the reply. A turn that nobody
@@ -171,7 +178,7 @@ class Turns(Call):
     type: Literal["turns"] = "turns"
 
 
-class Restate(Call):
+class Restate(SourceCall):
     """The student answers, and a `note` takes the place of what it states itself (CaOPD 2604.16830).
 
     Its statement begins with the note's name, as in `Confidence: 0.9` for a note `confidence`, and
@@ -183,7 +190,7 @@ class Restate(Call):
     note: str
 
 
-class Correct(Call):
+class Correct(SourceCall):
     """The student converses; `by` writes its first wrong turn, and it goes on (SCoRe 2509.14257).
 
     The recipe's `scorer` reads the conversation and rejects a turn: a judge by turns. Without one
@@ -200,7 +207,7 @@ class Correct(Call):
     start: Literal["corrected", "verified"] = "corrected"
 
 
-class Resample(Call):
+class Resample(SourceCall):
     """The student writes `factor` times as many; kept are clean right ones and any failures (2508.20722).
 
     Failures are kept by chance, as many as is their share. Of right answers those with few failed
@@ -223,7 +230,7 @@ def check_path(path: str) -> str:
     return path
 
 
-class _Recorded(Call):
+class _Recorded(SourceCall):
     path: str = Field(min_length=1)
 
     @field_validator("path")
@@ -247,7 +254,7 @@ class Traces(_Recorded):
     type: Literal["traces"] = "traces"
 
 
-class Served(Call):
+class Served(SourceCall):
     """Users speak with the student, and each turn that they reply to is learned from (2603.10165).
 
     The task `served` says where they find it, and the note `next_state` has the reply. With `path`,
@@ -256,6 +263,10 @@ class Served(Call):
 
     type: Literal["served"] = "served"
     path: str | None = Field(default=None, min_length=1)
+    fixed: ClassVar[Mapping[str, str]] = {
+        "train.prompts_per_step": "which turns of the traffic a step learns from is counted by it, so "
+        "turns would be learned from twice or never; start a new run"
+    }
 
     @field_validator("path")
     @classmethod

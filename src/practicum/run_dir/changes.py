@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from practicum.core.calls import suggest_name
+from practicum.core.calls import parse_call, suggest_name
 from practicum.core.options import spell_options
 from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
+from practicum.rollouts import SOURCES
 from practicum.run_dir.differences import Difference, find_changes, is_below
 
 HAS_STATE = (
@@ -102,12 +103,9 @@ def _explain_refusal(place: str, saved: Mapping[str, Any]) -> str | None:
             "evaluation.max_new_tokens was not written, so the student was measured with it "
             "before training; start a new run"
         )
-    is_served = saved["rollout"]["source"].partition("(")[0] == "served"
-    if is_served and place == "train.prompts_per_step":
-        return (
-            "which turns of the traffic a step learns from is counted by it, so turns would be "
-            "learned from twice or never; start a new run"
-        )
+    source = SOURCES[parse_call(saved["rollout"]["source"])[0]]
+    if place in source.fixed:
+        return source.fixed[place]
     if MAY_CHANGE.fullmatch(place):
         return None
     section = place.partition(".")[0]

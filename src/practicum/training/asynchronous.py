@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -40,7 +40,7 @@ from practicum.training.loop import (
     train_step,
     update_student,
 )
-from practicum.types import Judgement, Prompt, Rollout, TeacherSignal
+from practicum.types import Judgement, Message, Prompt, Rollout, TeacherSignal
 
 T = TypeVar("T")
 
@@ -61,6 +61,8 @@ class SampledStep:
         rows = [
             {
                 **RolloutRow.of(self.step, rollout).to_json(),
+                # A turn of a conversation goes on from what was said, so its prompt is not the task's.
+                "asked": asdict(rollout.prompt),
                 "reward": rollout.reward,
                 "candidates": None if rollout.candidates is None else rollout.candidates.tolist(),
             }
@@ -79,10 +81,18 @@ def _read_rollout(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Ro
     fields = {name: saved[name] for name in RolloutRow.model_fields if name in saved}
     candidates = saved["candidates"]
     return replace(
-        RolloutRow.model_validate(fields).to_rollout(prompts[saved["prompt"]]),
+        RolloutRow.model_validate(fields).to_rollout(_read_prompt(saved, prompts)),
         reward=saved["reward"],
         candidates=None if candidates is None else torch.tensor(candidates, dtype=torch.long),
     )
+
+
+def _read_prompt(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Prompt:
+    # Older checkpoints name the run's own prompts and hold none.
+    if "asked" not in saved:
+        return prompts[saved["prompt"]]
+    messages = tuple(Message(**message) for message in saved["asked"]["messages"])
+    return Prompt(**{**saved["asked"], "messages": messages})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,7 @@ class OverlappedSteps:
         self._states: dict[str, State] = {}
         self._cancel_event = threading.Event()
         # Both threads can need the teacher: one to sample from it, one to score with it.
-        self._teacher_lock = threading.Lock()
+        self._teacher_lock = threading.RLock()
         self._sampling_executor = ThreadPoolExecutor(1, "rollouts")
         self._scoring_executor = ThreadPoolExecutor(1, "teachers")
 
@@ -261,7 +271,9 @@ class OverlappedSteps:
         is_asked = needs_teacher_samples(plan.source) or needs_reference_samples(plan.source)
         lock = self._teacher_lock if is_asked else nullcontext()
         with lock, self._parts.ledger.record_separately() as work:
-            rollouts = generate_rollouts(step, plan, self._parts, self._settings, client, version)
+            rollouts = generate_rollouts(
+                step, plan, self._parts, self._settings, client, version, self._teacher_lock
+            )
         return SampledStep(step, rollouts, work)
 
     def _score_step(self, sampled: Future[SampledStep], plan: StepPlan) -> ScoredStep:

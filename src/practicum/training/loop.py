@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
@@ -153,10 +154,12 @@ def generate_rollouts(
     settings: StepSettings,
     client: SamplingClient,
     version: int,
+    lock: AbstractContextManager[object] | None = None,
 ) -> list[Rollout]:
     """Sample, reward and annotate a step's rollouts, with the student after `version` updates.
 
-    The rollouts hold the client's candidates if a teacher needs them.
+    The rollouts hold the client's candidates if a teacher needs them. `lock` keeps the teachers to
+    the notes while these are made.
     """
     prompts = select_prompts(parts.prompts, settings.seed, step, settings.prompts_per_step)
     batch = RolloutBatch(prompts, plan.n, settings.seed, step, version=version)
@@ -177,7 +180,8 @@ def generate_rollouts(
     rollouts = add_rewards(rollouts, parts.task)
     # The source has made the note that it needed while it wrote.
     notes = {n: note for n, note in parts.notes.items() if n != name_own_note(plan.source)}
-    rollouts = add_notes(rollouts, notes, NoteMoment(step, client))
+    with lock or nullcontext():
+        rollouts = add_notes(rollouts, notes, NoteMoment(step, client))
     queries = build_teacher_queries(plan.objective, parts).values()
     rollouts = attach_candidates(client, queries, rollouts)
     inject_fault("rollout")
