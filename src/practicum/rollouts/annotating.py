@@ -1,10 +1,13 @@
 """Make the recipe's notes of a step's rollouts, one after the other, and count those that lack one."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from practicum.errors import TeacherError
+from practicum.ports import SamplingClient, Task
 from practicum.ports.notes import Note, NoteMoment, name_note_role
+from practicum.rollouts.batch import RolloutKey
+from practicum.rollouts.sampling import RolloutSampler
 from practicum.types import Metrics, Rollout
 
 NOTE_KINDS = "practicum.rollouts._notes"
@@ -35,6 +38,29 @@ def add_notes_until(
     """Return the rollouts with the note `last` and those before it, which its template may show."""
     names = list(notes)[: list(notes).index(last) + 1]
     return add_notes(rollouts, {name: notes[name] for name in names}, moment)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerNoter:
+    """Answers of the student with a note, for a source that goes on from both."""
+
+    sampler: RolloutSampler
+    student: SamplingClient
+    task: Task
+    notes: Mapping[str, Note]
+
+    def answer(
+        self, keys: Sequence[RolloutKey], last: str, marks: Mapping[str, str] | None = None
+    ) -> tuple[list[Rollout], list[Rollout]]:
+        """Return the answers with rewards and `marks`, and the same with the note `last` as well."""
+        answers = [
+            replace(
+                rollout, reward=self.task.reward(rollout), notes={**rollout.notes, **(marks or {})}
+            )
+            for rollout in self.sampler.sample_student(keys, self.student)
+        ]
+        moment = NoteMoment(self.sampler.batch.step, self.student)
+        return answers, add_notes_until(answers, last, self.notes, moment)
 
 
 def set_note(rollout: Rollout, name: str, text: str | None) -> Rollout:

@@ -7,17 +7,15 @@ tokens before its statement as they were sampled; the new statement is text that
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from practicum.errors import DataError
-from practicum.ports import SamplingClient, Task
-from practicum.ports.notes import Note, NoteMoment
-from practicum.rollouts.annotating import add_notes_until
+from practicum.rollouts.annotating import AnswerNoter
 from practicum.rollouts.batch import RolloutKey
-from practicum.rollouts.sampling import RolloutSampler, concatenate_samples
+from practicum.rollouts.sampling import concatenate_samples
 from practicum.rollouts.sources import Restate
 from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer
@@ -29,22 +27,14 @@ NOTE = "restated"
 
 @dataclass(frozen=True, slots=True)
 class Restater:
-    """A source that restates: its settings, the student, the task and the recipe's notes."""
+    """A source that restates: its settings, and who answers and notes."""
 
     source: Restate
-    sampler: RolloutSampler
-    student: SamplingClient
-    task: Task
-    notes: Mapping[str, Note]
+    noter: AnswerNoter
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return one rollout for each key; one that failed, or lacks the note, stays as it is."""
-        moment = NoteMoment(self.sampler.batch.step, self.student)
-        rollouts = [
-            replace(rollout, reward=self.task.reward(rollout))
-            for rollout in self.sampler.sample_student(keys, self.student)
-        ]
-        noted = add_notes_until(rollouts, self.source.note, self.notes, moment)
+        rollouts, noted = self.noter.answer(keys, self.source.note)
         return [
             rollout
             if text is None or rollout.stop_reason in FAILURES
@@ -61,11 +51,11 @@ class Restater:
         label = f"{name[:1].upper()}{name[1:]}:"
         before, statement = split_statement(rollout.text, label)
         tokens, num_kept = write_ending(
-            self.sampler.renderer,
+            self.noter.sampler.renderer,
             rollout.tokens.tolist(),
             before,
             f"\n{label} {note}",
-            self.sampler.params.max_new_tokens,
+            self.noter.sampler.params.max_new_tokens,
         )
         num_new = len(tokens) - num_kept
         answer = concatenate_samples(
@@ -91,7 +81,7 @@ class Restater:
             sampling_logprobs=answer.sampling_logprobs,
             policy_logprobs=answer.policy_logprobs,
             stop_reason=answer.stop_reason,
-            text=self.sampler.renderer.decode(tokens),
+            text=self.noter.sampler.renderer.decode(tokens),
             authors=mark_authors(is_own, "student", "dataset"),
             notes={name: note, NOTE: statement},
             # They are of the tokens that are gone.

@@ -5,17 +5,15 @@ With the note before the question, or at the beginning of its answer, it answers
 depends on (seed, step, prompt, number) and on what the note says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from practicum.ports import SamplingClient, Task
-from practicum.ports.notes import Note, NoteMoment
-from practicum.rollouts.annotating import add_notes_until, set_note
+from practicum.rollouts.annotating import AnswerNoter, set_note
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.fields import classify_outcome, show_text
-from practicum.rollouts.sampling import RolloutSampler, compute_key_seeds
+from practicum.rollouts.sampling import compute_key_seeds
 from practicum.rollouts.sources import Retry
 from practicum.statistics import group_pairs
 from practicum.types import AUTHORS, Metrics, Prompt, Rollout, SampleRequest
@@ -26,22 +24,14 @@ NOTE = "retried"
 
 @dataclass(frozen=True, slots=True)
 class Retrier:
-    """A source that tries again: its settings, the student, the task and the recipe's notes."""
+    """A source that tries again: its settings, and who answers and notes."""
 
     source: Retry
-    sampler: RolloutSampler
-    student: SamplingClient
-    task: Task
-    notes: Mapping[str, Note]
+    noter: AnswerNoter
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return one rollout for each key, the second answer where it takes the first one's place."""
-        moment = NoteMoment(self.sampler.batch.step, self.student)
-        rollouts = [
-            set_note(replace(rollout, reward=self.task.reward(rollout)), NOTE, "no")
-            for rollout in self.sampler.sample_student(keys, self.student)
-        ]
-        noted = add_notes_until(rollouts, self.source.note, self.notes, moment)
+        rollouts, noted = self.noter.answer(keys, self.source.note, {NOTE: "no"})
         again = [row for row in self._select_rows(rollouts) if self.source.note in noted[row].notes]
         seconds = self._answer_again([keys[row] for row in again], [noted[row] for row in again])
         for row, second in zip(again, seconds, strict=True):
@@ -70,11 +60,12 @@ class Retrier:
         """Return the student's answers with the note in view, and their rewards."""
         if not keys:
             return []
+        sampler = self.noter.sampler
         prompts = [self._show_note(rollout) for rollout in rollouts]
-        contexts = self.sampler.renderer.render_all([prompt.messages for prompt in prompts])
-        seeds = compute_key_seeds(self.sampler.batch, "retry", keys)
+        contexts = sampler.renderer.render_all([prompt.messages for prompt in prompts])
+        seeds = compute_key_seeds(sampler.batch, "retry", keys)
         requests = [SampleRequest(*pair) for pair in zip(contexts, seeds, strict=True)]
-        samples = self.student.sample(requests, self.sampler.params)
+        samples = self.noter.student.sample(requests, sampler.params)
         learns_with = self.source.learn == "with"
         if not learns_with:
             # The policy without the note never scored these tokens.
@@ -84,15 +75,15 @@ class Retrier:
             ]
         keeps_prompt = not learns_with or self.source.begins_answers
         # Whoever learns without the note learns the answer as if the question had been enough.
-        tokens = self.sampler.render_prompts(keys) if keeps_prompt else contexts
-        answers = self.sampler.build_rollouts(keys, tokens, samples, "student")
+        tokens = sampler.render_prompts(keys) if keeps_prompt else contexts
+        answers = sampler.build_rollouts(keys, tokens, samples, "student")
         again = []
         for answer, prompt, first, context in zip(
             answers, prompts, rollouts, contexts, strict=True
         ):
             second = replace(
                 answer,
-                reward=self.task.reward(answer),
+                reward=self.noter.task.reward(answer),
                 notes={**first.notes, NOTE: "yes"},
                 prompt=answer.prompt if keeps_prompt else prompt,
             )

@@ -25,6 +25,7 @@ from practicum.ports import (
 )
 from practicum.ports.notes import Note
 from practicum.ports.scoring import RejectingScorer, Scorer
+from practicum.rollouts.annotating import AnswerNoter
 from practicum.rollouts.batch import (
     RolloutBatch,
     RolloutKey,
@@ -399,10 +400,9 @@ class _BatchWriter:
         """Return the student's answers, given again or restated with a note."""
         source, writers = self.source, self.writers
         assert isinstance(source, Retry | Restate) and writers.task is not None
-        parts = (self.sampler, writers.student, writers.task, writers.notes)
-        if isinstance(source, Retry):
-            return Retrier(source, *parts).collect(keys)
-        return Restater(source, *parts).collect(keys)
+        noter = AnswerNoter(self.sampler, writers.student, writers.task, writers.notes)
+        kind = Retrier(source, noter) if isinstance(source, Retry) else Restater(source, noter)
+        return kind.collect(keys)
 
     def _write_resampled(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return a choice among more of the student's answers."""
