@@ -1,6 +1,6 @@
 """Use each extra through practicum: `python tests/extras.py NAME`, in an environment that has the extra.
 
-`test_package.py` runs this file in processes of their own. What practicum prints or writes must show that the packages did their
+`test_package.py` runs this file, or its functions in forks. What practicum prints or writes must show that the packages did their
 part. `SERVICE` names a service with the Tinker API, for the extra that asks one.
 """
 

@@ -1,6 +1,7 @@
 """The example notebooks run from top to bottom, show their progress, and hold no outputs."""
 
 import os
+import re
 from pathlib import Path
 
 import nbformat
@@ -27,6 +28,10 @@ def test_the_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
     )
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        # Models that know less and one seed: what the cells show does not depend on either.
+        cell.source = re.sub(r"(pretrain\W+steps\W+)\d+", r"\g<1>2", cell.source)
+        cell.source = cell.source.replace("seeds=2", "seeds=1")
     client = NotebookClient(
         notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     )

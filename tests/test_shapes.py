@@ -1,8 +1,15 @@
 """Tests check shapes, and only them."""
 
+from collections.abc import Sequence
+from typing import Literal
+
 import pytest
 import torch
-from jaxtyping import TypeCheckError, config
+from beartype import beartype
+from jaxtyping import Float, TypeCheckError, config
+from jaxtyping._decorator import jaxtyped
+from shapes import check_each_once, looks_inside
+from torch import Tensor
 
 from practicum import functional
 from practicum.types import SamplingParams, TeacherSignal
@@ -20,6 +27,37 @@ def test_a_function_that_is_given_another_shape_is_refused():
 def test_a_dataclass_that_is_given_another_shape_is_refused():
     with pytest.raises(TypeCheckError):
         TeacherSignal(logprobs=torch.zeros(2, 3))
+
+
+def test_what_was_right_once_is_checked_again_where_a_shape_or_the_result_is_another():
+    sides = torch.zeros(3, 4), torch.zeros(3, 4)
+    assert functional.reverse_kl(*sides).shape == functional.reverse_kl(*sides).shape
+    for wrong in (torch.zeros(3, 5), torch.zeros(3, 4, dtype=torch.int64), None):
+        with pytest.raises(TypeCheckError):
+            functional.reverse_kl(sides[0], wrong)
+
+    def give(values: Float[Tensor, "T"], length: int) -> Float[Tensor, "T"]:
+        return torch.zeros(length)
+
+    checked = check_each_once(give, jaxtyped(typechecker=beartype))
+    for _ in range(2):
+        assert checked(torch.zeros(3), 3).shape == checked(torch.zeros(3), length=3).shape
+        with pytest.raises(TypeCheckError):
+            checked(torch.zeros(3), 4)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "whole"),
+    [
+        (Float[Tensor, "T"] | None, True),
+        (tuple[Float[Tensor, "T"], Sequence[int]], True),
+        (tuple[Float[Tensor, "T"], ...], False),
+        (Sequence[Float[Tensor, "T"]] | None, False),
+        (Literal["student", "teacher"], False),
+    ],
+)
+def test_types_and_shapes_tell_all_unless_a_check_looks_inside(annotation, whole):
+    assert looks_inside(annotation) != whole
 
 
 def test_what_names_no_shape_is_as_it_was_written():
