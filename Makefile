@@ -44,7 +44,7 @@ whole: $(VENV)/.ready-dev
 	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves; services, processes, studies =="
 	@$(PYTEST) -n auto --durations 25 -m "not slow and not gpu"
 
-# Shapes are checked by `make test`: checking them takes as long as all else. So are all cases of a test that has many.
+# Shapes are checked by `make test`, and so are all cases of a test that has many.
 short: $(VENV)/.ready-dev
 	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves =="
 	@JAXTYPING_DISABLE=1 $(PYTEST) -n auto --every 3 -m "not long and not slow and not gpu"

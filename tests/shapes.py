@@ -86,10 +86,20 @@ class _Waiting:
     def __init__(self, function: Callable[..., Any]) -> None:
         update_wrapper(self, function)
         self.__globals__ = function.__globals__
-        self.work: dict[int, Callable[..., Any]] = {}
+        self.work: dict[int, list[Callable[..., Any]]] = {}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return self.work.pop(get_ident())(*args, **options)
+        return self.work[get_ident()].pop()(*args, **options)
+
+    def check(self, checked: Callable[..., Any], work: Callable[..., Any], args: Any, named: Any):
+        """Do the work between the checks of arguments and result; a check may read a property, which calls this again."""
+        stack = self.work.setdefault(get_ident(), [])
+        depth = len(stack)
+        stack.append(work)
+        try:
+            return checked(*args, **named)
+        finally:
+            del stack[depth:]
 
 
 CHECKS: dict[Any, tuple[_Waiting, Callable[..., Any], dict[Any, set[Any]]]] = {}
@@ -111,14 +121,12 @@ def check_each_once(function: Callable[..., Any], wrap: Callable[[Any], Any]) ->
         named = tuple((name, describe(value)) for name, value in options.items())
         results = right.setdefault((describe(args), named), set())
         if not results:
-            waiting.work[get_ident()] = function
-            answer = checked(*args, **options)
+            answer = waiting.check(checked, function, args, options)
             results.add(describe(answer))
             return answer
         answer = function(*args, **options)
         if (described := describe(answer)) not in results:
-            waiting.work[get_ident()] = lambda *_, **__: answer
-            checked(*args, **options)
+            waiting.check(checked, lambda *_, **__: answer, args, options)
             results.add(described)
         return answer
 

@@ -1,7 +1,7 @@
 """Tests check shapes, and only them."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import pytest
 import torch
@@ -44,6 +44,24 @@ def test_what_was_right_once_is_checked_again_where_a_shape_or_the_result_is_ano
         assert checked(torch.zeros(3), 3).shape == checked(torch.zeros(3), length=3).shape
         with pytest.raises(TypeCheckError):
             checked(torch.zeros(3), 4)
+
+
+def test_a_check_that_reads_a_property_may_call_what_is_checked():
+    @runtime_checkable
+    class HasRows(Protocol):
+        @property
+        def rows(self) -> Tensor: ...
+
+    class Lazy:
+        @property
+        def rows(self) -> Tensor:
+            return checked(torch.zeros(2), None)
+
+    def give(values: Float[Tensor, "T"], lazy: HasRows | None) -> Float[Tensor, "T"]:
+        return values
+
+    checked = check_each_once(give, jaxtyped(typechecker=beartype))
+    assert len(checked(torch.zeros(3), Lazy())) == 3
 
 
 @pytest.mark.parametrize(
