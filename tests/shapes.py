@@ -9,7 +9,7 @@ JAXTYPING_DISABLE=1 and does without.
 import gc
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from functools import update_wrapper, wraps
+from functools import cache, update_wrapper, wraps
 from inspect import get_annotations, isclass, isgeneratorfunction
 from threading import Lock, get_ident
 from types import UnionType
@@ -20,8 +20,9 @@ from jaxtyping._import_hook import _JaxtypingLoader
 from torch import Tensor
 
 
+@cache
 def check_only_shapes() -> None:
-    """Check shapes in all modules of the package that are imported from now on, unless JAXTYPING_DISABLE is set."""
+    """Check shapes in all modules of the package that are imported from now on, unless JAXTYPING_DISABLE is set; once."""
     if jaxtyping.config.jaxtyping_disable:
         return
     wrapped = jaxtyping.jaxtyped

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from toy import forked
 
 from .conftest import SUITES
 from .places import ON_SECOND
@@ -34,25 +35,12 @@ def test_the_suites_pass_on_a_second_device(every: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_what_needs_one_is_skipped_and_says_why() -> None:
+def test_without_a_gpu_what_needs_one_is_skipped_and_says_why(tmp_path: Path) -> None:
     """Also tests whose fixtures make models there."""
     files = [str(HERE / name) for name in ("test_packing.py", "test_self_teacher.py")]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-rs",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "gpu",
-            *files,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert "no CUDA device is at hand: torch.cuda.is_available() is False" in done.stdout
+    options = ["-q", "-rs", "-n", "0", "-p", "no:cacheprovider", "-m", "gpu"]
+    output = tmp_path / "output"
+    status = forked(lambda: sys.exit(pytest.main([*options, *files])), output=output)
+    printed = output.read_text(encoding="utf-8")
+    assert status == 0, printed[-4000:]
+    assert "no CUDA device is at hand: torch.cuda.is_available() is False" in printed
