@@ -8,6 +8,7 @@ import pytest
 import yaml
 from typer.main import get_group
 
+from practicum.backends.local import scratch
 from practicum.cli.app import app
 from practicum.recipe import list_recipe_names, parse_recipe
 
@@ -24,6 +25,13 @@ def blocks(language: str) -> list[str]:
 )
 def test_python_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    pretrain = scratch._pretrain
+
+    def pretrain_shortly(model, renderer, settings, *lessons):
+        """What the packaged models know changes no line of the code; to learn it takes seven seconds."""
+        pretrain(model, renderer, settings.model_copy(update={"steps": 2}), *lessons)
+
+    monkeypatch.setattr(scratch, "_pretrain", pretrain_shortly)
     exec(compile(code, str(README), "exec"), {})
 
 
