@@ -101,10 +101,11 @@ def measured(name: str) -> str:
         f"accuracy {line['accuracy_before']:.2f} to {line['accuracy_after']:.2f}",
         f"gain {_gain(line)}",
     ]
-    if line["reverse_kl_after"] is not None:
-        words.append(
-            f"reverse KL {line['reverse_kl_before']:.2f} to {line['reverse_kl_after']:.2f}"
-        )
+    # A teacher that shows what earlier steps left behind has nothing to say before the first.
+    divergences = [line["reverse_kl_before"], line["reverse_kl_after"]]
+    shown = [f"{divergence:.2f}" for divergence in divergences if divergence is not None]
+    if shown:
+        words.append(f"reverse KL {' to '.join(shown)}")
     control = _control_line(name)
     words += [f"teacher off: gain {_gain(control)}; {adds(line, control)}"] if control else []
     return "; ".join(words)
