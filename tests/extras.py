@@ -23,21 +23,28 @@ LETTERS = {"type": "reverse", "alphabet": "abcd"}
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A use of an extra: the packages that it takes, and the work."""
+    """A use of an extra: the packages that it takes, and the work.
+
+    Not all work can be done in a fork: Ray's would share this process's connection, and the thread
+    that sends tinker's requests does not live on in one.
+    """
 
     packages: frozenset[str]
     work: Callable[[], None]
+    can_fork: bool
 
 
 USES: dict[str, Use] = {}
 """The use of each extra, by the extra's name."""
 
 
-def uses(extra: str, *packages: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def uses(
+    extra: str, *packages: str, can_fork: bool = True
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Enter a function as the use of an extra and all of its packages."""
 
     def enter(work: Callable[[], None]) -> Callable[[], None]:
-        USES[extra] = Use(frozenset(packages), work)
+        USES[extra] = Use(frozenset(packages), work, can_fork)
         return work
 
     return enter
@@ -219,7 +226,7 @@ def use_mcp() -> None:
     tool.connection.close()
 
 
-@uses("tinker", "tinker", "httpx2")
+@uses("tinker", "tinker", "httpx2", can_fork=False)
 def use_tinker() -> None:
     """Train under a teacher at a service that speaks the Tinker API."""
     teacher = {"type": "tinker", "url": os.environ["SERVICE"], "model": "teacher"}
@@ -272,7 +279,7 @@ def use_verifiers() -> None:
     assert result.summary["steps"] == 1
 
 
-@uses("ray", "ray")
+@uses("ray", "ray", can_fork=False)
 def use_ray() -> None:
     """Train in a process of a cluster."""
     result = distil(task=LETTERS, backend={"type": "ray"})

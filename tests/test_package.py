@@ -210,7 +210,7 @@ def test_an_extra_is_used_where_it_is_installed(extra: str, service: str, tmp_pa
         pytest.skip(f"not installed here: {', '.join(missing)}")
     paths = os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))
     settings = {"SERVICE": service, "PYTHONPATH": paths}
-    if extra == "ray":  # a fork shares this process's connection to its cluster
+    if not USES[extra].can_fork:
         call(tmp_path, sys.executable, ROOT / "tests" / "extras.py", extra, **settings)
         return
 
