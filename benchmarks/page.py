@@ -191,7 +191,11 @@ def _describe_floor(goal: goals.Goal, newest: Mapping[str, Line]) -> str | None:
     highest = readings[goal.key] * readings[f"{name}.roofline"]
     text = (
         f"\n- {goal.about}: a step of what arithmetic and bandwidth allow, and no more, would reach "
-        f"{highest:.3g}. To reach {goal.quiet:g} is to take {highest / goal.quiet:.2f} times as long."
+        f"{highest:.3g}. "
+    ) + (
+        f"So {goal.quiet:g} cannot be reached on this core."
+        if highest < goal.quiet
+        else f"To reach {goal.quiet:g} is to take {highest / goal.quiet:.2f} times as long."
     )
     if f"{name}.products" not in readings:
         return text
