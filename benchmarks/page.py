@@ -201,8 +201,8 @@ def _describe_floor(goal: goals.Goal, newest: Mapping[str, Line]) -> str | None:
         return text
     least = readings[f"{name}.products"]
     return (
-        f"{text} With its products and its attention as fast as MKL and oneDNN compute them here, and nothing "
-        f"else, a step takes {least:.2f} times as long and would reach {highest / least:.3g}."
+        f"{text} With products and attention as fast as MKL and oneDNN compute them here, and the rest at its "
+        f"floor, a step takes {least:.2f} times as long and would reach {highest / least:.3g}."
     )
 
 

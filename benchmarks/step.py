@@ -230,14 +230,14 @@ def _compute_roofline(
     new = _average([_average(answer["tokens"]) for answer in answers])
     read = new + sum(map(len, models.draw_prompts(config.prompts, student.vocabulary, seed=5)))
     numbers, rows = student.body + student.head, config.batch
-    decode = new / rows * ceilings.compute_floor(2.0 * rows * numbers, 4.0 * numbers, limits)
     rate = limits["gflops"] * 1e9
-    # All texts as long as their mean: longer and shorter ones have more pairs.
+    # All texts as long as their mean: longer and shorter ones have more pairs and keep more.
     pairs = config.prompts * (read / config.prompts) ** 2 / 2
-    earlier = config.prompts * (read**2 - (read - new) ** 2) / config.prompts**2 / 2
+    kept = rows * student.state_numbers * (read - new / 2) / config.prompts
+    # Keys and values can be read while the products are computed.
+    step = ceilings.compute_floor(2.0 * rows * numbers, 4.0 * (numbers + kept), limits)
     parts = {
-        "decode": decode,
-        "keys_and_values": 4.0 * student.state_numbers * earlier / (limits["read_gb"] * 1e9),
+        "decode": new / rows * step,
         # Two products forward and four backward, of a query with the keys and of weights with the values.
         "attention": 4.0 * pairs * (teacher.attended + 3 * student.attended) / rate,
         "prefill": 2.0 * student.body * (read - new) / rate,
