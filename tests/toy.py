@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -72,6 +73,9 @@ STATED: dict[str, Any] = {
     "train.steps": 3,
 }
 """Changes of the toy recipe: every answer states how sure the student may be."""
+
+FORK_SECONDS = 300
+"""A fork that takes longer is ended by SIGALRM."""
 
 JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl", "vocabulary.jsonl")
 """The journals that do not depend on the clock."""
@@ -204,6 +208,8 @@ def start_fork(
     pid = os.fork()
     if pid:
         return pid
+    # A thread of this process does not live on in the fork, so what waits for one would wait for ever.
+    signal.alarm(FORK_SECONDS)
     status = 99
     try:
         os.environ.update(env or {})

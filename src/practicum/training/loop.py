@@ -158,8 +158,8 @@ def generate_rollouts(
 ) -> list[Rollout]:
     """Sample, reward and annotate a step's rollouts, with the student after `version` updates.
 
-    The rollouts hold the client's candidates if a teacher needs them. `lock` keeps the teachers to
-    the notes while these are made.
+    The rollouts hold the client's candidates if a teacher needs them. `lock` is held while notes are
+    made, which may ask a teacher.
     """
     prompts = select_prompts(parts.prompts, settings.seed, step, settings.prompts_per_step)
     batch = RolloutBatch(prompts, plan.n, settings.seed, step, version=version)

@@ -272,10 +272,10 @@ class WrittenNote(Note):
         drafts: Sequence[Sequence[str]],
         student: SamplingClient,
     ) -> list[list[str]]:
-        """Return each rollout's drafts, first the one whose reader agrees most with the student.
+        """Return each rollout's drafts, first the one after which the reader agrees most with the student.
 
-        At each token of the student's, the reader's likeliest tokens after a draft are compared
-        with the student's own; equal drafts stay from the shortest on.
+        At each token of the answer, the reader's likeliest tokens after a draft are compared with
+        the student's own. Drafts that agree equally are ordered by length, the shortest first.
         """
         ordered = [sorted(dict.fromkeys(texts), key=len) for texts in drafts]
         rows = [row for row, texts in enumerate(ordered) if len(texts) > 1]
