@@ -231,11 +231,11 @@ def _compute_roofline(
     read = new + sum(map(len, models.draw_prompts(config.prompts, student.vocabulary, seed=5)))
     numbers, rows = student.body + student.head, config.batch
     rate = limits["gflops"] * 1e9
-    # All texts as long as their mean: longer and shorter ones have more pairs and keep more.
+    # All texts as long as their mean: longer and shorter ones have more pairs and states.
     pairs = config.prompts * (read / config.prompts) ** 2 / 2
-    kept = rows * student.state_numbers * (read - new / 2) / config.prompts
+    states = rows * student.state_numbers * (read - new / 2) / config.prompts
     # Keys and values can be read while the products are computed.
-    step = ceilings.compute_floor(2.0 * rows * numbers, 4.0 * (numbers + kept), limits)
+    step = ceilings.compute_floor(2.0 * rows * numbers, 4.0 * (numbers + states), limits)
     parts = {
         "decode": new / rows * step,
         # Two products forward and four backward, of a query with the keys and of weights with the values.

@@ -90,6 +90,7 @@ Writer = Literal[
     "resample",
     "cache",
     "traces",
+    "turns",
     "served",
 ]
 
@@ -232,7 +233,7 @@ class _BatchWriter:
         """Return the rollouts of some keys from one writer."""
         match writer:
             # Without traffic, as on paper, the student answers the task's own prompts.
-            case "student" | "served":
+            case "student" | "served" | "turns":
                 return self.sampler.sample_student(keys, self.writers.student)
             case "dataset":
                 samples = self._truncate_responses(keys, self.sampler.params.max_new_tokens)
