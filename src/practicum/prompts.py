@@ -11,12 +11,14 @@ from typing import Any, Literal
 class Message:
     """One turn of a conversation, for example `Message("user", "What is 8 times 7?")`.
 
-    `name` is the tool whose result this is, in a turn of the role `tool`.
+    `name` is the tool whose result this is, in a turn of the role `tool`. `tokens` are those by which
+    it made a stored conversation longer, with what the template wrote around it.
     """
 
     role: str
     content: str
     name: str | None = None
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,15 @@ class Prompt:
         """The user's last message, empty without one."""
         questions = (turn.content for turn in reversed(self.messages) if turn.role == "user")
         return next(questions, "")
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Prompt":
+        """Return the prompt of the fields that `dataclasses.asdict` gives, read back from JSON."""
+        messages = tuple(
+            Message(**{**message, "tokens": tuple(message.get("tokens", ()))})
+            for message in fields["messages"]
+        )
+        return cls(**{**fields, "messages": messages})
 
 
 CallOutcome = Literal["answered", "unreadable", "unknown", "invalid", "failed", "timeout"]

@@ -1,12 +1,12 @@
 """The beginnings of earlier conversations as prompts: which there are, what was noted, and rounds of play and learning."""
 
 import json
-from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import TASK, rows, toy_recipe, toy_run
+from toy import TASK, assert_same_run, forked, make_model, rows, toy_recipe, toy_run
 
 from practicum.errors import DataError
 from practicum.ports import Environment
@@ -14,9 +14,12 @@ from practicum.runs.assembly import assemble_run
 from practicum.runs.pipeline.runner import run
 from practicum.tasks import TaskContext
 from practicum.tasks.played import Config, build
-from practicum.text import Renderer
-from practicum.types import Rollout
+from practicum.teachers.privileged import Config as Privileged
+from practicum.teachers.privileged import add_context
+from practicum.training.loop import StepComponents
+from practicum.types import Message, Rollout
 
+TALK = {"type": "user", "tries": 3, "wrong": "{answer}", "task": TASK}
 PLAYED = {"type": "reverse", "alphabet": "abcd", "train_size": 4, "heldout_size": 2}
 
 
@@ -96,39 +99,138 @@ def test_a_line_separator_in_a_turn_ends_no_row(tmp_path: Path) -> None:
     assert [message.content for message in last.messages[1:]] == [said, "again"]
 
 
-def test_the_beginnings_are_the_tokens_that_were_stored(models: Path, tmp_path: Path) -> None:
-    """They are rendered from their text; a control token inside an answer alone would come back as letters."""
-    talk = {"type": "user", "tries": 3, "wrong": "{answer}", "task": TASK}
+def play(models: Path, tmp_path: Path) -> Path:
+    """The folder of a run whose student, of random weights, writes pairs of letters in either spelling."""
+    student = make_model(tmp_path / "odd", tokenizer="pairs")
     changes = {
-        "task": talk,
-        "student.model": str(models / "teacher"),
-        "rollout": {"n": 4, "max_new_tokens": 16, "temperature": 0.5},
+        "task": TALK,
+        "student": {"model": str(student)},
+        "teacher": {"type": "none"},
+        "objective": {"signal": "text", "divergence": "ce", "source": "dataset"},
+        "rollout": {"n": 4, "max_new_tokens": 48},
         "train.steps": 2,
     }
-    folder = toy_run(models, tmp_path, changes).folder
-    renderer = assemble_run(toy_recipe(models, changes), tmp_path / "again").parts.renderer
-    rendered = {
-        renderer.render(prompt.messages) for prompt in open_task(folder, task=talk).train_prompts()
+    return toy_run(models, tmp_path, changes).folder
+
+
+def consolidate(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Changes of the toy recipe: the student learns on what was played in a folder."""
+    return {
+        "student.model": str(folder.parent / "odd"),
+        "task": {"type": "played", "run": {"model": str(folder)}, "task": TALK},
+        "teacher": {
+            "type": "privileged",
+            "teacher": {"type": "self", "weights": "frozen"},
+            "reference": "ab",
+        },
+        "train.steps": 3,
+        "train.checkpoint_every": 1,
+        **changes,
     }
-    stored = [
-        beginning
-        for row in rows(folder / "rollouts.jsonl")
-        for beginning in list_beginnings(row, renderer)
+
+
+def assemble(models: Path, tmp_path: Path, folder: Path, **changes: Any) -> StepComponents:
+    return assemble_run(toy_recipe(models, consolidate(folder, **changes)), tmp_path / "next").parts
+
+
+def list_stored(folder: Path) -> list[tuple[int, ...]]:
+    """The tokens before each turn of the student's, as they stand in the rows."""
+    stored = []
+    for row in rows(folder / "rollouts.jsonl"):
+        begun, said = tuple(row["prompt_tokens"]), row["tokens"]
+        for turn in row["turns"]:
+            if turn["role"] == "assistant":
+                stored.append(begun)
+            tokens, said = said[: turn["tokens"]], said[turn["tokens"] :]
+            begun += tuple(tokens)
+    return stored
+
+
+def test_beginnings_come_back_as_the_tokens_that_were_stored(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = play(models, tmp_path)
+    parts = assemble(models, tmp_path, folder)
+    rendered = {prompt.id: parts.renderer.render(prompt.messages) for prompt in parts.prompts}
+    stored = list_stored(folder)
+    assert set(rendered.values()) == set(stored) and len(set(stored)) == len(parts.prompts)
+    assert "rendered in other tokens" not in caplog.text
+    # It matters here: in their texts' own spelling most of them are other tokens.
+    plain = {
+        tuple(parts.renderer.render([replace(message, tokens=()) for message in prompt.messages]))
+        for prompt in parts.prompts
+    }
+    assert len(plain.intersection(stored)) < 0.7 * len(stored)
+    # A teacher with more in view reads the same turns: only the last one is written anew.
+    later = [prompt for prompt in parts.prompts if len(prompt.messages) > 1]
+    longer = Privileged(reference="ab", system="b", teacher={"type": "self"})
+    for prompt in later:
+        seen = parts.renderer.render(add_context(prompt, longer).messages)
+        earlier = [token for message in prompt.messages[1:-1] for token in message.tokens]
+        head = parts.renderer.render(
+            [Message("system", "b"), replace(prompt.messages[0], tokens=())]
+        )
+        last = parts.renderer.render_reply(Message("user", f"ab\n\n{prompt.messages[-1].content}"))
+        assert seen == (*head, *earlier, *last)
+
+
+def test_two_spellings_of_a_beginning_are_two_prompts(tmp_path: Path) -> None:
+    name = open_task_of_reverse()[0].id
+
+    def write_row(*tokens: int) -> dict[str, Any]:
+        turns = [("assistant", len(tokens), "ab"), ("user", 1, "no"), ("assistant", 1, "ba")]
+        return {
+            "prompt": name,
+            "prompt_tokens": [1],
+            "tokens": [*tokens, 8, 9],
+            "turns": [dict(zip(("role", "tokens", "text"), turn, strict=True)) for turn in turns],
+        }
+
+    write(tmp_path, write_row(3, 4, 2), write_row(5, 2), write_row(3, 4, 2))
+    prompts = open_task(tmp_path).train_prompts()
+    assert [[message.tokens for message in prompt.messages] for prompt in prompts] == [
+        [(1,)],
+        [(1,), (3, 4, 2), (8,)],
+        [(1,), (5, 2), (8,)],
     ]
-    assert rendered.issuperset(stored) and len({len(tokens) for tokens in stored}) > 4
+    assert prompts[2].id == f"{prompts[1].id}#2" and prompts[1].id.endswith('"ab", "no"]')
+    write(tmp_path, {**write_row(3), "tokens": [3]})
+    with pytest.raises(DataError, match="row 1 is no rollout"):
+        open_task(tmp_path)
 
 
-def list_beginnings(row: Mapping[str, Any], renderer: Renderer) -> Iterator[tuple[int, ...]]:
-    """The tokens before each turn of the student, until one with a control token that ends no turn."""
-    begun = list(row["prompt_tokens"])
-    said = row["tokens"]
-    for turn in row["turns"]:
-        tokens, said = said[: turn["tokens"]], said[turn["tokens"] :]
-        if turn["role"] == "assistant":
-            yield tuple(begun)
-            if any(map(renderer.is_control, tokens[:-1])):
-                return
-        begun += tokens
+@pytest.mark.parametrize("changes", [{"student.system": "a"}, {"student.model": "characters"}])
+def test_a_student_with_other_tokens_reads_the_text_and_the_run_says_so(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    folder = play(models, tmp_path)
+    if "student.model" in changes:
+        changes = {"student.model": str(make_model(tmp_path / "characters"))}
+    caplog.set_level("INFO")
+    parts = assemble(models, tmp_path, folder, **changes)
+    count = len(parts.prompts)
+    lines = [line for line in caplog.messages if "other tokens" in line]
+    assert lines == [
+        f"{count} of {count} stored prompts are rendered in other tokens than they had: the student's "
+        "tokenizer, template or system turn is another one"
+    ]
+    if "student.model" in changes:
+        for prompt in parts.prompts:
+            plain = [replace(message, tokens=()) for message in prompt.messages]
+            assert parts.renderer.render(prompt.messages) == parts.renderer.render(plain)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_resumed_run_reads_the_same_tokens(models: Path, tmp_path: Path, staleness: int) -> None:
+    folder = play(models, tmp_path)
+    changes = consolidate(folder, **{"rollout.max_staleness": staleness})
+    whole = toy_run(models, tmp_path / "whole", changes).folder
+    killed = tmp_path / "killed"
+    fault = {"PRACTICUM_FAULT": "update:2"}
+    assert forked(lambda: toy_run(models, killed, changes), fault) == 137
+    assert_same_run(whole, toy_run(models, killed, changes, resume=True).folder)
+    read = {tuple(row["prompt_tokens"]) for row in rows(whole / "rollouts.jsonl")}
+    assert read.issubset(list_stored(folder)) and len(set(map(len, read))) > 3
 
 
 @pytest.mark.long

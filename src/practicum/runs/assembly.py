@@ -64,6 +64,7 @@ from practicum.runs.opening import (
 from practicum.runs.scoring import ScorerBuilder, ScorerInfo, build_notes
 from practicum.runs.unfinished import load_archive, open_segments
 from practicum.text import Renderer
+from practicum.text.stored import comes_back
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings
 from practicum.training.loop import StepComponents, StepPlan, StepSettings
@@ -220,6 +221,25 @@ def build_evaluation_settings(
     return EvaluationSettings(prompts[: config.prompts], config.samples, sampling, recipe.seed)
 
 
+def split_training_prompts(
+    task: Task, student: Student, recipe: Recipe
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Return the prompts to train on as `split_by_length` does; DataError if none fits."""
+    prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
+    if not prompts:
+        raise DataError(
+            f"none of the {len(too_long)} training prompts fits: prompt_tokens is "
+            f"{recipe.prompt_tokens} and rollout.max_new_tokens {recipe.longest_answer}, in a "
+            f"context of {student.context_length}"
+        )
+    if respelled := sum(not comes_back(prompt.messages, student.renderer) for prompt in prompts):
+        log.info(
+            f"{respelled} of {len(prompts)} stored prompts are rendered in other tokens than they had: "
+            "the student's tokenizer, template or system turn is another one"
+        )
+    return prompts, too_long
+
+
 def split_by_length(
     prompts: Sequence[Prompt], student: Student | Model, recipe: Recipe
 ) -> tuple[list[Prompt], list[Prompt]]:
@@ -305,13 +325,7 @@ class _Assembly:
         reference = None if config is None else build("reference", config)
         _check_capabilities(recipe, teacher, reference)
         models = {"teacher": teacher} | ({} if reference is None else {"reference": reference})
-        prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
-        if not prompts:
-            raise DataError(
-                f"none of the {len(too_long)} training prompts fits: prompt_tokens is "
-                f"{recipe.prompt_tokens} and rollout.max_new_tokens {recipe.longest_answer}, in a "
-                f"context of {student.context_length}"
-            )
+        prompts, too_long = split_training_prompts(task, student, recipe)
         archive, tape = load_archive(recipe, prompts, student.renderer)
         schedule_state = ScheduleState(recipe.schedules, recipe.train.steps)
         evaluation = build_evaluation_settings(recipe, task, student)

@@ -98,6 +98,10 @@ def digest_tools(tools: ToolUse | None) -> dict[str, str]:
 
 def _encode_prompt(prompt: Prompt) -> list[Any]:
     """Return a prompt as JSON data, with its labels: they may decide which teacher is asked."""
-    turns = [[message.role, message.content] for message in prompt.messages]
+    # Most messages have no tokens, and the digests of earlier versions stay theirs.
+    turns = [
+        [message.role, message.content, *([message.tokens] if message.tokens else [])]
+        for message in prompt.messages
+    ]
     labels = [prompt.domain, prompt.teacher]
     return [prompt.id, turns, prompt.answer, prompt.response, *labels, dict(prompt.privileged)]

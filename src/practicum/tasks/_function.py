@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, SupportsFloat
 
 from practicum.foreign import describe_error, load_object
-from practicum.prompts import Message, Prompt
+from practicum.prompts import Prompt
 from practicum.tasks._worker import VerifierUnavailable, serve
 
 Function = Callable[[str, Prompt], Any]
@@ -75,9 +75,7 @@ def _serve_function(name: str, has_walls: bool) -> None:
         function = load()
         if "reply" not in request:
             return 1.0
-        fields = dict(request["prompt"])
-        fields["messages"] = tuple(Message(**message) for message in fields["messages"])
-        return compute_score(function, request["reply"], Prompt(**fields))
+        return compute_score(function, request["reply"], Prompt.from_json(request["prompt"]))
 
     def describe(error: Exception) -> str:
         line = describe_failure(load(), error)

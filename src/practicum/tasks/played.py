@@ -1,15 +1,17 @@
 """The beginnings of an earlier run's conversations as prompts, with what its notes say: no environment (OEL 2603.16856).
 
-Each turn of the student that the file has is a prompt: the conversation before it. What the run
-noted stands in the privileged field `experience`, for a teacher that reads it.
+Each turn of the student that the file has is a prompt: the conversation before it, in the tokens
+that were stored. What the run noted stands in the privileged field `experience`, for a teacher that
+reads it.
 """
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import DataError
@@ -19,7 +21,9 @@ from practicum.ports.tasks import answers_back
 from practicum.statistics import group_pairs
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._files import HOPELESS_ROW, read_rows
-from practicum.types import FrozenConfig, Message, Prompt, Rollout
+from practicum.text.stored import add_tokens
+from practicum.text.trace_rows import TokenId
+from practicum.types import FrozenConfig, Prompt, Rollout, Turn
 
 EXPERIENCE = "experience"
 """The privileged field with the texts of the note."""
@@ -28,13 +32,28 @@ EXPERIENCE = "experience"
 class _PlayedTurn(BaseModel):
     role: str
     text: str
+    tokens: int = Field(default=0, ge=0)
 
 
 class _PlayedRow(BaseModel):
     # A row has more columns, which nobody reads here.
     prompt: str
+    prompt_tokens: list[TokenId] = []
+    tokens: list[TokenId] = []
     turns: list[_PlayedTurn] = []
     notes: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> "_PlayedRow":
+        # Rows of older versions have no turns, and those of other programs may have no tokens.
+        if self.turns and self.tokens and sum(t.tokens for t in self.turns) != len(self.tokens):
+            raise ValueError("the tokens of its turns are not those of the row")
+        return self
+
+    def list_turns(self) -> list[Turn]:
+        """Return the turns; an answer that was no conversation is one of the student's."""
+        turns = [Turn(turn.role, turn.tokens, turn.text) for turn in self.turns]
+        return turns or [Turn("assistant", len(self.tokens), "")]
 
 
 class Config(FrozenConfig):
@@ -69,7 +88,8 @@ def build(config: Config, context: TaskContext) -> Task:
         for _, row in rows
     )
     experiences = {key: _join_newest(group, config.keep) for key, group in texts.items()}
-    prompts: dict[str, Prompt] = {}
+    train: list[Prompt] = []
+    spellings: dict[str, set[tuple[tuple[int, ...], ...]]] = {}
     for number, row in rows:
         if row.prompt not in by_id:
             raise DataError(
@@ -77,11 +97,17 @@ def build(config: Config, context: TaskContext) -> Task:
                 "give the task that the run played"
             )
         experience = experiences[row.prompt if config.per == "prompt" else ""]
-        for prompt in _list_beginnings(by_id[row.prompt], row.turns, experience):
-            prompts.setdefault(prompt.id, prompt)
-    if not prompts:
+        opening = by_id[row.prompt]
+        for prompt in _list_beginnings(opening, row, experience):
+            # Equal beginnings are one prompt, whoever played them.
+            spelling = tuple(turn.tokens for turn in prompt.messages[len(opening.messages) :])
+            same = spellings.setdefault(prompt.id, set())
+            if spelling not in same:
+                same.add(spelling)
+                name = f"{prompt.id}#{len(same)}" if len(same) > 1 else prompt.id
+                train.append(replace(prompt, id=name))
+    if not train:
         raise DataError(f"{path}: no rows; give the rollouts.jsonl of a run that has ended")
-    train = list(prompts.values())
     if answers_back(played):
         # A conversation has a reward at its end alone, and nobody is left to hold it to its end.
         return PromptSet(train=train, heldout=[], grade=lambda reply, prompt: None)
@@ -120,16 +146,14 @@ def _read_rows(path: Path) -> Iterator[tuple[int, _PlayedRow]]:
         yield row.number, content
 
 
-def _list_beginnings(
-    prompt: Prompt, turns: Sequence[_PlayedTurn], experience: str
-) -> Iterator[Prompt]:
-    """Yield a prompt for each turn of the student: the conversation before it."""
+def _list_beginnings(prompt: Prompt, row: _PlayedRow, experience: str) -> Iterator[Prompt]:
+    """Yield a prompt for each turn of the student: the conversation before it, with its tokens."""
     privileged = {**prompt.privileged, EXPERIENCE: experience} if experience else prompt.privileged
-    messages = list(prompt.messages)
-    for number, turn in enumerate(turns or [_PlayedTurn(role="assistant", text="")]):
+    turns = row.list_turns()
+    stored = add_tokens(prompt.messages, row.prompt_tokens, turns, row.tokens)
+    for number, turn in enumerate(turns):
         if turn.role == "assistant":
-            # Equal beginnings are one prompt, whoever played them.
+            messages = stored[: len(prompt.messages) + number]
             conversation = json.dumps([message.content for message in messages], ensure_ascii=False)
             name = f"{prompt.id}@{number}:{conversation}" if number else prompt.id
-            yield Prompt(name, tuple(messages), prompt.answer, privileged=privileged)
-        messages.append(Message(turn.role, turn.text))
+            yield Prompt(name, messages, prompt.answer, privileged=privileged)

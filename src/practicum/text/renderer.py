@@ -13,6 +13,7 @@ from practicum.errors import DataError, ModelError
 from practicum.prompts import Message, ToolCall, ToolSchema, ToolUse
 from practicum.text.control import compile_control_pattern, find_unused_marker, split_control_tokens
 from practicum.text.safe import excerpt
+from practicum.text.stored import restore_tokens
 from practicum.text.templates import TooMuch, render_template
 from practicum.text.tool_calls import FORMS, UnreadableCall, find_form, read_calls, read_message
 
@@ -67,11 +68,14 @@ class Renderer:
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt's tokens, up to the beginning of the answer.
 
-        A last message of the assistant's is an answer that has begun: its text is the end.
+        A last message of the assistant's is an answer that has begun: its text is the end. Earlier
+        answers with tokens are written in these: see `restore_tokens`.
         """
         if messages and messages[-1].role == "assistant":
             *earlier, answer = messages
             return (*self.render(earlier), *self.encode_answer_text(answer.content))
+        if stored := restore_tokens(messages, self):
+            return stored
         turns = self._add_system(messages)
         # The text is encoded piece by piece between markers, and a marker stands inside each
         # control token of a user's or a tool's: it stays text.

@@ -40,7 +40,7 @@ from practicum.training.loop import (
     train_step,
     update_student,
 )
-from practicum.types import Judgement, Message, Prompt, Rollout, TeacherSignal
+from practicum.types import Judgement, Prompt, Rollout, TeacherSignal
 
 T = TypeVar("T")
 
@@ -91,8 +91,7 @@ def _read_prompt(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Pro
     # Older checkpoints name the run's own prompts and hold none.
     if "asked" not in saved:
         return prompts[saved["prompt"]]
-    messages = tuple(Message(**message) for message in saved["asked"]["messages"])
-    return Prompt(**{**saved["asked"], "messages": messages})
+    return Prompt.from_json(saved["asked"])
 
 
 @dataclass(frozen=True, slots=True)

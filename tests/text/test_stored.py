@@ -1,0 +1,163 @@
+"""Conversations come back as the tokens that they were stored with, in whatever spelling, and elsewhere as their text."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from text.test_renderer import CHATML, HEADERS, INST, byte_tokenizer
+
+from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
+from practicum.text.from_scratch import build_pair_tokenizer
+from practicum.text.stored import add_tokens, comes_back, restore_tokens
+from practicum.types import Message, Prompt, Turn
+
+FORGETS = CHATML.replace("m['content']", "m['content'].split('b')[-1]", 1)
+"""A template that leaves a part of each turn out, as others leave out what was thought."""
+
+LETTERS = "ab \n"
+PAIRS = build_pair_tokenizer(LETTERS)
+PAIR_IDS = [
+    number
+    for token, number in PAIRS.get_vocab().items()
+    if set(token) <= {*LETTERS.replace(" ", "\u2581")}
+]
+QUESTION = (Message("system", "a"), Message("user", "ab"))
+
+
+def build_renderer(template: str | None = None, *, system: str | None = None) -> Renderer:
+    """A renderer of pairs of letters, of which each text has many spellings."""
+    tokenizer = build_pair_tokenizer(LETTERS)
+    marks = ["<|bos|>", "<|im_start|>", "<|im|>"]
+    tokenizer.add_tokens(marks, special_tokens=True)
+    if template is not None:
+        template = template.replace("<|im_end|>", "</s>").replace("bos_token", "'<|bos|>'")
+    return Renderer(tokenizer, system, template, stop_ids=collect_stop_ids(tokenizer, None))
+
+
+RENDERER = build_renderer()
+
+
+def store(
+    renderer: Renderer, answers: Sequence[Sequence[int]], reply: str = "b"
+) -> tuple[Message, ...]:
+    """A conversation as it is played: the prompt, answers in these tokens, and a reply to each."""
+    before = renderer.render(QUESTION)
+    turns: list[Turn] = []
+    tokens: list[int] = []
+    for answer in answers:
+        said = [*answer, renderer.final_stop_id]
+        turns.append(Turn("assistant", len(said), renderer.decode(said)))
+        replied = renderer.render_reply(Message("user", reply))
+        turns.append(Turn("user", len(replied), reply))
+        tokens += [*said, *replied]
+    return add_tokens(QUESTION, before, turns, tokens)
+
+
+def forget(messages: Sequence[Message]) -> list[Message]:
+    """The same messages as text alone."""
+    return [replace(message, tokens=()) for message in messages]
+
+
+def join(messages: Sequence[Message]) -> tuple[int, ...]:
+    return tuple(token for message in messages for token in message.tokens)
+
+
+spellings = st.lists(st.lists(st.sampled_from(PAIR_IDS), max_size=6), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("template", [None, CHATML, HEADERS, INST, FORGETS])
+@given(answers=spellings)
+def test_a_stored_conversation_comes_back_token_for_token(
+    template: str | None, answers: list[list[int]]
+) -> None:
+    renderer = build_renderer(template)
+    stored = store(renderer, answers)
+    for end in range(2, len(stored) + 1, 2):
+        assert renderer.render(stored[:end]) == join(stored[:end])
+        assert comes_back(stored[:end], renderer)
+
+
+def test_without_their_tokens_answers_are_spelled_anew_and_may_be_shortened() -> None:
+    odd = [[*PAIRS.encode("a"), *PAIRS.encode("b")]]
+    for template in (None, FORGETS):
+        renderer = build_renderer(template)
+        stored = store(renderer, odd)
+        assert (
+            len(renderer.render(forget(stored))) < len(join(stored)) == len(renderer.render(stored))
+        )
+
+
+@given(answers=spellings)
+def test_in_another_context_the_answers_keep_their_tokens(answers: list[list[int]]) -> None:
+    stored = store(RENDERER, answers)
+    example = (Message("user", "b"), Message("assistant", "bb"))
+    told = (*example, *stored[:-1], Message("user", "a\n\nb"))
+    before = RENDERER.render([*example, *QUESTION])
+    last = RENDERER.render_reply(Message("user", "a\n\nb"))
+    assert RENDERER.render(told) == (*before, *join(stored[2:-1]), *last)
+    # A teacher's template has its own words for what others said.
+    other = build_renderer(HEADERS)
+    reply = other.render_reply(Message("user", "b"))
+    expected = other.render(QUESTION)
+    for answer in stored[2::2]:
+        expected += (*answer.tokens, *reply)
+    assert other.render(stored) == expected
+    assert not comes_back(stored, other)
+    begun = Message("assistant", "ab")
+    assert RENDERER.render([*stored, begun]) == (*join(stored), *RENDERER.encode_answer_text("ab"))
+
+
+@given(answers=spellings)
+def test_another_tokenizer_reads_the_text(answers: list[list[int]]) -> None:
+    stored = store(RENDERER, answers)
+    characters = build_character_tokenizer(LETTERS)
+    for other in (
+        Renderer(characters, stop_ids=collect_stop_ids(characters, None)),
+        Renderer(byte_tokenizer(), stop_ids=frozenset({258})),
+        # Here the answers had not ended.
+        replace(RENDERER, stop_ids=frozenset({0})),
+    ):
+        assert other.render(stored) == other.render(forget(stored))
+        # Nothing but a stop is spelled alike by many.
+        assert restore_tokens(stored, other) is None or [] in answers
+
+
+def test_what_others_said_comes_back_where_the_text_does_not_tell_its_tokens() -> None:
+    answer = Turn("assistant", 2, "a")
+    reply = RENDERER.render_reply(Message("user", "a"), Message("user", "b"))
+    said = [*RENDERER.encode("a"), RENDERER.final_stop_id, *reply]
+    turns = [answer, Turn("user", len(reply), "a\nb")]
+    stored = add_tokens(QUESTION, RENDERER.render(QUESTION), turns, said)
+    assert RENDERER.render(stored)[-len(reply) :] == reply
+    elsewhere = build_renderer(system="b")
+    told = elsewhere.render(stored[1:])
+    assert told[-len(reply) :] != reply
+    assert told == elsewhere.render(forget(stored[1:]))
+
+
+def test_a_control_token_inside_an_answer_comes_back_as_one() -> None:
+    [control] = RENDERER.tokenizer.encode("<user>", add_special_tokens=False)
+    stored = store(RENDERER, [[*RENDERER.encode("a"), control, *RENDERER.encode("b")]])
+    assert (
+        RENDERER.render(stored).count(control) == RENDERER.render(forget(stored)).count(control) + 1
+    )
+
+
+def test_a_template_without_earlier_turns_reads_the_last_one() -> None:
+    stored = store(RENDERER, [RENDERER.encode("a")])
+    last_alone = replace(RENDERER, template="{{ messages[-1]['content'] }}")
+    assert last_alone.render(stored) == tuple(last_alone.encode("b"))
+
+
+def test_messages_without_tokens_are_stored_as_nothing() -> None:
+    assert comes_back(QUESTION, RENDERER)
+    assert add_tokens(QUESTION, (), [Turn("assistant", 0, "a")], ())[:2] == QUESTION
+    assert restore_tokens([], RENDERER) is None
+    prompt = Prompt("p", store(RENDERER, [RENDERER.encode("a")]), privileged={"hint": "b"})
+    assert Prompt.from_json(json.loads(json.dumps(asdict(prompt)))) == prompt, "read back from JSON"
+    # A conversation that begins with an answer has no prompt that one could render.
+    stored = store(RENDERER, [RENDERER.encode("a")])
+    assert restore_tokens(stored[2:], RENDERER) is None
