@@ -138,6 +138,12 @@ def test_what_others_said_comes_back_where_the_text_does_not_tell_its_tokens() -
     assert told == elsewhere.render(forget(stored[1:]))
 
 
+def test_a_number_that_is_no_token_is_never_read() -> None:
+    stored = store(RENDERER, [[*RENDERER.encode("a"), 10**6]])
+    assert stored[2].content == "a", "it has no text"
+    assert RENDERER.render(stored) == RENDERER.render(forget(stored))
+
+
 def test_a_control_token_inside_an_answer_comes_back_as_one() -> None:
     [control] = RENDERER.tokenizer.encode("<user>", add_special_tokens=False)
     stored = store(RENDERER, [[*RENDERER.encode("a"), control, *RENDERER.encode("b")]])
