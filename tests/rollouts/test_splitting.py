@@ -75,7 +75,10 @@ def test_the_turns_of_a_conversation_are_its_tokens_each_after_those_before_it(
         for place, turn in enumerate(mine):
             begun = (*turn.prompt_tokens, *turn.tokens.tolist())
             assert begun == whole[: len(begun)]
-            assert turn.prompt.messages == (*conversation.prompt.messages, *said[: 2 * place])
+            told = [replace(message, tokens=()) for message in turn.prompt.messages]
+            assert told == [*conversation.prompt.messages, *said[: 2 * place]]
+            # What a teacher reads: the very tokens, however the student spelled them.
+            assert parts.parts.renderer.render(turn.prompt.messages) == turn.prompt_tokens
             start = len(turn.prompt_tokens) - len(conversation.prompt_tokens)
             for column in ("sampling_logprobs", "policy_logprobs"):
                 part = getattr(conversation, column)[start : start + len(turn.tokens)]

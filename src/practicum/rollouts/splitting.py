@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from practicum.ports import SamplingClient, Task
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.sampling import RolloutSampler
-from practicum.types import FAILURES, Message, Rollout, Turn
+from practicum.text.stored import add_tokens
+from practicum.types import FAILURES, Rollout, Turn
 
 NEXT_STATE = "next_state"
 """The note with what was said next; an environment writes it of a conversation's last turn."""
@@ -53,13 +54,17 @@ class TurnSplitter:
             notes = {**notes, NEXT_STATE: "\n".join(replies)}
         stop_reason = conversation.stop_reason if is_last else "stop"
         is_learned = NEXT_STATE in notes and stop_reason not in FAILURES
-        earlier = [Message(before.role, before.text) for before in turns[:place]]
         return replace(
             conversation,
             prompt=replace(
                 prompt,
                 id=f"{prompt.id}-turn-{number}",
-                messages=(*prompt.messages, *earlier),
+                messages=add_tokens(
+                    prompt.messages,
+                    conversation.prompt_tokens,
+                    turns[:place],
+                    conversation.tokens.tolist(),
+                ),
             ),
             prompt_tokens=(*conversation.prompt_tokens, *conversation.tokens[:start].tolist()),
             tokens=conversation.tokens[part],
