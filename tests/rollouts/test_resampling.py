@@ -1,8 +1,10 @@
-"""A choice among more answers: failures by their share, right ones by how few calls failed; the same seed gives the same."""
+"""A choice among more answers: failures by their share, right ones by how clean they are; the same seed gives the same."""
 
 import math
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
+from itertools import permutations
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from pydantic import TypeAdapter
 from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, collect_rollouts
 from practicum.rollouts.resampling import (
     CLEAN,
+    NO_CALLS,
     CleanResampler,
     compute_penalty,
     measure_resampled,
@@ -78,7 +81,7 @@ def test_failures_keep_their_share(factor):
             assert math.floor(sampled * N) <= right <= math.ceil(sampled * N)
         means = {rollout.prompt.id: rollout.notes["sampled_reward"] for rollout in rollouts}
         expected = sum(map(float, means.values())) / 2
-        assert measure_resampled(rollouts) == {"sampled_reward": pytest.approx(expected)}
+        assert measure_resampled(rollouts)["sampled_reward"] == pytest.approx(expected)
 
 
 def test_a_share_that_is_no_number_of_answers_is_kept_in_the_mean():
@@ -105,28 +108,87 @@ def test_where_all_are_alike_any_stay(share):
     assert measure_resampled(collect("student")[0]) == {}
 
 
-def make(outcomes):
+class Stated(RightIsR):
+    """Sees an answer in each r of the student's turns."""
+
+    def count_answers(self, rollout):
+        return sum(reply.count("r") for reply in rollout.replies)
+
+
+def make(outcomes, *replies):
     calls = tuple(CallRecord("calc", outcome) for outcome in outcomes)
-    turns = (Turn("assistant", 1, "", calls=calls), Turn("tool", 1, ""), Turn("assistant", 1, "r"))
-    return replace(Rollout.from_text(PROMPTS[0], "r"), turns=turns, reward=1.0)
+    turns = [Turn("assistant", 1, "", calls=calls), Turn("tool", 1, "")]
+    turns += [Turn("assistant", 1, reply) for reply in replies or ("r",)]
+    return replace(Rollout.from_text(PROMPTS[0], "r"), turns=tuple(turns), reward=1.0)
 
 
-def test_clean_answers_are_kept_by_their_weights():
-    """One of two is kept: the clean one with 1/p of the sum of both weights."""
+def test_an_answer_is_clean_by_its_calls_and_by_its_form():
     clean, messy = make(["answered", "answered"]), make(["answered", "failed", "timeout"])
-    assert compute_penalty(clean) == CLEAN
-    assert compute_penalty(messy) == pytest.approx(CLEAN + 2 / 3)
-    assert compute_penalty(make([])) == CLEAN + 0.5
-    counts = Counter()
-    for step in range(1500):
-        sampler = RolloutSampler(
-            RolloutBatch(PROMPTS, 1, seed=3, step=step), RENDERER, SamplingParams(4), None
-        )
-        resampler = CleanResampler(Resample(), sampler, RightIsR(), Coin(1.0))
-        (kept,) = resampler._choose("a", [messy, clean], 1)
-        counts[len(kept.turns[0].calls)] += 1
-    weights = 1 / compute_penalty(clean), 1 / compute_penalty(messy)
-    expected = weights[0] / sum(weights)
-    assert counts[2] / 1500 == pytest.approx(
-        expected, abs=3 * (expected * (1 - expected) / 1500) ** 0.5
-    )
+    for task in (RightIsR(), Stated()):
+        assert compute_penalty(clean, task) == 0.0
+        assert compute_penalty(messy, task) == pytest.approx(2 / 3)
+        assert compute_penalty(make([]), task) == NO_CALLS
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5])
+@pytest.mark.parametrize("count", range(9))
+def test_the_penalty_of_a_form_is_the_published_one(turns, count):
+    """1 without an answer, else the answers beyond the first a turn, 1 at most (roc.py of rStar2-Agent)."""
+    # The first turn of `make` calls, and states nothing.
+    rollout = make(["answered"], *["f"] * (turns - 1), "r" * count)
+    expected = 1 if count == 0 else min(Fraction(count - 1, turns + 1), 1)
+    assert compute_penalty(rollout, Stated()) == pytest.approx(float(expected))
+    assert compute_penalty(rollout, RightIsR()) == 0.0, "a task that asks for no form"
+
+
+def choose(rollouts, count, task, steps):
+    """Return how often each of a prompt's answers is kept, by its place."""
+    kept = Counter()
+    for step in range(steps):
+        batch = RolloutBatch(PROMPTS, 1, seed=3, step=step)
+        sampler = RolloutSampler(batch, RENDERER, SamplingParams(4), None)
+        resampler = CleanResampler(Resample(), sampler, task, Coin(1.0))
+        named = [replace(rollout, sample=place) for place, rollout in enumerate(rollouts)]
+        kept.update(rollout.sample for rollout in resampler._choose("a", named, count))
+    return kept
+
+
+def enumerate_kept(weights, count):
+    """Return the probability of each to be among `count` drawn one after another, by every order."""
+    kept = [Fraction(0)] * len(weights)
+    for order in permutations(range(len(weights)), count):
+        chance, left = Fraction(1), sum(weights)
+        for place in order:
+            chance *= weights[place] / left
+            left -= weights[place]
+        for place in order:
+            kept[place] += chance
+    return kept
+
+
+def test_right_answers_are_kept_by_their_weights():
+    """Half of four right ones are kept: each as often as all orders of weighted draws say."""
+    rollouts = [
+        make(["answered"]),
+        make(["answered"], "rrr"),
+        make(["failed", "answered"]),
+        make(["answered"], "f"),
+    ]
+    penalties = [compute_penalty(rollout, Stated()) for rollout in rollouts]
+    assert penalties == [0.0, 1.0, 0.5, 1.0]
+    weights = [1 / (Fraction(str(CLEAN)) + Fraction(penalty)) for penalty in penalties]
+    kept = choose(rollouts, 2, Stated(), steps := 2000)
+    for place, expected in enumerate(map(float, enumerate_kept(weights, 2))):
+        spread = (expected * (1 - expected) / steps) ** 0.5
+        assert kept[place] / steps == pytest.approx(expected, abs=3 * spread)
+
+
+def test_the_mean_penalty_is_of_all_right_answers():
+    rollouts = [make(["answered"]), make(["answered"], "f"), replace(make([]), reward=0.0)]
+    batch = RolloutBatch(PROMPTS, 1, seed=3, step=1)
+    sampler = RolloutSampler(batch, RENDERER, SamplingParams(4), None)
+    kept = CleanResampler(Resample(), sampler, Stated(), Coin(1.0))._choose("a", rollouts, 1)
+    assert measure_resampled(kept)["sampled_penalty"] == 0.5
+    failed = [replace(rollout, reward=0.0) for rollout in rollouts]
+    kept = CleanResampler(Resample(), sampler, Stated(), Coin(1.0))._choose("a", failed, 1)
+    assert measure_resampled(kept) == {"sampled_reward": 0.0}, "no right answer, no penalty"

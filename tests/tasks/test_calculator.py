@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from toy import assert_same_run, rows
 
 from practicum.ports import Expert, HasTools
-from practicum.ports.tasks import ToolProblem
+from practicum.ports.tasks import CountsAnswers, ToolProblem
 from practicum.recipe import load_recipe
 from practicum.runs import run
 from practicum.tasks import TaskContext
@@ -65,6 +65,40 @@ def test_the_expert_calls_and_then_answers(tmp_path: Path) -> None:
     assert call == f'[calc(x="{prompt.messages[0].content}")]'
     assert task.reward(Rollout.from_text(prompt, call, answer)) == 1
     assert task.reward(Rollout.from_text(prompt, answer, call)) == 0
+
+
+def test_an_answer_in_whatever_form_is_right_and_its_form_is_counted(tmp_path: Path) -> None:
+    config = Config(train_size=4, heldout_size=1, tags=("<", ">"), sloppy=0.5)
+    task = build(config, TaskContext(0, tmp_path))
+    assert isinstance(task, Expert) and isinstance(task, CountsAnswers)
+    prompt = task.train_prompts()[0]
+    (call,) = task.expert(prompt, ())
+    value = str(prompt.answer)
+    stated = f"<{value}>"
+    assert task.expert(prompt, (call,)) == {stated: 0.5, value: 0.25, 2 * stated: 0.25}
+    for answer, right, count in [
+        (stated, 1, 1),
+        (value, 1, 0),
+        (2 * stated, 1, 2),
+        (f"<0.5>{stated}", 1, 2),
+        (f"{stated}<0.5>", 0, 2),
+        (f"{stated}>", 1, 0),
+        (f"<{value}", 0, 0),
+    ]:
+        rollout = Rollout.from_text(prompt, call, answer)
+        assert (task.reward(rollout), task.count_answers(rollout)) == (right, count), answer
+    # An answer counts wherever it stands: here before the call as well.
+    assert task.count_answers(Rollout.from_text(prompt, stated, call, stated)) == 2
+    plain = build(Config(train_size=4, heldout_size=1), TaskContext(0, tmp_path))
+    assert isinstance(plain, CountsAnswers) and plain.count_answers(rollout) is None
+
+
+def test_tags_are_checked() -> None:
+    with pytest.raises(ValidationError, match="write tags"):
+        Config(sloppy=0.5)
+    for tags in (("<", "<"), ("<", "<<"), ("", ">")):
+        with pytest.raises(ValidationError, match="neither is in the other"):
+            Config(tags=tags)
 
 
 def test_sizes_and_operators_are_checked() -> None:

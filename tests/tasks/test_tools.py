@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from practicum.core.plugins import load_plugin
 from practicum.errors import DataError
 from practicum.ports import Environment, HasTools
-from practicum.ports.tasks import ToolProblem
+from practicum.ports.tasks import CountsAnswers, ToolProblem
 from practicum.tasks import TaskContext, tools
 from practicum.tasks._tools import function, interpreter, mcp
 from practicum.tasks.tools import Config, build
@@ -268,6 +268,23 @@ def test_what_the_inner_task_says_of_the_answer_is_passed_on(tmp_path: Path) -> 
     rollout = replace(Rollout.from_text(prompt, "calls 2", "it is 3"), reward=0.0)
     answer = replace(Rollout.from_text(prompt, "it is 3"), reward=0.0)
     assert said.feedback(rollout) == alone.feedback(answer) is not None
+
+
+def test_answers_are_counted_between_tags(tmp_path: Path) -> None:
+    task = build(make(tags=["<answer>", "</answer>"]), TaskContext(0, tmp_path))
+    assert isinstance(task, CountsAnswers)
+    prompt, answer = task.train_prompts()[0], "<answer>a</answer>"
+    for replies, count in [
+        (("call", answer), 1),
+        ((answer, answer), 2),
+        (("call", "a"), 0),
+        (("<answer>a", "</answer>"), 1),
+        ((answer, "</answer>"), 0),
+    ]:
+        assert task.count_answers(Rollout.from_text(prompt, *replies)) == count, replies
+    plain = build(make(), TaskContext(0, tmp_path))
+    assert isinstance(plain, CountsAnswers)
+    assert plain.count_answers(Rollout.from_text(prompt, "call", answer)) is None
 
 
 def test_an_environment_with_tools_is_one(tmp_path: Path) -> None:

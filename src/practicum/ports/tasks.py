@@ -178,6 +178,18 @@ class GivesFeedback(Task, Protocol):
 
 
 @runtime_checkable
+class CountsAnswers(Task, Protocol):
+    """A task that asks for a form of answers, and sees how often a conversation states its answer.
+
+    Once is the form; see the source `resample`.
+    """
+
+    def count_answers(self, rollout: Rollout) -> int | None:
+        """Return the number of answers, 0 for a broken form, or None if no form is asked for."""
+        ...
+
+
+@runtime_checkable
 class Expert(Task, Protocol):
     """A task that knows the right turns.
 

@@ -154,6 +154,8 @@ class TaskSection(TypedDict, total=False):
     )
     digits: int | str
     operators: str
+    tags: Sequence[str] | None
+    sloppy: float
     turns: int
     bad_calls: int
     train_size: int

@@ -1,8 +1,9 @@
 """More answers than are trained on: failures are kept as they come, right answers by how clean they are.
 
 Resampling on correct (rStar2-Agent 2508.20722): an answer that is right after failed calls of tools is
-rewarded like a clean one, and teaches to call badly. So right answers with fewer failed calls are
-kept rather than others, while failures stay as varied as they are.
+rewarded like a clean one, and teaches to call badly; so is one that is stated twice, or in no form.
+So right answers with fewer failed calls that state their answer once are kept rather than others,
+while failures stay as varied as they are. The penalties are those of the released code.
 """
 
 import random
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from practicum.core.randomness import seed_of
 from practicum.ports import SamplingClient, Task
+from practicum.ports.tasks import CountsAnswers
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.fields import classify_outcome
 from practicum.rollouts.sampling import RolloutSampler
@@ -20,6 +22,9 @@ from practicum.types import Metrics, Rollout
 
 SAMPLED = "sampled_reward"
 """The note with the mean reward of all answers to the prompt, those that were dropped included."""
+
+PENALTY = "sampled_penalty"
+"""The note with the mean penalty of its right answers, likewise; empty if there is none."""
 
 NO_CALLS = 0.5
 """The penalty of an answer without a call, in the place of its share of failed calls."""
@@ -71,30 +76,48 @@ class CleanResampler:
         chance = random.Random(seed_of(batch.seed, "resample-share", batch.step, name)).random()
         most = count_sure + (chance < remainder / len(rollouts))
         # An answer without replacement: the largest of u^(1/weight) (Efraimidis & Spirakis 2006).
-        ranked = sorted(right, key=lambda rollout: -(draw.random() ** compute_penalty(rollout)))
+        penalties = [compute_penalty(rollout, self.task) for rollout in right]
+        keys = [-(draw.random() ** (CLEAN + penalty)) for penalty in penalties]
+        ranked = [right[place] for place in sorted(range(len(right)), key=keys.__getitem__)]
         chosen = ranked[:most] + draw.sample(failures, count - most)
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-        mean = f"{sum(rewards) / len(rewards):.6g}" if rewards else ""
+        notes = {SAMPLED: _write_mean(rewards), PENALTY: _write_mean(penalties)}
         order = {id(rollout): place for place, rollout in enumerate(rollouts)}
         chosen.sort(key=lambda rollout: order[id(rollout)])
-        return [replace(rollout, notes={**rollout.notes, SAMPLED: mean}) for rollout in chosen]
+        return [replace(rollout, notes={**rollout.notes, **notes}) for rollout in chosen]
 
 
-def compute_penalty(rollout: Rollout) -> float:
-    """Return how unclean an answer is: its share of calls without a result, and a little more."""
+def compute_penalty(rollout: Rollout, task: Task) -> float:
+    """Return how unclean an answer is: its share of calls without a result, and its form's penalty.
+
+    0 is clean and 2 the most. The form counts where the task asks for one: an answer that is not
+    stated, or not between its tags, has 1, another one its repetitions a turn, up to 1.
+    """
     calls = [call for turn in rollout.turns for call in turn.calls]
     failed = sum(call.outcome != "answered" for call in calls)
-    return CLEAN + (failed / len(calls) if calls else NO_CALLS)
+    penalty = failed / len(calls) if calls else NO_CALLS
+    count = task.count_answers(rollout) if isinstance(task, CountsAnswers) else None
+    if count is None:
+        return penalty
+    return penalty + (min((count - 1) / len(rollout.replies), 1.0) if count else 1.0)
+
+
+def _write_mean(numbers: Sequence[float]) -> str:
+    return f"{sum(numbers) / len(numbers):.6g}" if numbers else ""
 
 
 def measure_resampled(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the mean reward of all sampled answers: that of those kept is of a choice among them.
+    """Return the mean reward of all sampled answers, and the mean penalty of the right ones.
 
-    Empty where no source resamples.
+    The answers that are kept are a choice among them. Empty where no source resamples.
     """
-    means = {
-        rollout.prompt.id: float(rollout.notes[SAMPLED])
-        for rollout in rollouts
-        if rollout.notes.get(SAMPLED)
-    }
-    return {SAMPLED: sum(means.values()) / len(means)} if means else {}
+    metrics = {}
+    for name in (SAMPLED, PENALTY):
+        means = {
+            rollout.prompt.id: float(rollout.notes[name])
+            for rollout in rollouts
+            if rollout.notes.get(name)
+        }
+        if means:
+            metrics[name] = sum(means.values()) / len(means)
+    return metrics

@@ -211,7 +211,7 @@ class Resample(SourceCall):
     """The student writes `factor` times as many; kept are clean right ones and any failures (2508.20722).
 
     Failures are kept by chance, as many as is their share. Of right answers those with few failed
-    calls of tools are rather kept.
+    calls of tools are rather kept, and those that state their answer once, in the task's `tags`.
     """
 
     type: Literal["resample"] = "resample"

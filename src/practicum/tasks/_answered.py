@@ -1,7 +1,11 @@
 """The usual task: prompts with an answer each, and a function that compares a reply with it."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from practicum.tasks._verifiers import compare_exactly
 from practicum.types import Prompt, Rollout
@@ -59,3 +63,35 @@ def leave_out_calls(rollout: Rollout) -> Rollout:
     turns = tuple(turn for turn in rollout.turns if turn.role != "tool" and not turn.calls)
     replies = [turn.text.replace("\n", " ") for turn in turns if turn.role == "assistant"]
     return replace(rollout, text="\n".join(replies), turns=turns)
+
+
+def _check_tags(tags: tuple[str, str]) -> tuple[str, str]:
+    """Return the tags; raise ValueError if they cannot be told apart."""
+    before, after = tags
+    if before in after or after in before:
+        raise ValueError(
+            f"write two texts of which neither is in the other, as [<answer>, </answer>], not {tags}"
+        )
+    return tags
+
+
+Tags = Annotated[tuple[str, str], AfterValidator(_check_tags)]
+"""The texts before and after an answer, such as `<answer>` and `</answer>`."""
+
+
+def find_tagged(text: str, tags: Tags) -> list[str]:
+    """Return what stands between two tags, in order."""
+    before, after = map(re.escape, tags)
+    return re.findall(f"{before}(.*?){after}", text, re.DOTALL)
+
+
+def count_tagged(rollout: Rollout, tags: Tags | None) -> int | None:
+    """Return how often the student's turns state an answer between tags; None without tags.
+
+    0 also where a tag lacks its other, as in the code of rStar2-Agent (2508.20722).
+    """
+    if tags is None:
+        return None
+    text = "\n".join(rollout.replies)
+    count = len(find_tagged(text, tags))
+    return count if all(text.count(tag) == count for tag in tags) else 0

@@ -9,7 +9,7 @@ import operator
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import printable
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.ports.tasks import ToolProblem
 from practicum.tasks import PromptSet, TaskContext
-from practicum.tasks._answered import keep_answer
+from practicum.tasks._answered import Tags, count_tagged, find_tagged, keep_answer
 from practicum.types import FrozenConfig, Message, Prompt, Rollout, ToolSchema, ToolUse
 
 OPERATORS: Mapping[str, Callable[[int, int], int]] = {
@@ -48,6 +48,18 @@ class Config(FrozenConfig):
     operators: str = Field(
         default="+-*", pattern=r"^[-+*]+$", description="some of + - *, each once"
     )
+    tags: Tags | None = Field(
+        default=None,
+        description='texts before and after an answer, as `["<", ">"]`; the reward reads what stands '
+        "in the last two, and all of a turn without them",
+    )
+    sloppy: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="with `tags`: share of the expert's answers that lack them or are stated twice, "
+        "half each",
+    )
     turns: int = Field(default=4, ge=1, description="turns with calls, after which it ends")
     bad_calls: int = Field(default=2, ge=1, description="calls without a result, likewise")
     train_size: int = Field(default=512, ge=1, description="expressions to train on")
@@ -56,6 +68,8 @@ class Config(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> "Config":
+        if self.sloppy and self.tags is None:
+            raise ValueError('sloppy is about the form of answers; write tags too, as ["<", ">"]')
         if len(set(self.operators)) < len(self.operators):
             raise ValueError(f"operators {self.operators!r} repeats one; write each once")
         count = self.train_size + self.heldout_size
@@ -110,6 +124,8 @@ class Expressions(PromptSet):
     """Expressions with a calculator; see `practicum.ports.HasTools` and `Expert`."""
 
     toolbox: Calculator = Calculator(4, 2)
+    tags: Tags | None = None
+    sloppy: float = 0.0
 
     @property
     def letters(self) -> str:
@@ -117,13 +133,24 @@ class Expressions(PromptSet):
         return printable.strip() + " "
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return 1 if the last turn is the value, else 0."""
-        return PromptSet.reward(self, keep_answer(rollout))
+        """Return 1 if the last turn states the value, in whatever form, else 0."""
+        answer = keep_answer(rollout)
+        stated = [] if self.tags is None else find_tagged(answer.text, self.tags)
+        return PromptSet.reward(self, replace(answer, text=stated[-1]) if stated else answer)
+
+    def count_answers(self, rollout: Rollout) -> int | None:
+        """Return how often the answer is stated between tags; None without tags."""
+        return count_tagged(rollout, self.tags)
 
     def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
-        """Return the one right turn: first the call, then the value."""
-        expression = prompt.messages[-1].content
-        return {write_call(expression) if not turns else str(prompt.answer): 1.0}
+        """Return the right turns: first the call, then the value, in its form or a sloppy one."""
+        if not turns:
+            return {write_call(prompt.messages[-1].content): 1.0}
+        value, (before, after) = str(prompt.answer), self.tags or ("", "")
+        clean = f"{before}{value}{after}"
+        if not self.sloppy:
+            return {clean: 1.0}
+        return {clean: 1 - self.sloppy, value: self.sloppy / 2, 2 * clean: self.sloppy / 2}
 
 
 def write_call(expression: str) -> str:
@@ -145,4 +172,6 @@ def build(config: Config, context: TaskContext) -> Task:
         train=prompts[config.heldout_size :],
         heldout=prompts[: config.heldout_size],
         toolbox=Calculator(config.turns, config.bad_calls),
+        tags=config.tags,
+        sloppy=config.sloppy,
     )

@@ -17,7 +17,7 @@ from practicum.errors import DataError
 from practicum.ports import Environment, Episode, HasAlphabet, Task, ToolSession
 from practicum.ports.tasks import GivesFeedback
 from practicum.tasks import TaskContext
-from practicum.tasks._answered import keep_answer, leave_out_calls
+from practicum.tasks._answered import Tags, count_tagged, keep_answer, leave_out_calls
 from practicum.types import FrozenConfig, Prompt, Rollout, ToolSchema, ToolUse
 
 KINDS = "practicum.tasks._tools"
@@ -44,6 +44,11 @@ class Config(FrozenConfig):
     )
     characters: int = Field(
         default=2000, ge=1, description="longer results are cut off, and the model is told"
+    )
+    tags: Tags | None = Field(
+        default=None,
+        description="texts before and after an answer, as `[<answer>, </answer>]`: the source `resample` "
+        "counts them, and the reward is the inner task's",
     )
 
     @model_validator(mode="after")
@@ -130,6 +135,7 @@ class ToolTask:
 
     task: Task
     toolbox: Tools
+    tags: Tags | None
 
     @property
     def letters(self) -> str:
@@ -148,6 +154,10 @@ class ToolTask:
     def reward(self, rollout: Rollout) -> float | None:
         """Return the inner task's reward of the last turn, which is the answer."""
         return self.task.reward(keep_answer(rollout))
+
+    def count_answers(self, rollout: Rollout) -> int | None:
+        """Return how often the answer is stated between tags; None without tags."""
+        return count_tagged(rollout, self.tags)
 
     def feedback(self, rollout: Rollout) -> str | None:
         """Return what the inner task says of the answer."""
@@ -186,5 +196,5 @@ def build(config: Config, context: TaskContext) -> Task:
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"task.tools: two tools are called {twice[0]!r}; rename one of them")
     if isinstance(task, Environment):
-        return ConversingToolTask(task, toolbox, task)
-    return ToolTask(task, toolbox)
+        return ConversingToolTask(task, toolbox, config.tags, task)
+    return ToolTask(task, toolbox, config.tags)
