@@ -107,7 +107,7 @@ def fingerprint(recipe: Recipe) -> str:
     for key in ("seed", "train_seed"):
         if settings["task"].get(key, 0) is None:
             del settings["task"][key]
-    for key in ("columns", "letters", "strict", "turn_rewards", "step_rewards"):
+    for key in ("columns", "letters", "strict", "turn_rewards", "step_rewards", "lines"):
         if not settings["task"].get(key, True):
             del settings["task"][key]
     if settings["task"].get("reward_range") == [0.0, 1.0]:

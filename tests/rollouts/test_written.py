@@ -1,7 +1,8 @@
-"""Which of several drafts of a written note stays: the one with which its reader agrees most with the student."""
+"""Which of several drafts of a written note stays: by overlap with the student, or by what the teacher answers to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from toy import toy_data, toy_recipe
 
-from practicum.errors import RecipeError
+from practicum.errors import CapabilityError, RecipeError
 from practicum.ports import Capabilities, Teacher, TeacherRequest
 from practicum.ports.notes import NoteContext, NoteMoment
 from practicum.recipe import parse_recipe
@@ -33,6 +34,7 @@ class Reader(Teacher):
     drafts: Sequence[str]
     own: dict[str, torch.Tensor]
     is_silent: bool = False
+    right: Sequence[str] = ()
     asked: list[str] = field(default_factory=list)
 
     @property
@@ -40,8 +42,14 @@ class Reader(Teacher):
         return Capabilities(frozenset({"topk"}))
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
+        none = torch.zeros(0)
+        shown = [request.prompt.privileged.get("hint") for request in requests]
+        if any(shown):
+            assert params.temperature == 0
+            answers = ["ba" if hint in self.right else "ab" for hint in shown]
+            return [Sample(none.long(), none, none, "stop", text) for text in answers]
         self.asked += [request.prompt.question for request in requests]
-        text, none = self.drafts[len(self.asked) // len(requests) - 1], torch.zeros(0)
+        text = self.drafts[len(self.asked) // len(requests) - 1]
         return [Sample(none.long(), none, none, "stop", text) for _ in requests]
 
     def score(self, rollouts: Sequence[Rollout], signal: Any) -> list[TeacherSignal]:
@@ -77,19 +85,24 @@ def answer(number: int) -> Rollout:
     )
 
 
-def choose(parts: RunComponents, *drafts: str, is_silent: bool = False, **settings: Any) -> Any:
-    """The notes of two answers, by overlap, and what the teacher was asked."""
+def choose(
+    parts: RunComponents,
+    *drafts: str,
+    is_silent: bool = False,
+    right: Sequence[str] = (),
+    **settings: Any,
+) -> Any:
+    """The notes of two answers."""
     components, rollouts = parts.parts, [answer(0), answer(1)]
     own = compute_candidates(components.sampler, rollouts, 2)
     known = {rollout.text: ids for rollout, ids in zip(rollouts, own, strict=True)}
-    reader = Reader(drafts, known, is_silent)
+    reader = Reader(drafts, known, is_silent, right)
     config = written.Config(
         template="{attempt}",
         by="teacher",
         drafts=len(drafts),
-        choose="overlap",
         likeliest=2,
-        **settings,
+        **{"choose": "overlap", **settings},
     )
     context = NoteContext("hint", components.renderer, components.task, 5, {"teacher": reader})
     return written.build(config, context).write(rollouts, NoteMoment(1, components.sampler))
@@ -121,6 +134,40 @@ def test_drafts_that_are_too_short_are_not_compared_and_a_silent_teacher_prefers
     assert choose(parts, "longer x", "xx", is_silent=True) == ["xx"] * 2
 
 
+@pytest.mark.parametrize("count", range(4))
+def test_of_the_drafts_that_the_teacher_answers_rightly_the_longest_stays(
+    parts: RunComponents, count: int
+) -> None:
+    """A filter of probes: whoever answers the probe arrives at the answer to the question."""
+    drafts = ["so", "longer", "the longest"]
+    for right in combinations(drafts, count):
+        kept = max(right, key=len, default=None)
+        assert choose(parts, *drafts, choose="right", right=right) == [kept, kept], right
+    assert choose(parts, "", "x", choose="right", right=["x"], shortest=2) == [None, None]
+
+
+def test_a_teacher_that_fails_or_cannot_write_keeps_no_draft(
+    parts: RunComponents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Reader.sample
+
+    def fail(self: Reader, requests: Sequence[TeacherRequest], params: SamplingParams) -> Any:
+        samples = write(self, requests, params)
+        shown = any("hint" in request.prompt.privileged for request in requests)
+        return [replace(sample, stop_reason="error") for sample in samples] if shown else samples
+
+    monkeypatch.setattr(Reader, "sample", fail)
+    assert choose(parts, "so", choose="right", right=["so"]) == [None, None]
+
+    def refuse(self: Reader, requests: Sequence[TeacherRequest], params: SamplingParams) -> Any:
+        shown = any("hint" in request.prompt.privileged for request in requests)
+        return None if shown else write(self, requests, params)
+
+    monkeypatch.setattr(Reader, "sample", refuse)
+    with pytest.raises(CapabilityError, match=r"notes.hint: this teacher cannot write here"):
+        choose(parts, "so", choose="right", right=["so"])
+
+
 def test_the_teacher_that_chooses_tells_its_likeliest_tokens_and_is_not_asked_ahead(
     models: Path,
 ) -> None:
@@ -133,7 +180,11 @@ def test_the_teacher_that_chooses_tells_its_likeliest_tokens_and_is_not_asked_ah
     alone = {**recipe, "teacher": {"type": "none"}, "objective": {"signal": "score"}}
     with pytest.raises(RecipeError, match=r"notes.hint.choose: overlap compares with the teacher"):
         parse_recipe(alone, "toy")
+    silent = {**alone, "notes": {"hint": {**chosen, "choose": "right"}}}
+    with pytest.raises(RecipeError, match=r"notes.hint.choose: right asks the teacher for answers"):
+        parse_recipe(silent, "toy")
     config = written.Config(**{**chosen, "writer": {"type": "scripted", "tape": "x"}})
     can = Capabilities(frozenset({"topk"}), follows_student=True)
     assert config.follows_student({"teacher": can})
+    assert config.model_copy(update={"choose": "right"}).follows_student({"teacher": can})
     assert not config.follows_student({"teacher": replace(can, follows_student=False)})

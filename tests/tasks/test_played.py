@@ -280,6 +280,8 @@ def test_a_teachers_probes_become_turns(tmp_path: Path) -> None:
         "train.prompts_per_step=3",
         "evaluation.prompts=0",
         "stages.probe.notes.probe.shortest=0",
+        # A model that knows nothing answers no probe.
+        "stages.probe.notes.probe.choose=longest",
     ]
     folder = run("pipelines/probing-to-refine", changes, out=tmp_path, progress=False).folder
     probe, warm_up, refine = (

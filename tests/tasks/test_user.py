@@ -104,3 +104,11 @@ def test_questions_are_turns_and_the_bonus_is_for_being_right_before_and_after()
         for first, last in ((answer, answer), ("no", answer), (answer, "no"), ("no", "no"))
     ]
     assert rewards == [1.0, pytest.approx(2 / 3), 0.0, 0.0]
+
+
+def test_each_line_of_a_question_may_be_a_turn() -> None:
+    prompt = open_task().train_prompts()[0]
+    prompt = replace(prompt, privileged={"probes": "why?\n\nhow?"})
+    for lines, questions in ((True, ["why?", "how?", "and?"]), (False, ["why?\n\nhow?", "and?"])):
+        task = open_task(asks=["{probes}", "and?"], lines=lines)
+        assert task.list_questions(prompt, "") == questions

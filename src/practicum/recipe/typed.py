@@ -209,6 +209,7 @@ class TaskSection(TypedDict, total=False):
     right: str
     wrong: str
     asks: Sequence[str]
+    lines: bool
     bonus: float
     taskset: str
     settings: Mapping[str, Any]

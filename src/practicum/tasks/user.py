@@ -41,6 +41,9 @@ class Config(FrozenConfig):
         description="questions after the first answer, each a turn, with {question}, {attempt} and "
         "the privileged fields of the row; one with a missing field is left out",
     )
+    lines: bool = Field(
+        default=False, description="with `asks`: each line of a question is a turn of its own"
+    )
     bonus: float = Field(
         default=0.0,
         ge=0,
@@ -112,11 +115,14 @@ class UserTask:
     def list_questions(self, prompt: Prompt, attempt: str) -> list[str]:
         """Return what is asked after the first answer."""
         fields = {**prompt.privileged, "question": prompt.question, "attempt": attempt.strip()}
-        return [
+        questions = [
             fill_placeholders(text, fields)
             for text in self.config.asks
             if fields.keys() >= set(list_placeholders(text))
         ]
+        if not self.config.lines:
+            return questions
+        return [line for text in questions for line in text.splitlines() if line.strip()]
 
     def _verify(self, prompt: Prompt, reply: str) -> float | None:
         return self.task.reward(Rollout.from_text(prompt, reply))

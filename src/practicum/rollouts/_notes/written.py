@@ -23,7 +23,14 @@ from practicum.errors import CapabilityError
 from practicum.objective import TopK
 from practicum.objective.passes import build_score_requests
 from practicum.objective.signal_reader import select_likeliest
-from practicum.ports import Capabilities, SamplingClient, Teacher, TeacherConfig, TeacherRequest
+from practicum.ports import (
+    Capabilities,
+    SamplingClient,
+    Task,
+    Teacher,
+    TeacherConfig,
+    TeacherRequest,
+)
 from practicum.ports.notes import Note, NoteConfig, NoteContext, NoteMoment
 from practicum.rollouts.annotating import set_note
 from practicum.rollouts.fields import (
@@ -71,13 +78,17 @@ class Config(NoteConfig):
         description="one text for each answer, one for all of a prompt, or one that is written anew "
         "with each answer of the run",
     )
-    max_new_tokens: int = Field(default=64, ge=1, description="longest text in tokens")
+    max_new_tokens: int = Field(
+        default=64, ge=1, description="longest text in tokens; with `right` the longest answer too"
+    )
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
     drafts: int = Field(default=1, ge=1, description="texts to write, one of which is the note")
-    choose: Literal["longest", "overlap"] = Field(
+    choose: Literal["longest", "overlap", "right"] = Field(
         default="longest",
-        description="of several drafts the longest, or the one with which the teacher's likeliest "
-        "tokens are most often the student's (OpenClaw-RL 2603.10165); of equal ones the shortest",
+        description="of several drafts the longest; with `overlap` the one with which the teacher's "
+        "likeliest tokens are most often the student's (OpenClaw-RL 2603.10165), of equal ones the "
+        "shortest; with `right` the longest that the teacher answers rightly, and no note if there "
+        "is none",
     )
     likeliest: int = Field(
         default=4, ge=1, description="tokens of each of the two at each position, with `overlap`"
@@ -130,6 +141,11 @@ class Config(NoteConfig):
                     f"notes.{name}.choose: overlap compares with the teacher, which {refusal}; write "
                     "choose: longest, or another teacher"
                 )
+        if self.choose == "right" and not models["teacher"].writes:
+            problems.append(
+                f"notes.{name}.choose: right asks the teacher for answers, which writes nothing; "
+                "write choose: longest, or another teacher"
+            )
         can = self._find_capabilities(models)
         where = f"notes.{name}.{'by' if self.writer is None else 'writer'}"
         if self.role != "student" and can is None:
@@ -144,7 +160,7 @@ class Config(NoteConfig):
     def follows_student(self, models: Mapping[str, Capabilities]) -> bool:
         """Return True if who writes or chooses is made of the student, or reads earlier steps."""
         capabilities = [self._find_capabilities(models)]
-        capabilities += [models["teacher"]] if self.choose == "overlap" else []
+        capabilities += [models["teacher"]] if self.choose != "longest" else []
         follows = any(can is None or can.follows_student for can in capabilities)
         return follows or self.per == "run"
 
@@ -159,6 +175,7 @@ class WrittenNote(Note):
 
     config: Config
     renderer: Renderer
+    task: Task
     seed: int
     name: str
     writer: Teacher | None = None
@@ -264,6 +281,8 @@ class WrittenNote(Note):
             by_subject = self._order_by_overlap(subjects, by_subject, moment.student)
         else:
             by_subject = [sorted(texts, key=len, reverse=True) for texts in by_subject]
+        if self.config.choose == "right":
+            by_subject = self._keep_right(subjects, by_subject)
         return [next(iter(texts), None) for texts in by_subject]
 
     def _order_by_overlap(
@@ -302,6 +321,49 @@ class WrittenNote(Note):
             ordered[row].sort(key=lambda text, row=row: -shared[row, text])
         return ordered
 
+    def _keep_right(
+        self, rollouts: Sequence[Rollout], drafts: Sequence[Sequence[str]]
+    ) -> list[list[str]]:
+        """Return those of each rollout's drafts with which the reader answers its prompt rightly.
+
+        The reader sees a draft as it sees the note, and answers greedily.
+        """
+        pairs = [(row, text) for row, texts in enumerate(drafts) for text in dict.fromkeys(texts)]
+        if not pairs:
+            return [[] for _ in rollouts]
+        assert self.reader is not None, "a recipe without a teacher is refused when it is read"
+        prompts = [rollouts[row].prompt for row, _ in pairs]
+        requests = [
+            TeacherRequest(
+                replace(prompt, privileged={**prompt.privileged, self.name: text}), self.seed
+            )
+            for prompt, (_, text) in zip(prompts, pairs, strict=True)
+        ]
+        right: list[list[str]] = [[] for _ in rollouts]
+        samples = self._ask(self.reader, requests, temperature=0.0)
+        for (row, text), prompt, sample in zip(pairs, prompts, samples, strict=True):
+            reply = Rollout.from_text(prompt, self._decode(sample))
+            is_failed = sample.stop_reason in FAILURES
+            if not is_failed and (self.task.reward(reply) or 0.0) >= 1.0:
+                right[row].append(text)
+        return right
+
+    def _ask(
+        self, writer: Teacher, requests: Sequence[TeacherRequest], temperature: float
+    ) -> list[Sample]:
+        """Return what a teacher writes; CapabilityError if it cannot write here."""
+        params = SamplingParams(
+            self.config.max_new_tokens, temperature, stop_ids=self.renderer.stop_ids
+        )
+        samples = writer.sample(requests, params)
+        if samples is None:
+            role = "teacher" if writer is self.reader else self.config.role
+            raise CapabilityError(
+                f"notes.{self.name}: this {role} cannot write here; "
+                "write by: student and choose: longest"
+            )
+        return samples
+
     def _sample(
         self,
         rollouts: Sequence[Rollout],
@@ -310,11 +372,11 @@ class WrittenNote(Note):
         moment: NoteMoment,
     ) -> list[Sample]:
         """Return what the writer writes to each text."""
-        params = SamplingParams(
-            self.config.max_new_tokens, self.config.temperature, stop_ids=self.renderer.stop_ids
-        )
         messages = [(Message("user", text),) for text in texts]
         if self.writer is None:
+            params = SamplingParams(
+                self.config.max_new_tokens, self.config.temperature, stop_ids=self.renderer.stop_ids
+            )
             prompts = self.renderer.render_all(messages)
             pairs = zip(prompts, seeds, strict=True)
             return moment.student.sample([SampleRequest(*pair) for pair in pairs], params)
@@ -322,21 +384,21 @@ class WrittenNote(Note):
             TeacherRequest(replace(rollout.prompt, messages=turns), seed)
             for rollout, turns, seed in zip(rollouts, messages, seeds, strict=True)
         ]
-        samples = self.writer.sample(requests, params)
-        if samples is None:
-            raise CapabilityError(
-                f"notes.{self.name}: this {self.config.role} cannot write here; write by: student"
-            )
-        return samples
+        return self._ask(self.writer, requests, self.config.temperature)
 
     def _read(self, sample: Sample) -> str | None:
         """Return the words of a sample; None if it failed or is too short to be a note."""
-        if sample.stop_reason in FAILURES:
-            return None
+        text = self._decode(sample)
+        is_note = sample.stop_reason not in FAILURES and len(text) >= self.config.shortest
+        return text if is_note else None
+
+    def _decode(self, sample: Sample) -> str:
+        """Return the words of a sample, without control tokens."""
+        if sample.text is not None:
+            return sample.text.strip()
         special = self.renderer.special_ids
         tokens = [token for token in sample.tokens.tolist() if token not in special]
-        text = (self.renderer.decode(tokens) if sample.text is None else sample.text).strip()
-        return text if len(text) >= self.config.shortest else None
+        return self.renderer.decode(tokens).strip()
 
 
 def _count_shared(
@@ -387,4 +449,6 @@ def build(config: Config, context: NoteContext) -> Note:
         assert context.build_teacher is not None, "only a dry test builds no teachers"
         writer = context.build_teacher(config.writer)
     reader = context.models.get("teacher")
-    return WrittenNote(config, context.renderer, context.seed, context.name, writer, reader)
+    return WrittenNote(
+        config, context.renderer, context.task, context.seed, context.name, writer, reader
+    )
