@@ -16,7 +16,12 @@ ARCHITECTURES = ("llama", "qwen3", "gemma3")
 
 
 def tiny(
-    architecture: str = "llama", seed: int = 0, *, rows: int = VOCABULARY, dropout: float = 0.0
+    architecture: str = "llama",
+    seed: int = 0,
+    *,
+    rows: int = VOCABULARY,
+    dropout: float = 0.0,
+    head_width: int = 8,
 ) -> LanguageModel:
     """A model with `rows` rows of embedding, of which `VOCABULARY` are tokens; its weights are large enough to disagree."""
     kinds = {
@@ -37,7 +42,7 @@ def tiny(
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=head_width,
         max_position_embeddings=256,
         attention_dropout=dropout,
         initializer_range=0.2,

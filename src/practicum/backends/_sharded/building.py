@@ -23,22 +23,26 @@ log = logging.getLogger(__name__)
 
 
 def load_in_shards(
-    config: ModelConfig, scratch_folder: Path | None = None, seed: int = 0, nodes: int = 1
+    config: ModelConfig,
+    scratch_folder: Path | None = None,
+    seed: int = 0,
+    nodes: int = 1,
+    decoding: str = "auto",
 ) -> tuple[LoadedModel, ShardedModel]:
     """Load a model of which each rank of the process group keeps a shard; all ranks call this.
 
-    A student is trainable as its settings say, everything else frozen.
+    A student is trainable as its settings say, everything else frozen. `decoding` is the backend's setting.
     """
     files = open_files(config, scratch_folder)
     sharded = read_sharded_model(
-        files.source, config, files.vocab_size, files.device, seed=seed, nodes=nodes
+        files.source, config, files.vocab_size, files.device, seed, nodes, decoding
     )
     if sharded is None:
         log.info(
             f"{files.source}: its files do not hold the weights as its modules do, so each rank "
             "loads the whole model before it keeps a shard"
         )
-        loaded = load_by_role(config, seed, scratch_folder)
+        loaded = load_by_role(config, seed, scratch_folder, decoding)
         return loaded, put_in_shards(loaded.language_model, nodes)
     model = sharded.language_model.model
     files.check_rows(model)

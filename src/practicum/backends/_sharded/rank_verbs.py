@@ -143,7 +143,8 @@ class ShardedRank:
         }
 
     def _load_shard(self, model: ModelSettings) -> tuple[LoadedModel, ShardedModel]:
-        return load_in_shards(model.config, model.folder, model.seed, self._nodes)
+        decoding = self._settings.limits.decoding
+        return load_in_shards(model.config, model.folder, model.seed, self._nodes, decoding)
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int

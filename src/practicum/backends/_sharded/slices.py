@@ -32,6 +32,7 @@ from practicum.backends._sharded.sharding import (
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import check_finite, set_trainable
 from practicum.backends.local.packing import enable_packing, find_max_packed_length
+from practicum.backends.local.trial import choose_decoding
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import find_base, is_adapter_folder
@@ -59,6 +60,7 @@ def read_sharded_model(
     device: torch.device,
     seed: int = 0,
     nodes: int = 1,
+    decoding: str = "auto",
 ) -> ShardedModel | None:
     """Read a model's rows of this rank, trainable as the recipe says; all ranks call this.
 
@@ -91,6 +93,9 @@ def read_sharded_model(
             longest = find_max_packed_length(language_model)
             language_model = replace(language_model, max_packed_tokens=longest)
         language_model.check_split()
+        # Ranks learn in the way in which a process with the whole model does.
+        way = choose_decoding(language_model, decoding)
+    language_model = replace(language_model, decoding=way)
     return ShardedModel(language_model, weights)
 
 

@@ -5,6 +5,8 @@ was called with. The function of this module takes a `layout`, which knows which
 together; without a layout it calls transformers' own function.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,6 +18,18 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "practicum"
 """The name under which this attention function is registered in transformers."""
+
+
+LayerStates = tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]
+"""The keys and values of a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStates:
+    """The keys and values of P tokens with which texts begin, by layer."""
+
+    tokens: tuple[int, ...]
+    kv_by_layer: Mapping[int, LayerStates]
 
 
 @runtime_checkable

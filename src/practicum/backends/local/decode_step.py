@@ -14,10 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.backends.local.attention import attend
+from practicum.backends.local.attention import LayerStates, attend
 from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import LayerStates
 from practicum.backends.local.prepared import PrepackedModel
 from practicum.backends.local.text_states import StateRecorder
 from practicum.types import Sample

@@ -1,6 +1,5 @@
 """Sample the next token of each row from its logits and from random numbers of its own stream."""
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.backends.local.native.library import NativeLibrary, point_to
+from practicum.backends.local.native.library import NativeLibrary
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.functional.truncation import sampling_logprobs
@@ -117,14 +116,9 @@ def _draw_natively(
     logits, room = logits.contiguous(), torch.empty(threads, vocabulary)
     tokens = torch.empty(rows, dtype=torch.long)
     sampled, policy = torch.empty(rows), torch.empty(rows)
-    library.functions.draw(
-        point_to(logits),
-        *map(ctypes.c_long, (rows, vocabulary, VOCABULARY_BLOCK)),
-        point_to(noise),
-        ctypes.c_float(1.0 / temperature),
-        *map(point_to, (room, tokens, sampled, policy)),
-        ctypes.c_long(threads),
-    )
+    sizes = rows, vocabulary, VOCABULARY_BLOCK
+    results = tokens, sampled, policy
+    library.call("draw", logits, *sizes, noise, 1.0 / temperature, room, *results, threads=threads)
     return tokens, sampled, policy
 
 

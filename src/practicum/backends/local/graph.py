@@ -72,13 +72,15 @@ def activation_checkpointing(
 def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
     """Return the bytes that autograd saves for one text of so many tokens, without the weights."""
     weights = _find_addresses(language_model.model.parameters())
+    layers = find_layers(language_model.model) or ()
+    owners = {part: layer for layer in layers for part in layer.modules() if part is not layer}
     gathered: set[int] = set()
     saved: dict[int, int] = {}
 
     def look(module: torch.nn.Module, _: object) -> None:
         # A model in shards gathers a layer's weights when it computes, and frees them after it.
         gathered.clear()
-        gathered.update(_find_addresses(module.parameters(recurse=False)))
+        gathered.update(_find_addresses(owners.get(module, module).parameters()))
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.attention import attend
+from practicum.backends.local.attention import LayerStates, PrefixStates, attend
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import LayerStates, PrefixStates
 from practicum.costs.segments import find_longest_beginning
 
 MAX_BYTES = 2**30

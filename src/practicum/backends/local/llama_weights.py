@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from practicum.backends.local.language_model import LanguageModel, find_body
@@ -62,8 +63,8 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
     config: Any = model.config.get_text_config()
     body = find_body(model)
     weights = _merge_adapters(body) if merge else _separate_adapters(body)
-    # No step reads them.
-    if any(has_fewer_bits(weight) for weight in weights.values()):
+    # No step reads them; a shard is another matter.
+    if any(has_fewer_bits(w) for w in weights.values() if not isinstance(w, DTensor)):
         return None
     expected = {"embed_tokens.weight", "norm.weight"}
     layers: list[Mapping[str, Tensor]] = []

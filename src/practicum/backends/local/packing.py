@@ -6,7 +6,7 @@ texts of unequal lengths cost their tokens and no more, and the gradient is that
 texts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -15,8 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from practicum.backends.local.attention import NAME, attend
+from practicum.backends.local.attention import NAME, PrefixStates, attend
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.native import open_attention
+from practicum.backends.local.native.layer import use_native_layers
+from practicum.backends.local.native.packed import NativeSegments
 from practicum.backends.local.text_states import skip_lower_layers
 from practicum.backends.local.varlen import VarlenSegments, can_attend_varlen
 from practicum.core import abandon
@@ -113,18 +116,6 @@ def _wrap_ids(prompt: tuple[int, ...], tokens: tuple[int, ...], vocab_size: int)
     )
 
 
-LayerStates = tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]
-"""The keys and values of a layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixStates:
-    """The keys and values of P tokens with which texts begin, by layer."""
-
-    tokens: tuple[int, ...]
-    kv_by_layer: Mapping[int, LayerStates]
-
-
 class PackedBatch:
     """Texts packed into one row of tokens in which shared prefixes appear once.
 
@@ -167,13 +158,12 @@ class PackedBatch:
         self.output_positions = torch.tensor(outputs, dtype=torch.long, device=device)
         self.kv_by_layer: dict[int, tuple[Tensor, Tensor]] | None = {} if keep_kv else None
         self._order = order
+        self._native: NativeSegments | None = None
 
     @cached_property
     def segments(self) -> VarlenSegments:
         """The segments as a flash kernel takes them."""
-        return VarlenSegments.build(
-            [self._collect_spans(number) for number in self._order], self.ids.device
-        )
+        return VarlenSegments.build(self._collect_paths(), self.ids.device)
 
     @cached_property
     def _groups(self) -> "list[_Group]":
@@ -192,7 +182,11 @@ class PackedBatch:
 
     def compute_hidden_states(self, language_model: LanguageModel) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict each text's tokens, concatenated."""
-        hidden = language_model.forward_packed(self.ids, self.positions, self)
+        library = open_attention(language_model)
+        if library is not None:
+            self._native = NativeSegments.build(library, self._collect_paths())
+        with use_native_layers(library, language_model):
+            hidden = language_model.forward_packed(self.ids, self.positions, self)
         return hidden[self.output_positions]
 
     def locate_tokens(self) -> list[Int[Tensor, " L"]]:
@@ -234,6 +228,8 @@ class PackedBatch:
         """Compute the attention of all segments of the row, the prefix included."""
         if can_attend_varlen(queries, values, dropout):
             return self.segments.attend(queries, keys, values, scale)
+        if self._native is not None and self._native.can_attend(queries, values, dropout):
+            return self._native.attend(queries, keys, values, scale)
         mask = None if self._mask is None else self._mask.to(queries.dtype)
         outputs = [
             group.attend(queries, keys, values, mask, scale, dropout) for group in self._groups
@@ -244,6 +240,10 @@ class PackedBatch:
         segment = self._segments[number]
         parent = -1 if segment.parent is None else segment.parent
         return parent, len(segment.tokens), segment.start
+
+    def _collect_paths(self) -> list[list[range]]:
+        """Return the row positions that each segment sees, in the order of the row."""
+        return [self._collect_spans(number) for number in self._order]
 
     def _collect_spans(self, number: int | None) -> list[range]:
         """Return the row positions of a segment's ancestors and its own, from the text's start."""

@@ -88,7 +88,7 @@ def can_decode_natively(language_model: LanguageModel) -> bool:
     model = language_model.model
     if language_model.device.type != "cpu" or not language_model.is_exact:
         return False
-    if find_llama_weights(model) is None or load_library() is None:
+    if find_llama_weights(model, merge=False) is None or load_library() is None:
         return False
     twin = _build_twin(model, Decoding.NATIVE)
     if not twin.max_packed_tokens:

@@ -1,8 +1,10 @@
-"""The decode step of Llama-like models, and reverse KL, as one compiled program, for float32 weights on x86 processors.
+"""The decode step of Llama-like models, attention and reverse KL as one compiled program, for float32 weights on x86 processors.
 
 It is compiled on first use. Without a C compiler, and for other models, texts are decoded through
 transformers' modules.
 """
+
+from torch.distributed.tensor import DTensor
 
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.llama_weights import LlamaWeights, find_llama_weights
@@ -16,6 +18,7 @@ __all__ = [
     "load_library",
     "name_decoding",
     "name_ways",
+    "open_attention",
     "open_kernel",
     "open_native",
 ]
@@ -41,7 +44,9 @@ def open_native(language_model: LanguageModel) -> tuple[NativeLibrary, LlamaWeig
     """Return the program and the model's current weights; None if it cannot run this model."""
     library = load_library() if language_model.decoding is Decoding.NATIVE else None
     weights = find_llama_weights(language_model.model) if library else None
-    return None if library is None or weights is None else (library, weights)
+    # The step reads addresses, and a shard has those of its own rows alone.
+    is_sharded = weights is not None and isinstance(weights.embedding, DTensor)
+    return None if library is None or weights is None or is_sharded else (library, weights)
 
 
 def open_kernel(language_model: LanguageModel) -> NativeReverseKL | None:
@@ -49,5 +54,10 @@ def open_kernel(language_model: LanguageModel) -> NativeReverseKL | None:
 
     So the name of its decoding tells a run's identity how its loss is computed too.
     """
-    library = load_library() if language_model.decoding is Decoding.NATIVE else None
+    library = open_attention(language_model)
     return None if library is None else NativeReverseKL(library)
+
+
+def open_attention(language_model: LanguageModel) -> NativeLibrary | None:
+    """Return the program for the attention of whole texts, on the same condition as `open_kernel`."""
+    return load_library() if language_model.decoding is Decoding.NATIVE else None

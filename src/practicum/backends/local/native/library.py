@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +21,10 @@ from practicum.models.sources import locate_cache
 log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
-SOURCES, HEADER = (FOLDER / "step.c", FOLDER / "loss.c"), FOLDER / "shared.h"
+SOURCES, HEADER = (
+    tuple(FOLDER / name for name in ("layer.c", "loss.c", "packed.c", "step.c")),
+    FOLDER / "shared.h",
+)
 FLAGS = ("-O3", "-std=c11", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread")
 VECTORS = {
     "AVX512": ("-mavx512f", "-mfma", "-DLANES=16"),
@@ -31,6 +35,10 @@ VECTORS = {
 LANES = {"AVX512": 16, "AVX2": 8}
 COMPILE_SECONDS = 120
 """A compiler that takes longer is stopped; models then decode through their own modules."""
+
+
+Argument = torch.Tensor | ctypes.Structure | float | None
+"""An argument of a function of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,14 @@ class NativeLibrary:
         """The columns of a weight that are multiplied together."""
         return 3 * self.lanes
 
+    def call(self, name: str, *arguments: Argument, threads: int | None = None) -> int:
+        """Call a function with its arguments and, as the last one, a number of threads: torch's by default.
+
+        Whole numbers arrive as `long`, others as `float`, contiguous tensors and structs as addresses.
+        """
+        count = torch.get_num_threads() if threads is None else threads
+        return self.functions[name](*map(_convert, arguments), ctypes.c_long(count))
+
 
 def load_library() -> NativeLibrary | None:
     """Return the program for the vectors that torch uses; None without a compiler or such vectors."""
@@ -56,6 +72,16 @@ def point_to(tensor: torch.Tensor) -> ctypes.c_void_p:
     """Return the address of a contiguous tensor's numbers; the caller keeps the tensor alive."""
     assert tensor.is_contiguous()
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _convert(argument: Argument) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return point_to(argument)
+    if isinstance(argument, ctypes.Structure):
+        return ctypes.byref(argument)
+    if isinstance(argument, float):
+        return ctypes.c_float(argument)
+    return argument if argument is None else ctypes.c_long(argument)
 
 
 @cache
@@ -74,9 +100,8 @@ def _load(vectors: str) -> NativeLibrary | None:
             "decoding goes through torch, which is slower"
         )
         return None
-    functions.measure_room.restype = ctypes.c_long
-    for function in (functions.advance, functions.measure_loss, functions.differentiate_loss):
-        function.restype = None
+    for function in (functions.measure_room, functions.measure_attention_room):
+        function.restype = ctypes.c_long
     return NativeLibrary(f"native {vectors}", LANES[vectors], functions)
 
 

@@ -19,22 +19,6 @@ typedef struct {
 /* The greater one; NaN stays NaN. */
 static vector raise(vector x, float least) { return choose(x < least, fill(least), x); }
 
-/* Numbers from `at` on; those past the end are `rest`. */
-static vector load_some(const float *x, long at, long count, float rest) {
-    if (at + LANES <= count) return load(x + at);
-    float some[LANES];
-    for (long i = 0; i < LANES; i++) some[i] = at + i < count ? x[at + i] : rest;
-    return load(some);
-}
-
-static void store_some(float *x, long at, long count, vector v) {
-    if (at + LANES <= count) {
-        store(x + at, v);
-        return;
-    }
-    for (long i = 0; at + i < count; i++) x[at + i] = v[i];
-}
-
 static void measure_row(const loss *j, long row) {
     const float *student = j->student + row * j->columns, *teacher = j->teacher + row * j->columns;
     float highest = find_highest(teacher, j->columns);

@@ -1,13 +1,12 @@
 """Reverse KL and its gradient by the compiled program; see `practicum.objective.compiled`."""
 
-import ctypes
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.native.library import NativeLibrary, point_to
+from practicum.backends.local.native.library import NativeLibrary
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +23,7 @@ class NativeReverseKL:
     ) -> Float[Tensor, "5 T"]:
         """Return the numbers of each row; see `ReverseKLKernel.measure`."""
         numbers = torch.empty(5, len(student))
-        self.library.functions.measure_loss(
-            *map(point_to, (student, teacher)),
-            *map(ctypes.c_long, student.shape),
-            point_to(numbers),
-            ctypes.c_long(torch.get_num_threads()),
-        )
+        self.library.call("measure_loss", student, teacher, *student.shape, numbers)
         return numbers
 
     def differentiate(
@@ -40,9 +34,5 @@ class NativeReverseKL:
         coefficients: Float[Tensor, " T"],
     ) -> None:
         """Write the gradient over the student's logits; see `ReverseKLKernel.differentiate`."""
-        self.library.functions.differentiate_loss(
-            *map(point_to, (student, teacher)),
-            *map(ctypes.c_long, student.shape),
-            *map(point_to, (numbers, coefficients.contiguous())),
-            ctypes.c_long(torch.get_num_threads()),
-        )
+        weights = coefficients.contiguous()
+        self.library.call("differentiate_loss", student, teacher, *student.shape, numbers, weights)

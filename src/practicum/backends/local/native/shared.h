@@ -35,6 +35,15 @@ static float sum(vector v) {
     return total;
 }
 
+static float dot(const float *a, const float *b, long count) {
+    vector sums = {0};
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) sums += load(a + i) * load(b + i);
+    float total = sum(sums);
+    for (; i < count; i++) total += a[i] * b[i];
+    return total;
+}
+
 static vector fill(float value) { return (vector){0} + value; }
 
 static vector choose(integers mask, vector yes, vector no) {
@@ -69,6 +78,22 @@ static float find_highest(const float *x, long count) {
     for (int lane = 0; lane < LANES; lane++) result = highest[lane] > result ? highest[lane] : result;
     for (; i < count; i++) result = x[i] > result ? x[i] : result;
     return result;
+}
+
+/* Numbers from `at` on; those past the end are `rest`. */
+static vector load_some(const float *x, long at, long count, float rest) {
+    if (at + LANES <= count) return load(x + at);
+    float some[LANES];
+    for (long i = 0; i < LANES; i++) some[i] = at + i < count ? x[at + i] : rest;
+    return load(some);
+}
+
+static void store_some(float *x, long at, long count, vector v) {
+    if (at + LANES <= count) {
+        store(x + at, v);
+        return;
+    }
+    for (long i = 0; at + i < count; i++) x[at + i] = v[i];
 }
 
 /* Wait until the phase is another. Spin first: it is microseconds away if each thread has a core. */

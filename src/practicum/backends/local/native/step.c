@@ -80,15 +80,6 @@ static void multiply(const float *x, long rows, long stride, const float *w, lon
     }
 }
 
-static float dot(const float *a, const float *b, long count) {
-    vector sums = {0};
-    long i = 0;
-    for (; i + LANES <= count; i += LANES) sums += load(a + i) * load(b + i);
-    float total = sum(sums);
-    for (; i < count; i++) total += a[i] * b[i];
-    return total;
-}
-
 static void add_scaled(float *out, const float *x, float scale, long count) {
     long i = 0;
     for (; i + LANES <= count; i += LANES) store(out + i, load(out + i) + scale * load(x + i));

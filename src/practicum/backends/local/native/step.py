@@ -10,7 +10,7 @@ from torch import Tensor
 from practicum.backends.local.decode_step import DecodeJob, LayerStates, copy_heads
 from practicum.backends.local.llama_weights import LlamaWeights, compute_rotations
 from practicum.backends.local.native.kept import PackJob, pack_weights
-from practicum.backends.local.native.library import NativeLibrary, point_to
+from practicum.backends.local.native.library import NativeLibrary
 from practicum.functional.head import Head
 
 LAYER_FIELDS = (
@@ -55,7 +55,7 @@ class NativeStep:
     def __init__(self, job: DecodeJob, library: NativeLibrary, weights: LlamaWeights) -> None:
         self.lower: Float[Tensor, "B D"] | None = None
         self._has_lower = job.lower_layers > 0
-        self._functions = library.functions
+        self._library = library
         self._width = weights.embedding.shape[1]
         head = job.language_model.head()
         self._head = head.detached()
@@ -66,7 +66,7 @@ class NativeStep:
             + [_plan_packing_head(head, library.panel)],
         )
         shape = len(layers), job.rows, weights.groups, job.longest, weights.head_width
-        self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
+        self._keys, self._values = torch.empty(shape), torch.empty(shape)
         cosines, sines = compute_rotations(
             job.language_model, weights.head_width, job.longest, torch.float32
         )
@@ -95,9 +95,7 @@ class NativeStep:
             weights.head_width**-0.5,
         )
         self._threads = torch.get_num_threads()
-        room = self._functions.measure_room(
-            ctypes.byref(self._model), ctypes.c_long(job.rows), ctypes.c_long(self._threads)
-        )
+        room = library.call("measure_room", self._model, job.rows, threads=self._threads)
         self._room = torch.empty(room)
         self._packed_head = packed_head["weight"]
 
@@ -126,13 +124,9 @@ class NativeStep:
         tokens, positions = tokens.contiguous(), torch.tensor(lengths)
         hidden = torch.empty(len(lengths), self._width)
         self.lower = torch.empty_like(hidden) if self._has_lower else None
-        self._functions.advance(
-            ctypes.byref(self._model),
-            ctypes.c_long(len(lengths)),
-            *map(point_to, (tokens, positions, hidden)),
-            None if self.lower is None else point_to(self.lower),
-            point_to(self._room),
-            ctypes.c_long(self._threads),
+        states = hidden, self.lower, self._room
+        self._library.call(
+            "advance", self._model, len(lengths), tokens, positions, *states, threads=self._threads
         )
         return hidden
 
@@ -140,14 +134,11 @@ class NativeStep:
         """Return the logits of the next tokens, without a gradient."""
         head, hidden = self._head, hidden.contiguous()
         product = torch.empty(len(hidden), head.vocab_size)
-        self._functions.project(
-            point_to(hidden),
-            ctypes.c_long(len(hidden)),
-            point_to(self._packed_head),
-            *map(ctypes.c_long, product.shape[1:]),
-            ctypes.c_long(self._width),
-            point_to(product),
-            ctypes.c_long(self._threads),
+        sizes = product.shape[1], self._width
+        self._library.call(
+            "project",
+            *(hidden, len(hidden), self._packed_head, *sizes, product),
+            threads=self._threads,
         )
         if head.bias is not None:
             product += head.bias[: head.vocab_size]
