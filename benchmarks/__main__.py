@@ -15,6 +15,7 @@ NAMES = (
     "rollout",
     "flips",
     "turns",
+    "packing",
     "step",
     "cache",
     "layout",

@@ -197,12 +197,12 @@ def _describe_floor(goal: goals.Goal, newest: Mapping[str, Line]) -> str | None:
         if highest < goal.quiet
         else f"To reach {goal.quiet:g} is to take {highest / goal.quiet:.2f} times as long."
     )
-    if f"{name}.products" not in readings:
+    if f"{name}.kernels" not in readings:
         return text
-    least = readings[f"{name}.products"]
+    least = readings[f"{name}.kernels"]
     return (
-        f"{text} With products and attention as fast as MKL and oneDNN compute them here, and the rest at its "
-        f"floor, a step takes {least:.2f} times as long and would reach {highest / least:.3g}."
+        f"{text} What its kernels take here, those of MKL, oneDNN and the compiled program, is {least:.2f} times its "
+        f"floor: with nothing between them it would reach {highest / least:.3g}."
     )
 
 

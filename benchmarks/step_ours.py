@@ -3,6 +3,7 @@
 `python -m benchmarks.step_ours JOB`; JOB is a file of JSON, see `benchmarks.step`.
 """
 
+import ctypes
 import json
 import sys
 import time
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import profile
+from torch.profiler import profile, record_function
 
 from benchmarks.measuring import read_memory
 from benchmarks.models import build_trainer as make_trainer
 from benchmarks.models import render_words
 from practicum.backends.local.loading import load, load_student
+from practicum.backends.local.native import load_library
 from practicum.backends.local.residency import build_scorer
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Objective
@@ -26,18 +28,41 @@ from practicum.teachers._client import ClientTeacher
 from practicum.training.loop import StepComponents, StepPlan, StepSettings, assemble, train_step
 from practicum.types import Message, Prompt, Rollout, SamplingParams
 
-PRODUCTS = frozenset(
+KERNELS = frozenset(
     {
+        "compiled",  # see `Watched`
         "aten::addmm",
         "aten::addmm_",
         "aten::bmm",
         "aten::mm",
+        "aten::_fused_adamw_",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
         "mkldnn::_linear_pointwise",
     }
 )
-"""The operations that compute the matrix products and the attention of a step, outside of decoding."""
+"""The operations that compute a step: all others only move numbers."""
+
+
+class Watched:
+    """The functions of the compiled program, each call of which the profiler sees."""
+
+    def __init__(self, functions: ctypes.CDLL) -> None:
+        self._functions = functions
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        """Return a function by its name."""
+        return getattr(self, name)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a function as an attribute."""
+        function = getattr(self._functions, name)
+
+        def call(*arguments: Any) -> Any:
+            with record_function("compiled"):
+                return function(*arguments)
+
+        return call
 
 
 class Given:
@@ -135,7 +160,7 @@ def main() -> None:
         "sample": [row[2]["sample"] for row in rows[1:]],
         "phases": [row[2] for row in rows[1:]],
         "loss": loss,
-        "products": _measure_products(lambda: train_step(job["steps"] + 1, parts, settings)),
+        "kernels": _measure_kernels(lambda: train_step(job["steps"] + 1, parts, settings)),
         "peak_mib": peak,
         "imports_mib": imports,
     }
@@ -151,14 +176,17 @@ def _watch(trainer: Any, teacher: Any, phases: Phases) -> None:
     teacher.score = phases.watch("teacher", teacher.score)
 
 
-def _measure_products(step: Callable[[], object]) -> float:
-    """Return the processor seconds that a step spends in products and attention, outside of decoding."""
+def _measure_kernels(step: Callable[[], object]) -> float:
+    """Return the processor seconds that a step spends in products, attention and all else that computes."""
+    library = load_library()
+    if library is not None:
+        object.__setattr__(library, "functions", Watched(library.functions))
     with profile() as profiled:
         wall, processor = time.perf_counter(), time.process_time()
         step()
         busy = (time.process_time() - processor) / (time.perf_counter() - wall)
     # The profiler reads the clock of the wall, which runs on while other programs have the core.
-    total = sum(row.self_cpu_time_total for row in profiled.key_averages() if row.key in PRODUCTS)
+    total = sum(row.self_cpu_time_total for row in profiled.key_averages() if row.key in KERNELS)
     return total / 1e6 * busy
 
 
