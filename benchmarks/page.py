@@ -200,9 +200,11 @@ def _describe_floor(goal: goals.Goal, newest: Mapping[str, Line]) -> str | None:
     if f"{name}.kernels" not in readings:
         return text
     least = readings[f"{name}.kernels"]
+    is_out_of_reach = highest / least < goal.quiet <= highest
+    verdict = f", so {goal.quiet:g} cannot be reached with these kernels" if is_out_of_reach else ""
     return (
         f"{text} What its kernels take here, those of MKL, oneDNN and the compiled program, is {least:.2f} times its "
-        f"floor: with nothing between them it would reach {highest / least:.3g}."
+        f"floor: with nothing between them it would reach {highest / least:.3g}{verdict}."
     )
 
 
