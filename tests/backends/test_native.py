@@ -26,6 +26,7 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trial import can_decode_natively
 from practicum.types import SampleRequest, SamplingParams
 
+from .programs import open_program
 from .tiny import VOCABULARY, random_tokens, tiny
 
 WIDTHS = ("AVX512", "AVX2")
@@ -35,11 +36,7 @@ PARAMS = SamplingParams(24, temperature=0.7, stop_ids=frozenset({2, 17, 30}))
 @pytest.fixture(params=WIDTHS)
 def compiled(request, monkeypatch):
     """The program for one vector width, in place of the one for the widest."""
-    if request.param == "AVX512" and torch.backends.cpu.get_cpu_capability() != "AVX512":
-        pytest.skip("this processor has no AVX-512")
-    made = library._load(request.param)
-    if made is None:
-        pytest.skip("no C compiler")
+    made = open_program(request.param)
     for place in ("", ".library"):
         monkeypatch.setattr(f"practicum.backends.local.native{place}.load_library", lambda: made)
     monkeypatch.setattr("practicum.backends.local.sampler.load_library", lambda: made)

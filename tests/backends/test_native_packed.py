@@ -1,13 +1,15 @@
 """The compiled attention of segments against its definition in float64, at both vector widths."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
-from practicum.backends.local.native import library
 from practicum.backends.local.native.library import VECTORS
 from practicum.backends.local.native.packed import NativeSegments
+
+from .programs import open_program
 
 ROOT, CHILD = range(5), range(60, 61)
 CASES = {
@@ -34,12 +36,7 @@ Build = Callable[[list[list[range]]], NativeSegments]
 @pytest.fixture(params=VECTORS)
 def build_segments(request: pytest.FixtureRequest) -> Build:
     """Build segments for one vector width."""
-    if request.param == "AVX512" and torch.backends.cpu.get_cpu_capability() != "AVX512":
-        pytest.skip("this processor has no AVX-512")
-    made = library._load(request.param)
-    if made is None:
-        pytest.skip("no C compiler")
-    return lambda paths: NativeSegments.build(made, paths)
+    return partial(NativeSegments.build, open_program(request.param))
 
 
 def draw(name: str) -> tuple[list[list[range]], list[torch.Tensor]]:

@@ -29,10 +29,10 @@ from practicum.backends._sharded.sharding import (
     open_whole,
     shard,
 )
-from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.loading import check_finite, set_trainable
 from practicum.backends.local.packing import enable_packing, find_max_packed_length
-from practicum.backends.local.trial import choose_decoding
+from practicum.backends.local.trial import can_decode_natively
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import find_base, is_adapter_folder
@@ -93,9 +93,10 @@ def read_sharded_model(
             longest = find_max_packed_length(language_model)
             language_model = replace(language_model, max_packed_tokens=longest)
         language_model.check_split()
-        # Ranks learn in the way in which a process with the whole model does.
-        way = choose_decoding(language_model, decoding)
-    language_model = replace(language_model, decoding=way)
+        # Ranks learn by the program where a process with the whole model does. A shard decodes in no
+        # way: a captured graph would be nothing to it.
+        if decoding in ("auto", "native") and can_decode_natively(language_model):
+            language_model = replace(language_model, decoding=Decoding.NATIVE)
     return ShardedModel(language_model, weights)
 
 

@@ -59,7 +59,7 @@ class NativeSegments:
             torch.tensor(spans),
             torch.tensor(list(accumulate(map(len, paths), initial=0))),
             torch.tensor(list(accumulate(pasts, initial=0))),
-            max(sum(map(len, path)) for path in paths),
+            max((sum(map(len, path)) for path in paths), default=0),
         )
 
     def can_attend(
