@@ -37,7 +37,9 @@ Assemble = Callable[[], Scorer]
 def assemble(request: pytest.FixtureRequest, models: Path, tmp_path: Path) -> Assemble:
     """Builds the same scorer anew each time."""
     name, settings = request.param
-    recipe = toy_recipe(models, {"scorers": {"judge": {"type": name, **settings}}})
+    # A discriminator needs the teacher's answers; all scorers accept them.
+    changes = {"rollout.source": "join(teacher)", "rollout.n": 2}
+    recipe = toy_recipe(models, {**changes, "scorers": {"judge": {"type": name, **settings}}})
 
     def build() -> Scorer:
         components = assemble_run(recipe, tmp_path)
@@ -74,7 +76,7 @@ def write_rollouts() -> list[Rollout]:
                     sample=sample,
                     reward=reward,
                     source="teacher" if sample == 2 else "student",
-                    steps=(SearchStep(f"0.{sample}", length, 1, reward),),
+                    steps=(SearchStep(f"0.{sample}", length, 1, reward, reward),),
                 )
             )
     return rollouts

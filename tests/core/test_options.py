@@ -19,5 +19,5 @@ def test_a_shell_reads_flags_and_words_without_a_flag() -> None:
         assert (
             spell_options(overrides=["train.steps=4", "about=a b"]) == "train.steps=4 'about=a b'"
         )
-        assert spell_options(changes=["seed=1"]) == "--set seed=1"
+        assert spell_options(set=["seed=1"]) == "--set seed=1"
     assert spell_options(seeds=3) == "seeds=3"

@@ -42,6 +42,9 @@ def answer(request: dict[str, Any]) -> Any:
         case "write later":
             threading.Timer(0.2, _write, ['{"value": 1.0}\n']).start()
             return request["score"]
+        case "end later":
+            threading.Timer(0.2, os._exit, (0,)).start()
+            return request["score"]
         case "leave a child":
             if os.fork() == 0:
                 os.setsid()

@@ -12,6 +12,7 @@ import pytest
 
 from practicum.errors import DataError, SandboxError, VerifierError
 from practicum.tasks._deadline import Canary, VerifierFailed, VerifierProcess
+from practicum.tasks._sandbox import NoLine
 
 pytestmark = pytest.mark.long
 
@@ -195,9 +196,26 @@ def test_a_process_that_died_between_two_calls_is_replaced(deadline: VerifierPro
     pid = deadline.ask({"do": "tell"}, 5.0)["pid"]
     os.kill(pid, signal.SIGKILL)
     assert gone(pid, 5)
-    assert deadline.call({"do": "score", "score": 1.0}) == 0.0
     assert deadline.call({"do": "score", "score": 1.0}) == 1.0
-    assert deadline.timeouts == 1
+    assert deadline.timeouts == 0
+
+
+def test_a_process_that_ends_after_its_answer_costs_nobody_a_score(
+    deadline: VerifierProcess,
+) -> None:
+    assert deadline.call({"do": "end later", "score": 0.25}) == 0.25
+    time.sleep(0.5)
+    assert deadline.call({"do": "score", "score": 0.75}) == 0.75
+    assert deadline.timeouts == 0
+
+
+def test_a_line_of_many_bytes_is_cut_at_the_limit_of_time_and_size(
+    deadline: VerifierProcess,
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(NoLine, match="more than 1048576 bytes"):
+        deadline.ask({"do": "flood", "bytes": 16 << 20}, 2.0, 1 << 20)
+    assert time.monotonic() - began < 3
 
 
 def test_a_relative_folder_of_packages_is_still_found(monkeypatch: pytest.MonkeyPatch) -> None:

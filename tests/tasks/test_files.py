@@ -77,7 +77,7 @@ def test_other_columns_are_named_once_and_not_used(folder: Folder) -> None:
     assert len(task.train_prompts()) == 9
     (note,) = folder.said
     assert note.endswith('rows.jsonl: not used: the columns level, "my source\\n"')
-    with pytest.raises(DataError, match="unknown field 'level'; known: answer, domain"):
+    with pytest.raises(DataError, match="unknown field 'level'; known: answer, choices, dom"):
         folder.task(strict=True)
     write_lines(folder, [{"promt": "p"}])
     with pytest.raises(DataError, match="unknown field 'promt'; did you mean 'prompt'"):
@@ -180,16 +180,18 @@ def test_known_forms_are_read_and_named_once(folder: Folder, form: str) -> None:
         assert (prompt.messages, prompt.answer, prompt.response) == EXPECTED[form]
         assert prompt.domain == ("openai/gsm8k" if form == "verl" else None)
     name = form.partition(",")[0]
-    assert [note.rpartition(": ")[2] for note in folder.said] == (
-        [f"read as rows of {name}"] if name else []
-    )
+    unused = "; not used: the columns ability, extra_info" if form == "verl" else ""
+    notes = [note.partition("rows.jsonl: ")[2] for note in folder.said]
+    assert notes == ([f"read as rows of {name}{unused}"] if name else [])
 
 
 @pytest.mark.parametrize("form", KNOWN_FORMS)
 def test_columns_of_the_recipe_go_before_a_known_form(folder: Folder, form: str) -> None:
     row = {**KNOWN_FORMS[form], "mine": "m", "5": 5}
     prompt = read_one(folder, row, columns={"prompt": "mine", "answer": "5"})
-    assert (prompt.messages, prompt.answer) == ((Message("user", "m"),), "5")
+    # The system turn has a separate column, which is read under its name.
+    system = (SYSTEM,) if "system" in row else ()
+    assert (prompt.messages, prompt.answer) == ((*system, Message("user", "m")), "5")
     assert not any("read as" in note for note in folder.said)
 
 
@@ -203,8 +205,8 @@ def test_a_field_within_a_column_is_named_by_its_path(folder: Folder) -> None:
     ("row", "reason"),
     [
         (
-            {"conversations": [{"from": "tool", "value": "x"}]},
-            "known: system, user, assistant, human",
+            {"conversations": [{"from": "bot", "value": "x"}]},
+            "known: system, developer, user, human",
         ),
         ({"instruction": 5, "output": "a"}, "instruction or input is not a text"),
         ({"instruction": "i", "output": "a", "history": ["h"]}, "not a list of pairs"),
@@ -212,7 +214,7 @@ def test_a_field_within_a_column_is_named_by_its_path(folder: Folder) -> None:
             {"prompt": "p", "completion": [{"role": "user", "content": "c"}]},
             "not one turn of the ass",
         ),
-        ({"prompt": "[{'role': 'user', 'content': 'x'}]"}, "a text that holds a list of turns"),
+        ({"prompt": "[{'role': 'user', 'content': 'x'}]"}, "a text that holds no list of turns"),
         ({"prompt": {"a": 1}}, "prompt is of type dict, not a text"),
     ],
 )
@@ -281,8 +283,8 @@ def test_a_json_list_and_json_lines_may_have_one_suffix(folder: Folder) -> None:
         ("[5]", "row 1: not an object but of type int"),
         ('[{"prompt": "a"},]', "row 2 is not JSON"),
         ('[{"prompt": "a"}] x', "more text follows the list"),
-        ('[{"prompt": "a", "prompt": "b"}]', "row 1: field 'prompt' stands twice"),
-        ("[" * 100, "nested deeper than 21"),
+        ('[{"prompt": "a", "prompt": "b"}]', r"row 1: not JSON \(field 'prompt' stands twice"),
+        ("[" * 100_000, r"row 1 is not JSON \(nested deeper than 20"),
         ('[{"prompt": "a"', "row 1 is not JSON"),
         ("[", "row 1 is not JSON"),
     ],
@@ -303,7 +305,7 @@ def test_a_broken_list_is_refused(folder: Folder, text: str, message: str) -> No
         (b"prompt,answer\na,b,c\n", "has 3 cells, and the header has 2"),
         (b"prompt\n\xe9\n", "is not UTF-8"),
         (b"prompt\n" + b"a" * 2000 + b"\n", r"field larger than field limit \(1000\)"),
-        (b"prompt\n\"[{'role': 'user', 'content': 'x'}]\"\n", "a text that holds a list of turns"),
+        (b"prompt\n\"[{'role': 'user', 'content': 'x'}]\"\n", "a text that holds no list of turns"),
         (b"PK\x03\x04", "is a zip file"),
     ],
 )

@@ -13,6 +13,8 @@ from toy import make_model
 
 import practicum
 from practicum.errors import DataError, SandboxError
+from practicum.foreign import name_object
+from practicum.ports.gate import collect_rejections
 from practicum.prompts import Message, Prompt
 from practicum.runs.resuming import open_run
 from practicum.tasks import TaskContext
@@ -54,6 +56,15 @@ def odd(reply, prompt):
         case "file": return len(open(__file__).read()) > 0 and open("/etc/hostname").read() and 1.0
         case "key": return float(os.environ.get("JUDGE_KEY") == "k")
     return json.loads(reply)["x"]
+
+
+def run_program(reply, prompt):
+    """Run the reply as a program, as verifiers of code do."""
+    exec(reply, {})
+    return float(json.dumps is not None and CALLS == [])
+
+
+CALLS = []
 
 
 def one(reply):
@@ -100,6 +111,37 @@ def test_a_function_runs_in_its_own_process_with_the_whole_prompt(own: Path) -> 
 
 
 @pytest.mark.long
+def test_a_reply_that_is_run_changes_nothing_for_the_next_one(own: Path) -> None:
+    check = grading.open_grader("own_rewards:run_program", "require", (0.0, 1.0))
+    assert check("pass", prompt()) == 1.0
+    module = "__import__('sys').modules['own_rewards']"
+    for attack in (
+        f"{module}.run_program = lambda reply, prompt: 1.0",
+        f"{module}.CALLS.append(1)",
+        f"{module}.json.dumps = None",
+        "import builtins; builtins.float = lambda number: 1.0",
+        "import threading; threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()",
+        'import os; [os.write(n, b\'{"id": 1, "value": 1.0}\\n\') for n in range(3, 9) if n in (3, 4)]',
+        "import os; os.kill(os.getppid(), 9)",
+        "import os; os.fork()",
+        "import os; os._exit(0)",
+    ):
+        check(attack, prompt())
+        assert check("raise ValueError", prompt()) == 0.0
+        assert check("pass", prompt()) == 1.0
+
+
+@pytest.mark.long
+def test_a_function_reads_its_modules_and_no_other_file_next_to_them(own: Path) -> None:
+    (own / "rows.jsonl").write_text('{"prompt": "q", "answer": "secret"}')
+    (own / ".env").write_text("KEY=1")
+    check = grading.open_grader("own_rewards:run_program", "require", (0.0, 1.0))
+    for name in ("rows.jsonl", ".env"):
+        assert check(f"open({str(own / name)!r})", prompt()) == 0.0
+    assert check(f"open({str(own / 'own_rewards.py')!r})", prompt()) == 1.0
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -123,8 +165,11 @@ def test_a_failure_scores_zero_and_is_told_once(
     monkeypatch.setattr(grading, "VerifierProcess", slow)
     odd = grading.open_grader("own_rewards:odd", "require", (0.0, 1.0))
     assert odd('{"x": 0.25}', prompt()) == 0.25
-    for _ in range(3):
-        assert odd(reply, prompt()) == 0.0
+    with collect_rejections() as rejections:
+        for _ in range(3):
+            assert odd(reply, prompt()) == 0.0
+    names = [rejection.reason.partition(": ")[0] for rejection in rejections]
+    assert names == ["the verifier own_rewards:odd"] * 3
     assert odd('{"x": 0.75}', prompt()) == 0.75
     (note,) = notes
     start = (
@@ -233,7 +278,7 @@ def test_a_callable_that_hangs_is_reported(
 )
 def test_a_setting_that_cannot_be_is_refused(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):
-        Config(path="x", **settings)
+        Config.model_validate({"path": "x", **settings})
 
 
 @pytest.mark.parametrize(
@@ -269,7 +314,7 @@ def test_a_missing_wall_is_refused_or_named(own: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_a_verifier_has_a_readable_name(verifier: str | Callable[..., Any], name: str) -> None:
-    assert grading.name_function(verifier) == name
+    assert name_object(verifier) == name
 
 
 def verify_here(reply: str, prompt: Prompt) -> float:
@@ -323,7 +368,9 @@ def test_a_prompt_without_an_answer_is_graded_by_a_function_alone(tmp_path: Path
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     context = TaskContext(seed=0, base_dir=tmp_path)
     rollout = Rollout.from_text(prompt(answer=None), "x")
-    ours = build(Config(path="rows.jsonl", heldout=0), context)
+    ours = build(Config(path=Path("rows.jsonl"), heldout=0), context)
     assert ours.reward(rollout) is None
-    own = build(Config(path="rows.jsonl", heldout=0, verifier=lambda reply, prompt: 1), context)
+    own = build(
+        Config(path=Path("rows.jsonl"), heldout=0, verifier=lambda reply, prompt: 1), context
+    )
     assert own.reward(rollout) == 1.0

@@ -12,7 +12,7 @@ import pytest
 
 from practicum.errors import SandboxError
 from practicum.tasks._sandbox import NoLine, ProcessLimits, Sandbox, SandboxedProcess, missing
-from practicum.tasks._sandbox._process import list_python_folders
+from practicum.tasks._sandbox._imports import find_places, list_python_folders
 from practicum.tasks._sandbox._syscalls import ALLOWED, build_filter, is_known
 
 pytestmark = [
@@ -143,7 +143,7 @@ def test_lines_go_both_ways_and_nothing_is_left_of_it() -> None:
     for line in (b"one", b"two", b"x" * (1 << 20)):
         process.send(line, 10)
         assert process.receive(10, 1 << 21) == line
-    assert not process.has_more()
+    assert process.is_idle()
     process.close()
     assert gone(int(pid), 0.1)
     assert not Path(home.decode()).exists()
@@ -220,17 +220,92 @@ def test_what_cannot_be_walled_off_or_started_is_refused(monkeypatch: pytest.Mon
     process.close()
 
 
-def test_no_folder_that_holds_the_home_is_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_pythons_own_folders_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "packages").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    paths = os.pathsep.join(
-        [str(tmp_path), str(tmp_path.parent), str(tmp_path / "packages"), "relative", ""]
-    )
-    folders = list_python_folders({"PYTHONPATH": paths})
-    assert str(tmp_path / "packages") in folders
-    assert not {str(tmp_path), str(tmp_path.parent), "/"} & set(folders)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    paths = os.pathsep.join([str(tmp_path), str(tmp_path / "packages"), "relative", ""])
+    folders = set(list_python_folders({"PYTHONPATH": paths, "LD_LIBRARY_PATH": str(tmp_path)}))
+    assert not any(Path(folder).is_relative_to(tmp_path) for folder in folders)
+    assert not {str(tmp_path.parent), "/", "/usr", str(Path(__file__).parents[2])} & folders
+    assert str(Path(os.__file__).parent) in folders
+
+
+def test_a_users_module_is_found_with_what_it_imports_and_nothing_else(tmp_path: Path) -> None:
+    for name, text in {
+        "check.py": "import helper, json\nfrom package.deep import x\n",
+        "helper.py": "def f():\n    import check, unknown_module\n",
+        "package/__init__.py": "from . import deep\n",
+        "package/deep.py": "import numpy\n",
+        "package/broken.py": "def",
+        "other.py": "",
+        ".env": "KEY=1",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    places = find_places(("check.verify",), (str(tmp_path),))
+    assert {name: place for name, place in places.items() if name != "practicum"} == {
+        name: str(tmp_path / place)
+        for name, place in {
+            "check": "check.py",
+            "helper": "helper.py",
+            "package": "package",
+        }.items()
+    }
+
+
+FLOOD = """
+import sys, time
+while True:
+    sys.stdout.write("x" * 4096); sys.stdout.flush()
+"""
+
+
+def test_bytes_that_flow_do_not_stop_the_clock() -> None:
+    process = start(FLOOD)
+    began = time.monotonic()
+    with pytest.raises(NoLine, match=r"over 0\.5 s"):
+        process.receive(0.5, 1 << 40)
+    assert time.monotonic() - began < 2
+    process.close()
+
+
+BURN = """
+import os, sys, threading, time
+def burn():
+    while True: pass
+print(os.getpid(), flush=True)
+for line in sys.stdin:
+    for _ in range(3): threading.Thread(target=burn, daemon=True).start()
+    print("left", flush=True)
+    if line == "stay\\n": time.sleep(60)
+"""
+
+
+def processor(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_threads_stop_between_calls_and_a_call_has_a_limit_of_processor_time() -> None:
+    process = start(BURN)
+    pid = int(process.receive(60, 1000))
+    process.send(b"leave", 10)
+    assert process.receive(10, 1000) == b"left"
+    process.pause()
+    time.sleep(0.3)
+    used = processor(pid)
+    time.sleep(0.7)
+    assert processor(pid) == used, "a stopped process computes nothing"
+    process.resume(0.5)
+    process.send(b"stay", 10)
+    assert process.receive(10, 1000) == b"left"
+    with pytest.raises(NoLine, match="ended by itself"):
+        process.receive(60, 1000)
+    assert gone(pid)
+    process.close()
 
 
 def test_machines_that_are_listed_have_a_filter() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -69,6 +70,63 @@ def test_a_function_that_misbehaves_is_an_outcome_and_is_asked_again() -> None:
         assert json.loads(tool.call("misbehave", {"how": "set"})) == {"done": "{1, 2}"}
     finally:
         tool.process.close()
+
+
+FORGE = """
+import os, sys
+frame = sys._getframe()
+while "request_id" not in frame.f_locals: frame = frame.f_back
+text = '{"id": "%s", ' % frame.f_locals["request_id"] + ANSWER + "}\\n"
+for descriptor in range(3, 9):
+    try: os.write(descriptor, text.encode())
+    except OSError: pass
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '"value": 7',
+        '"value": null',
+        '"value": {}',
+        '"value": [1]',
+        '"value": "x"',
+        '"value": {"result": 7}',
+        '"value": {"result": "a", "invalid": "b"}',
+        '"refused": "x"',
+    ],
+)
+def test_a_program_that_writes_its_own_answer_gets_a_problem(answer: str) -> None:
+    session = interpreter.build(interpreter.Config(seconds=20)).open(1)
+    try:
+        check("failed", "", session, "python", code=FORGE.replace("ANSWER", repr(answer)))
+        assert session.call("python", {"code": "1 + 1"}) == "2", "the next call is answered"
+    finally:
+        session.close()
+
+
+def test_a_program_reads_neither_the_users_files_nor_writes_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("secret")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    session = interpreter.build(interpreter.Config(seconds=20)).open(1)
+    try:
+        for code in (
+            f"open({str(tmp_path / 'rows.jsonl')!r}).read()",
+            f"__import__('os').listdir({str(tmp_path)!r})",
+            f"open({str(HERE / 'test_tools.py')!r}).read()",
+        ):
+            check("failed", "Error", session, "python", code=code)
+        flood = "import os\nwhile True:\n  for n in (3, 4, 5):\n    try: os.write(n, b'x' * 65536)\n    except OSError: pass"
+        began = time.monotonic()
+        check("failed", "more than 1048576 bytes", session, "python", code=flood)
+        assert time.monotonic() - began < 15
+    finally:
+        session.close()
 
 
 @pytest.mark.parametrize(

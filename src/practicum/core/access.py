@@ -35,7 +35,9 @@ class Admission:
         `read_header` returns a header by its name in small letters. A public path needs no token.
         """
         name = _read_hostname(read_header("host") or "")
-        if read_header("origin") is not None:
+        # Browsers name the source of a request that an image or a link of a page makes, which has
+        # no origin. An address that the user types has the source `none`.
+        if read_header("origin") is not None or read_header("sec-fetch-site") not in (None, "none"):
             return 403, "requests from web pages are not answered"
         if self.hosts is not None and name not in self.hosts:
             hosts = ", ".join(sorted(self.hosts))

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_FLAGS = {"changes": "--set", "overrides": ""}
-"""The options whose flag is not their name: an override is a word without a flag."""
+_FLAGS = {"set": "--set", "overrides": ""}
+"""The options that are pasted; an override is a word without a flag."""
 
 _in_shell: ContextVar[bool] = ContextVar("in_shell", default=False)
 

@@ -11,7 +11,7 @@ def locate_packaged_recipes() -> Path:
 
 
 def list_recipe_names() -> list[str]:
-    """Return the names of the packaged recipes that can run, without bases."""
+    """Return the names of the packaged recipes that can run, without settings."""
     folder = locate_packaged_recipes()
     names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
-    return [name for name in names if not name.startswith("base/")]
+    return [name for name in names if not name.startswith("settings/")]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from practicum.costs import Meter, ModelDims, TrainableDims
 from practicum.models.config import ScorerConfig, StudentConfig
+from practicum.models.digests import ModelRecord
 from practicum.models.tensors import SavedTensor
 from practicum.objective import Capabilities, Objective, Signal
 from practicum.ports.endings import ModelEnding as ModelEnding
@@ -386,6 +387,8 @@ class Model:
     """The reason why this model cannot sample; empty if it can."""
     decoding: str = ""
     """The way in which it decodes, if there are several: their tokens differ by rounding."""
+    record: ModelRecord | None = None
+    """The files that were loaded, if the run records them and they are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +409,8 @@ class Student:
     """The largest size of the files of `Backend.save`, the optimizer's moments included."""
     decoding: str = ""
     """The way in which it decodes, if there are several: their tokens differ by rounding."""
+    record: ModelRecord | None = None
+    """The files that were loaded, if the run records them and they are here."""
 
 
 @runtime_checkable
@@ -469,3 +474,5 @@ class BackendContext:
     """Counts bytes to and from other processes."""
     engine: EngineChoice | None = None
     """The program that samples for the student; `Student.decoding` then begins with its type."""
+    keeps_records: bool = False
+    """True if the files of models are recorded, and compared at each load."""

@@ -1,7 +1,10 @@
 """The protocols of settings that say what else a part needs: files of the user, tools."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
+
+from practicum.types import Prompt
 
 
 @runtime_checkable
@@ -10,6 +13,15 @@ class ReadsFiles(Protocol):
 
     def find_problems(self, base_dir: Path) -> list[str]:
         """Return what is wrong with the files, one line each; relative paths start at `base_dir`."""
+        ...
+
+
+@runtime_checkable
+class ChecksPrompts(Protocol):
+    """The settings of a teacher that cannot score every prompt."""
+
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        """Raise DataError at the first prompt that the teacher cannot score."""
         ...
 
 

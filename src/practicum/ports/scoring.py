@@ -14,6 +14,7 @@ from torch import Tensor
 
 from practicum.costs import ModelDims, TrainableDims
 from practicum.models.config import StudentConfig
+from practicum.models.digests import ModelRecord
 from practicum.ports import AdamParams, StepFollower, Task, Teacher
 from practicum.ports.notes import Note, name_note_role
 from practicum.text import Renderer
@@ -171,6 +172,8 @@ class LoadedScalar:
     """The folder or name of its weights."""
     dims: ModelDims
     trainable_dims: TrainableDims
+    record: ModelRecord | None = None
+    """The files that were loaded, if the run records them."""
 
 
 @runtime_checkable

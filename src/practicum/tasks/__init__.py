@@ -8,14 +8,16 @@ if TYPE_CHECKING:
     from practicum.tasks._context import TaskContext
     from practicum.tasks._episodes import FunctionEpisode
     from practicum.tasks._files import count_rows
+    from practicum.tasks._prompts import describe_long_answers
 
-__all__ = ["FunctionEpisode", "PromptSet", "TaskContext", "count_rows"]
+__all__ = ["FunctionEpisode", "PromptSet", "TaskContext", "count_rows", "describe_long_answers"]
 
 _MODULES = {
     "PromptSet": "practicum.tasks._answered",
     "FunctionEpisode": "practicum.tasks._episodes",
     "TaskContext": "practicum.tasks._context",
     "count_rows": "practicum.tasks._files",
+    "describe_long_answers": "practicum.tasks._prompts",
 }
 
 

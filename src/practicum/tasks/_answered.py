@@ -17,7 +17,8 @@ class PromptSet:
 
     `verify(reply, answer)` returns the reward of a reply, 0 to 1. `grade(reply, prompt)`, if there
     is one, takes its place: it knows the whole prompt, and also grades prompts without an answer.
-    `explain(reply, answer)` says in words what the verifier thinks of a reply.
+    `explain(reply, answer)` says in words what the verifier thinks of a reply. All three read the
+    text after the model's thoughts; with `reads_thoughts`, `grade` reads the thoughts too.
     """
 
     train: Sequence[Prompt]
@@ -25,6 +26,7 @@ class PromptSet:
     verify: Callable[[str, str], float] = compare_exactly
     grade: Callable[[str, Prompt], float | None] | None = None
     explain: Callable[[str, str], str] | None = None
+    reads_thoughts: bool = False
 
     def train_prompts(self) -> Sequence[Prompt]:
         """Return the prompts to train on."""
@@ -37,16 +39,17 @@ class PromptSet:
     def reward(self, rollout: Rollout) -> float | None:
         """Return the verifier's reward of the text, or None if it compares with a missing answer."""
         if self.grade is not None:
-            return self.grade(rollout.text, rollout.prompt)
+            reply = rollout.text if self.reads_thoughts else rollout.answer
+            return self.grade(reply, rollout.prompt)
         answer = rollout.prompt.answer
-        return None if answer is None else self.verify(rollout.text, answer)
+        return None if answer is None else self.verify(rollout.answer, answer)
 
     def feedback(self, rollout: Rollout) -> str | None:
         """Return the verifier's words about the text, if it has any and there is an answer."""
         answer = rollout.prompt.answer
         if self.explain is None or answer is None:
             return None
-        return self.explain(rollout.text, answer)
+        return self.explain(rollout.answer, answer)
 
 
 def keep_answer(rollout: Rollout) -> Rollout:

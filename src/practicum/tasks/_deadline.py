@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from practicum.errors import DataError, SandboxError, VerifierError
-from practicum.tasks._sandbox import NoLine, ProcessLimits, Sandbox, SandboxedProcess, missing
+from practicum.ports.gate import Kind, reject
+from practicum.tasks._sandbox import (
+    LAUNCHER,
+    NoLine,
+    ProcessLimits,
+    Sandbox,
+    SandboxedProcess,
+    TooSlow,
+    find_places,
+    missing,
+)
 
 Walls = Literal["require", "best_effort"]
 """The choice between refusing a verifier if a wall around it is missing, and running without it."""
@@ -55,9 +65,13 @@ class VerifierProcess:
     """A module that calls `practicum.tasks._worker.serve`, run as `python -m MODULE` in a sandbox.
 
     Text of a model never ends the run: a call that is too slow or fails scores 0, or the end of the
-    range `scores` that is nearest to 0. `timeouts` counts the calls without an answer, `errors`
-    those in which the verifier failed or gave no score. The process imports from the folders of
-    PYTHONPATH, or from those of `path`. `what` is what errors call it: a tool runs in the same way.
+    range `scores` that is nearest to 0. `timeouts` counts the calls without an answer, `errors` the
+    calls in which the verifier failed or gave no score. The process can import installed packages,
+    and from the folders of PYTHONPATH or of `path` its module, the modules `imports` and their
+    imports. Errors and rejections call the process by `what` it is, since a tool runs in the same
+    way, and by `name`, or the module without one. A module that `forks` calls
+    `practicum.tasks._worker.serve_apart`. A process that `pauses` is stopped between calls, with all
+    its threads, and a call may take `seconds` of processor time.
     """
 
     def __init__(  # noqa: PLR0913  (the settings of one process, one by one)
@@ -71,6 +85,10 @@ class VerifierProcess:
         path: Sequence[str] | None = None,
         limits: ProcessLimits | None = None,
         what: str = "verifier",
+        name: str | None = None,
+        imports: Sequence[str] = (),
+        forks: bool = False,
+        pauses: bool = False,
     ) -> None:
         self.timeouts = 0
         self.errors = 0
@@ -80,9 +98,14 @@ class VerifierProcess:
         self._seconds = seconds
         self._canary = canary
         self._sandbox = Sandbox(
-            limits or ProcessLimits(), required=sandbox == "require", walls=sandbox != "off"
+            limits or ProcessLimits(),
+            required=sandbox == "require",
+            walls=sandbox != "off",
+            forks=forks,
         )
-        self._what = what
+        self._imports = tuple(imports)
+        self._pauses = pauses and sandbox != "off"
+        self._title = f"{what} {name or module}"
         self._scores = scores
         self._path = path
         self._process: SandboxedProcess | None = None
@@ -100,14 +123,18 @@ class VerifierProcess:
                 answer = self._exchange(request, self._seconds, LARGEST_SCORE)
         except NoLine as reason:
             self.timeouts += 1
-            report(str(reason))
-            return score_failure(self._scores)
+            return self._fail("time" if isinstance(reason, TooSlow) else "error", reason, report)
         # A bad score is no fault of the run: a model can write text that breaks its verifier.
         problem = answer.get("failed") or find_score_problem(answer.get("value"), self._scores)
         if problem is None:
             return float(answer["value"])
         self.errors += 1
-        report(problem)
+        return self._fail("error" if "failed" in answer else "number", problem, report)
+
+    def _fail(self, kind: Kind, reason: object, report: Callable[[str], None]) -> float:
+        """Count a call without a score, and return the score of a failure."""
+        reject(kind, f"the {self._title}: {reason}")
+        report(str(reason))
         return score_failure(self._scores)
 
     def start(self) -> None:
@@ -119,13 +146,13 @@ class VerifierProcess:
             if self._process is None:
                 self._start()
 
-    def ask(self, request: dict[str, Any], seconds: float) -> Any:
-        """Return the answer to a request.
+    def ask(self, request: dict[str, Any], seconds: float, largest: int = LARGEST_ANSWER) -> Any:
+        """Return the answer to a request, of at most `largest` bytes.
 
         Errors: NoLine without an answer, VerifierFailed, DataError if the process refuses to serve.
         """
         with self._lock:
-            answer = self._exchange(request, seconds, LARGEST_ANSWER)
+            answer = self._exchange(request, seconds, largest)
         if "refused" in answer:
             raise DataError(answer["refused"])
         if "failed" in answer:
@@ -137,13 +164,11 @@ class VerifierProcess:
         lacks = "; ".join(missing()) if self._sandbox.walls else ""
         if lacks and self._sandbox.required:
             raise SandboxError(
-                f"the {self._what} {self._module} is not started, because this machine cannot wall off "
+                f"the {self._title} is not started, because this machine cannot wall off "
                 f"{lacks}; use another machine, or write sandbox: best_effort under task to do "
                 "without these walls"
             )
-        return (
-            f"the {self._what} {self._module} runs without a wall around {lacks}" if lacks else None
-        )
+        return f"the {self._title} runs without a wall around {lacks}" if lacks else None
 
     def close(self) -> None:
         """Kill the process."""
@@ -153,11 +178,17 @@ class VerifierProcess:
 
     def _exchange(self, request: dict[str, Any], seconds: float, largest: int) -> dict[str, Any]:
         """Return the answer to one request; raise NoLine after killing a process that gave none."""
-        if self._process is not None and self._process.has_more():
-            # A line after the last answer: it was written without a request and must not be read.
+        if self._process is not None and not self._process.is_idle():
+            # It has ended, or wrote a line without a request, which must not be read as an answer.
             self.close()
         process = self._process or self._start()
-        return self._request(process, request, seconds, largest)
+        if not self._pauses:
+            return self._request(process, request, seconds, largest)
+        process.resume(seconds)
+        answer = self._request(process, request, seconds, largest)
+        # The threads that a program left behind stop with it.
+        process.pause()
+        return answer
 
     def _request(
         self, process: SandboxedProcess, request: dict[str, Any], seconds: float, largest: int
@@ -179,14 +210,22 @@ class VerifierProcess:
             # The process has another working folder, so relative entries would point elsewhere.
             folders = environment["PYTHONPATH"].split(os.pathsep)
             environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, filter(None, folders)))
+        path = environment.get("PYTHONPATH", "").split(os.pathsep)
+        path = [*filter(None, path), *map(os.path.abspath, sys.path)]
         if self._path is not None:
-            environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, self._path))
+            path = list(map(os.path.abspath, self._path))
+            environment["PYTHONPATH"] = os.pathsep.join(path)
+        places = find_places((self._module, *self._imports), tuple(path))
+        if self._sandbox.walls:
+            # Folders of the user's may hold data and keys: only what is imported can be read.
+            environment.pop("PYTHONPATH", None)
         # Some generators iterate over sets of strings: without a fixed hash seed they differ from
         # run to run. One thread is fastest for the small arrays of verifiers.
         environment |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.check_walls()
-        self._process = process = self._sandbox.start(self._command, environment)
+        launched = [sys.executable, "-P", LAUNCHER, json.dumps(dict(places)), *self._command[3:]]
+        self._process = process = self._sandbox.start(launched, environment, tuple(places.values()))
         try:
             if not _parse(process.receive(START_SECONDS, LARGEST_SCORE)).get("ready"):
                 raise NoLine("not a word of being ready")
@@ -202,7 +241,7 @@ class VerifierProcess:
         except NoLine as reason:
             self.close()
             raise VerifierError(
-                f"the {self._what} {self._module} did not start ({reason}); to see why, run: "
+                f"the {self._title} did not start ({reason}); to see why, run: "
                 f"{' '.join(self._command)}"
             ) from reason
         return process

@@ -2,13 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from practicum.tasks._verifiers import (
-    compare_exactly,
-    compare_numbers,
-    contains,
-    find_last_number,
-    read_first_line,
-)
+from practicum.tasks._golds import find_last_number, read_number
+from practicum.tasks._verifiers import compare_exactly, compare_numbers, contains, read_first_line
 
 Explanation = Callable[[str, str], str]
 """A function of a reply and of the right answer."""
@@ -34,7 +29,7 @@ def explain_number(reply: str, answer: str) -> str:
     """Say on which side of the right number the last one of a reply lies."""
     if compare_numbers(reply, answer):
         return RIGHT
-    number, expected = find_last_number(reply), find_last_number(answer)
+    number, expected = find_last_number(reply), read_number(answer)
     if number is None or expected is None:
         return "There is no number in the answer."
     return f"The last number of the answer, {number}, is too {'small' if number < expected else 'large'}."

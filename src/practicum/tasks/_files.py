@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from practicum.core.strict_json import JsonError, StrictDecoder, parse_json
 from practicum.errors import DataError
-from practicum.tasks._rows import DEEPEST, Rejected, StrictDecoder, measure_depth, parse_line
+from practicum.tasks._strict import Rejected, parse_line, require_object
 from practicum.text.safe import excerpt
+
+log = logging.getLogger(__name__)
 
 HOPELESS_ROW = 1 << 26
 """Bytes that no row has: a longer line shows that the file is something else than JSON Lines."""
@@ -19,6 +23,8 @@ HOPELESS_LIST = 1 << 31
 """Bytes that a JSON list may have, since it is read at once; JSON Lines have no such bound."""
 CHUNK = 1 << 16
 ROWS_AT_ONCE = 1000
+WRAPPERS = ("data", "rows", "examples", "instances")
+"""The keys under which an object of a JSON file holds the list of its rows."""
 EXCERPT = 120
 ARCHIVES = {
     b"\x1f\x8b": "a gzip",
@@ -56,10 +62,14 @@ class Row:
         return json.dumps(self.columns, ensure_ascii=False, default=str)[:EXCERPT]
 
 
-def number_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+def number_rows(rows: Iterable[Any]) -> Iterator[Row]:
     """Number mappings from 1, as the rows of any source that is not a file."""
     for number, columns in enumerate(rows, start=1):
-        yield Row(number, columns)
+        if isinstance(columns, Mapping) and all(isinstance(name, str) for name in columns):
+            yield Row(number, columns)
+        else:
+            reason = f"is of type {type(columns).__name__}, not an object with named columns"
+            yield Row(number, Rejected(reason))
 
 
 def read_rows(path: Path, largest: int) -> Iterator[Row]:
@@ -118,12 +128,11 @@ def _refuse_archive(path: Path, suffix: str) -> None:
 
 def read_json_lines(path: Path, largest: int) -> Iterator[Row]:
     """Yield one row a line, without blank lines; a row's number is that of its line."""
-    decoder = StrictDecoder()
     with path.open("rb") as file:
         for number, line in enumerate(_read_bounded(path, file, largest), start=1):
             text = (line.removeprefix(MARK) if number == 1 else line).rstrip(b"\r\n")
             if text.strip():
-                yield Row(number, parse_line(text, largest, decoder), text)
+                yield Row(number, parse_line(text, largest), text)
 
 
 def _read_bounded(path: Path, file: BinaryIO, largest: int) -> Iterator[bytes]:
@@ -142,39 +151,73 @@ def _read_bounded(path: Path, file: BinaryIO, largest: int) -> Iterator[bytes]:
 
 
 def _read_json(path: Path, largest: int) -> Iterator[Row]:
-    """Yield the objects of a JSON list; a `.json` file without a list holds JSON Lines."""
+    """Yield the objects of a JSON list, which an object may contain, or else of JSON Lines."""
     with path.open("rb") as file:
-        is_list = file.read(CHUNK).removeprefix(MARK).lstrip().startswith(b"[")
-    return _read_list(path) if is_list else read_json_lines(path, largest)
+        start = file.read(CHUNK).decode("utf-8-sig", errors="ignore")
+    keys, place = _find_list(start)
+    return read_json_lines(path, largest) if place is None else _read_list(path, keys, place)
 
 
-def _read_list(path: Path) -> Iterator[Row]:
+def _find_list(start: str) -> tuple[list[str], int | None]:
+    """Return where the list of a JSON file begins, and the keys up to its own if an object holds it.
+
+    The place is None if the file begins with no list and with no object with a key of `WRAPPERS`.
+    """
+    keys: list[str] = []
+    position = _skip_space(start, 0)
+    if start.startswith("[", position):
+        return keys, position
+    decoder = json.JSONDecoder()
+    try:
+        while start[position] in "{,":
+            key, position = decoder.raw_decode(start, _skip_space(start, position + 1))
+            keys.append(str(key))
+            position = _skip_space(start, _skip_space(start, position) + 1)
+            if key in WRAPPERS and start[position] == "[":
+                return keys, position
+            _, position = decoder.raw_decode(start, position)
+            position = _skip_space(start, position)
+    except (ValueError, IndexError, RecursionError):
+        # The object is not JSON, or larger than its beginning that was read: it is no wrapper.
+        pass
+    return keys, None
+
+
+def _read_list(path: Path, keys: list[str], place: int) -> Iterator[Row]:
+    """Yield the objects of the list that begins at a character, under the last of these keys if any."""
     if path.stat().st_size > HOPELESS_LIST:
         raise DataError(
             f"{path}: a JSON list of over {HOPELESS_LIST >> 30} GiB, which is read at once; "
             "write one JSON object a line instead"
         )
     text = path.read_text(encoding="utf-8-sig")
-    if measure_depth(text) > DEEPEST + 1:
-        raise DataError(f"{path} is nested deeper than {DEEPEST + 1}; give a list of objects")
     decoder = StrictDecoder()
-    position, number = _skip_space(text, text.index("[") + 1), 0
+    position, number = _skip_space(text, place + 1), 0
     more = not text.startswith("]", position)
     while more:
         number += 1
         try:
-            columns, position = decoder.decode_at(text, position)
-        except ValueError as error:
+            parsed, position = decoder.decode_at(text, position)
+        except JsonError as error:
             raise DataError(f"{path}: row {number} is not JSON ({error}); mend the file") from error
-        yield Row(number, columns)
+        yield Row(number, require_object(parsed))
         position = _skip_space(text, position)
         more = text.startswith(",", position)
         if more:
             position = _skip_space(text, position + 1)
         elif not text.startswith("]", position):
             raise DataError(f"{path}: no comma or bracket follows row {number}; mend the file")
-    if text[position + 1 :].strip():
-        raise DataError(f"{path}: more text follows the list; write one list, or an object a line")
+    try:
+        # What follows the list closes the object that holds it, or is nothing.
+        later = [*parse_json(('{"":0' if keys else "[]") + text[position + 1 :])][1:]
+    except JsonError:
+        raise DataError(
+            f"{path}: more text follows the list; write one list, or an object a line"
+        ) from None
+    if keys:
+        *before, key = keys
+        unused = ", ".join(repr(excerpt(name)) for name in [*before, *later])
+        log.info(f"{path}: its rows are the list under {key!r}{unused and f'; not used: {unused}'}")
 
 
 def _skip_space(text: str, position: int) -> int:

@@ -8,10 +8,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from string import ascii_uppercase
 from typing import Any
 
 from practicum.core.calls import suggest_name
-from practicum.tasks._rows import FIELDS, Rejected
+from practicum.tasks._rows import FIELDS
+from practicum.tasks._strict import Rejected
+from practicum.tasks._turns import NOT_READ, WEIGHTS
+from practicum.types import Prompt
 
 Columns = Mapping[str, Any]
 """One row of a source, by the names of its columns."""
@@ -25,18 +29,41 @@ LIKE = 0.75
 
 LONGEST_NAME = 60
 
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,60}")
+_MEDIA_TEXT = re.compile(
+    r"^data:|^https?:|\.(jpe?g|png|gif|webp|bmp|mp4|avi|mov|webm|mp3|wav|flac|ogg)\b", re.IGNORECASE
+)
+_MEDIA_TAG = re.compile(r"<img\b[^<>]*>|<(image|video|audio)>", re.IGNORECASE)
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,60}|[a-z]+\[\](\.[A-Za-z0-9_\[\]]{1,30}){1,3}")
+
+ALIASES = {"system_prompt": "system"}
+"""Columns that are read as a field of another name, if nothing else gives that field."""
+MEDIA = re.compile(r"(image|picture|video|audio)(s|_url|_urls|_path|_paths|_key)?")
+"""The names of columns with pictures, videos or sounds."""
+LABELS = ("label", "kto_tag")
+"""The columns that say whether an answer is wanted (KTO, TRL's unpaired preferences)."""
+TRUTHS = {"true": True, "false": False}
+LABEL_NUMBERS = {"1": True, "0": False}
 
 COLUMN_NAMES: dict[str, tuple[str, ...]] = {
     "prompt": ("question", "problem", "instruction", "query", "input", "goal", "task", "text"),
-    "messages": ("conversation", "conversations", "dialogue", "dialog", "chat", "turns"),
+    "messages": (
+        "conversation",
+        "conversations",
+        "dialogue",
+        "dialog",
+        "chat",
+        "turns",
+        "chosen_messages",
+    ),
     "answer": (
-        "solution",
-        "ground_truth",
-        "label",
         "final_answer",
         "correct_answer",
         "expected_answer",
+        "ground_truth",
+        "answerkey",
+        "correct",
+        "solution",
+        "label",
         "target",
         "gold",
         "expected",
@@ -50,18 +77,19 @@ COLUMN_NAMES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """A known form of rows: what recognises it, and the conversion to fields of `FIELDS`.
+    """A known form of rows: how to recognise it, and its conversion to fields of `FIELDS`.
 
-    Its rows have all columns of `needs` and none of `lacks`; `knows` are its other columns. The
-    conversion gets a row without empty columns. Columns that are in neither `needs` nor `knows` and
-    have a field's name are taken as that field.
+    Its rows have all columns of `needs` and no column of `lacks`. `reads` are further columns that the
+    conversion reads, and `repeats` are needed columns that it does not read. The conversion gets a
+    row without empty columns. Any other column is read as the field of its name, or is not used.
     """
 
     name: str
     needs: frozenset[str]
     lacks: frozenset[str]
-    knows: frozenset[str]
     convert: Callable[[Columns], dict[str, Any]]
+    reads: frozenset[str] = frozenset()
+    repeats: frozenset[str] = frozenset()
 
     def fits(self, row: Columns) -> bool:
         """Return True if the row has this form."""
@@ -98,29 +126,43 @@ def rename(columns: Mapping[str, str]) -> Callable[[Columns], dict[str, Any]]:
 
 
 def _convert_alpaca(row: Columns) -> dict[str, Any]:
-    """Join instruction and input by a line, after the turns of `history` (LlamaFactory's column)."""
+    """Join instruction and input by a line, after the turns of `history` (LLaMA-Factory's column)."""
     parts = [row.get("instruction"), row.get("input") or ""]
-    history = row.get("history") or []
     if not all(isinstance(part, str) for part in parts):
         raise Rejected("instruction or input is not a text")
+    return {
+        "messages": _join_history(row, "\n".join(filter(None, parts))),
+        "response": row.get("output") or None,
+    }
+
+
+def _convert_swift(row: Columns) -> dict[str, Any]:
+    """Put the turns of `history` before the query."""
+    return {"messages": _join_history(row, row["query"]), "response": row["response"]}
+
+
+def _convert_options(row: Columns) -> dict[str, Any]:
+    """Take `options` as the choices, and the letter in `answer` or the index in `answer_index`."""
+    answer, index = row.get("answer"), row.get("answer_index")
+    is_letter = isinstance(answer, str) and answer in ascii_uppercase and len(answer) == 1
+    if is_letter and type(index) is int and ascii_uppercase[index : index + 1] != answer:
+        raise Rejected(f"answer is {answer!r} and answer_index {index}, which is another choice")
+    answer = index if answer is None else answer
+    return {"prompt": row["question"], "choices": row["options"], "answer": answer}
+
+
+def _join_history(row: Columns, question: Any) -> list[dict[str, Any]]:
+    """Return the turns of `history`, which is a list of pairs, and the question after them."""
+    history = row.get("history") or []
     if not isinstance(history, list) or not all(
         isinstance(pair, list) and len(pair) == 2 for pair in history
     ):
         raise Rejected("history is not a list of pairs of question and answer")
-    turns = [("system", row["system"])] if row.get("system") else []
-    for question, answer in history:
-        turns += [("user", question), ("assistant", answer)]
-    turns.append(("user", "\n".join(filter(None, parts))))
-    messages = [{"role": role, "content": text} for role, text in turns]
-    return {"messages": messages, "response": row.get("output") or None}
-
-
-def _convert_sharegpt(row: Columns) -> dict[str, Any]:
-    """Put the text of the column `system` (LlamaFactory's) before the turns."""
-    turns = row.get("conversations")
-    if row.get("system") and isinstance(turns, list):
-        turns = [{"role": "system", "content": row["system"]}, *turns]
-    return {"messages": turns}
+    turns: list[tuple[str, Any]] = []
+    for asked_before, answer in history:
+        turns += [("user", asked_before), ("assistant", answer)]
+    turns.append(("user", question))
+    return [{"role": role, "content": text} for role, text in turns]
 
 
 STEP_COLUMNS = ("chosen", "chosen_observation", "rejected", "rejected_observation", "correct_step")
@@ -144,45 +186,82 @@ FORMATS: tuple[RowFormat, ...] = (
         "easydistill's SCoRe",
         needs=frozenset({"prompt", "chosen", "rejected", "gt_answer"}),
         lacks=frozenset({"messages", "answer"}),
-        knows=frozenset({"chosen_observation", "rejected_observation", "correct_step"}),
         convert=_convert_steps,
+        reads=frozenset({"chosen_observation", "rejected_observation", "correct_step"}),
     ),
     RowFormat(
         "verl",
         needs=frozenset({"prompt", "reward_model"}),
         lacks=frozenset({"messages", "answer"}),
-        knows=frozenset({"data_source", "ability", "extra_info", "agent_name"}),
         convert=rename(
             {"prompt": "prompt", "answer": "reward_model.ground_truth", "domain": "data_source"}
         ),
+        reads=frozenset({"data_source"}),
     ),
     RowFormat(
         "TRL prompt-completion",
         needs=frozenset({"prompt", "completion"}),
         lacks=frozenset({"messages", "response"}),
-        knows=frozenset(),
         convert=rename({"prompt": "prompt", "response": "completion"}),
     ),
     RowFormat(
         "TRL prompt and solution",
         needs=frozenset({"prompt", "solution"}),
         lacks=frozenset({"messages", "answer"}),
-        knows=frozenset(),
         convert=rename({"prompt": "prompt", "answer": "solution"}),
     ),
     RowFormat(
         "ShareGPT",
         needs=frozenset({"conversations"}),
         lacks=frozenset({"prompt", "messages"}),
-        knows=frozenset({"system", "tools"}),
-        convert=_convert_sharegpt,
+        convert=rename({"messages": "conversations"}),
+    ),
+    RowFormat(
+        "ROLL",
+        needs=frozenset({"prompt", "messages", "ground_truth"}),
+        lacks=frozenset({"answer"}),
+        convert=rename({"messages": "messages", "answer": "ground_truth"}),
+        repeats=frozenset({"prompt"}),
+    ),
+    RowFormat(
+        "MMLU",
+        needs=frozenset({"question", "choices", "answer"}),
+        lacks=frozenset({"prompt", "messages"}),
+        convert=rename({"prompt": "question", "choices": "choices", "answer": "answer"}),
+    ),
+    RowFormat(
+        "MMLU-Pro",
+        needs=frozenset({"question", "options", "answer"}),
+        lacks=frozenset({"prompt", "messages", "choices"}),
+        convert=_convert_options,
+        reads=frozenset({"answer_index"}),
+    ),
+    RowFormat(
+        "MMLU-Pro without letters",
+        needs=frozenset({"question", "options", "answer_index"}),
+        lacks=frozenset({"prompt", "messages", "choices"}),
+        convert=_convert_options,
+        reads=frozenset({"answer"}),
+    ),
+    RowFormat(
+        "ms-swift",
+        needs=frozenset({"query", "response"}),
+        lacks=frozenset({"prompt", "messages"}),
+        convert=_convert_swift,
+        reads=frozenset({"history"}),
+    ),
+    RowFormat(
+        "ms-swift with a conversation",
+        needs=frozenset({"conversation"}),
+        lacks=frozenset({"prompt", "messages", "conversations"}),
+        convert=rename({"messages": "conversation"}),
     ),
     RowFormat(
         "Alpaca",
         needs=frozenset({"instruction", "output"}),
         lacks=frozenset({"prompt", "messages", "response"}),
-        knows=frozenset({"input", "system", "history", "text"}),
         convert=_convert_alpaca,
+        reads=frozenset({"input", "history"}),
     ),
 )
 """Every known form besides practicum's own; the first that fits a row is taken."""
@@ -201,44 +280,82 @@ class ColumnReader:
         self._form: RowFormat | None = None
         self._is_decided = bool(columns)
         self._convert = rename(columns)
-        # A column that the recipe gives to one field is not read as another, and a question has one
-        # column: the other of these two is not read.
+        # A column that the recipe gives to one field is not read as another.
         self._taken = {*columns.values(), *(name.partition(".")[0] for name in columns.values())}
-        self._hidden = {QUESTIONS[field] for field in columns if field in QUESTIONS}
-        self._unused: dict[str, None] = {}
+        self._unused: dict[str, Any] = {}
         self._unseen = set(columns.values())
 
     def read(self, row: Columns) -> dict[str, Any]:
-        """Return the row's fields, of `FIELDS`; Rejected if the row lacks its question's column."""
+        """Return the row's fields, of `FIELDS`; Rejected if it has pictures or lacks its question."""
         row = {name: value for name, value in row.items() if value is not None}
         if not self._is_decided:
             self._recognise(row)
         if self._unseen:
             self._unseen -= {name for name in self._unseen if get_column(row, name) is not None}
-        fields = {}
-        for name, value in row.items():
-            if name in FIELDS and name not in self._taken and name not in self._hidden:
-                fields[name] = value
-            elif name not in self._taken:
-                self._note_unused(name)
-        fields.update(self._convert(row))
+        fields = self._convert(row)
+        # A question has one column: if `prompt` is read, `messages` is not, and the reverse.
+        hidden = {QUESTIONS[field] for field in (*fields, *self._columns) if field in QUESTIONS}
+        names = {*fields, *self._columns, *hidden}
+        for name, cell in row.items():
+            if name in self._taken:
+                continue
+            field = ALIASES.get(name, name)
+            if field in FIELDS and field not in names:
+                fields[field] = cell
+                names.add(field)
+            elif cell not in ("", [], {}) and not _is_label(name, cell):
+                _refuse_media(name, cell)
+                self.note_unused(name, cell)
         for field in self._columns.keys() & QUESTIONS.keys() - fields.keys():
             column = self._columns[field]
             hint = suggest_name(column, [name for name in row if len(name) < LONGEST_NAME])
             raise Rejected(f"no column {quote_name(column)}, which holds the {field}; {hint}")
         return fields
 
+    def check_label(self, row: Columns, prompt: Prompt) -> None:
+        """Reject a row if its label or weight says not to imitate its response."""
+        for name in WEIGHTS:
+            weight = row.get(name)
+            is_zero = isinstance(weight, bool | int | float) and not weight
+            if is_zero and name not in self._taken and prompt.response is not None:
+                raise Rejected(
+                    f"{name} is {weight}, so its answer is not one to imitate; leave the row out, or "
+                    "only give its question"
+                )
+        for name in LABELS:
+            if name in self._taken or not _is_label(name, row.get(name)):
+                continue
+            if prompt.response is None:
+                self.note_unused(name, row[name])
+            elif _read_label(row[name]) is False:
+                label = _write_label(row[name]).lower()
+                is_number = label in LABEL_NUMBERS
+                advice = (
+                    f"; if it is a class, write columns: {{domain: {name}}}" if is_number else ""
+                )
+                raise Rejected(
+                    f"{name} is {label}, so its answer is not one to imitate; leave the row out, or "
+                    f"only give its question{advice}"
+                )
+
+    def note_unused(self, name: str, value: Any = None) -> None:
+        """Remember a column, or a key of a turn, that is not used; Rejected if `strict`."""
+        if self._strict:
+            raise Rejected(f"unknown field {name[:LONGEST_NAME]!r}; {suggest_name(name, FIELDS)}")
+        self._unused.setdefault(name, value)
+
+    def propose_answer(self) -> str:
+        """Return the `columns: {...}` that an unused column with answers suggests, or an empty text."""
+        # A truth value is no answer that a verifier compares with.
+        names = [name for name, value in self._unused.items() if _read_truth(value) is None]
+        return propose_columns(["prompt", *names])
+
     def _recognise(self, row: Columns) -> None:
         self._form = next((form for form in FORMATS if form.fits(row)), None)
         if self._form is not None:
             self._convert = self._form.convert
-            self._taken = {*self._form.needs, *self._form.knows}
+            self._taken = set(self._form.needs | self._form.reads) - self._form.repeats
         self._is_decided = self._form is not None or bool(QUESTIONS.keys() & row.keys())
-
-    def _note_unused(self, name: str) -> None:
-        if self._strict:
-            raise Rejected(f"unknown field {name[:LONGEST_NAME]!r}; {suggest_name(name, FIELDS)}")
-        self._unused.setdefault(name)
 
     @property
     def form(self) -> str | None:
@@ -254,6 +371,46 @@ class ColumnReader:
     def unseen(self) -> list[str]:
         """Return the columns that the recipe names and no row had so far."""
         return sorted(self._unseen)
+
+
+def _refuse_media(name: str, cell: Any) -> None:
+    """Reject a row with something in a column of pictures, videos or sounds."""
+    # An image may also be the name of a container's.
+    is_media = isinstance(cell, list | Mapping | bytes) or (
+        isinstance(cell, str) and _MEDIA_TEXT.search(cell)
+    )
+    if cell and is_media and MEDIA.fullmatch(name.lower()):
+        raise Rejected(f"the column {quote_name(name)} is filled, and {NOT_READ}")
+
+
+def shows_media(prompt: Prompt) -> bool:
+    """Return True if a prompt's text has a tag in place of a picture, video or sound."""
+    return any(_MEDIA_TAG.search(message.content) for message in prompt.messages)
+
+
+def _is_label(name: str, cell: Any) -> bool:
+    """Return True for a column that says whether the row's answer is wanted."""
+    return name in LABELS and _read_label(cell) is not None
+
+
+def _read_label(cell: Any) -> bool | None:
+    """Return whether an answer is wanted, which tables also hold as 0 or 1, or None."""
+    truth = _read_truth(cell)
+    if truth is None and isinstance(cell, str | int | float):
+        return LABEL_NUMBERS.get(_write_label(cell))
+    return truth
+
+
+def _write_label(cell: str | int | float) -> str:
+    # A column that lacks some labels holds 1 as 1.0.
+    return f"{cell:g}" if isinstance(cell, float) else str(cell)
+
+
+def _read_truth(cell: Any) -> bool | None:
+    """Return a truth value, which tables hold as a text, or None."""
+    if isinstance(cell, str):
+        return TRUTHS.get(cell.lower())
+    return cell if isinstance(cell, bool) else None
 
 
 def quote_name(name: str) -> str:

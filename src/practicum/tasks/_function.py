@@ -8,7 +8,7 @@ from typing import Any, SupportsFloat
 
 from practicum.foreign import describe_error, load_object
 from practicum.prompts import Prompt
-from practicum.tasks._worker import VerifierUnavailable, serve
+from practicum.tasks._worker import VerifierUnavailable, serve_apart
 
 Function = Callable[[str, Prompt], Any]
 """`verify(reply, prompt)`: a number for the text that a model wrote to a prompt."""
@@ -36,12 +36,15 @@ def find_signature_problem(function: Any) -> str | None:
     if not callable(function):
         return f"is a {type(function).__name__} and no function; write {SIGNATURE}"
     try:
-        inspect.signature(function).bind("reply", None)
+        signature = inspect.signature(function)
+        signature.bind("reply", None)
     except TypeError as error:
         return f"cannot take a reply and a prompt ({error}); write {SIGNATURE}"
     except ValueError:
         # A function in C without a signature: the first call tells.
         return None
+    if next(iter(signature.parameters)) == "prompt":
+        return f"takes the prompt first, and a verifier takes the reply first; write {SIGNATURE}"
     return None
 
 
@@ -61,7 +64,7 @@ def describe_failure(function: Function, error: BaseException) -> str:
     return describe_error(error, code.co_filename if code else None)
 
 
-def _serve_function(name: str, has_walls: bool) -> None:
+def _serve_function(name: str, sandbox: str) -> None:
     """Answer requests with a reply and a prompt; one without tells whether the function is there."""
 
     @functools.cache
@@ -80,11 +83,11 @@ def _serve_function(name: str, has_walls: bool) -> None:
     def describe(error: Exception) -> str:
         line = describe_failure(load(), error)
         # Most likely a file, an address or a program that the function needs.
-        is_walled_off = has_walls and isinstance(error, OSError)
+        is_walled_off = sandbox != "off" and isinstance(error, OSError)
         return f"{line}; it runs in the sandbox: see task.sandbox" if is_walled_off else line
 
-    serve(respond, describe)
+    serve_apart(respond, describe, load, sandbox=sandbox)
 
 
 if __name__ == "__main__":
-    _serve_function(sys.argv[1], sys.argv[2] != "off")
+    _serve_function(sys.argv[1], sys.argv[2])

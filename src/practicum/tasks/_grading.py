@@ -7,7 +7,6 @@ A verifier of the user's has one form, `def verify(reply: str, prompt: Prompt) -
 import contextvars
 import dataclasses
 import functools
-import inspect
 import logging
 import math
 import sys
@@ -20,8 +19,10 @@ from pydantic.json_schema import SkipJsonSchema
 
 from practicum.core.calls import suggest_name
 from practicum.errors import DataError
-from practicum.foreign import explain_missing, is_external
+from practicum.foreign import explain_missing, is_external, name_object
+from practicum.ports.gate import Kind, reject
 from practicum.prompts import Prompt
+from practicum.tasks import _tests
 from practicum.tasks._deadline import (
     SECONDS,
     Canary,
@@ -46,31 +47,25 @@ Grader = Callable[[str, Prompt], float | None]
 
 _MODULE = "practicum.tasks._function"
 
+FUNCTIONS = {"tests": _tests.FUNCTION}
+"""Verifiers by name that read more of a row than its answer; they run like a function of the user's."""
+
 
 def _read_verifier(raw: Any) -> Any:
     """Return a verifier as it is; raise ValueError if it is neither a known name nor a function."""
     if callable(raw):
         problem = find_signature_problem(raw)
         if problem is not None:
-            raise ValueError(f"{name_function(raw)!r} {problem}")
+            raise ValueError(f"{name_object(raw)!r} {problem}")
         return raw
     # The name of a function within a function, or of a lambda, comes from a run of Python: it is
     # told from a misspelt name, and refused when it is needed.
-    if isinstance(raw, str) and (raw in VERIFIERS or is_external(raw) or "<" in raw):
+    if isinstance(raw, str) and (raw in (*VERIFIERS, *FUNCTIONS) or is_external(raw) or "<" in raw):
         return raw
     raise ValueError(
-        f"no verifier named {raw!r}; {suggest_name(str(raw), VERIFIERS)}; for a function of yours "
+        f"no verifier named {raw!r}; {suggest_name(str(raw), [*VERIFIERS, *FUNCTIONS])}; for a function of yours "
         "write package.module:function"
     )
-
-
-def name_function(verifier: str | Callable[..., Any]) -> str:
-    """Return a verifier as it stands in a recipe; a function by its module and name."""
-    if isinstance(verifier, str):
-        return verifier
-    is_named = inspect.isroutine(verifier) or inspect.isclass(verifier)
-    named = verifier if is_named else type(verifier)
-    return f"{named.__module__}:{named.__qualname__}"
 
 
 def find_missing_module(verifier: str | Callable[..., Any]) -> str:
@@ -89,11 +84,11 @@ def _check_range(scores: tuple[float, float]) -> tuple[float, float]:
 
 
 Verifier = Annotated[
-    Literal["exact", "contains", "number", "first_line", "math"]
+    Literal["exact", "contains", "number", "first_line", "math", "tests"]
     | str
     | SkipJsonSchema[Callable[..., Any]],
     BeforeValidator(_read_verifier),
-    PlainSerializer(name_function, return_type=str),
+    PlainSerializer(name_object, return_type=str),
 ]
 """The setting `verifier` of a task: a name, `package.module:function`, or a function."""
 
@@ -111,10 +106,12 @@ def open_grader(
     """
     if callable(verifier):
         return _CallableVerifier(verifier, scores).grade
+    if verifier in FUNCTIONS:
+        return _open_function(FUNCTIONS[verifier], sandbox, scores, name=verifier)
     if verifier in VERIFIERS:
         return _open_named(verifier, sandbox, scores)
     if is_external(verifier) and not verifier.startswith("__main__"):
-        return _open_function(verifier, sandbox, scores)
+        return _open_function(verifier, sandbox, scores, name=verifier)
     raise DataError(
         f"task.verifier: {verifier!r} was a function of a script or notebook, which another "
         "process cannot import; go on from there with the same function, or move it into a module "
@@ -141,21 +138,29 @@ def _open_named(verifier: str, sandbox: OwnWalls, scores: tuple[float, float]) -
     return grade
 
 
-def _open_function(name: str, sandbox: OwnWalls, scores: tuple[float, float]) -> Grader:
-    """Return a function of the user's, called in a process of its own with a deadline."""
-    problem = find_missing_module(name)
+def _open_function(
+    function: str, sandbox: OwnWalls, scores: tuple[float, float], *, name: str
+) -> Grader:
+    """Return a function of the user's, called in a process of its own with a deadline.
+
+    Errors and rejections call it by its `name` in the recipe.
+    """
+    problem = find_missing_module(function)
     if problem:
         raise DataError(problem)
     failures = _Failures(name, scores)
     process = VerifierProcess(
         _MODULE,
-        name,
+        function,
         sandbox,
         canary=Canary({}, 1.0),
         sandbox=sandbox,
         scores=scores,
         # Not PYTHONPATH alone: a notebook, say, imports from its working folder.
         path=[entry or "." for entry in sys.path],
+        imports=(function.partition(":")[0],),
+        name=name,
+        forks=True,
     )
     note = process.check_walls()
     if note is not None:
@@ -198,7 +203,7 @@ class _CallableVerifier:
     def __init__(self, function: Function, scores: tuple[float, float]) -> None:
         self._function = function
         self._scores = scores
-        self._name = name_function(function)
+        self._name = name_object(function)
         self._failures = _Failures(self._name, scores)
         log.info(
             f"the verifier {self._name} is a function of this process: it runs here, without a "
@@ -217,15 +222,17 @@ class _CallableVerifier:
         watchdog = threading.Timer(SECONDS, functools.partial(context.run, log.warning, text))
         watchdog.daemon = True
         watchdog.start()
+        kind: Kind = "number"
         try:
             score = compute_score(self._function, reply, prompt)
             problem = find_score_problem(score, self._scores)
         except (Exception, SystemExit) as error:
             # The user's function may raise anything, and one odd reply must not end the run.
-            problem, score = describe_failure(self._function, error), 0.0
+            problem, score, kind = describe_failure(self._function, error), 0.0, "error"
         finally:
             watchdog.cancel()
         if problem is None:
             return score
+        reject(kind, f"the verifier {self._name}: {problem}")
         self._failures.report(prompt, problem)
         return score_failure(self._scores)

@@ -4,7 +4,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,9 @@ from pydantic import AfterValidator, Field
 from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError
+from practicum.foreign import name_object
 from practicum.statistics.turns import reward_step
+from practicum.tasks import _tests
 from practicum.tasks._answered import PromptSet
 from practicum.tasks._context import TaskContext
 from practicum.tasks._deadline import OwnWalls
@@ -23,19 +25,24 @@ from practicum.tasks._formats import (
     PRIVILEGED,
     QUESTIONS,
     ColumnReader,
+    Columns,
     propose_columns,
     quote_name,
+    shows_media,
 )
+from practicum.tasks._gold_check import GoldChecker, describe_exact, describe_long
 from practicum.tasks._grading import (
+    FUNCTIONS,
     RewardRange,
     Verifier,
     find_missing_module,
-    name_function,
     open_grader,
 )
-from practicum.tasks._rows import FIELDS, Rejected, read_prompt
-from practicum.tasks._verifiers import PACKAGES, check_installed, find_last_number
+from practicum.tasks._rows import FIELDS, read_prompt
+from practicum.tasks._strict import Rejected
+from practicum.tasks._verifiers import PACKAGES, VERIFIERS, check_installed
 from practicum.text.safe import excerpt
+from practicum.thoughts import read_answer
 from practicum.types import FrozenConfig, Prompt
 
 log = logging.getLogger(__name__)
@@ -66,7 +73,7 @@ class RowsConfig(FrozenConfig):
     heldout: Any
     columns: Annotated[dict[str, str], AfterValidator(_check_fields)] = Field(
         default={},
-        description="the column of each field with another name, as `{prompt: question}`",
+        description="the column of each field with another name, as `{prompt: question, system: instructions}`",
     )
     strict: bool = Field(
         default=False, description="reject rows with a column that is not used, instead of a note"
@@ -93,7 +100,7 @@ class RowsConfig(FrozenConfig):
     def find_verifier_problems(self) -> list[str]:
         """Return the line on a verifier whose package or module is missing, if it is."""
         try:
-            check_installed(name_function(self.verifier))
+            check_installed(name_object(self.verifier))
         except DataError as error:
             return [str(error)]
         return list(filter(None, [find_missing_module(self.verifier)]))
@@ -142,29 +149,57 @@ class PromptReader:
         columns = ColumnReader(self._config.columns, self._config.strict)
         ids = self._ids.setdefault(part, set())
         prompts: list[Prompt] = []
-        refusals = _Refusals()
+        refusals, pictures = _Refusals(), list[int]()
+        verifier = name_object(self._config.verifier)
+        checker = GoldChecker(verifier, self._config.sandbox, source)
         for row in rows:
             try:
                 prompt = self._read_row(row, columns, f"{prefix}-{row.number}", ids)
+                _check_answer(prompt, checker)
             except Rejected as rejection:
                 refusals.add(row, str(rejection))
                 self._write_rejected(source, row, str(rejection))
             else:
                 ids.add(prompt.id)
                 prompts.append(prompt)
-        self._check_counts(source, len(prompts), refusals)
+                if shows_media(prompt):
+                    pictures.append(row.number)
+                if prompt.answer is not None:
+                    checker.note_unit(prompt.answer, row.number)
+        self._check_counts(source, len(prompts), refusals, columns)
         self._check_columns(source, columns)
         self._note_columns(source, columns, prompts)
+        exact = describe_exact(_list_answers(prompts)) if verifier == "exact" else None
+        for note in filter(None, (exact, checker.describe_units())):
+            log.info(f"{source}: {note}")
+        if pictures:
+            log.info(
+                f"{source}: {len(pictures)} of {len(prompts)} rows hold a tag such as <image> or "
+                f"<img ...>, the first is row {pictures[0]}; only text is read, so leave out the rows "
+                "whose question needs a picture"
+            )
         return prompts
 
     def _read_row(self, row: Row, columns: ColumnReader, name: str, ids: set[str]) -> Prompt:
         if isinstance(row.columns, Rejected):
             raise row.columns
-        prompt = read_prompt(columns.read(row.columns), name)
-        _check_answer(prompt, name_function(self._config.verifier))
+        tests, columns_read = self._split_tests(row.columns)
+        prompt = read_prompt(columns.read(columns_read), name, columns.note_unused)
+        columns.check_label(row.columns, prompt)
+        prompt = replace(prompt, privileged={**prompt.privileged, **tests})
         if prompt.id in ids:
             raise Rejected(f"id {prompt.id[:EXCERPT]!r} was used before")
         return prompt
+
+    def _split_tests(self, row: Columns) -> tuple[dict[str, str], Columns]:
+        """Return the tests of a row for the verifier that runs them, and its other columns."""
+        if self._config.verifier not in FUNCTIONS:
+            return {}, row
+        try:
+            tests = {_tests.FIELD: _tests.read_tests(row)}
+        except ValueError as error:
+            raise Rejected(str(error)) from None
+        return tests, {name: cell for name, cell in row.items() if name not in _tests.COLUMNS}
 
     def _write_rejected(self, source: str, row: Row, reason: str) -> None:
         if self._rejected_path is None:
@@ -173,12 +208,14 @@ class PromptReader:
         with self._rejected_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def _check_counts(self, source: str, good: int, refusals: _Refusals) -> None:
+    def _check_counts(
+        self, source: str, good: int, refusals: _Refusals, columns: ColumnReader
+    ) -> None:
         allowed, total = self._config.max_rejected, good + refusals.count
         if refusals.first is not None and not good:
             raise DataError(
                 f"{source}: none of its {total} rows can be used; {refusals.describe_first()}"
-                f"{self._advise(refusals.first)}"
+                f"{self._advise(refusals.first, columns)}"
             )
         if refusals.first is not None and refusals.count > allowed * total:
             raise DataError(
@@ -197,12 +234,19 @@ class PromptReader:
                 f"(row {refusals.first.number}: {refusals.reason})"
             )
 
-    def _advise(self, row: Row) -> str:
-        """Return the proposal of `columns` for a row without a question, or an empty text."""
-        if isinstance(row.columns, Rejected) or self._config.columns:
+    def _advise(self, row: Row, columns: ColumnReader) -> str:
+        """Return the `columns` to write for a row without a question, or an empty text."""
+        if isinstance(row.columns, Rejected) or self._config.columns or columns.form:
             return ""
-        proposal = "" if QUESTIONS.keys() & row.columns.keys() else propose_columns(row.columns)
-        return f"; write {proposal} in the task" if proposal else ""
+        if QUESTIONS.keys() & row.columns.keys():
+            return ""
+        if proposal := propose_columns(row.columns):
+            return f"; write {proposal} in the task"
+        names = _list_columns(list(row.columns)) if row.columns else "no columns"
+        first = quote_name(next(iter(row.columns), "NAME"))
+        return (
+            f"; it has {names}: write columns: {{prompt: {first}}} in the task, or another of them"
+        )
 
     def _check_columns(self, source: str, columns: ColumnReader) -> None:
         for name in columns.unseen:
@@ -216,7 +260,7 @@ class PromptReader:
         notes = [] if columns.form is None else [f"read as rows of {columns.form}"]
         if columns.unused:
             notes.append(f"not used: {_list_columns(columns.unused)}")
-            proposal = propose_columns(["prompt", *columns.unused])
+            proposal = columns.propose_answer()
             if proposal and all(prompt.answer is None for prompt in prompts):
                 notes.append(f"no row has an answer; perhaps write {proposal}")
         note = "; ".join(notes)
@@ -232,13 +276,26 @@ def _list_columns(names: Sequence[str]) -> str:
     return f"{word} {listed}" + (f" and {more} more" if more > 0 else "")
 
 
-def _check_answer(prompt: Prompt, verifier: str) -> None:
-    answer = prompt.answer
-    compares_numbers = verifier in ("number", "first_line")
-    if compares_numbers and answer is not None and find_last_number(answer) is None:
-        raise Rejected(
-            f"answer {answer[:EXCERPT]!r} has no number, which the verifier {verifier!r} compares"
-        )
+def _check_answer(prompt: Prompt, checker: GoldChecker) -> None:
+    problem = None if prompt.answer is None else checker.find_problem(prompt.answer)
+    if problem is not None:
+        raise Rejected(problem)
+
+
+def _list_answers(prompts: Sequence[Prompt]) -> list[str]:
+    return [prompt.answer for prompt in prompts if prompt.answer is not None]
+
+
+def describe_long_answers(
+    task: Any, prompts: Sequence[Prompt], encode: Callable[[str], Sequence[int]], limit: int
+) -> str | None:
+    """Return a note on answers of rows that have more tokens than a reply may have, or None.
+
+    Only the verifier `exact` compares a reply with the whole of an answer.
+    """
+    if not isinstance(task, RowsConfig) or task.verifier != "exact":
+        return None
+    return describe_long(_list_answers(prompts), encode, limit)
 
 
 def build_prompt_set(
@@ -252,9 +309,12 @@ def build_prompt_set(
     the first. DataError if too many rows are bad or none is left to train on.
     """
     grade = open_grader(config.verifier, config.sandbox, config.reward_range)
+    reads_thoughts = name_object(config.verifier) not in VERIFIERS
     if config.step_rewards:
-        grade = _grade_steps(grade)
-    context.packages.extend(PACKAGES.get(name_function(config.verifier), ()))
+        # A step is compared with its thoughts, and the verifier reads what follows them.
+        grade = _grade_steps(grade if reads_thoughts else _grade_answers(grade))
+        reads_thoughts = True
+    context.packages.extend(PACKAGES.get(name_object(config.verifier), ()))
     if context.rejected_path is not None:
         context.rejected_path.unlink(missing_ok=True)
     reader = PromptReader(config, context.rejected_path)
@@ -276,14 +336,21 @@ def build_prompt_set(
             f"{len(train) - len(unseen)} of {len(train)} training rows left out: "
             "the same question is held out"
         )
-    explain = EXPLANATIONS.get(name_function(config.verifier))
-    return PromptSet(train=unseen, heldout=heldout, grade=grade, explain=explain)
+    explain = EXPLANATIONS.get(name_object(config.verifier))
+    return PromptSet(unseen, heldout, grade=grade, explain=explain, reads_thoughts=reads_thoughts)
+
+
+def _grade_answers(
+    grade: Callable[[str, Prompt], float | None],
+) -> Callable[[str, Prompt], float | None]:
+    """Return the grader of whole completions, which only grades the text after the thoughts."""
+    return lambda reply, prompt: grade(read_answer(reply), prompt)
 
 
 def _grade_steps(
     grade: Callable[[str, Prompt], float | None],
 ) -> Callable[[str, Prompt], float | None]:
-    """Return the grader that also knows what a step is worth that does not solve its row."""
+    """Return the grader that also scores a step that does not solve its row."""
 
     def grade_step(reply: str, prompt: Prompt) -> float | None:
         solved, steps = grade(reply, prompt), prompt.privileged

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from functools import lru_cache
-from typing import Any
+from typing import Any, SupportsFloat
 
 from practicum.tasks._evaluating import admit, find_unguarded
 from practicum.tasks._worker import VerifierUnavailable, serve
@@ -61,7 +61,10 @@ def run() -> None:
         sentence = admit(name, request["reply"], str(answer))
         if sentence is None:
             return 0.0
-        return float(create_dataset(request["split"]).score_answer(sentence, entry=entry))
+        score = create_dataset(request["split"]).score_answer(sentence, entry=entry)
+        if not isinstance(score, SupportsFloat):
+            raise TypeError(f"its score is {score!r:.80}, which is no number")
+        return float(score)
 
     serve(respond)
 

@@ -4,19 +4,14 @@ import importlib.util
 import logging
 import re
 from collections.abc import Callable
-from decimal import Decimal
+from functools import cache
 
 from practicum.errors import DataError
 from practicum.tasks._deadline import Canary, VerifierProcess, Walls
+from practicum.tasks._golds import find_last_number, read_number
 
 log = logging.getLogger(__name__)
 
-# A sign counts unless it follows a word or a number: "5-3" ends with 3 and "x = -3" with -3.
-_NUMBER = re.compile(
-    r"(?:(?<![\w.)])[-+\u2212])?(?<![\w.])"
-    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
-    r"(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
-)
 _MATH_MODULE = "practicum.tasks._math"
 _MATH_CANARY = Canary({"reply": r"The answer is $\frac{1}{2}$.", "answer": "0.5"}, 1.0)
 _MATH = VerifierProcess(_MATH_MODULE, canary=_MATH_CANARY)
@@ -36,8 +31,8 @@ def contains(reply: str, answer: str) -> float:
 
 
 def compare_numbers(reply: str, answer: str) -> float:
-    """Return 1 if the last number of the reply equals the answer's: `8 * 7 = 56.` answers 56."""
-    expected = find_last_number(answer)
+    """Return 1 if the last number of the reply is the answer's: `8 * 7 = 56.` answers 56."""
+    expected = read_number(answer)
     return float(expected is not None and find_last_number(reply) == expected)
 
 
@@ -56,12 +51,6 @@ def compare_mathematics(reply: str, answer: str) -> float:
     return _MATH.call({"reply": reply, "answer": answer})
 
 
-def find_last_number(text: str) -> Decimal | None:
-    """Return the last number of a text, exactly: `1,000.50` is one number, and so is `-3`."""
-    numbers = _NUMBER.findall(text)
-    return Decimal(numbers[-1].replace(",", "").replace("\u2212", "-")) if numbers else None
-
-
 def prepare(verifier: str, sandbox: Walls) -> Callable[[str, str], float]:
     """Return a verifier by its name, and log a note on missing walls.
 
@@ -70,25 +59,35 @@ def prepare(verifier: str, sandbox: Walls) -> Callable[[str, str], float]:
     check_installed(verifier)
     if verifier != "math":
         return VERIFIERS[verifier]
-    is_strict = sandbox == "require"
-    process = (
-        _MATH if is_strict else VerifierProcess(_MATH_MODULE, canary=_MATH_CANARY, sandbox=sandbox)
-    )
+    process = open_math(sandbox)
     note = process.check_walls()
     if note is not None:
         log.info(note)
-    if is_strict:
-        return compare_mathematics
     return lambda reply, answer: process.call({"reply": reply, "answer": answer})
+
+
+def open_math(sandbox: Walls) -> VerifierProcess:
+    """Return the process of math-verify, which all tasks of this process share."""
+    return _MATH if sandbox == "require" else _open_lax_math()
+
+
+@cache
+def _open_lax_math() -> VerifierProcess:
+    return VerifierProcess(_MATH_MODULE, canary=_MATH_CANARY, sandbox="best_effort")
 
 
 def check_installed(verifier: str) -> None:
     """Raise DataError if the verifier's package is missing."""
-    if verifier == "math" and importlib.util.find_spec("math_verify") is None:
+    if not is_installed(verifier):
         raise DataError(
             "task.verifier: 'math' needs the package math-verify; run: "
             "pip install 'practicum[tasks]'"
         )
+
+
+def is_installed(verifier: str) -> bool:
+    """Return True if the verifier's package is there, or if it needs none."""
+    return verifier != "math" or importlib.util.find_spec("math_verify") is not None
 
 
 VERIFIERS: dict[str, Callable[[str, str], float]] = {

@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.util
-import json
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 from pydantic import JsonValue
 
+from practicum.core.strict_json import JsonError, parse_json
 from practicum.errors import DataError
 from practicum.tasks._token_engine import MODEL
 from practicum.text.safe import excerpt
@@ -77,13 +77,38 @@ class VerifiersRunner:
         self._tasks: list[Any] = []
 
     def list_tasks(self, count: int) -> list[AgentTask]:
-        """Return the first tasks with the prompts that a chat loop begins with."""
-        self._tasks = list(islice(iter(self._taskset), count))
-        return [_describe_task(task.data, number) for number, task in enumerate(self._tasks)]
+        """Return the first tasks with the prompts that a chat loop begins with.
+
+        DataError if a task cannot be loaded or its prompt is not text.
+        """
+        described: list[AgentTask] = []
+        try:
+            self._tasks = list(islice(iter(self._taskset), count))
+            for number, task in enumerate(self._tasks):
+                described.append(_describe_task(task.data, number))
+        except DataError:
+            raise
+        # A taskset is foreign code, which may fail in any way.
+        except Exception as error:
+            raise DataError(
+                f"task.taskset: its task {len(described)} cannot be read "
+                f"({excerpt(f'{type(error).__name__}: {error}')}); fix the taskset or its settings"
+            ) from error
+        return described
 
     def executes_code(self) -> bool:
-        """Return True if the harness lets the model run programs on this machine."""
-        return bool(self._find_harness().EXECUTES_CODE)
+        """Return True if the harness lets the model run programs on this machine.
+
+        DataError if there is no such harness.
+        """
+        try:
+            return bool(self._find_harness().EXECUTES_CODE)
+        # A harness is foreign code, which may fail in any way while it is imported.
+        except Exception as error:
+            raise DataError(
+                f"task.harness: {self._harness!r} cannot be loaded "
+                f"({excerpt(f'{type(error).__name__}: {error}')})"
+            ) from error
 
     def _find_harness(self) -> Any:
         loaders: Any = import_module("verifiers.v1.utils.loaders")
@@ -96,6 +121,13 @@ class VerifiersRunner:
         )
 
     async def _run(self, task: Any, base_url: str, tokenizer: Path) -> AgentEnd:
+        try:
+            return await self._work(task, base_url, tokenizer)
+        # It would end the event loop of all agents.
+        except SystemExit as error:
+            return AgentEnd(None, f"the harness left with {error!r}")
+
+    async def _work(self, task: Any, base_url: str, tokenizer: Path) -> AgentEnd:
         # A chat loop of our own is no plug-in with an id: it takes the place of theirs, `null`.
         name = self._harness or "null"
         loaders: Any = import_module("verifiers.v1.utils.loaders")
@@ -205,8 +237,8 @@ async def _call_tool(tools: Any, connections: Any, dispatch: Mapping[str, Any], 
     if call.name not in dispatch:
         return f"error: no tool {call.name!r}; the tools are {', '.join(sorted(dispatch))}"
     try:
-        arguments = json.loads(call.arguments or "{}")
-    except json.JSONDecodeError as error:
+        arguments = parse_json(call.arguments or "{}")
+    except JsonError as error:
         return f"error: the arguments are no JSON: {error}"
     if not isinstance(arguments, dict):
         return "error: the arguments are no JSON object"

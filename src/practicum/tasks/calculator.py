@@ -135,8 +135,10 @@ class Expressions(PromptSet):
     def reward(self, rollout: Rollout) -> float | None:
         """Return 1 if the last turn states the value, in whatever form, else 0."""
         answer = keep_answer(rollout)
-        stated = [] if self.tags is None else find_tagged(answer.text, self.tags)
-        return PromptSet.reward(self, replace(answer, text=stated[-1]) if stated else answer)
+        stated = [] if self.tags is None else find_tagged(answer.answer, self.tags)
+        if stated:
+            answer = replace(answer, text=stated[-1], opens_thoughts=False)
+        return PromptSet.reward(self, answer)
 
     def count_answers(self, rollout: Rollout) -> int | None:
         """Return how often the answer is stated between tags; None without tags."""

@@ -62,8 +62,9 @@ def build(config: Config, context: TaskContext) -> Task:
     def read_part(reader: PromptReader, part: str) -> list[Prompt]:
         """Return the prompts of the split that is a part of the task."""
         split = str(splits[part])
-        rows = _iterate(load_split(config, split, context.base_dir))
-        return reader.read(number_rows(rows), f"{config.path}[{split}]", part)
+        source = f"{config.path}[{split}]"
+        rows = _iterate(load_split(config, split, context.base_dir), source)
+        return reader.read(number_rows(rows), source, part)
 
     return build_prompt_set(config, context, read_part)
 
@@ -138,7 +139,21 @@ def _choose_builder(place: Path) -> str:
     return builder
 
 
-def _iterate(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows as Arrow holds them: pictures and sounds are not decoded."""
-    for table in dataset.with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
-        yield from table.to_pylist()
+def _iterate(dataset: Any, source: str) -> Iterator[Any]:
+    """Yield the rows as Arrow holds them: pictures and sounds are not decoded.
+
+    DataError if a batch of rows cannot be read, such as one with dates beyond Python's.
+    """
+    count = 0
+    try:
+        for table in dataset.with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
+            rows = table.to_pylist()
+            yield from rows
+            count += len(rows)
+    # Foreign code: a damaged file shows only now, with errors of many kinds.
+    except Exception as error:
+        reason = excerpt(str(error), most=LONGEST_REASON)
+        raise DataError(
+            f"{source}: the rows after row {count} cannot be read ({type(error).__name__}: "
+            f"{reason}); check the files, or convert that column"
+        ) from error

@@ -1,9 +1,10 @@
 """Prompts from files of rows: JSON Lines, a JSON list, CSV, TSV or Parquet, chosen by the suffix.
 
-A row has `prompt` or `messages`, and may have `id`, `answer`, `response` (a full worked answer),
-`domain`, `teacher` and `privileged` (an object of texts for a teacher only). `columns` names these
-fields in files that call them otherwise; the forms in `practicum.tasks._formats` are known. Rows
-that cannot be used are written to `rejected.jsonl` with their number and the reason.
+A row has `prompt` or `messages`, and may have `system`, `choices`, `id`, `answer`, `response` (a full
+worked answer), `reasoning_content`, `domain`, `teacher` and `privileged` (an object of texts for a
+teacher only). `columns` names these fields in files that call them otherwise; the forms in
+`practicum.tasks._formats` are known. Rows that cannot be used are written to `rejected.jsonl` with
+their number and the reason.
 """
 
 from pathlib import Path

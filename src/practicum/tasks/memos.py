@@ -187,9 +187,9 @@ class Memos:
         """Return 1 if the reply contains the stock or follows its instruction, else 0."""
         prompt = rollout.prompt
         if prompt.answer is not None:
-            return contains(rollout.text, prompt.answer)
+            return contains(rollout.answer, prompt.answer)
         instruction, topic = self._instructions[prompt.id]
-        return float(instruction.is_followed(rollout.text.strip(), topic))
+        return float(instruction.is_followed(rollout.answer.strip(), topic))
 
 
 def _draw_facts(count: int, seed: int) -> dict[str, str]:

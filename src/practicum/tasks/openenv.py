@@ -9,10 +9,11 @@ import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from practicum.core.strict_json import JsonError, parse_json
 from practicum.core.waits import show_wait
 from practicum.errors import DataError
 from practicum.ports import Observation, Task
@@ -122,16 +123,21 @@ class SteppedEnvironment:
 
     def _ask(self, kind: str, data: Mapping[str, JsonValue]) -> _Answer:
         self._socket.send(json.dumps({"type": kind, "data": data}))
-        reply: Any = json.loads(self._socket.recv(timeout=self._config.seconds))
+        text = self._socket.recv(timeout=self._config.seconds)
+        try:
+            reply = parse_json(text)
+        except JsonError as error:
+            raise ServerError(f"the answer to {kind} is not JSON ({error})") from error
         try:
             if reply["type"] == "observation":
                 return _Answer.model_validate(reply["data"])
-            text = str(reply["data"]["message"])
-        except (LookupError, TypeError, ValidationError) as error:
+            problem = str(reply["data"]["message"])
+        # An integer beyond every float is an OverflowError.
+        except (LookupError, TypeError, ValidationError, OverflowError) as error:
             raise ServerError(
                 f"the answer to {kind} is no observation: {excerpt(json.dumps(reply))}"
             ) from error
-        raise ServerError(f"{kind} was refused: {excerpt(text)}")
+        raise ServerError(f"{kind} was refused: {excerpt(problem)}")
 
     def _read_text(self, answer: _Answer) -> str:
         name = self._config.observation

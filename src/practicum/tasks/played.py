@@ -9,14 +9,15 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import DataError
 from practicum.models.config import FinishedStage
 from practicum.ports import Task
+from practicum.ports.gate import check_prompts
 from practicum.ports.tasks import answers_back
 from practicum.statistics import group_pairs
 from practicum.tasks import PromptSet, TaskContext
@@ -29,9 +30,18 @@ EXPERIENCE = "experience"
 """The privileged field with the texts of the note."""
 
 
+def _check_unicode(text: str) -> str:
+    """Return the text; ValueError if it holds half of a surrogate pair."""
+    text.encode()
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_check_unicode)]
+
+
 class _PlayedTurn(BaseModel):
-    role: str
-    text: str
+    role: _Text
+    text: _Text
     tokens: int = Field(default=0, ge=0)
 
 
@@ -41,11 +51,11 @@ class _PlayedRow(BaseModel):
     prompt_tokens: list[TokenId] = []
     tokens: list[TokenId] = []
     turns: list[_PlayedTurn] = []
-    notes: dict[str, str] = {}
+    notes: dict[str, _Text] = {}
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "_PlayedRow":
-        # Rows of older versions have no turns, and those of other programs may have no tokens.
+        # An answer that was no conversation has no turns; rows of other programs may have no tokens.
         if self.turns and self.tokens and sum(t.tokens for t in self.turns) != len(self.tokens):
             raise ValueError("the tokens of its turns are not those of the row")
         return self
@@ -80,7 +90,7 @@ class Config(FrozenConfig):
 def build(config: Config, context: TaskContext) -> Task:
     """Read the rows; DataError with the number of one that is no rollout of the task."""
     played = load_plugin("tasks", config.task.type).build(config.task, context)
-    by_id = {prompt.id: prompt for prompt in played.train_prompts()}
+    by_id = {prompt.id: prompt for prompt in check_prompts(played.train_prompts())}
     path = _find_rows(context.base_dir / Path(config.run.model).expanduser())
     rows = list(_read_rows(path))
     texts = group_pairs(

@@ -59,7 +59,7 @@ class ReasoningGym:
         note = self._process.check_walls()
         if note is not None:
             log.info(note)
-        generators = self._process.ask({}, ITEM_SECONDS)
+        generators = self._list_generators()
         if config.generator not in generators:
             raise DataError(
                 f"task.generator: no generator named {config.generator!r}; "
@@ -80,7 +80,16 @@ class ReasoningGym:
 
     def reward(self, rollout: Rollout) -> float:
         """Return the generator's own score of the reply, without spaces around it."""
-        return self._process.call(_build_request(rollout.prompt, rollout.text))
+        return self._process.call(_build_request(rollout.prompt, rollout.answer))
+
+    def _list_generators(self) -> list[str]:
+        try:
+            return self._process.ask({}, ITEM_SECONDS)
+        except (VerifierFailed, NoLine) as error:
+            raise DataError(
+                f"task.type: the package reasoning-gym does not list its generators ({error}); "
+                "install another version of it"
+            ) from error
 
     def _check_verifier(self) -> None:
         """Raise DataError if the generator's verifier fails on the generator's own answer."""

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import DataError
 from practicum.ports import Environment, Episode, HasAlphabet, Task, ToolSession
-from practicum.ports.tasks import GivesFeedback
+from practicum.ports.tasks import GivesFeedback, ToolProblem
 from practicum.tasks import TaskContext
 from practicum.tasks._answered import Tags, count_tagged, keep_answer, leave_out_calls
 from practicum.types import FrozenConfig, Prompt, Rollout, ToolSchema, ToolUse
@@ -33,8 +33,8 @@ class Config(FrozenConfig):
     tools: tuple[Plugin(KINDS), ...] = Field(  # type: ignore[valid-type]
         min_length=1, description="the tools, each of a type `function`, `interpreter` or `mcp`"
     )
-    calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"] = Field(
-        default="auto", description="the form of calls; `auto`: that of the chat template"
+    calls: Literal["auto", "hermes", "xml", "glm", "mistral", "lfm", "pythonic", "json"] = Field(
+        default="auto", description="the form of calls; `auto`: the form in the chat template"
     )
     turns: int = Field(
         default=8, ge=1, description="turns with calls after which the conversation ends"
@@ -102,11 +102,18 @@ class ToolsSession:
     opened: ExitStack = field(default_factory=ExitStack)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the result of a call, cut to its longest; ToolProblem if there is none."""
-        result = self._find(name).call(name, arguments)
-        if len(result) <= self.tools.characters:
-            return result
-        return f"{result[: self.tools.characters]}... ({len(result)} characters, cut off)"
+        """Return the result of a call, or raise ToolProblem; truncate long results and reasons."""
+        try:
+            result = self._find(name).call(name, arguments)
+        except ToolProblem as problem:
+            raise ToolProblem(problem.outcome, self._cut(str(problem))) from None
+        # The caller refuses a result that is not text.
+        return self._cut(result) if isinstance(result, str) else result
+
+    def _cut(self, text: str) -> str:
+        if len(text) <= self.tools.characters:
+            return text
+        return f"{text[: self.tools.characters]}... ({len(text)} characters, cut off)"
 
     def find_part(self, name: str) -> int:
         """Return the identity of the tool's process or server."""

@@ -6,7 +6,7 @@ the last answer is no turn any more: the note of the kind `next_state` shows it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -84,8 +84,7 @@ class UserTask:
 
     def reward(self, rollout: Rollout) -> float | None:
         """Return the inner task's reward of the last answer, and the bonus for the first one too."""
-        replies = rollout.replies
-        first, last = (self._verify(rollout.prompt, replies[place]) for place in (0, -1))
+        first, last = (self.task.reward(_keep_reply(rollout, place)) for place in (0, -1))
         bonus = self.config.bonus
         if last is None or first is None or not bonus:
             return last
@@ -93,7 +92,7 @@ class UserTask:
 
     def feedback(self, rollout: Rollout) -> str | None:
         """Return what the inner task says of the last answer."""
-        return self._explain(Rollout.from_text(rollout.prompt, rollout.replies[-1]))
+        return self._explain(_keep_reply(rollout, -1))
 
     def open(self, prompt: Prompt, seed: int) -> "UserEpisode":
         """Wait for the first answer."""
@@ -124,9 +123,6 @@ class UserTask:
             return questions
         return [line for text in questions for line in text.splitlines() if line.strip()]
 
-    def _verify(self, prompt: Prompt, reply: str) -> float | None:
-        return self.task.reward(Rollout.from_text(prompt, reply))
-
     def _explain(self, rollout: Rollout) -> str | None:
         return self.task.feedback(rollout) if isinstance(self.task, GivesFeedback) else None
 
@@ -155,6 +151,11 @@ class UserEpisode:
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+def _keep_reply(rollout: Rollout, place: int) -> Rollout:
+    """Return a conversation's rollout with one of the student's turns as its only text."""
+    return replace(rollout, text=rollout.replies[place], turns=())
 
 
 def build(config: Config, context: TaskContext) -> Task:

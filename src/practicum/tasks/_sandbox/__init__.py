@@ -12,6 +12,9 @@ system calls (seccomp) and resource limits of Linux; they need no rights. A mach
 up a wall is refused, unless `required` is false: then `missing()` returns what to tell the user.
 """
 
+from pathlib import Path
+
+from practicum.tasks._sandbox._imports import find_places
 from practicum.tasks._sandbox._process import (
     NoLine,
     ProcessLimits,
@@ -21,4 +24,16 @@ from practicum.tasks._sandbox._process import (
 )
 from practicum.tasks._sandbox._walls import missing
 
-__all__ = ["NoLine", "ProcessLimits", "Sandbox", "SandboxedProcess", "TooSlow", "missing"]
+LAUNCHER = str(Path(__file__).with_name("_launch.py"))
+"""The program that runs a module with packages at given places."""
+
+__all__ = [
+    "LAUNCHER",
+    "NoLine",
+    "ProcessLimits",
+    "Sandbox",
+    "SandboxedProcess",
+    "TooSlow",
+    "find_places",
+    "missing",
+]

@@ -8,15 +8,25 @@ the threads of its mathematics.
 
 import contextlib
 import json
+import math
 import os
+import select
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import threading
+import time
 from typing import Any
 
 from practicum.tasks._sandbox._walls import die_with_parent, put_up
+
+COMMAND = struct.Struct("=d")
+"""A command of the run: see `practicum.tasks._sandbox.SandboxedProcess.resume`."""
+
+LOOK_SECONDS = 0.1
+"""The time between two looks at the processor time of a call."""
 
 
 def main() -> None:
@@ -41,9 +51,41 @@ def main() -> None:
 
 
 def _end_with_run(lifeline: int, process: int) -> None:
-    """Wait until the run closes its end or is gone, and kill the process."""
-    os.read(lifeline, 1)
+    """Follow the run's commands; kill the process when the run closes its end or is gone.
+
+    A command is a number: 0 stops the process, and n > 0 lets it run for n seconds of processor
+    time, after which it is killed.
+    """
+    clock = _find_processor_clock(process)
+    limit = math.inf
+    while True:
+        # Only a call has a limit: between calls nothing is looked at.
+        seconds = None if limit == math.inf else LOOK_SECONDS
+        if select.select([lifeline], [], [], seconds)[0]:
+            command = os.read(lifeline, COMMAND.size)
+            if len(command) < COMMAND.size:
+                break
+            (budget,) = COMMAND.unpack(command)
+            limit = _read_clock(clock) + budget if budget else math.inf
+            # Its threads belong to it, and it has no children while no call runs.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process, signal.SIGCONT if budget else signal.SIGSTOP)
+        elif _read_clock(clock) > limit:
+            break
     _kill(process)
+
+
+def _find_processor_clock(process: int) -> int:
+    """Return the clock of a process's processor time (MAKE_PROCESS_CPUCLOCK of Linux)."""
+    return (~process << 3) | 2
+
+
+def _read_clock(clock: int) -> float:
+    """Return the seconds of a processor clock; 0 where the machine has none, or it ended."""
+    try:
+        return time.clock_gettime(clock)
+    except (OSError, AttributeError):
+        return 0.0
 
 
 def _kill(process: int) -> None:
@@ -66,7 +108,8 @@ def _enter(settings: dict[str, Any], home_dir: str, keeper: int) -> None:
         environment, lacks = {**os.environ, **settings["environment"]}, []
         if settings["walls"]:
             os.chdir(home_dir)
-            lacks = put_up([*settings["readable"], home_dir], settings["limits"])
+            readable = [*settings["readable"], home_dir]
+            lacks = put_up(readable, settings["limits"], forks=settings["forks"])
             environment |= {"HOME": home_dir, "TMPDIR": home_dir}
         os.write(report, json.dumps({"missing": lacks}).encode())
         if not lacks or not settings["required"]:

@@ -1,8 +1,10 @@
 """Start a sandboxed process and exchange lines with it, each with a deadline and a largest size."""
 
+import contextlib
 import json
 import os
 import selectors
+import struct
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from practicum.errors import SandboxError
+from practicum.tasks._sandbox._imports import list_python_folders
 from practicum.tasks._sandbox._walls import missing
 
 START_SECONDS = 60.0
@@ -19,8 +22,6 @@ CLOSE_SECONDS = 5.0
 _IMPORT_ROOT = Path(__file__).parents[3]
 # -I and -S: no environment, working folder or site-packages; only this package joins the path.
 _KEEPER = "import sys; sys.path.append(sys.argv[1]); from practicum.tasks._sandbox._keeper import main; main()"
-_SYSTEM_FOLDERS = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store", "/gnu/store")
-_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime")
 
 
 class NoLine(Exception):
@@ -51,11 +52,18 @@ class Sandbox:
     walls: bool = True
     """False for a program that is trusted: it has the files, network and environment of this
     process, and ends with the run all the same."""
+    forks: bool = False
+    """True for a program that forks children within stricter walls."""
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        readable: Sequence[str] = (),
     ) -> "SandboxedProcess":
         """Start a command with this environment and no other variable.
+
+        It can read the folders and files of `readable` in addition to Python's own.
 
         Without walls, the variables join those of this process. Raise SandboxError if a required wall is missing.
         """
@@ -67,7 +75,8 @@ class Sandbox:
         settings = {
             "command": list(command),
             "environment": variables,
-            "readable": list_python_folders(variables),
+            "readable": [*list_python_folders(variables), *readable],
+            "forks": self.forks,
             "required": self.required,
             "walls": self.walls,
             "lifeline": lifeline,
@@ -110,6 +119,7 @@ class SandboxedProcess:
 
     def __init__(self, keeper: subprocess.Popen[bytes], lifeline: int) -> None:
         assert keeper.stdin is not None and keeper.stdout is not None
+        self._lifeline = lifeline
         self._input = keeper.stdin.fileno()
         self._output = keeper.stdout.fileno()
         for pipe in (self._input, self._output):
@@ -135,26 +145,44 @@ class SandboxedProcess:
         Raise NoLine if it is late, longer than `largest` bytes, or not alone.
         """
         until = time.monotonic() + seconds
-        line = b""
-        while not line.endswith(b"\n"):
-            if not _is_ready(self._output, selectors.EVENT_READ, until):
+        parts: list[bytes] = []
+        size = 0
+        while not parts or not parts[-1].endswith(b"\n"):
+            # The clock counts while bytes flow, too: a program may write them without end.
+            is_ready = _is_ready(self._output, selectors.EVENT_READ, until)
+            if not is_ready or time.monotonic() > until:
                 raise TooSlow(f"over {seconds:g} s")
             part = os.read(self._output, 1 << 16)
-            line += part
             if not part:
                 raise NoLine("its process ended by itself")
-            if len(line) > largest:
+            size += len(part)
+            if size > largest:
                 raise NoLine(f"more than {largest} bytes")
-            if b"\n" in line[:-1]:
+            if b"\n" in part[:-1]:
                 raise NoLine("more than one line")
-        return line[:-1]
+            parts.append(part)
+        return b"".join(parts)[:-1]
 
-    def has_more(self) -> bool:
-        """Return True if the process has written anything without a request."""
+    def is_idle(self) -> bool:
+        """Return False if the process has ended, or has written anything without a request."""
         try:
-            return bool(os.read(self._output, 1))
+            os.read(self._output, 1)
         except BlockingIOError:
-            return False
+            return True
+        return False
+
+    def resume(self, seconds: float) -> None:
+        """Let the process run until `pause`; it is killed after `seconds` of processor time."""
+        self._command(seconds)
+
+    def pause(self) -> None:
+        """Stop the process with all its threads, until `resume`."""
+        self._command(0.0)
+
+    def _command(self, seconds: float) -> None:
+        # A keeper that is gone reads nothing, and its process has ended with it.
+        with contextlib.suppress(OSError):
+            os.write(self._lifeline, struct.pack("=d", seconds))
 
     def close(self) -> None:
         """Kill the process with all that belongs to it, and wait until it is gone."""
@@ -166,23 +194,6 @@ def _is_ready(pipe: int, event: int, until: float) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, event)
         return bool(selector.select(timeout=max(0.0, until - time.monotonic())))
-
-
-def list_python_folders(environment: Mapping[str, str]) -> list[str]:
-    """Return the folders from which this Python and its packages are read.
-
-    A folder that contains the user's home is left out.
-    """
-    paths = [*sys.path, sys.prefix, sys.base_prefix, *_SYSTEM_FOLDERS, *_SYSTEM_FILES]
-    for variable in ("PYTHONPATH", "LD_LIBRARY_PATH"):
-        paths += environment.get(variable, "").split(os.pathsep)
-    folders = {Path(path).resolve() for path in paths if path and Path(path).is_absolute()}
-    home_dir = Path.home().resolve()
-    return sorted(
-        str(folder)
-        for folder in folders
-        if folder.exists() and folder not in (home_dir, *home_dir.parents)
-    )
 
 
 def _check_report(report: int, required: bool) -> None:

@@ -61,6 +61,8 @@ _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _PRCTL = (15, 16)
 """PR_SET_NAME, PR_GET_NAME."""
+_PRCTL_OF_CHILDREN = (1, 22)
+"""PR_SET_PDEATHSIG, PR_SET_SECCOMP."""
 
 _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
@@ -72,8 +74,11 @@ def is_known(machine: str) -> bool:
     return machine in _MACHINES
 
 
-def build_filter(machine: str, process: int) -> bytes:
-    """Return the filter of one process as `struct sock_filter`s, in order of execution."""
+def build_filter(machine: str, process: int, *, forks: bool = False) -> bytes:
+    """Return the filter of one process as `struct sock_filter`s, in order of execution.
+
+    With `forks` it may start children, end them, and let them put up a stricter filter.
+    """
     column, architecture = _MACHINES[machine]
     # The lower half of an argument suffices: each of these is an int or a set of low flags.
     conditions: dict[str, tuple[int, int, tuple[int, ...]]] = {
@@ -87,6 +92,10 @@ def build_filter(machine: str, process: int) -> bytes:
         "ioctl": (1, _EQUAL, _IOCTL),
         "prctl": (0, _EQUAL, _PRCTL),
     }
+    if forks:
+        for call in ("clone", "kill", "tgkill"):
+            del conditions[call]
+        conditions["prctl"] = (0, _EQUAL, (*_PRCTL, *_PRCTL_OF_CHILDREN))
     steps = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, architecture),

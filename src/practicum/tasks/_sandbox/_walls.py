@@ -47,10 +47,11 @@ def missing() -> list[str]:
     return lacks
 
 
-def put_up(readable: Iterable[str], limits: dict[str, int]) -> list[str]:
+def put_up(readable: Iterable[str], limits: dict[str, int], *, forks: bool = False) -> list[str]:
     """Wall this process in and return the walls that could not be put up.
 
-    `limits` are limits of the module `resource` by name.
+    `limits` are limits of the module `resource` by name. With `forks` it may start children and
+    signal them; each child calls `wall_in_child` before it reads anything of a model.
     """
     for name, limit in limits.items():
         number = getattr(resource, name)
@@ -65,7 +66,7 @@ def put_up(readable: Iterable[str], limits: dict[str, int]) -> list[str]:
     # The filter comes last: it forbids the calls that the wall around files needs.
     for name, wall in (
         ("files", lambda: _restrict_files(readable)),
-        ("network, processes and signals", _filter_calls),
+        ("network, processes and signals", lambda: _filter_calls(forks=forks)),
     ):
         if not any(lack.startswith(name) for lack in lacks):
             try:
@@ -122,8 +123,22 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(descriptor)
 
 
-def _filter_calls() -> None:
-    program = build_filter(platform.machine(), os.getpid())
+def wall_in_child(parent: int, *, required: bool) -> None:
+    """Take from a child of a process that forks all that its parent needed for it.
+
+    OSError if a required filter cannot be put up.
+    """
+    die_with_parent(parent)
+    if platform.system() == "Linux" and is_known(platform.machine()):
+        try:
+            _filter_calls()
+        except OSError:
+            if required:
+                raise
+
+
+def _filter_calls(*, forks: bool = False) -> None:
+    program = build_filter(platform.machine(), os.getpid(), forks=forks)
     steps = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HP", len(program) // 8, ctypes.addressof(steps))
     _call("prctl", _PR_SET_SECCOMP, _FILTER_MODE, header, 0, 0)

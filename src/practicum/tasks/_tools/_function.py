@@ -85,7 +85,7 @@ def _serve_function(name: str) -> None:
             return {"invalid": describe_invalid(error)}
         return {"result": write_result(function(**dict(checked)))}
 
-    serve(respond, lambda error: describe_error(error))
+    serve(respond, lambda error: describe_error(error), load)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,10 @@ def build(config: Config) -> FunctionTool:
         sandbox=config.sandbox,
         # A notebook, say, imports from its working folder.
         path=[entry or "." for entry in sys.path],
+        imports=(config.function.partition(":")[0],),
         what="tool",
+        name=config.function,
+        pauses=True,
     )
     note = process.check_walls()
     if note is not None:

@@ -79,6 +79,7 @@ def _build_process(config: Config, seed: int) -> VerifierProcess:
         sandbox=config.sandbox,
         limits=ProcessLimits(memory=config.memory << 20),
         what="tool",
+        pauses=True,
     )
 
 

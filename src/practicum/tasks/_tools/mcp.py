@@ -5,6 +5,7 @@ it ends with the run. One server answers all conversations, so what it remembers
 """
 
 import importlib.util
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from typing import Any, Literal, Protocol
 from pydantic import Field
 
 from practicum.errors import DataError
+from practicum.ports.gate import LONGEST_TEXT, reject
 from practicum.ports.tasks import ToolProblem
 from practicum.prompts import ToolSchema
 from practicum.text.safe import excerpt
@@ -139,7 +141,11 @@ class McpTool:
         except TimeoutError:
             problem = f"the tool took longer than {self.seconds:g} s"
             raise ToolProblem("timeout", problem) from None
-        text = "\n".join(map(_read_content, result.get("content", [])))
+        parts = result.get("content") if isinstance(result, Mapping) else None
+        if not isinstance(parts, Sequence) or isinstance(parts, str):
+            reject("type", f"the MCP server answered a call of {name!r} with {result!r:.80}")
+            raise ToolProblem("failed", "the server answered with what is no result")
+        text = "\n".join(map(_read_content, parts))
         if result.get("isError"):
             raise ToolProblem("failed", text)
         return text
@@ -148,16 +154,27 @@ class McpTool:
         """Do nothing: the server answers other conversations too."""
 
 
-def _read_content(part: Mapping[str, Any]) -> str:
+def _read_content(part: Any) -> str:
     """Return a part of a result as text; what is no text is named by its type."""
     # Pictures and links have no place in a text model's turn.
+    if not isinstance(part, Mapping):
+        return "[content]"
     text = part.get("text")
     return text if isinstance(text, str) else f"[{part.get('type', 'content')}]"
 
 
-def read_schemas(tools: Sequence[Mapping[str, Any]], offered: Sequence[str]) -> list[ToolSchema]:
-    """Return the schemas of a server's tools, of those that are offered; DataError if one lacks."""
-    by_name = {tool["name"]: tool for tool in tools}
+def read_schemas(tools: Sequence[Any], offered: Sequence[str]) -> list[ToolSchema]:
+    """Return the schemas of the offered tools, or of all tools.
+
+    DataError if a tool is missing or its description cannot be shown to a model.
+    """
+    by_name: dict[str, Mapping[str, Any]] = {}
+    for number, tool in enumerate(tools, start=1):
+        if problem := _find_tool_problem(tool):
+            raise DataError(
+                f"task.tools: tool {number} of the MCP server {problem}; fix the server"
+            )
+        by_name[tool["name"]] = tool
     if lacking := [name for name in offered if name not in by_name]:
         raise DataError(
             f"task.tools: the MCP server has no tool {lacking[0]!r}; it has {', '.join(by_name)}"
@@ -185,7 +202,38 @@ def connect(config: Config) -> ToolServer:
         ) from error
 
 
+def _find_tool_problem(tool: Any) -> str:
+    """Return what keeps a tool of a server from standing in a prompt; empty if nothing does."""
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+        return f"has no name: {tool!r:.80}"
+    name, description = tool["name"], tool.get("description")
+    if not isinstance(description, str | None):
+        return f"({excerpt(name)!r}) has a description that is no text"
+    if not isinstance(tool.get("inputSchema"), Mapping):
+        return f"({excerpt(name)!r}) has no inputSchema"
+    try:
+        text = json.dumps(
+            [name, description, tool["inputSchema"]], ensure_ascii=False, allow_nan=False
+        )
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = "half of a surrogate pair" if isinstance(error, UnicodeError) else str(error)
+        return f"({excerpt(name)!r}) has a schema that is no JSON ({excerpt(reason)})"
+    return "" if len(text) <= LONGEST_TEXT else f"({excerpt(name)!r}) has {len(text)} characters"
+
+
 def build(config: Config) -> McpTool:
-    """Start the server and read its tools."""
+    """Start the server and read its tools; DataError if it does not list them."""
     connection = connect(config)
-    return McpTool(read_schemas(connection.list_tools(), config.tools), connection, config.seconds)
+    try:
+        tools = connection.list_tools()
+    # The server is a program of the user's, and errors of many kinds come out of the package.
+    except Exception as error:
+        connection.close()
+        raise DataError(
+            f"task.tools: the MCP server {' '.join(config.command)!r} does not list its tools "
+            f"({excerpt(f'{type(error).__name__}: {error}')}); run the command by itself to see why"
+        ) from error
+    if not isinstance(tools, Sequence):
+        raise DataError(f"task.tools: the MCP server lists a {type(tools).__name__} of tools")
+    return McpTool(read_schemas(tools, config.tools), connection, config.seconds)

@@ -1,0 +1,27 @@
+"""A task that is an object of Python: prompts to train on, held-out prompts and a reward."""
+
+from typing import Any, ClassVar, Literal
+
+from practicum.ports import Task
+from practicum.ports.given._config import GivenConfig
+
+
+class Config(GivenConfig):
+    """The settings of a task that is an object."""
+
+    role: ClassVar[str] = "task"
+    accepted: ClassVar[str] = (
+        "a mapping, rows such as a list of dicts, (rows, verifier), or an object with "
+        "train_prompts(), heldout_prompts() and reward(rollout)"
+    )
+    type: Literal["practicum.ports.given.task"] = "practicum.ports.given.task"
+
+    @classmethod
+    def accepts(cls, entry: Any) -> bool:
+        """Return True if an object is a task."""
+        return isinstance(entry, Task) and not isinstance(entry, type)
+
+
+def build(config: Config, context: Any) -> Task:
+    """Return the object."""
+    return config.load()
