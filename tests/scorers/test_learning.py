@@ -10,6 +10,7 @@ from toy import toy_recipe
 
 from practicum.ports.scoring import Scorer
 from practicum.runs.assembly import assemble_run
+from practicum.scorers.discriminator import find_source_pairs
 from practicum.scorers.value import compute_distance, read_text
 from practicum.training.judging import add_judgements
 from practicum.types import Message, Prompt, Rollout
@@ -18,7 +19,10 @@ GENERATOR = torch.Generator()
 
 
 def build(models: Path, folder: Path, **settings: Any) -> Scorer:
-    recipe = toy_recipe(models, {"scorers": {"judge": {"learning_rate": 0.01, **settings}}})
+    # A discriminator needs the teacher's answers.
+    changes = {"rollout.source": "join(teacher)", "rollout.n": 2}
+    scorers = {"judge": {"learning_rate": 0.01, **settings}}
+    recipe = toy_recipe(models, {**changes, "scorers": scorers})
     return assemble_run(recipe, folder).parts.scorers["judge"]
 
 
@@ -170,3 +174,11 @@ def test_a_clip_keeps_a_critic_near_its_values_of_before(models: Path, tmp_path:
         assert metrics["loss"] == pytest.approx(unclipped), "the first update knows no clip"
     assert moved[None] > 0.9
     assert 0.05 < moved[0.05] < 0.25
+
+
+def test_answers_of_the_reference_are_in_no_pair_of_a_discriminator() -> None:
+    sources = ("teacher", "student", "reference", "dataset")
+    rollouts = [write(0, 1, source) for source in sources]
+    pairs, unpaired = find_source_pairs(rollouts)
+    assert pairs.tolist() == [[0, 1], [3, 1]] and unpaired == 0
+    assert find_source_pairs([rollouts[0], rollouts[2]])[1] == 1

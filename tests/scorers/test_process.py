@@ -16,12 +16,13 @@ from practicum.rollouts.batch import RolloutBatch, list_all_keys
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.rollouts.search import StepSearch
 from practicum.rollouts.sources import Search
+from practicum.rollouts.tree import StepNode, back_up, list_steps
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.pipeline import parse_pipeline
 from practicum.runs.pipeline.runner import run as run_pipeline
 from practicum.scorers._learned import find_state
 from practicum.scorers.process import find_step_pairs
-from practicum.types import Judgement, Message, Prompt, Rollout, SamplingParams, SearchStep
+from practicum.types import Judgement, Message, Prompt, Rollout, Sample, SamplingParams, SearchStep
 
 LETTERS = "abcd "
 BREADTH = 4
@@ -69,14 +70,17 @@ def answer(sample: int, tokens: Sequence[int], *steps: SearchStep) -> Rollout:
 
 
 def write_tree() -> list[Rollout]:
-    """A root with three children, of which the first one has two; one child's worth is unknown."""
-    first = SearchStep("0.0", 2, 2, 0.25)
+    """Return the answers of a tree: a root with four children, the first with two children.
+
+    One child's worth is unknown. The values that guided the search order the steps in reverse.
+    """
+    first = SearchStep("0.0", 2, 2, 0.9, 0.25)
     return [
-        answer(0, [1, 2, 3], first, SearchStep("0.0.0", 1, 1, 0.5)),
-        answer(1, [1, 2, 4, 5], first, SearchStep("0.0.1", 2, 1, 0.0)),
-        answer(2, [3, 3], SearchStep("0.1", 2, 1, 0.75)),
-        answer(3, [2, 2, 2], SearchStep("0.2", 3, 1, 0.5)),
-        answer(4, [5, 1], SearchStep("0.3", 2, 0, None)),
+        answer(0, [1, 2, 3], first, SearchStep("0.0.0", 1, 1, 0.1, 0.5)),
+        answer(1, [1, 2, 4, 5], first, SearchStep("0.0.1", 2, 1, 0.8, 0.0)),
+        answer(2, [3, 3], SearchStep("0.1", 2, 1, 0.2, 0.75)),
+        answer(3, [2, 2, 2], SearchStep("0.2", 3, 1, 0.5, 0.5)),
+        answer(4, [5, 1], SearchStep("0.3", 2, 0, 1.0)),
     ]
 
 
@@ -85,6 +89,27 @@ def test_the_best_step_is_compared_with_the_worst_after_the_same_beginning() -> 
     texts = [(best.prompt_tokens[2:], worst.prompt_tokens[2:]) for best, worst in pairs]
     assert texts == [((3, 3), (1, 2)), ((1, 2, 3), (1, 2, 4, 5))]
     assert find_step_pairs(write_tree()[2:3]) == []
+
+
+def test_a_tree_without_a_right_answer_has_no_pair_whatever_a_scorer_says() -> None:
+    root = StepNode("0", Sample(torch.tensor([]).long(), *(torch.zeros(0),) * 2, "stop"))
+    for place, score in enumerate((0.9, 0.1, 0.5)):
+        step = Sample(torch.tensor([place]), *(torch.zeros(1),) * 2, "stop")
+        node = StepNode(f"0.{place}", step, root, score=score)
+        for _ in range(place + 1):
+            back_up(node, 0.0)
+        root.children[place,] = node
+    rollouts = [
+        answer(place, [place], *list_steps(node))
+        for place, node in enumerate(root.children.values())
+    ]
+    assert len({rollout.steps[0].value for rollout in rollouts}) == 3
+    assert find_step_pairs(rollouts) == []
+    right = list(root.children.values())[1]
+    back_up(right, 1.0)
+    rollouts[1] = answer(1, [1], *list_steps(right))
+    ((best, worst),) = find_step_pairs(rollouts)
+    assert best.prompt_tokens[-1] == 1 and worst.prompt_tokens[-1] == 0
 
 
 def test_its_loss_is_the_pairwise_one_and_it_learns_the_order(built: RunComponents) -> None:

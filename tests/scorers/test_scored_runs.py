@@ -144,3 +144,16 @@ def test_a_body_with_other_tokens_is_refused(models: Path, tmp_path: Path) -> No
         VocabularyError, match=r"scorers\.orm\.model: .* other tokens .* leave model"
     ):
         toy_run(models, tmp_path, changes)
+
+
+@pytest.mark.parametrize("source", ["student", "join(reference)"])
+def test_a_discriminator_without_answers_of_the_teacher_is_refused(
+    models: Path, source: str
+) -> None:
+    changes = CHANGES | {"rollout": {**CHANGES["rollout"], "source": source}}
+    changes |= {"reference": {"type": "self"}}
+    with pytest.raises(
+        RecipeError,
+        match=r"scorers\.judge: it learns to prefer .* write rollout.source: join\(teac",
+    ):
+        toy_recipe(models, changes)

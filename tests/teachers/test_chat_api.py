@@ -9,9 +9,11 @@ from pydantic import ValidationError
 from stub_server import Stub, changed, status
 from toy import assert_same_run, command, forked, rows, toy_recipe, toy_run, write_recipe
 
-from practicum.errors import RecipeError, TeacherError
+from practicum.errors import DataError, RecipeError, TeacherError
+from practicum.prompts import Message, ToolCall
 from practicum.studies.plan import plan
 from practicum.teachers._answers import AnswerStore
+from practicum.teachers._chat import list_turns
 from practicum.teachers._chat_protocols import PROTOCOLS, ChatAnswer, ProtocolName
 from practicum.teachers.chat_api import Config
 from practicum.types import SamplingParams
@@ -64,16 +66,56 @@ def test_both_protocols_send_messages_and_read_the_reply(name: str) -> None:
         assert not {"seed", "top_p", "top_k"} & set(body)
 
 
+def test_calls_of_tools_are_sent_with_the_identities_of_their_results() -> None:
+    calls = (ToolCall("g", {"a": [1]}), ToolCall("f", {}))
+    turns = list_turns(
+        [
+            Message("user", "two sums"),
+            Message("assistant", "now", reasoning="hm", tool_calls=calls[:1]),
+            Message("user", "never mind"),
+            Message("assistant", "", tool_calls=calls),
+            Message("tool", "6", "g"),
+            Message("tool", "7", "f"),
+        ]
+    )
+    asked = [call for turn in turns for call in turn.get("tool_calls", ())]
+    assert [call["id"] for call in asked] == ["call00000", "call00001", "call00002"]
+    assert [turn.get("tool_call_id") for turn in turns[4:]] == ["call00001", "call00002"]
+    assert asked[0]["function"] == {"name": "g", "arguments": '{"a": [1]}'}
+    params = SamplingParams(5, 0.5)
+    body = PROTOCOLS["openai"].build_request("m", turns, 0, params).body
+    assert body is not None and body["messages"] == turns
+    with pytest.raises(DataError, match="results of tools, which this protocol only takes with"):
+        PROTOCOLS["anthropic"].build_request("m", turns, 0, params)
+    body = PROTOCOLS["anthropic"].build_request("m", turns[:1], 0, params).body
+    assert body is not None and body["messages"] == [{"role": "user", "content": "two sums"}]
+
+
 def test_an_answer_is_read_with_its_end_its_refusal_and_its_tokens() -> None:
     openai, anthropic = PROTOCOLS["openai"], PROTOCOLS["anthropic"]
 
-    def choice(content: str | None, reason: str, **message: Any) -> dict[str, Any]:
+    def choice(content: Any, reason: str | None, **message: Any) -> dict[str, Any]:
         message = {"content": content, **message}
         return {"choices": [{"message": message, "finish_reason": reason}]}
 
     assert openai.parse_answer(choice("x", "length")) == ChatAnswer("x", False)
     assert openai.parse_answer(choice(None, "content_filter")).is_refused
     assert openai.parse_answer(choice("", "stop", refusal="I can't")).is_refused
+    parts = [{"type": "thinking", "thinking": "?"}, *({"type": "text", "text": t} for t in "ab")]
+    assert openai.parse_answer(choice(parts, "stop")) == ChatAnswer("ab", True)
+    assert openai.parse_answer(choice("", "stop")) == ChatAnswer("", True)
+    assert openai.parse_answer(choice([], "length")) == ChatAnswer("", False)
+    call = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    for reason in ("tool_calls", "function_call", "stop", None, "of 2031"):
+        calls_only = openai.parse_answer(choice(None, reason, tool_calls=call))
+        assert calls_only.is_refused and not calls_only.text
+    assert openai.parse_answer(choice(None, "of 2031")).is_refused
+    assert not openai.parse_answer(choice("a", "tool_calls", tool_calls=call)).is_refused
+    for wrong in (7, True, {"text": "a"}, ["a"], [{"type": "text"}], [{"type": "text", "text": 7}]):
+        with pytest.raises((TypeError, LookupError)):
+            openai.parse_answer(choice(wrong, "stop"))
+    with pytest.raises(ValueError, match="a part of type 'image_url', which is no text"):
+        openai.parse_answer(choice([{"type": "image_url", "image_url": {}}], "stop"))
     usage = {"usage": {"prompt_tokens": 3, "completion_tokens": True}}
     counted = openai.parse_answer(choice("x", "stop") | usage)
     assert (counted.input_tokens, counted.output_tokens) == (3, None)
@@ -84,6 +126,15 @@ def test_an_answer_is_read_with_its_end_its_refusal_and_its_tokens() -> None:
 
     assert anthropic.parse_answer(blocks("end_turn", "a", "b")) == ChatAnswer("ab", True)
     assert anthropic.parse_answer(blocks("refusal")).is_refused
+    used = [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]
+    for end in ("tool_use", "end_turn"):
+        assert anthropic.parse_answer({"content": used, "stop_reason": end}).is_refused
+    assert anthropic.parse_answer(blocks("pause_turn")).is_refused
+    assert anthropic.parse_answer(blocks("end_turn")) == ChatAnswer("", True)
+    with pytest.raises(TypeError):
+        anthropic.parse_answer(
+            {"content": [{"type": "text", "text": 7}], "stop_reason": "end_turn"}
+        )
     assert not anthropic.parse_answer(blocks("max_tokens", "a")).is_stopped
 
 

@@ -201,7 +201,7 @@ def test_it_knows_the_walk():
     (prompt,) = task.train_prompts()
     said = task.expert(prompt, ())
     expert = ExpertTeacher(task, renderer, 1e-6)
-    ids = torch.tensor(renderer.encode_answer(max(said, key=said.__getitem__), 9))
+    ids = torch.tensor(renderer.encode_answer(prompt.messages, max(said, key=said.__getitem__), 9))
     nothing = torch.zeros(len(ids))
     own = Rollout(
         prompt, renderer.render(prompt.messages), ids, nothing == 0, nothing, nothing, 0, "stop", ""

@@ -6,7 +6,7 @@ import pytest
 
 from practicum.core.plugins import read_plugin
 from practicum.ports import Capabilities, walk
-from practicum.runs.assembly import name_scorers
+from practicum.runs.scoring import name_scorers
 
 MODEL = {"type": "model", "model": "somewhere"}
 SELF = {"type": "self", "weights": "frozen"}

@@ -1,10 +1,12 @@
 """Two tokenizations of one text are aligned by bytes: laws over random tokenizers and texts of every plane."""
 
 import random
+import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from practicum.errors import VocabularyError
@@ -25,6 +27,7 @@ TEXTS = (
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \u2764\ufe0f",
     "\x00\x7f\ufeff\ufffd",
     "".join(chr((plane << 16) + 0x1234) for plane in range(17)),
+    "def f(x):\n    return x\n\n\n   a  b     c",
     "a</s>b<user>",
 )
 ALPHABET = sorted(set("".join(TEXTS) + "abc123"))
@@ -87,12 +90,45 @@ def sentencepiece(seed: int, prepend: str = "never") -> Renderer:
     return wrap(tokenizer)
 
 
+def sentencepiece_of_blanks(seed: int) -> Renderer:
+    """As Gemma's: a normalizer writes spaces, and runs of them are added tokens, not special ones."""
+    renderer = sentencepiece(seed)
+    tokenizer: Any = renderer.tokenizer.backend_tokenizer
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = None
+    added = ["\u2581" * count for count in (2, 3, 4)] + ["\n\n", "<unused0>"]
+    tokenizer.add_tokens([AddedToken(text, normalized=True) for text in added])
+    return wrap(tokenizer)
+
+
+def byte_level_with_added(seed: int) -> Renderer:
+    """A byte-level tokenizer with added tokens that are not special, one with letters of bytes."""
+    tokenizer: Any = byte_level(seed).tokenizer.backend_tokenizer
+    tokenizer.add_tokens(["<think>", "\n\n", "a  b", "\uff5c\u2581"])
+    return wrap(tokenizer)
+
+
+def metaspace(seed: int) -> Renderer:
+    """Pieces that a Metaspace decoder joins, which drops the space before the first of them."""
+    renderer = sentencepiece(seed, "first")
+    tokenizer: Any = renderer.tokenizer.backend_tokenizer
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first", split=False)]
+    )
+    return wrap(tokenizer)
+
+
 KINDS = {
     "bytes": lambda seed: byte_level(seed),
     "bytes with words": lambda seed: byte_level(seed, regex=True),
     "pieces": lambda seed: sentencepiece(seed),
     "pieces after a blank": lambda seed: sentencepiece(seed, "always"),
+    "pieces and added blanks": sentencepiece_of_blanks,
+    "bytes and added tokens": byte_level_with_added,
+    "pieces by metaspace": metaspace,
 }
+PREFIXED = ("pieces after a blank", "pieces by metaspace")
+"""The kinds that write a space before a text."""
 
 
 def cut(text: bytes, rng: random.Random) -> list[bytes]:
@@ -191,7 +227,7 @@ def test_random_tokens_of_the_student_are_read_as_the_bytes_that_they_are(teache
         text = b"".join(pieces[token] for token in tokens)
         if not translated.whole:
             # It puts a space before what follows broken bytes, so it would read another text.
-            assert teacher == "pieces after a blank" and len(split_at_invalid_bytes(text)) > 1
+            assert teacher in PREFIXED and len(split_at_invalid_bytes(text)) > 1
             continue
         spelled = b"".join(theirs.spell(translated.tokens[:-1], at_start=not text.startswith(b" ")))
         assert spelled == text, (text, spelled)
@@ -278,6 +314,64 @@ def test_a_text_that_the_teachers_tokenizer_changes_ends_the_translation() -> No
     characters = Renderer(build_character_tokenizer("abc"), stop_ids=frozenset({2}))
     translated = Translator(own, characters).translate([*own.encode("abcd"), 2])
     assert not translated.whole
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+def test_a_teacher_that_changes_the_form_of_letters_reads_only_what_it_leaves(form: str) -> None:
+    normal: Any = byte_level(4)
+    normal.tokenizer.backend_tokenizer.normalizer = getattr(normalizers, form)()
+    own = byte_level(3)
+    kept, changed = "ab \u00e9 \u03b1", "e\u0301 \uff21 \ufb01"
+    assert Translator(own, normal).translate(own.encode_answer_text(kept)).whole
+    assert not Translator(own, normal).translate(own.encode_answer_text(changed)).whole
+    # A student of this kind wrote the changed letters.
+    tokens = normal.encode_answer_text(changed)
+    translated = Translator(normal, own).translate(tokens)
+    assert translated.whole
+    assert own.decode(translated.tokens) == unicodedata.normalize(form, changed)  # type: ignore[arg-type]
+
+
+def test_the_spaces_before_code_are_spaces() -> None:
+    """Gemma's tokenizer has added tokens for runs of spaces, written with the letter U+2581."""
+    code = "a c(b):\n    ab b\n"
+    gemma, other = sentencepiece_of_blanks(0), byte_level(0)
+    four = gemma.tokenizer.convert_tokens_to_ids("\u2581" * 4)
+    tokens = gemma.encode_answer_text(code)
+    assert four in tokens
+    assert TokenBytes.read(gemma.tokenizer).pieces[four] == b"    "
+    assert other.decode(Translator(gemma, other).translate(tokens).tokens) == code
+    translated = Translator(other, gemma).translate(other.encode_answer_text(code))
+    assert translated.whole and gemma.decode(translated.tokens) == code
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bytes_of_random_tokens_are_their_decoded_text(kind: str) -> None:
+    rng = random.Random(3)
+    for seed in range(2):
+        renderer = KINDS[kind](seed)
+        backend: Any = renderer.tokenizer.backend_tokenizer
+        read = TokenBytes.read(renderer.tokenizer)
+        names = renderer.tokenizer.get_vocab()
+        assert read.pieces.keys() == {*names.values()} - {*renderer.tokenizer.all_special_ids}
+        # A decoder may drop a space at the beginning, so that a letter comes first.
+        letter = next(n for name, n in names.items() if backend.decode([n]) == name.strip() != "")
+        for tokens in ([letter, *rng.choices([*read.pieces], k=5)] for _ in range(300)):
+            text = backend.decode(tokens, skip_special_tokens=False)
+            spelled = b"".join(read.spell(tokens))
+            assert "\ufffd" in text or spelled.decode() == text, (kind, tokens)
+        for number, piece in read.pieces.items():
+            decoded = backend.decode([letter, number])
+            assert decoded == backend.decode([letter]) + piece.decode("utf-8", "replace")
+
+
+def test_bytes_that_contradict_the_decoder_are_refused() -> None:
+    """A step after the byte-level decoder adds text before each replacement character."""
+    renderer = byte_level(0)
+    tokenizer: Any = renderer.tokenizer.backend_tokenizer
+    twice = decoders.Replace("\ufffd", "?\ufffd")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), twice])
+    with pytest.raises(VocabularyError, match=r"token \d+ .* is read as b'.*', and the tokenizer"):
+        TokenBytes.read(renderer.tokenizer)
 
 
 def test_a_tokenizer_whose_tokens_are_no_stretches_of_a_text_is_refused() -> None:

@@ -178,6 +178,19 @@ def test_thinking_reaches_the_template() -> None:
     assert not written(Renderer(TOKENIZER, thinking=True), "a").endswith("</think>")
 
 
+@pytest.mark.parametrize(
+    ("opening", "opens"),
+    [("<think>\n", True), ("<think>\n\n</think>\n\n", False), ("", False)],
+)
+def test_a_template_that_opens_thoughts_is_known(opening: str, opens: bool) -> None:
+    # A default system turn may name the marks.
+    system = "Think in <think>.\n"
+    template = "{{ " + repr(system) + " }}" + CHATML
+    if opening:
+        template += "{% if add_generation_prompt %}{{ " + repr(opening) + " }}{% endif %}"
+    assert Renderer(byte_tokenizer(template)).opens_thoughts == opens
+
+
 def test_decode_drops_control_tokens_at_the_end_only() -> None:
     tokens = [*RENDERER.encode("a b ,"), 258, *RENDERER.encode("c"), 259, 258, 258]
     assert RENDERER.decode(tokens) == "a b ,<|im_end|>c"
@@ -258,15 +271,15 @@ def test_the_small_models_template_with_and_without_its_system_turn() -> None:
 
 @given(st.text(), st.integers(0, 40))
 def test_a_given_answer_ends_in_one_stop_token_or_at_the_limit(text, limit):
-    tokens = RENDERER.encode_answer(text, limit)
-    whole = RENDERER.encode_answer(text, 10_000)
+    tokens = RENDERER.encode_answer(user("?"), text, limit)
+    whole = RENDERER.encode_answer(user("?"), text, 10_000)
     assert tokens == whole[:limit]
     assert [token in RENDERER.stop_ids for token in whole] == [False] * (len(whole) - 1) + [True]
     assert RENDERER.decode(whole) == text
 
 
 def test_a_given_answer_may_think_but_not_speak_control_tokens():
-    tokens = RENDERER.encode_answer("<think>a</think><|im_end|>b", 99)
+    tokens = RENDERER.encode_answer(user("?"), "<think>a</think><|im_end|>b", 99)
     assert tokens[0] == IDS["<think>"] and IDS["</think>"] in tokens
     assert tokens.count(IDS["<|im_end|>"]) == 1 and tokens[-1] == IDS["<|im_end|>"]
 
@@ -275,20 +288,22 @@ def test_a_given_answer_ends_as_the_template_ends_one():
     both = frozenset({IDS["<|im|>"], IDS["<|im_end|>"]})
     named = byte_tokenizer()
     named.eos_token = "<|im|>"
-    assert Renderer(named, stop_ids=both).encode_answer("a", 9)[-1] == IDS["<|im_end|>"]
+    assert Renderer(named, stop_ids=both).encode_answer(user("?"), "a", 9)[-1] == IDS["<|im_end|>"]
     bare = Renderer(named, template="{{ messages[-1]['content'] }}", stop_ids=both)
-    assert bare.encode_answer("a", 9)[-1] == IDS["<|im|>"], (
+    assert bare.encode_answer(user("?"), "a", 9)[-1] == IDS["<|im|>"], (
         "a template without endings leaves it to the tokenizer"
     )
     other = replace(bare, stop_ids=frozenset({IDS["<|im_start|>"], IDS["<think>"]}))
-    assert other.encode_answer("a", 9)[-1] == IDS["<|im_start|>"]
+    assert other.encode_answer(user("?"), "a", 9)[-1] == IDS["<|im_start|>"]
 
 
 def test_an_answer_that_ends_in_a_stop_token_gets_no_second_one():
     newline = RENDERER.encode("\n")[0]
     renderer = Renderer(TOKENIZER, stop_ids=frozenset({newline}))
-    assert renderer.encode_answer("a\n", 9) == RENDERER.encode("a\n")
-    assert renderer.encode_answer("a", 9) == [*RENDERER.encode("a"), newline]
+    assert renderer.encode_answer(user("?"), "a\n", 9) == RENDERER.encode("a\n")
+    # The template's end up to the stop token, which is the line break after `<|im_end|>` here.
+    ended = [*RENDERER.encode("a"), IDS["<|im_end|>"], newline]
+    assert renderer.encode_answer(user("?"), "a", 9) == ended
 
 
 def test_a_token_reads_as_its_text_with_its_space_and_broken_bytes_as_escapes():
@@ -343,7 +358,7 @@ def test_prompt_answer_and_reply_are_the_tokens_of_the_whole_conversation(templa
     renderer = Renderer(byte_tokenizer(template), stop_ids=RENDERER.stop_ids)
     turns = [Message("user", "one"), Message("assistant", "two"), Message("user", "three")]
     before = renderer.render(turns[:1])
-    answer = renderer.encode_answer(" two" if template == INST else "two", 99)
+    answer = renderer.encode_answer(user("?"), " two" if template == INST else "two", 99)
     assert (*before, *answer, *renderer.render_reply(Message("user", "three"))) == renderer.render(
         turns
     )

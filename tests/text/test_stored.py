@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text.test_renderer import CHATML, HEADERS, INST, byte_tokenizer
 
+from practicum.prompts import ToolCall
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.text.from_scratch import build_pair_tokenizer
 from practicum.text.stored import add_tokens, comes_back, restore_tokens
@@ -162,7 +163,10 @@ def test_messages_without_tokens_are_stored_as_nothing() -> None:
     assert comes_back(QUESTION, RENDERER)
     assert add_tokens(QUESTION, (), [Turn("assistant", 0, "a")], ())[:2] == QUESTION
     assert restore_tokens([], RENDERER) is None
-    prompt = Prompt("p", store(RENDERER, [RENDERER.encode("a")]), privileged={"hint": "b"})
+    called = Message("assistant", "", reasoning="b", tool_calls=(ToolCall("clock", {"at": [1]}),))
+    messages = (*store(RENDERER, [RENDERER.encode("a")]), called)
+    prompt = Prompt("p", messages, privileged={"hint": "b"}, reasoning="a")
+    assert {prompt.messages: 1}[messages] == 1, "renderers keep messages by their hash"
     assert Prompt.from_json(json.loads(json.dumps(asdict(prompt)))) == prompt, "read back from JSON"
     # A conversation that begins with an answer has no prompt that one could render.
     stored = store(RENDERER, [RENDERER.encode("a")])

@@ -49,12 +49,12 @@ def test_what_a_template_writes_is_read_back(form: str, query: str, most: int) -
     assert RENDERERS[form].read_calls(as_written(form, call)) == [call]
 
 
-@pytest.mark.parametrize("form", ["hermes", "xml", "mistral", "pythonic"])
+@pytest.mark.parametrize("form", ["hermes", "xml", "glm", "mistral", "lfm", "pythonic"])
 def test_several_calls_are_read_in_order(form: str) -> None:
     calls = [ToolCall("search", {"query": "a"}), ToolCall("clock", {})]
     text = as_written(form, *calls)
     assert text.count("search") == text.count("clock") == 1
-    if form in ("hermes", "xml"):
+    if form in ("hermes", "xml", "glm", "lfm"):
         assert read_calls(f"Let me see.\n{text}", form, USE.schemas) == calls
     assert read_calls(text, form, USE.schemas) == calls
 
@@ -84,11 +84,15 @@ HERMES_BODIES = [
     ("{}</tool_call>", "a </tool_call> has no <tool_call>"),
     ("<tool_call>{</tool_call>", "not JSON"),
     ("<tool_call>[[[</tool_call>", "not JSON"),
+    (
+        '<tool_call>{"name": "clock", "parameters": {"zone": "UTC"}}</tool_call>',
+        "write the arguments under \"arguments\", and no 'parameters'",
+    ),
     ("<tool_call>" + "[" * 20000 + "</tool_call>", "not JSON"),
     ("<tool_call>3</tool_call>", 'write an object with "name" and "arguments"'),
     ('<tool_call>{"name": 3}</tool_call>', 'write an object with "name"'),
     ('<tool_call>{"name": "a", "arguments": [1]}</tool_call>', '"arguments" is not an object'),
-    ('<tool_call>{"name": "a", "name": "b"}</tool_call>', "a field stands twice"),
+    ('<tool_call>{"name": "a", "name": "b"}</tool_call>', "field 'name' stands twice"),
     ('<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', "NaN is not a number"),
     ('<tool_call>{"name": "a"}</tool_call> and then', "text stands after </tool_call>"),
     ("x" * (LONGEST_CALL + 1), "has more than 65536 characters"),
@@ -111,6 +115,9 @@ def test_a_call_that_cannot_be_read_says_why(text: str, why: str) -> None:
             "xml",
             "<tool_call><function=a><parameter=b>1</parameter><parameter=b>2</parameter></function></tool_call>",
         ),
+        ("glm", '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'),
+        ("glm", "<tool_call>search<arg_key>query</arg_key></tool_call>"),
+        ("lfm", "<|tool_call_start|>clock"),
         ("mistral", '[TOOL_CALLS]{"name": "clock"}'),
         ("mistral", "[TOOL_CALLS][]"),
         ("pythonic", "[clock(]"),
@@ -121,6 +128,18 @@ def test_a_call_that_cannot_be_read_says_why(text: str, why: str) -> None:
         ("pythonic", "[os.system(x=1)]"),
         ("pythonic", "[clock(), 3]"),
         ("pythonic", "[clock(x=" + "(" * 5000 + "]"),
+        ("pythonic", '[search(query=b"x")]'),
+        ("pythonic", "[search(query=...)]"),
+        ("pythonic", "[search(query={1, 2})]"),
+        ("pythonic", "[search(query=1+2j)]"),
+        ("pythonic", "[search(query={(1, 2): 3})]"),
+        ("pythonic", "[search(query=1e999)]"),
+        ("pythonic", f"[search(query=0x{'f' * 9000})]"),
+        ("pythonic", r"[search(query='\ud800')]"),
+        ("json", '{"name": "search", "parameters": {"query": "\\ud800"}}'),
+        ("json", '{"name": "search", "parameters": {"\\ud800": "a"}}'),
+        ("json", '{"name": "search", "parameters": {"query": 1e999}}'),
+        ("hermes", '<tool_call>[{"name": "clock"}' + ', {"name": "clock"}' * 32 + "]</tool_call>"),
         ("pythonic", "[clock(x=" + "-" * 60000 + "1)]"),
         ("json", '{"name": "clock", "parameters": {'),
         ("json", '{"name": "clock", "parameters": 3}'),
@@ -152,9 +171,23 @@ def test_a_template_of_no_form_is_refused_in_one_line() -> None:
     assert find_form(CHATML) is None and set(FORMS) == set(TEMPLATES)
     shows = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + CHATML
     plain = Renderer(byte_tokenizer(shows), stop_ids=frozenset({258}))
-    with pytest.raises(ModelError, match=r"no known form; write task.calls: one of xml, hermes,"):
+    with pytest.raises(
+        ModelError, match=r"no known form; write task.calls: one of xml, glm, hermes,"
+    ):
         plain.with_tools(USE)
     assert plain.with_tools(ToolUse(USE.schemas, "hermes")).call_form == "hermes"
+
+
+def test_a_form_that_does_not_read_what_the_template_writes_is_refused_by_its_name() -> None:
+    for form in ("hermes", "xml", "pythonic"):
+        plain = Renderer(byte_tokenizer(TEMPLATES["glm"]), stop_ids=frozenset({258}))
+        refusal = rf"task\.calls: {form}: the chat template writes calls in another form, such as "
+        with pytest.raises(ModelError, match=f"{refusal}<tool_call>search"):
+            plain.with_tools(ToolUse(USE.schemas, form))
+    renamed = TEMPLATES["hermes"].replace('"arguments"', '"parameters"')
+    plain = Renderer(byte_tokenizer(renamed), stop_ids=frozenset({258}))
+    with pytest.raises(ModelError, match=r'task\.calls: hermes: .* under "arguments", and no'):
+        plain.with_tools(USE)
 
 
 def test_a_template_that_does_not_show_the_tools_is_refused_in_one_line() -> None:
@@ -180,7 +213,8 @@ RESPONSE: dict[str, Any] = {
 
 
 def test_a_tokenizer_that_brings_its_own_rule_is_read_by_it() -> None:
-    tokenizer = byte_tokenizer(TEMPLATES["hermes"])
+    own_marks = TEMPLATES["hermes"].replace("<tool_call>\\n", "<<").replace("\\n</tool_call>", ">>")
+    tokenizer = byte_tokenizer(own_marks)
     tokenizer.response_template = RESPONSE
     own = Renderer(tokenizer, stop_ids=frozenset({258})).with_tools(USE)
     assert own.call_form == "response"
@@ -204,7 +238,7 @@ def test_prompts_with_tools_are_those_of_transformers(form: str) -> None:
     assert own.render([Message("user", "What time?")]) == tuple(theirs)
 
 
-OWN_STOPS = {"hermes": 2, "xml": 2, "json": 2, "mistral": 0, "pythonic": 1}
+OWN_STOPS = {"hermes": 2, "xml": 2, "glm": 2, "json": 2, "mistral": 0, "lfm": 1, "pythonic": 1}
 
 
 @FORM
@@ -215,7 +249,7 @@ def test_control_tokens_in_a_schema_stay_text(form: str) -> None:
     assert SEARCH.description in text
 
 
-REPLY_STOPS = {"hermes": 1, "xml": 1, "json": 1, "mistral": 0, "pythonic": 2}
+REPLY_STOPS = {"hermes": 1, "xml": 1, "glm": 1, "json": 1, "mistral": 0, "lfm": 2, "pythonic": 2}
 
 
 @FORM
@@ -223,11 +257,12 @@ def test_results_follow_the_very_call(form: str) -> None:
     """A conversation piece by piece has the tokens of the template's rendering of the whole."""
     own, question = RENDERERS[form], Message("user", "What time?")
     results = [Message("tool", "3 <|im_end|>", "clock"), Message("tool", "4", "clock")]
-    whole = own._apply_template([question, Message("assistant", ""), *results], calls="clock")
+    called = Message("assistant", "", tool_calls=(ToolCall("clock", {}),))
+    whole = own._chat.write([question, called, *results], "", shows_tools=False)
     reply = own.render_reply(*results)
     assert reply.count(258) == REPLY_STOPS[form], "what a tool says stays text"
     call = as_written(form, ToolCall("clock", {}))
-    prompt = own._apply_template([question])
+    prompt = own._chat.write([question], "", shows_tools=False)
     assert prompt + call + "<|im_end|>" + str(own.tokenizer.decode(list(reply))) == whole
 
 

@@ -48,7 +48,27 @@ PYTHONIC = (
     "{{ ')' }}{{ ', ' if not loop.last else '' }}{% endfor %}{{ ']' }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-TEMPLATES = {"hermes": HERMES, "xml": XML, "json": JSON, "mistral": MISTRAL, "pythonic": PYTHONIC}
+GLM = HERMES.replace(
+    '{{ \'<tool_call>\\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
+    "{{ c.function.arguments | tojson }}{{ '}\\n</tool_call>' }}",
+    "{{ '<tool_call>' + c.function.name + '\\n' }}{% for k, v in c.function.arguments.items() %}"
+    "{{ '<arg_key>' + k + '</arg_key>\\n<arg_value>' }}{{ v if v is string else v | tojson }}{{ '</arg_value>\\n' }}{% endfor %}"
+    "{{ '</tool_call>' }}",
+)
+LFM = (
+    PYTHONIC.replace("func_name1(x=y)", "List of tools: ")
+    .replace("{{ '[' }}", "{{ '<|tool_call_start|>[' }}")
+    .replace("{{ ']' }}", "{{ ']<|tool_call_end|>' }}")
+)
+TEMPLATES = {
+    "hermes": HERMES,
+    "xml": XML,
+    "glm": GLM,
+    "json": JSON,
+    "mistral": MISTRAL,
+    "lfm": LFM,
+    "pythonic": PYTHONIC,
+}
 
 SEARCH = ToolSchema(
     "search",

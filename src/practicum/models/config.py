@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, WithJsonSchema, model_validator
 
 from practicum.models.quantization import QuantizationName
+from practicum.models.starting_values import CAREFUL
 from practicum.types import FrozenConfig
 
 
@@ -60,6 +61,12 @@ class ModelConfig(FrozenConfig):
     trust_remote_code: bool = Field(
         default=False, description="run the Python code of the model folder"
     )
+    longest_text: int | None = Field(
+        default=None,
+        ge=1,
+        description="longest text in tokens, for which rotary frequencies that depend on length "
+        "(`longrope`, `dynamic`) are fixed; none: `prompt_tokens` and the longest answer",
+    )
 
 
 class ScorerConfig(ModelConfig):
@@ -89,8 +96,14 @@ class ScorerConfig(ModelConfig):
 class Lora(FrozenConfig):
     """Low-rank adapters (2106.09685) on the linear layers and the experts."""
 
-    rank: int = Field(default=16, ge=1)
-    alpha: float = Field(default=32.0, gt=0)
+    rank: int = Field(
+        default=CAREFUL.rank,
+        ge=1,
+        description="by the student: see [settings](settings.md)",
+    )
+    alpha: float = Field(
+        default=CAREFUL.alpha, gt=0, description="by the student: see [settings](settings.md)"
+    )
 
 
 class StudentConfig(ModelConfig):

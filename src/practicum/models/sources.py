@@ -17,8 +17,17 @@ from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.models.files import digest_file, read_settings
 from practicum.models.packaged import PACKAGED, join_parts
 
+USUAL_LAYERS = 1000
+"""More layers than published models have; fewer take no time to build."""
+
+MIN_LAYER_BYTES = 64
+"""The bytes that one layer takes at least. More layers would be built before weights are read."""
+
 ADAPTER_SETTINGS = "adapter_config.json"
 """The file that makes a folder one of peft's."""
+
+VOCABULARIES = ("tokenizer.json", "*.model", "*vocab*", "*.tiktoken", "tekken.json")
+"""The files that hold a tokenizer's vocabulary; settings of a tokenizer hold none."""
 
 
 def locate(
@@ -39,6 +48,7 @@ def locate(
         _check_folder(Path(source), config)
         if needs_weights:
             _check_weights(Path(source))
+    _check_tokenizer(Path(find_tokenizer(source)))
     return source
 
 
@@ -47,12 +57,13 @@ def _find_source(model: str) -> str:
     if is_gguf(model):
         return str(locate_gguf(model))
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    # Unlike `Path.is_dir`, which raises OSError of a name that is too long.
+    if os.path.isdir(folder):
         return str(folder)
     # A mistyped path must fail here: as a hub name it would go out to the network.
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ModelError(
-            f"no model {model!r}: it is not a folder or a GGUF file, not a hub name such as "
+            f"no model {model!r:.100} at {str(folder.absolute())[:200]}: it is not a folder or a GGUF file, not a hub name such as "
             f"'Qwen/Qwen3-0.6B', and not one of the packaged models ({', '.join(PACKAGED)})"
         )
     return model
@@ -95,7 +106,9 @@ def find_tokenizer(source: str) -> str:
 
 def is_gguf(model: str) -> bool:
     """Return True if a model's text means a GGUF file, or a package with one."""
-    return model in PACKAGED or (model.endswith(".gguf") and Path(model).expanduser().is_file())
+    return model in PACKAGED or (
+        model.endswith(".gguf") and os.path.isfile(Path(model).expanduser())
+    )
 
 
 def needs_conversion(model: str) -> bool:
@@ -200,12 +213,49 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
         )
     model_settings = read_settings(settings)
     if (folder / "generation_config.json").is_file():
-        read_settings(folder / "generation_config.json")
+        _check_end_tokens(folder / "generation_config.json")
+    _check_layers(folder, model_settings)
     if "auto_map" in model_settings and not config.trust_remote_code:
         files = ", ".join(_list_code_files(model_settings["auto_map"]))
         raise ModelError(
             f"{folder}: the model brings its own code ({files}), which is not run; "
             "read it, then write trust_remote_code: true"
+        )
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """Raise ModelError if a model folder has no vocabulary.
+
+    transformers would make up a tokenizer of a few tokens from the model's type.
+    """
+    if folder.is_dir() and not any(
+        path for pattern in VOCABULARIES for path in folder.glob(pattern)
+    ):
+        raise ModelError(
+            f"{folder}: no tokenizer (tokenizer.json, or a vocabulary such as tokenizer.model); copy it from the "
+            "model that these weights were trained from"
+        )
+
+
+def _check_end_tokens(path: Path) -> None:
+    """Raise ModelError unless the end tokens are token ids."""
+    eos = read_settings(path).get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if any(type(token) is not int or not 0 <= token < 2**31 for token in ids):
+        raise ModelError(
+            f"{path}: eos_token_id is {str(eos)[:60]!a}, not a token id or a list of token ids; "
+            "copy the file again"
+        )
+
+
+def _check_layers(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raise ModelError if the weights are too small for the layers that config.json names."""
+    layers = settings.get("num_hidden_layers")
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if isinstance(layers, int) and layers > USUAL_LAYERS and 0 < size < layers * MIN_LAYER_BYTES:
+        raise ModelError(
+            f"{folder / 'config.json'}: num_hidden_layers is {str(layers)[:20]}, too many for "
+            f"weights of {size} bytes; copy the file again"
         )
 
 

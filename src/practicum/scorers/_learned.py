@@ -79,8 +79,12 @@ class LearnedScorer(Scorer):
         return torch.stack([row[-1] for row in numbers]) if rollouts else torch.zeros(0)
 
     def descend(self, texts: Sequence[ScoreRequest], compute_loss: Loss) -> Metrics:
-        """Take the scorer's updates; return the loss before the first and the gradient norm."""
+        """Take the scorer's updates; return the loss before the first and the gradient norm.
+
+        `skipped` counts the updates with a gradient that was not finite.
+        """
         metrics: Metrics = {}
+        skipped = 0.0
         for _ in range(self._updates):
             # Two passes: the slopes of a loss over the whole batch are known before the first
             # micro-batch, so its cuts change nothing, and no graph is kept across them.
@@ -90,7 +94,8 @@ class LearnedScorer(Scorer):
             lengths = [len(text.tokens) for text in texts]
             step = self._model.fit(texts, slopes.split(lengths), self._adam)
             metrics = metrics or {"loss": loss.item(), **step}
-        return metrics
+            skipped += step.get("skipped", 0.0)
+        return {**metrics, "skipped": skipped}
 
     def save_state(self) -> Mapping[str, SavedTensor]:
         """Return the model's weights and moments, and the count of steps."""

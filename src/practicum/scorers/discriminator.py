@@ -66,11 +66,15 @@ class Discriminator(LearnedScorer):
 
 
 def find_source_pairs(rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, int]:
-    """Return the rows (teacher's, student's) of all pairs of a prompt, and the prompts without."""
+    """Return the rows (teacher's, student's) of all pairs of a prompt, and the prompts without.
+
+    The reference is neither: its answers are in no pair.
+    """
     groups: dict[str, tuple[list[int], list[int]]] = {}
     for row, rollout in enumerate(rollouts):
         real, sampled = groups.setdefault(rollout.prompt.id, ([], []))
-        (real if rollout.source in REAL else sampled).append(row)
+        if rollout.source != "reference":
+            (real if rollout.source in REAL else sampled).append(row)
     pairs = [
         (teacher, student)
         for real, sampled in groups.values()

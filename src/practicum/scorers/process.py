@@ -1,9 +1,10 @@
 """A process preference model: which step of an answer is the better one (rStar-Math, 2501.04519).
 
-It learns from the trees of a search: of the steps that follow the same
-beginning, the one with the highest Q is to score above the one with the lowest, by
-`-log sigmoid(s(high) - s(low))`. Q itself is too noisy to be fitted. A judgement has one score a
-step, from 0 to 1: the sigmoid of the state after it.
+It learns from the trees of a search: of the steps that follow the same beginning, the step with the
+highest mean reward is to score above the step with the lowest, by `-log sigmoid(s(high) - s(low))`.
+The mean reward itself is too noisy to be fitted. Scores never order the steps, so that a model that
+guides a search does not learn from its own scores. A judgement has one score per step, from 0 to 1:
+the sigmoid of the state after it.
 """
 
 from collections.abc import Sequence
@@ -92,19 +93,19 @@ def list_step_ends(rollout: Rollout) -> list[int]:
 def find_step_pairs(rollouts: Sequence[Rollout]) -> list[tuple[ScoreRequest, ScoreRequest]]:
     """Return the texts up to the best and to the worst step after each beginning.
 
-    A beginning whose steps are all worth the same, or of unknown worth, has no pair. Of equals, the
-    step that was sampled first counts.
+    Steps are ordered by their mean reward. A beginning has no pair if all its steps have the same mean
+    reward, or none. Among equal steps, the first sampled step counts.
     """
     siblings: dict[tuple[str, str], dict[str, tuple[float, ScoreRequest]]] = {}
     for rollout in rollouts:
         tokens = rollout.tokens.tolist()
         for step, end in zip(rollout.steps, list_step_ends(rollout), strict=True):
-            if step.value is None:
+            if step.reward is None:
                 continue
             parent = step.node.rpartition(".")[0]
             text = ScoreRequest((*rollout.prompt_tokens, *tokens[:end]), (0,))
             group = siblings.setdefault((rollout.prompt.id, parent), {})
-            group.setdefault(step.node, (step.value, text))
+            group.setdefault(step.node, (step.reward, text))
     pairs = []
     for group in siblings.values():
         best = max(group.values(), key=lambda pair: pair[0])

@@ -19,7 +19,7 @@ from practicum.errors import DataError, PracticumError
 from practicum.ports.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
 from practicum.server.futures import ResponseBody
 from practicum.server.refusals import HttpRefusal
-from practicum.server.requests import SampleBody, TensorData
+from practicum.server.requests import MAX_CANDIDATES, SampleBody, TensorData
 from practicum.server.shelf import ModelCache
 from practicum.server.store import Store
 from practicum.server.training import AdapterSpec, check_token_ids
@@ -31,15 +31,12 @@ from practicum.server.wire import (
     encode_samples,
     expand_csr,
 )
-from practicum.server.worker import Steps
+from practicum.server.worker import MAX_CELLS, Steps
 from practicum.types import Sample, SampleRequest, SamplingParams
 
 T = TypeVar("T")
 Pausing = Generator[None, None, T]
 """Work that yields where other work may run."""
-
-MAX_CELLS = 2**24
-"""The most entries of one table of an answer: tokens times candidates."""
 
 LANES = (2**4, 2**8, 2**12, 2**16)
 """The sizes up to which requests share a lane, in tokens to read and to write.
@@ -47,6 +44,8 @@ LANES = (2**4, 2**8, 2**12, 2**16)
 Larger requests have the last lane. A request waits for those of its lane that came before it, which
 may be thousands, so what is wanted at once has a lane of its own.
 """
+
+NO_TARGETS = TensorData(data=[], dtype="int64", shape=[0])
 
 MAX_OVERLAYS = 8
 """The number of saved adapters that stay in memory after sampling."""
@@ -111,6 +110,21 @@ class SampleItem:
         return bisect_left(LANES, size)
 
     @property
+    def cells(self) -> int:
+        """Return the most entries that the tables of the answer can have."""
+        most = self.body.sampling_params.max_tokens
+        if most is None and self.body.topk_sample_logprobs:
+            return MAX_CELLS
+        return self.count_cells(most or 0)
+
+    def count_cells(self, most: int, vocabulary: int = MAX_CANDIDATES) -> int:
+        """Return the entries of all tables if each sample has `most` tokens."""
+        body, shape = self.body, (self.body.target_prompt_logprobs or NO_TARGETS).shape or [0]
+        table = min(body.topk_prompt_logprobs, vocabulary) + body.prompt_alt_tokens_k
+        sampled = body.num_samples * most * min(body.topk_sample_logprobs, vocabulary)
+        return len(self.tokens) * (table + max(shape[-1], 0)) + sampled
+
+    @property
     def is_single_pass(self) -> bool:
         """Return True if the pass over the prompt answers the whole request."""
         return self.needs_prompt_scores and self.body.sampling_params.max_tokens == 1
@@ -124,6 +138,7 @@ class _SamplePlan:
     number: int
     params: SamplingParams
     seeds: tuple[int, ...]
+    candidates: int = 0
     question: PromptQuestion | None = None
     targets: Tensor | None = None
     scores: PromptScores | None = None
@@ -156,14 +171,9 @@ class SamplingExecutor:
         for number, item in enumerate(items):
             try:
                 requests.append(_plan(item, number, loaded, self._most_tokens))
-            except DataError as error:
+            except (DataError, HttpRefusal) as error:
                 answers[number] = encode_failure(error)
-        yield from _score(model, overlay, requests)
-        yield from _draw(model, overlay, requests)
-        yield from _score_drawn(model, overlay, requests)
-        for request in requests:
-            body = encode_samples(_assemble(request), greedy=request.params.temperature == 0)
-            answers[request.number] = ResponseBody(body, PROTOBUF)
+        answers |= yield from _answer(model, overlay, requests)
         _report(sampler.base, requests, time.monotonic() - start)
         return [answers[number] for number in range(len(items))]
 
@@ -196,6 +206,32 @@ class SamplingExecutor:
 
     def _drop_trees(self, base: str) -> None:
         self._trees = {shape: tree for shape, tree in self._trees.items() if shape[0] != base}
+
+
+def _answer(
+    model: Reader, overlay: Weights, requests: Sequence[_SamplePlan]
+) -> Pausing[dict[int, ResponseBody]]:
+    """Return the answers by number; split a failed batch until only the request at fault fails."""
+    try:
+        yield from _score(model, overlay, requests)
+        yield from _draw(model, overlay, requests)
+        yield from _score_drawn(model, overlay, requests)
+        return {request.number: _encode(request) for request in requests}
+    except Exception as error:  # an error of one request must not fail another
+        if len(requests) < 2:
+            return {request.number: encode_error(error) for request in requests}
+    answers: dict[int, ResponseBody] = {}
+    for request in requests:
+        request.scores, request.samples, request.topk = None, (), None
+    half = len(requests) // 2
+    for part in (requests[:half], requests[half:]):
+        answers |= yield from _answer(model, overlay, part)
+    return answers
+
+
+def _encode(request: _SamplePlan) -> ResponseBody:
+    body = encode_samples(_assemble(request), greedy=request.params.temperature == 0)
+    return ResponseBody(body, PROTOBUF)
 
 
 def _report(name: str, requests: Sequence[_SamplePlan], seconds: float) -> None:
@@ -240,7 +276,7 @@ def _score_drawn(model: Reader, overlay: Weights, requests: Sequence[_SamplePlan
     scored: list[_SamplePlan] = []
     questions: list[PromptQuestion] = []
     for request in requests:
-        prompt, k = request.item.tokens, request.item.body.topk_sample_logprobs
+        prompt, k = request.item.tokens, request.candidates
         for sample in request.samples if k else ():
             scored.append(request)
             tokens = (*prompt, *sample.tokens.tolist())
@@ -252,7 +288,7 @@ def _score_drawn(model: Reader, overlay: Weights, requests: Sequence[_SamplePlan
 
 def encode_failure(error: PracticumError | HttpRefusal) -> ResponseBody:
     """Return the answer to a request that cannot be executed as it is."""
-    return encode_json({"error": " ".join(str(error).split()), "category": "user"})
+    return _encode_refusal(" ".join(str(error).split()), "user")
 
 
 def encode_error(error: Exception) -> ResponseBody:
@@ -264,7 +300,11 @@ def encode_error(error: Exception) -> ResponseBody:
     # Only a bug comes here; the operator can report it.
     traceback.print_exception(error)
     text = f"the server failed ({type(error).__name__}); its console says more"
-    return encode_json({"error": text, "category": "server"})
+    return _encode_refusal(text, "server")
+
+
+def _encode_refusal(text: str, category: str) -> ResponseBody:
+    return replace(encode_json({"error": text, "category": category}), is_error=True)
 
 
 def encode_json(reply: Mapping[str, object]) -> ResponseBody:
@@ -297,16 +337,13 @@ def _plan(requested: SampleItem, number: int, loaded: Hosted, most_tokens: int) 
         raise DataError(
             f"prompt_logprobs_last_n is {last}: it needs prompt_logprobs and at most the {count - 1} tokens after the first"
         )
+    check_cells(requested, most, vocabulary)
+    candidates = min(body.topk_sample_logprobs, vocabulary)
     if not requested.needs_prompt_scores:
-        return _SamplePlan(requested, number, params, seeds)
+        return _SamplePlan(requested, number, params, seeds, candidates=candidates)
     targets = None
     if body.target_prompt_logprobs is not None:
         targets = _read_targets(body.target_prompt_logprobs, count, vocabulary)
-    for width in (body.topk_prompt_logprobs, body.prompt_alt_tokens_k):
-        if width * count > MAX_CELLS:
-            raise DataError(
-                f"{count} tokens times {width} candidates are more than {MAX_CELLS}; ask for fewer"
-            )
     # Prompt scores start at the first token that any of the tables needs.
     starts = [count]
     if body.prompt_logprobs or body.topk_prompt_logprobs:
@@ -327,15 +364,28 @@ def _plan(requested: SampleItem, number: int, loaded: Hosted, most_tokens: int) 
         following=seeds if most == 1 else (),
         params=params,
     )
-    return _SamplePlan(requested, number, params, seeds, question, targets)
+    return _SamplePlan(requested, number, params, seeds, candidates, question, targets)
+
+
+def check_cells(item: SampleItem, most: int, vocabulary: int) -> None:
+    """Raise DataError if the tables of an answer may have more entries than the limit."""
+    cells = item.count_cells(most, vocabulary)
+    if cells > MAX_CELLS:
+        raise DataError(
+            f"the answer has tables of {cells} cells (candidates times samples times tokens), and "
+            f"{MAX_CELLS} is the most; ask for fewer candidates, or for fewer samples in one request"
+        )
 
 
 def check_tokens(samples: int, most: int, limit: int) -> None:
     """Raise DataError if a request may sample more tokens than the limit."""
     if samples * most > limit:
+        fewer = f"at most {limit // most} samples, or for the rest in other requests"
+        if most > limit:
+            fewer = f"at most {limit} tokens"
         raise DataError(
             f"num_samples {samples} times max_tokens {most} is more than the {limit} tokens that "
-            f"a request may draw; ask for at most {limit // most} samples, or for the rest in other requests"
+            f"a request may draw; ask for {fewer}"
         )
 
 
@@ -364,11 +414,7 @@ def _build_params(item: SampleItem, loaded: Hosted, most: int) -> SamplingParams
 def _read_targets(body: TensorData, count: int, vocabulary: int) -> Tensor:
     """Return the token ids to score, [N - 1, K], -1 in cells without one."""
     shape = body.shape or []
-    if (
-        len(shape) != 2
-        or shape[0] != count - 1
-        or not 1 <= shape[1] * max(shape[0], 1) <= MAX_CELLS
-    ):
+    if len(shape) != 2 or shape[0] != count - 1 or shape[1] < 1:
         raise DataError(
             f"target_prompt_logprobs has the shape {shape}, not [{count - 1}, K]: one row for each token after the first"
         )

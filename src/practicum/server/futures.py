@@ -12,10 +12,11 @@ from practicum.server.refusals import HttpRefusal
 
 @dataclass(frozen=True, slots=True)
 class ResponseBody:
-    """The body of a finished request, protobuf or JSON."""
+    """The body of a finished request, protobuf or JSON; `is_error` if it could not be executed."""
 
     body: bytes
     media_type: str
+    is_error: bool = False
 
 
 class Futures:
@@ -42,8 +43,19 @@ class Futures:
         self._max_bytes = max_bytes
         self._max_answers = max_answers
 
-    def open(self, request_id: str, begin: Callable[[], "Future[ResponseBody]"]) -> None:
-        """Begin a request unless its id has begun, so that a request sent twice is done once."""
+    def open(
+        self,
+        request_id: str,
+        begin: Callable[[], "Future[ResponseBody]"],
+        *,
+        retry_errors: bool = False,
+    ) -> None:
+        """Begin a request unless its id has begun, so that a request sent twice is done once.
+
+        With `retry_errors` a request that ended with an error begins again.
+        """
+        if retry_errors:
+            self._drop_error(request_id)
         if request_id in self:
             return
         with self._lock:
@@ -87,6 +99,14 @@ class Futures:
             self._answers[request_id] = answer
             self._answer_bytes += _count_bytes(answer)
             del self._open[request_id]
+
+    def _drop_error(self, request_id: str) -> None:
+        """Drop the answer to a request if it is an error."""
+        with self._lock:
+            answer = self._answers.get(request_id)
+            if answer is not None and answer.is_error:
+                del self._answers[request_id]
+                self._answer_bytes -= _count_bytes(answer)
 
     def _tidy(self) -> None:
         """Drop the oldest answers if they are too many or too large together; needs the lock."""

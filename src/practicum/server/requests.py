@@ -1,14 +1,34 @@
 """Define the JSON bodies as strict models: unknown fields are refused, not ignored."""
 
+import json
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from practicum.server.refusals import HttpRefusal
 
 MAX_SAMPLES = 1024
 MAX_CANDIDATES = 1024
+MAX_STOPS, MAX_STOP_LENGTH = 1024, 1024
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e4
+MIN_TOP_P = 1e-6
+"""The settings of sampling with which all probabilities are numbers in float32."""
+
+MAX_DESCRIPTION = 2**14
+"""The most bytes of JSON that describe a session, a model or a checkpoint."""
+
+MAX_MODEL_NUMBER = 10**9 - 1
+"""The largest number of a client's model: nine digits in the name of its run."""
+
+T = TypeVar("T")
 Name = Annotated[str, Field(max_length=300)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 """An entry of an int64 tensor."""
@@ -18,6 +38,36 @@ Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 Lifetime = Annotated[int, Field(ge=3600, le=10 * 365 * 86400)]
 """The seconds until a checkpoint is removed: an hour to ten years, as in the Tinker API."""
+
+
+def _check_temperature(temperature: float) -> float:
+    if temperature and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        raise ValueError(
+            f"must be 0, or from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}; "
+            "set 0 to take the most likely token"
+        )
+    return temperature
+
+
+def _check_description(*parts: object) -> None:
+    """Raise ValueError if the parts are larger than `MAX_DESCRIPTION` as JSON."""
+    if sum(len(json.dumps(part)) for part in parts) > MAX_DESCRIPTION:
+        raise ValueError(
+            f"a description may have {MAX_DESCRIPTION // 1024} KiB of JSON; shorten the texts"
+        )
+
+
+def _check_metadata(metadata: T) -> T:
+    _check_description(metadata)
+    return metadata
+
+
+Metadata = Annotated[dict[str, Any] | None, AfterValidator(_check_metadata)]
+TextMetadata = Annotated[dict[str, str] | None, AfterValidator(_check_metadata)]
+ModelNumber = Annotated[int, Field(ge=0, le=MAX_MODEL_NUMBER)]
+StopText = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
+StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+StopTokens = Annotated[list[int], Field(max_length=MAX_STOPS)]
 
 STABLE = "stable_reinforce"
 NOT_STABLE = (
@@ -50,6 +100,11 @@ class CreateSession(Body):
     project_id: str | None = None
     display_name: str | None = None
 
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        _check_description(self.tags, self.user_metadata, self.project_id, self.display_name)
+        return self
+
 
 class OfSession(Body):
     """`session_heartbeat`."""
@@ -80,9 +135,9 @@ class CreateModel(Body):
     """`create_model`."""
 
     session_id: Name
-    model_seq_id: Count
+    model_seq_id: ModelNumber
     base_model: Name
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata = None
     lora_config: AdapterSettings | None = None
     optimizer_config: Optimizer = Optimizer()
 
@@ -93,9 +148,9 @@ class LoadWeights(Body):
     model_id: Name | None = None
     seq_id: Count | None = None
     session_id: Name | None = None
-    model_seq_id: Count | None = None
+    model_seq_id: ModelNumber | None = None
     base_model: Name | None = None
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata = None
     path: Name
     optimizer: bool
     optimizer_config: Optimizer | None = None
@@ -137,7 +192,7 @@ class SaveWeights(Body):
     kind: Literal["snapshot", "inflight"] = "snapshot"
     ttl_seconds: Lifetime | None = None
     overwrite: bool = False
-    user_metadata: dict[str, str] | None = None
+    user_metadata: TextMetadata = None
 
 
 class SetLifetime(Body):
@@ -219,10 +274,10 @@ class Sampling(Body):
 
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
-    stop: str | list[str] | list[int] | None = None
-    temperature: float = Field(default=1.0, ge=0)
+    stop: StopText | StopTexts | StopTokens | None = None
+    temperature: Annotated[float, AfterValidator(_check_temperature)] = 1.0
     top_k: int = Field(default=-1, ge=-1, le=2**31)
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, ge=MIN_TOP_P, le=1)
 
 
 class TensorData(Body):

@@ -52,6 +52,9 @@ An older one can no longer be sampled from. Sessions that follow share one set o
 """
 
 MAX_MODELS, MAX_SESSIONS = 64, 1024
+MAX_SAMPLERS = 16384
+"""The sampling sessions that one session may open: they are kept until it ends."""
+
 IDLE_SECONDS = 3600.0
 """A session that was silent for so long is ended when another starts, its models saved."""
 
@@ -343,6 +346,13 @@ class Service:
         session = self._touch_session(body.session_id)
         sampler_id = f"{body.session_id}:sample:{body.sampling_session_seq_id}"
         if sampler_id not in self._samplers:
+            if len(session.samplers) >= MAX_SAMPLERS:
+                # Waiting frees none, so it is no 429, which clients send again.
+                raise HttpRefusal(
+                    400,
+                    f"this session has opened {MAX_SAMPLERS} sampling sessions, the most that are "
+                    "kept; create a new session",
+                )
             sampler = self._build_sampler(sampler_id, body.base_model, body.model_path)
             self._samplers[sampler_id] = sampler
             session.samplers.append(sampler_id)
@@ -372,8 +382,9 @@ class Service:
             seed = seed_of("request", seed)
         item = SampleItem(body, body.prompt.join_tokens(), sampler, seed)
         key = (sampler.key, item.is_single_pass)
-        job = ModelJob(item, self._executor.execute, key, item.lane, sampler.base)
-        self.futures.open(name, lambda: self._worker.submit(job))
+        run = self._executor.execute
+        job = ModelJob(item, run, key, item.lane, sampler.base, item.cells)
+        self.futures.open(name, lambda: self._worker.submit(job), retry_errors=True)
         ids = [f"{name}:{number}" for number in range(body.num_samples)]
         return {"request_id": name, "sample_sequence_ids": ids}
 

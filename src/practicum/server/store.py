@@ -176,7 +176,10 @@ class Store:
         return sorted(run for run in runs if re.fullmatch(_RUN, run))
 
     def list_checkpoints(self, run: str) -> list[tuple[CheckpointAddress, datetime, int]]:
-        """Return address, time and bytes of each checkpoint, oldest first; delete expired ones."""
+        """Return address, time and bytes of each checkpoint, oldest first; delete expired ones.
+
+        Raise CheckpointError if no run can have the name.
+        """
         rows = []
         for kind in KINDS:
             for folder in (self._get_run_folder(run) / kind).glob("*"):
@@ -217,6 +220,10 @@ class Store:
         return self._get_run_folder(address.run) / address.kind / address.name
 
     def _get_run_folder(self, run: str) -> Path:
+        """Return the folder of a run; raise CheckpointError if no run can have the name."""
+        # A name such as `::` would otherwise lead out of the root.
+        if re.fullmatch(_RUN, run) is None:
+            raise CheckpointError(f"there is no training run {run!a:.120}")
         # Not every file system has colons in names; no run has a dot in its own, see `_RUN`.
         return self._root / run.replace(":", ".")
 

@@ -8,6 +8,7 @@ turns of `TURN_SECONDS`. A lane holds jobs of similar size, so that no job waits
 one.
 """
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -20,6 +21,12 @@ from typing import Any
 from practicum.server.futures import ResponseBody
 
 MAX_BATCH = 512
+MAX_CELLS = 2**23
+"""The most entries in the tables of one answer, and of the answers of one batch.
+
+An entry is a candidate of one token. It takes about 27 bytes until its answer is encoded.
+"""
+
 LINGER, MAX_LINGER = 0.01, 0.1
 """The seconds without an arrival that end a batch, and the seconds after which it starts anyway."""
 
@@ -34,7 +41,7 @@ class ModelJob:
     """One piece of work: `run` takes the items of a batch of jobs and returns one answer each.
 
     With a `lane`, `run` returns `Steps`. `base` is the name of the model that the work reads, if
-    any.
+    any. `cells` is the size of the answer's tables.
     """
 
     item: Any
@@ -42,6 +49,7 @@ class ModelJob:
     key: Hashable | None = None
     lane: int | None = None
     base: str | None = None
+    cells: int = 0
     future: "Future[ResponseBody]" = field(default_factory=Future)
 
 
@@ -175,7 +183,7 @@ class Worker:
                 return []
             batch = [first]
             if first.key is not None:
-                batch = [job for job in self._waiting if _is_same_batch(job, first)][:MAX_BATCH]
+                batch = _limit([job for job in self._waiting if _is_same_batch(job, first)])
             chosen = set(map(id, batch))
             self._waiting = deque(job for job in self._waiting if id(job) not in chosen)
             return batch
@@ -208,6 +216,13 @@ class Worker:
 
 def _is_same_batch(job: ModelJob, first: ModelJob) -> bool:
     return job.key == first.key and job.lane == first.lane
+
+
+def _limit(jobs: Sequence[ModelJob]) -> list[ModelJob]:
+    """Return the first jobs, at least one, within the limits of a batch."""
+    cells = itertools.accumulate(job.cells for job in jobs)
+    fitting = itertools.takewhile(lambda total: total <= MAX_CELLS, cells)
+    return list(jobs[: min(max(sum(1 for _ in fitting), 1), MAX_BATCH)])
 
 
 def _resolve(jobs: Sequence[ModelJob], answers: Sequence[ResponseBody]) -> None:

@@ -1,8 +1,9 @@
 """A teacher that replies to messages and scores nothing: its text, in the student's tokens."""
 
+import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ from practicum.types import (
     TeacherSignal,
 )
 
+CALL_ID = "call{:05}"
+"""The identity of a call by its number in the conversation; some servers ask for nine characters."""
 TURN_BYTES = 64
 """Tokens that a server's template may add to a turn, rounded up."""
 
@@ -85,7 +88,7 @@ class ChatServer:
         generator = self.generator
         refuse_stop_texts(params, generator.http.address)
         requests = [
-            self.protocol.build_request(generator.model, _list_turns(messages), seed, params)
+            self.protocol.build_request(generator.model, list_turns(messages), seed, params)
             for messages, seed in zip(conversations, seeds, strict=True)
         ]
         keys = list(self._list_keys(requests, seeds))
@@ -97,7 +100,10 @@ class ChatServer:
             # What arrived is in the store even if a later request of this call fails.
             for group in self._split(list(missing.items())):
                 answers |= self._ask(group, requests, len(keys), params)
-        samples = [self._build_sample(answers[key], params) for key in keys]
+        samples = [
+            self._build_sample(answers[key], params, messages)
+            for key, messages in zip(keys, conversations, strict=True)
+        ]
         count_written(generator.meter, generator.renderer, conversations, samples)
         return samples
 
@@ -170,9 +176,11 @@ class ChatServer:
                 f"{self.budget:.4g}; raise it and resume: what is paid for is kept"
             )
 
-    def _build_sample(self, answer: ChatAnswer, params: SamplingParams) -> Sample:
+    def _build_sample(
+        self, answer: ChatAnswer, params: SamplingParams, messages: Sequence[Message]
+    ) -> Sample:
         if not answer.is_refused:
-            completion = ServerCompletion(answer.text, answer.is_stopped)
+            completion = ServerCompletion(answer.text, answer.is_stopped, messages=messages)
             return self.generator.build_sample(completion, params)
         self.counts.refusals += 1
         return build_failed_sample(params)
@@ -284,8 +292,24 @@ def build_failed_sample(params: SamplingParams) -> Sample:
     return Sample(torch.tensor([stop]), torch.zeros(1), unknown, "error")
 
 
-def _list_turns(messages: Sequence[Message]) -> list[Mapping[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
+def list_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages as servers take them: calls with identities and arguments as JSON texts.
+
+    The results of tools follow their calls in order.
+    """
+    turns = [message.to_json() for message in messages]
+    called = results = 0
+    for turn in turns:
+        if calls := turn.get("tool_calls", []):
+            results, called = called, called + len(calls)
+        for number, call in enumerate(calls, start=results):
+            function = call["function"]
+            call["id"] = CALL_ID.format(number)
+            call["function"] = {**function, "arguments": json.dumps(function["arguments"])}
+        if turn["role"] == "tool":
+            turn["tool_call_id"] = CALL_ID.format(results)
+            results += 1
+    return turns
 
 
 def _name(request: JsonRequest, name: str) -> JsonRequest:

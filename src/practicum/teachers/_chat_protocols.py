@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from practicum.errors import RecipeError
+from practicum.errors import DataError, RecipeError
 from practicum.remote.http import JsonRequest
 from practicum.types import SamplingParams
 
@@ -19,7 +19,7 @@ BYTES_A_TOKEN = 64
 PROTOCOL_BYTES = 1 << 18
 """Bytes of an answer besides its text, rounded up."""
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +77,20 @@ class OpenAIProtocol:
         return _build_request("/v1/chat/completions", body, params)
 
     def parse_answer(self, answer: Any) -> ChatAnswer:
-        """Read a refusal from its field, or from the filter that ended the reply."""
+        """Read a refusal from its field, or from the filter that ended the reply.
+
+        A reply without text that calls a tool, or that ended in an unknown way, counts as refused.
+        """
         choice = answer["choices"][0]
         message, reason = choice["message"], choice["finish_reason"]
         usage = answer.get("usage") or {}
+        text = _join_parts(message.get("content"))
+        calls = message.get("tool_calls") or message.get("function_call")
+        is_silent = not text and (bool(calls) or reason not in ("stop", "length"))
         return ChatAnswer(
-            text=str(message.get("content") or ""),
+            text=text,
             is_stopped=reason == "stop",
-            is_refused=bool(message.get("refusal")) or reason == "content_filter",
+            is_refused=bool(message.get("refusal")) or reason == "content_filter" or is_silent,
             input_tokens=_read_count(usage.get("prompt_tokens")),
             output_tokens=_read_count(usage.get("completion_tokens")),
         )
@@ -105,7 +111,16 @@ class AnthropicProtocol:
                 "to 1; write rollout.source: teacher(temperature=1.0), or evaluation.temperature"
             )
         systems = [turn["content"] for turn in messages if turn["role"] == "system"]
-        turns = [dict(turn) for turn in messages if turn["role"] != "system"]
+        turns = [
+            {"role": turn["role"], "content": turn["content"]}
+            for turn in messages
+            if turn["role"] != "system"
+        ]
+        if any(turn["role"] == "tool" for turn in messages):
+            raise DataError(
+                "a prompt has results of tools, which this protocol only takes with the tools "
+                "themselves; leave such rows out, or take a teacher with the protocol `openai`"
+            )
         body: dict[str, Any] = {
             "model": model,
             "messages": turns,
@@ -120,13 +135,20 @@ class AnthropicProtocol:
         return _build_request("/v1/messages", body, params, headers)
 
     def parse_answer(self, answer: Any) -> ChatAnswer:
-        """Join the blocks of text; blocks of thinking are not part of the reply."""
-        blocks = [block["text"] for block in answer["content"] if block["type"] == "text"]
+        """Join the blocks of text; blocks of thinking and of tools are not part of the reply.
+
+        A reply without text that uses a tool, or that ended in an unknown way, counts as refused.
+        """
+        kinds = [block["type"] for block in answer["content"]]
+        texts = [block["text"] for block in answer["content"] if block["type"] == "text"]
+        text = "".join(map(_require_text, texts))
         reason, usage = answer["stop_reason"], answer.get("usage") or {}
+        ends = ("end_turn", "stop_sequence", "max_tokens")
+        is_silent = not text and ("tool_use" in kinds or reason not in ends)
         return ChatAnswer(
-            text="".join(map(str, blocks)),
+            text=text,
             is_stopped=reason in ("end_turn", "stop_sequence"),
-            is_refused=reason == "refusal",
+            is_refused=reason == "refusal" or is_silent,
             input_tokens=_read_count(usage.get("input_tokens")),
             output_tokens=_read_count(usage.get("output_tokens")),
         )
@@ -147,6 +169,32 @@ def _build_request(
 ) -> JsonRequest:
     largest = PROTOCOL_BYTES + params.max_new_tokens * BYTES_A_TOKEN
     return JsonRequest(path, body, max_answer_bytes=largest, headers=headers or {})
+
+
+def _join_parts(content: Any) -> str:
+    """Return the text of a reply: a text, the texts of its parts joined, or nothing.
+
+    Parts of thinking are not part of the reply. Raises TypeError or ValueError for anything else,
+    such as a picture.
+    """
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return _require_text(content)
+    texts: list[str] = []
+    for part in content:
+        kind = part["type"]
+        if kind == "text":
+            texts.append(_require_text(part["text"]))
+        elif kind not in ("thinking", "reasoning"):
+            raise ValueError(f"a part of type {kind!r}, which is no text")
+    return "".join(texts)
+
+
+def _require_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} instead of a text")
+    return value
 
 
 def _read_count(value: Any) -> int | None:

@@ -8,7 +8,7 @@ defaults of a server or of its model do not matter.
 import base64
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from practicum.remote.http import JsonRequest
-from practicum.types import SampleRequest, SamplingParams, ScoreRequest
+from practicum.types import Message, SampleRequest, SamplingParams, ScoreRequest
 
 DialectName = Literal["auto", "vllm", "sglang", "echo", "chat"]
 
@@ -46,13 +46,18 @@ class ServerScores:
 
 @dataclass(frozen=True, slots=True)
 class ServerCompletion:
-    """A completion that a server sampled: its text, and token ids and log-probabilities if sent."""
+    """A completion that a server sampled: its text, and token ids and log-probabilities if sent.
+
+    `messages` is the conversation that a server answered with its own chat template; None if the
+    server continued the tokens of a prompt.
+    """
 
     text: str
     is_stopped: bool
     tokens: list[int] | None = None
     logprobs: list[float] | None = None
     stop_token: int | None = None
+    messages: Sequence[Message] | None = None
 
 
 @runtime_checkable

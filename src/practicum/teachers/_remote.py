@@ -18,6 +18,7 @@ from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
 from practicum.objective import Signal
 from practicum.ports import Capabilities, StepFollower
+from practicum.ports.gate import repair_text
 from practicum.remote.http import JsonClient, JsonRequest
 from practicum.teachers._checks import MOST, is_token, validate_scores
 from practicum.teachers._dialects import (
@@ -131,9 +132,8 @@ class ServerGenerator:
         """
         limit, stops = params.max_new_tokens, params.stop_ids
         if completion.tokens is None:
-            # JSON can hold half of a surrogate pair, which is no character.
-            text = completion.text.encode("utf-8", "replace").decode("utf-8")
-            tokens = self.renderer.encode_answer(text, limit)
+            text, messages = repair_text(completion.text), completion.messages
+            tokens = self.renderer.encode_answer(messages, text, limit, drops_thoughts=True)
             if not completion.is_stopped and len(tokens) > 1 and tokens[-1] in stops:
                 # The renderer ends each answer with a stop token, and this one was cut off.
                 tokens = tokens[:-1]

@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
 
@@ -23,6 +22,7 @@ from practicum.core.abandon import Cancelled
 from practicum.costs import Meter
 from practicum.errors import CapabilityError, TeacherError, VerifierError
 from practicum.functional import gather_logprobs
+from practicum.functional.head import TableHead
 from practicum.functional.truncation import sampling_logprobs
 from practicum.objective import Signal
 from practicum.ports import (
@@ -35,6 +35,7 @@ from practicum.ports import (
     TeacherContext,
     TeacherRequest,
 )
+from practicum.ports.gate import accept_observation, ask_expert
 from practicum.rollouts import as_environment
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
@@ -65,6 +66,9 @@ ROUNDING = 1e-6
 CACHED_TEXTS = 4096
 """The number of candidates that are cached as tokens."""
 
+ANY_QUESTION = (Message("user", "?"),)
+"""The prompt of the candidates' tokens: what a chat template writes around an answer."""
+
 Next = tuple[tuple[int, float], ...]
 """Possible next tokens with probabilities before the uniform share; empty: all tokens alike."""
 
@@ -80,40 +84,6 @@ class Config(FrozenConfig):
     def capabilities(self) -> Capabilities:
         """Return every signal: the distribution is known completely."""
         return EVERYTHING
-
-
-@dataclass(frozen=True, slots=True)
-class TableHead:
-    """A head for log-probabilities in a table; see `practicum.types.HeadLike`.
-
-    A hidden state is the number of its row in the table.
-    """
-
-    table: Float[Tensor, "R V"]
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens in the vocabulary."""
-        return self.table.shape[-1]
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The table's address and its number of rows."""
-        return self.table.data_ptr(), len(self.table)
-
-    def logprobs(self, hidden: Float[Tensor, "*s 1"]) -> Float[Tensor, "*s v"]:
-        """Return the rows of these hidden states, exactly."""
-        return self.table[hidden[..., 0].long().to(self.table.device)]
-
-    def logits(
-        self, hidden: Float[Tensor, "*s 1"], room: Callable[[], Tensor] | None = None
-    ) -> Float[Tensor, "*s v"]:
-        """Return the same rows: log-probabilities are logits."""
-        rows = self.logprobs(hidden)
-        return rows if room is None else room().copy_(rows)
-
-    def release(self) -> None:
-        """Do nothing: the rows are few."""
 
 
 class ExpertTeacher(Teacher):
@@ -139,7 +109,7 @@ class ExpertTeacher(Teacher):
         self._count = count
         self._vocabulary = renderer.vocab_size
         self._encode = lru_cache(maxsize=CACHED_TEXTS)(
-            lambda text: tuple(renderer.encode_answer(text, sys.maxsize))
+            lambda text: tuple(renderer.encode_answer(ANY_QUESTION, text, sys.maxsize))
         )
 
     @property
@@ -199,7 +169,7 @@ class ExpertTeacher(Teacher):
 
         TeacherError if their probabilities are no distribution.
         """
-        candidates = self.task.expert(prompt, turns)
+        candidates = ask_expert(self.task, prompt, turns)
         total = sum(candidates.values())
         if min(candidates.values(), default=-1) < 0 or abs(total - 1) > ROUNDING:
             raise TeacherError(
@@ -256,7 +226,7 @@ class _ExpertWalk:
         total = sum(following.values())
         if not total:
             # No candidate begins like this turn: it should end here.
-            return ((self._teacher.renderer.encode_answer("", 1)[0], 1.0),)
+            return ((self._teacher.renderer.final_stop_id, 1.0),)
         return tuple((token, share / total) for token, share in following.items())
 
     def close(self) -> None:
@@ -290,7 +260,9 @@ class _ExpertWalk:
             if self._episode is None:
                 self._episode = self._ask(lambda: environment.open(self._prompt, 0))
             episode = self._episode
-            reply = self._ask(lambda: episode.step(turn).messages)
+            reply = self._ask(
+                lambda: accept_observation(episode.step(turn), renderer.vocab_size).messages
+            )
         if not reply:
             # Tokens after the end of the conversation belong to nobody: all are alike.
             self._to_skip = math.inf

@@ -243,7 +243,9 @@ def add_context(
         _fill_unless_empty(text, fields, of_rollout) for text in config.select_texts(fields)
     )
     if question is not None:
-        turns = [*turns[:-1], Message(turns[-1].role, question)]
+        users = [n for n, turn in enumerate(turns) if turn.role == "user"]
+        place = users[-1] if users else -1
+        turns[place] = Message("user", question)
     messages = (*system, *examples, *turns)
     if reference is not None:
         messages = show_text(messages, reference, config.place)

@@ -65,6 +65,28 @@ class Config(FrozenConfig):
         """Return what all members can answer; by outcome, teachers cannot generate."""
         return self.intersect(member.capabilities() for member in self.teachers.values())
 
+    def choose_member(self, prompt: Prompt, outcome: Outcome | None = None) -> str:
+        """Return the member that the prompt's field selects; DataError if it selects none."""
+        fields = {**prompt.privileged, "domain": prompt.domain, "teacher": prompt.teacher}
+        key = outcome if self.by == "outcome" else fields.get(self.by)
+        if key is not None and key in self.teachers:
+            return key
+        if self.default is None:
+            reason = f"has the {self.by} {key!r}, to which no teacher belongs"
+            if key is None:
+                reason = f"has no {self.by}"
+            raise DataError(
+                f"prompt {prompt.id!r} {reason}; the route knows {', '.join(self.teachers)}: add a "
+                "teacher for it under teacher.teachers, or name one of them as teacher.default"
+            )
+        return self.default
+
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        """Raise DataError at the first prompt that selects no member; by outcome none can tell."""
+        if self.by != "outcome":
+            for prompt in prompts:
+                self.choose_member(prompt)
+
     def members(self) -> dict[str, TeacherConfig]:
         """Return the settings of every member."""
         return place_members(self.teachers)
@@ -90,7 +112,8 @@ class RouteTeacher(TeacherOfMembers):
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Return the signal of each rollout's member, under that member's name."""
         names = [
-            self._choose_member(rollout.prompt, classify_outcome(rollout)) for rollout in rollouts
+            self._config.choose_member(rollout.prompt, classify_outcome(rollout))
+            for rollout in rollouts
         ]
         signals: dict[int, TeacherSignal] = {}
         for name, indices in _group_indices(names).items():
@@ -104,7 +127,7 @@ class RouteTeacher(TeacherOfMembers):
         """Sample from each prompt's member; None by outcome, or if a member cannot generate."""
         if self._config.by == "outcome":
             return None
-        names = [self._choose_member(request.prompt) for request in requests]
+        names = [self._config.choose_member(request.prompt) for request in requests]
         samples: dict[int, Sample] = {}
         for name, indices in _group_indices(names).items():
             answers = self._members[name].sample([requests[index] for index in indices], params)
@@ -117,24 +140,7 @@ class RouteTeacher(TeacherOfMembers):
         """Return the client of the prompt's member; None by outcome."""
         if self._config.by == "outcome":
             return None
-        return self._members[self._choose_member(prompt)].bind_prompt(prompt)
-
-    def _choose_member(self, prompt: Prompt, outcome: Outcome | None = None) -> str:
-        """Return the member that the prompt's field selects; DataError if it selects none."""
-        fields = {**prompt.privileged, "domain": prompt.domain, "teacher": prompt.teacher}
-        by = self._config.by
-        key = outcome if by == "outcome" else fields.get(by)
-        if key is not None and key in self._members:
-            return key
-        if self._config.default is None:
-            reason = f"has the {by} {key!r}, to which no teacher belongs"
-            if key is None:
-                reason = f"has no {by}"
-            raise DataError(
-                f"prompt {prompt.id!r} {reason}; the route knows {', '.join(self._members)}: add a "
-                "teacher for it under teacher.teachers, or name one of them as teacher.default"
-            )
-        return self._config.default
+        return self._members[self._config.choose_member(prompt)].bind_prompt(prompt)
 
 
 def _group_indices(names: Iterable[str]) -> dict[str, list[int]]:

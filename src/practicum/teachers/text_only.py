@@ -91,7 +91,10 @@ class TextOnlyTeacher(Teacher):
         samples = self.teacher.sample(requests, params)
         if samples is None or self.is_on_paper:
             return samples
-        return [rewrite_sample(sample, self.renderer, self.renderer, params) for sample in samples]
+        return [
+            rewrite_sample(sample, request.prompt, self.renderer, self.renderer, params)
+            for sample, request in zip(samples, requests, strict=True)
+        ]
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient:
         """Return the teacher as a client of this prompt alone."""
@@ -112,13 +115,14 @@ class TextOnlyTeacher(Teacher):
 
 
 def rewrite_sample(
-    sample: Sample, writer: Renderer, reader: Renderer, params: SamplingParams
+    sample: Sample, prompt: Prompt, writer: Renderer, reader: Renderer, params: SamplingParams
 ) -> Sample:
-    """Return a sample in the reader's tokens, from the text that the writer's tokens are."""
-    # A server sends no control tokens either, and their names must not become text.
-    special = set(writer.tokenizer.all_special_ids)
-    text = writer.decode([token for token in sample.tokens.tolist() if token not in special])
-    tokens = reader.encode_answer(text, params.max_new_tokens)
+    """Return a sample in the reader's tokens, from the text that the writer's tokens are.
+
+    The reader's chat template decides where the thoughts stand.
+    """
+    text = writer.read_answer(prompt.messages, sample.tokens.tolist())
+    tokens = reader.encode_answer(prompt.messages, text, params.max_new_tokens, drops_thoughts=True)
     if sample.stop_reason != "stop" and len(tokens) > 1 and tokens[-1] in params.stop_ids:
         # The renderer ends each answer with a stop token, and this one was cut off.
         tokens = tokens[:-1]

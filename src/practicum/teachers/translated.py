@@ -180,8 +180,8 @@ class TranslatedTeacher(FollowerTeacher):
         stops = translator.teacher.stop_ids | {translator.stop_id}
         samples = self._inner.sample(requests, replace(params, stop_ids=stops))
         return samples and [
-            rewrite_sample(sample, translator.teacher, translator.student, params)
-            for sample in samples
+            rewrite_sample(sample, request.prompt, translator.teacher, translator.student, params)
+            for sample, request in zip(samples, requests, strict=True)
         ]
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:

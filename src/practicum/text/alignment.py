@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+REPLACEMENT = "\ufffd"
+"""The letter that decoders write for bytes that are no character."""
+
 _CROSSING = re.compile(rb"[^ ] ")
 _READABLE = frozenset({"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"})
 
@@ -97,18 +100,26 @@ class TokenBytes:
     def read(cls, tokenizer: "PreTrainedTokenizerBase") -> "TokenBytes":
         """Read the bytes from a byte-level or SentencePiece tokenizer, or one of characters.
 
-        Raises VocabularyError for other kinds, whose tokens are no stretches of a text.
+        The text of each token is the text that the tokenizer itself decodes. Raises VocabularyError
+        for other kinds, because their tokens are not stretches of a text, and if the bytes of a partial
+        character contradict the decoded text.
         """
         steps = _list_decoders(tokenizer)
         kinds = {step["type"] for step in steps}
-        added = tokenizer.added_tokens_decoder
+        special = {n for n, token in tokenizer.added_tokens_decoder.items() if token.special}
+        names = {n: token for token, n in tokenizer.get_vocab().items() if n not in special}
         pieces = {}
-        for token, number in tokenizer.get_vocab().items():
-            # Added tokens are written as they are, without the letters that stand for bytes.
-            if number not in added:
-                pieces[number] = _read_piece(token, steps)
-            elif not added[number].special:
-                pieces[number] = added[number].content.encode("utf-8", "surrogatepass")
+        for number, text in _decode_each(tokenizer, names).items():
+            piece = text.encode()
+            if REPLACEMENT in text:
+                piece = _read_piece(names[number], steps)
+                if piece.decode("utf-8", "replace") != text:
+                    raise _build_refusal(
+                        tokenizer,
+                        f"token {number} ({names[number]!a}) is read as {piece!r}, and the "
+                        f"tokenizer decodes it as {text!a}",
+                    )
+            pieces[number] = piece
         strips = any(step["type"] == "Strip" and step["start"] > 0 for step in steps)
         metaspace = any(
             step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never"
@@ -142,17 +153,15 @@ def _list_decoders(tokenizer: "PreTrainedTokenizerBase") -> list[dict[str, Any]]
     if not tokenizer.is_fast:
         raise _build_refusal(tokenizer, "it has no tokenizer.json")
     backend: Any = tokenizer.backend_tokenizer
-    described = json.loads(backend.to_str())["decoder"]
-    steps = _flatten(described)
+    # A decoder is pickled as its part of tokenizer.json, which is much faster to read than all.
+    steps = [] if backend.decoder is None else _flatten(json.loads(backend.decoder.__getstate__()))
     unknown = sorted({step["type"] for step in steps} - _READABLE)
     if unknown:
         raise _build_refusal(tokenizer, f"it joins tokens by {', '.join(unknown)}")
     return steps
 
 
-def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if decoder is None:
-        return []
+def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:
     if decoder["type"] != "Sequence":
         return [decoder]
     return [step for inner in decoder["decoders"] for step in _flatten(inner)]
@@ -165,8 +174,27 @@ def _build_refusal(tokenizer: "PreTrainedTokenizerBase", reason: str) -> Vocabul
     )
 
 
+def _decode_each(tokenizer: "PreTrainedTokenizerBase", names: Mapping[int, str]) -> dict[int, str]:
+    """Return the text that a tokenizer decodes each token to, within a text.
+
+    Each token is decoded after an alphanumeric token, because some tokenizers drop a leading space.
+    """
+    backend: Any = tokenizer.backend_tokenizer
+    first = next(
+        ([n] for n, name in names.items() if name.isalnum() and backend.decode([n]) == name), []
+    )
+    start = backend.decode(first)
+    pairs = backend.decode_batch([[*first, n] for n in names], skip_special_tokens=False)
+    for number, pair in zip(names, pairs, strict=True):
+        if not pair.startswith(start):
+            raise _build_refusal(
+                tokenizer, f"token {number} ({names[number]!a}) changes the text before it"
+            )
+    return {n: pair.removeprefix(start) for n, pair in zip(names, pairs, strict=True)}
+
+
 def _read_piece(token: str, steps: Sequence[dict[str, Any]]) -> bytes:
-    """Return the bytes of a token that is in the vocabulary and was not added to it."""
+    """Return the bytes of a token by its name, also of a part of a character."""
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         # A letter of no byte is in no token that the tokenizer makes, so the token is its own text.

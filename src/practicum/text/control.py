@@ -1,6 +1,7 @@
 """Find control tokens in text that is not a template, and split them so that they stay text."""
 
 import re
+from collections.abc import Collection
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,9 @@ if TYPE_CHECKING:
 _NONCHARACTER = "\ufdd0"
 
 
-def compile_control_pattern(tokenizer: "PreTrainedTokenizerBase", template: str) -> re.Pattern[str]:
+def compile_control_pattern(
+    tokenizer: "PreTrainedTokenizerBase", template: str, without: Collection[str] = ()
+) -> re.Pattern[str]:
     """Return a pattern for control tokens: special tokens, and added ones that the template uses.
 
     Other added tokens, such as the runs of spaces of some vocabularies, are ordinary text. A token
@@ -20,7 +23,8 @@ def compile_control_pattern(tokenizer: "PreTrainedTokenizerBase", template: str)
     names = {
         token.content
         for token in added
-        if token.special or (token.content.strip() and token.content in template)
+        if token.content not in without
+        and (token.special or (token.content.strip() and token.content in template))
     }
     # Python takes the first alternative that matches, so a name must precede its own beginnings.
     longest_first = sorted((name for name in names if len(name) > 1), key=len, reverse=True)

@@ -1,35 +1,24 @@
 """Messages to token ids by a chat template, and token ids back to text."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jinja2
-
-from practicum.errors import DataError, ModelError
+from practicum.errors import ModelError
 from practicum.prompts import Message, ToolCall, ToolSchema, ToolUse
-from practicum.text.control import compile_control_pattern, find_unused_marker, split_control_tokens
+from practicum.text.chat import ChatTemplate
+from practicum.text.continuations import ClosedThoughts, Continuations
+from practicum.text.control import find_unused_marker
 from practicum.text.safe import excerpt
 from practicum.text.stored import restore_tokens
-from practicum.text.templates import TooMuch, render_template
+from practicum.text.thoughts import CLOSE
 from practicum.text.tool_calls import FORMS, UnreadableCall, find_form, read_calls, read_message
+from practicum.thoughts import is_thinking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_ADVICE = (
-    "write one in the recipe as `template:`, "
-    "for example \"{{ messages[-1]['content'] }}\" for a base model"
-)
-
-MAX_CACHED_REPLIES = 2048
-"""The environment replies whose tokens are remembered."""
-
-CALL_ID = "call00000"
-"""The identity of a call, for templates that write one; results follow their calls in order."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +48,11 @@ class Renderer:
         """Return the ids that have a token; the others below the size are holes."""
         return frozenset(self.tokenizer.get_vocab().values())
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Return the most characters that one token stands for; texts are measured by it first."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
+
     def save(self, folder: Path) -> None:
         """Write the tokenizer with its template into a folder, for programs that render themselves."""
         self.tokenizer.save_pretrained(folder)
@@ -69,21 +63,33 @@ class Renderer:
         """Return the prompt's tokens, up to the beginning of the answer.
 
         A last message of the assistant's is an answer that has begun: its text is the end. Earlier
-        answers with tokens are written in these: see `restore_tokens`.
+        answers with tokens are written in these: see `restore_tokens`. Raises ModelError if the
+        template does not show the question.
         """
         if messages and messages[-1].role == "assistant":
             *earlier, answer = messages
             return (*self.render(earlier), *self.encode_answer_text(answer.content))
+        if not self._shows_question:
+            raise ModelError(
+                f"{self._chat.name}: the chat template does not show the question; it may be made for "
+                "lists of parts, with pictures; write another `template:` in the recipe"
+            )
         if stored := restore_tokens(messages, self):
             return stored
-        turns = self._add_system(messages)
-        # The text is encoded piece by piece between markers, and a marker stands inside each
-        # control token of a user's or a tool's: it stays text.
-        schemas = () if self.tools is None else self.tools.schemas
-        marker = find_unused_marker(self._template, str(schemas), *(turn.content for turn in turns))
-        marked = [self._mark_control(turn, marker) for turn in turns]
-        text = self._write(marked, [self._mark_schema(schema, marker) for schema in schemas])
-        return tuple(self._tokenize(text.split(marker)))
+        turns = [
+            self._behind.strip_end(turn) if turn.role == "assistant" else turn for turn in messages
+        ]
+        marker = self._chat.find_marker(turns)
+        return tuple(self._chat.tokenize(self._chat.write(turns, marker).split(marker)))
+
+    @cached_property
+    def _shows_question(self) -> bool:
+        marker = find_unused_marker(self._chat.source)
+        try:
+            return f"{marker}q" in self._chat.write([Message("user", f"{marker}q")], marker * 2)
+        except ModelError:
+            # The template asks for other turns, and will say so of the prompts.
+            return True
 
     def with_tools(self, tools: ToolUse) -> "Renderer":
         """Return a renderer of prompts with these tools, whose calls it can read.
@@ -92,16 +98,37 @@ class Renderer:
         form.
         """
         renderer = replace(self, tools=tools)
-        schemas = [schema.to_json() for schema in tools.schemas]
-        text = renderer._write(self._add_system([Message("user", "")]), schemas)
+        question = [Message("user", "")]
+        text = renderer._chat.write(question, find_unused_marker(renderer._chat.source))
         missing = [schema.name for schema in tools.schemas if schema.name not in text]
         if missing:
             raise ModelError(
-                f"{self._name}: the chat template does not show the tools ({excerpt(missing[0])}); "
+                f"{self._chat.name}: the chat template does not show the tools ({excerpt(missing[0])}); "
                 "write a `template:` that writes `tools`, or take a model that was made for them"
             )
-        assert renderer.call_form
+        renderer._check_calls(question)
         return renderer
+
+    def _check_calls(self, question: Sequence[Message]) -> None:
+        """Raise ModelError if a call that the template writes is not read back as the same call."""
+        schemas = () if self.tools is None else self.tools.schemas
+        for call in map(_build_example, schemas):
+            text = self._behind.write_calls(question, [call])
+            if text is None:
+                # The template shows no calls, so what a model writes is unknown.
+                assert self.call_form
+                return
+            try:
+                calls = self.read_calls(self.decode(self._chat.tokenize([text])))
+                problem = "other calls are read"
+            except UnreadableCall as error:
+                calls, problem = [], str(error)
+            if calls != [call]:
+                raise ModelError(
+                    f"{self._chat.name}: task.calls: {self.call_form}: the chat template writes calls in "
+                    f"another form, such as {excerpt(text.strip(), most=80)} ({problem}); write the "
+                    f"model's form: one of {', '.join(FORMS)}"
+                )
 
     @cached_property
     def call_form(self) -> str:
@@ -111,10 +138,10 @@ class Renderer:
             return form
         if self.template is None and self.tokenizer.response_template is not None:
             return "response"
-        form = find_form(self._template)
+        form = find_form(self._chat.source)
         if form is None:
             raise ModelError(
-                f"{self._name}: the chat template asks for calls in no known form; write "
+                f"{self._chat.name}: the chat template asks for calls in no known form; write "
                 f"task.calls: one of {', '.join(FORMS)}"
             )
         return form
@@ -134,21 +161,18 @@ class Renderer:
         return read_message(message if isinstance(message, dict) else {})
 
     @cached_property
+    def opens_thoughts(self) -> bool:
+        """Return True if the template begins an answer inside the model's thoughts."""
+        question = [Message("user", "")]
+        marker = self._chat.find_marker(question)
+        before = self._chat.write(question, marker, generation=False)
+        return is_thinking(self._answer_start.removeprefix(before))
+
+    @cached_property
     def _answer_start(self) -> str:
         """Return a prompt's text, with what the template writes of the answer already."""
-        return self._apply_template([Message("user", "")])
-
-    def _mark_schema(self, schema: ToolSchema, marker: str) -> dict[str, Any]:
-        """Return a tool as a template reads it, with a marker inside each control token."""
-
-        def mark(part: Any) -> Any:
-            if isinstance(part, str):
-                return marker.join(split_control_tokens(part, self._control))
-            if isinstance(part, dict):
-                return {mark(key): mark(member) for key, member in part.items()}
-            return [mark(member) for member in part] if isinstance(part, list) else part
-
-        return mark(schema.to_json())
+        question = [Message("user", "")]
+        return self._chat.write(question, self._chat.find_marker(question))
 
     def render_all(self, prompts: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
         """Return the tokens of each prompt; equal prompts, as in a group, are rendered once."""
@@ -163,54 +187,69 @@ class Renderer:
         Control tokens in the messages stay text. Raises ModelError if the template shows no earlier
         turns or refuses a message's role.
         """
-        return self._replies(messages)
-
-    @cached_property
-    def _replies(self) -> Callable[[tuple[Message, ...]], tuple[int, ...]]:
-        """Cache the newest replies: environments repeat themselves, and templates are slow."""
-        return lru_cache(maxsize=MAX_CACHED_REPLIES)(self._render_reply)
-
-    def _render_reply(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        marker = find_unused_marker(self._template, *(message.content for message in messages))
-        after_call = messages[0].role == "tool" and self._wants_calls
-        marked = [self._mark_control(message, marker) for message in messages]
-        after_answer = self._render_after_answer(marker, marked, after_call)
-        skipped, stop = self._call_end if after_call else self._answer_end
-        first, *later = after_answer[len(skipped) :].split(marker)
-        # A tokenizer may split text after a stop token otherwise than at the beginning of a text,
-        # so the first piece is encoded together with the stop token.
-        after_stop = self._tokenize([stop + first])
-        is_stop_first = bool(stop and after_stop and after_stop[0] in self.stop_ids)
-        return tuple(
-            (after_stop[1:] if is_stop_first else self._tokenize([first])) + self._tokenize(later)
-        )
-
-    def _mark_control(self, message: Message, marker: str) -> Message:
-        """Return the message with a marker inside each control token of its text."""
-        pieces = split_control_tokens(message.content, self._control)
-        return replace(message, content=marker.join(pieces))
+        return self._behind.encode_reply(messages)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of plain text; control tokens in it stay text."""
-        return self._tokenize(split_control_tokens(text, self._control))
+        return self._chat.tokenize(self._chat.split(text, is_answer=False))
 
-    def encode_answer(self, text: str, limit: int) -> list[int]:
+    def encode_answer(
+        self,
+        messages: Sequence[Message] | None,
+        answer: str | Message,
+        limit: int,
+        *,
+        drops_thoughts: bool = False,
+    ) -> list[int]:
         """Return an answer as the model would write it, with a stop token, cut to `limit` tokens.
 
-        See `encode_answer_text` for the text itself.
+        The chat template decides which text surrounds the answer and its thoughts; a text has its
+        thoughts between `<think>` and `</think>`. Raises DataError if the prompt closes a block of
+        thoughts and the answer has thoughts; `drops_thoughts` leaves the thoughts out instead.
+        Without messages, or after an answer that has begun, the text itself follows the prompt.
         """
-        tokens = self.encode_answer_text(text)
-        if not tokens or tokens[-1] not in self.stop_ids:
-            tokens.append(self.final_stop_id)
+        if isinstance(answer, str):
+            answer = Message("assistant", answer)
+        if not messages or messages[-1].role == "assistant":
+            tokens = self.encode_answer_text(answer.content)
+            is_ended = bool(tokens) and tokens[-1] in self.stop_ids
+            return (tokens if is_ended else [*tokens, self.final_stop_id])[:limit]
+        try:
+            tokens = self._behind.encode(messages, answer)
+        except ClosedThoughts:
+            if not drops_thoughts:
+                raise
+            text = answer.content.rpartition(CLOSE)[2].lstrip("\n")
+            tokens = self._behind.encode(messages, replace(answer, content=text, reasoning=None))
         return tokens[:limit]
 
+    def check_answer(self, messages: Sequence[Message], answer: Message) -> bool:
+        """Raise what `encode_answer` raises for an answer, without its tokens.
+
+        Returns True if only the tokens tell whether a stop token stands before the end.
+        """
+        return messages[-1].role == "assistant" or self._behind.check(messages, answer)
+
     def encode_answer_text(self, text: str) -> list[int]:
-        """Return the text of an answer as the model would write it, without a stop token.
+        """Return text that continues an answer, without a stop token.
 
         Special tokens in the text stay text. Other tokens of a template, such as `<think>`, become
         tokens, because an answer may hold them.
         """
-        return self._tokenize(split_control_tokens(text, self._special))
+        return self._chat.tokenize(self._chat.split(text, is_answer=True))
+
+    def read_answer(self, messages: Sequence[Message], tokens: Sequence[int]) -> str:
+        """Return an answer to the messages as text, with its thoughts between `<think>` and `</think>`.
+
+        `decode` only returns the model's text. This adds the opening mark of thoughts if it was in the
+        prompt, and removes channel marks and other special tokens.
+        """
+        marks = self._behind.marks
+        dropped = self._control_ids | set(self.tokenizer.all_special_ids)
+        answer_tokens = [
+            token for token in tokens if token not in dropped or self.decode_token(token) in marks
+        ]
+        return self._behind.read(messages, self.decode(answer_tokens))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer, without stop and other control tokens at its end."""
@@ -242,188 +281,31 @@ class Renderer:
         # SentencePiece tokenizers drop the leading space of the first token that they decode.
         return f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
 
+    def names_control(self, text: str) -> bool:
+        """Return True if a text names a special token of the tokenizer."""
+        return self._chat.special.search(text) is not None
+
+    def strip_end(self, answer: Message) -> Message:
+        """Return an answer without an end token that its text names at the end."""
+        return self._behind.strip_end(answer)
+
     def is_control(self, token: int) -> bool:
         """Return True for a stop token or another special token, which no answer shows."""
         return token in self._control_ids
 
-    def _tokenize(self, pieces: Sequence[str]) -> list[int]:
-        """Return the tokens of the pieces, each encoded alone."""
-        # The template writes the beginning-of-text token; the tokenizer must not add a second one.
-        return [
-            token
-            for piece in pieces
-            for token in self.tokenizer.encode(piece, add_special_tokens=False)
-        ]
-
-    def _add_system(self, messages: Sequence[Message]) -> list[Message]:
-        for message in messages:
-            if not message.role.isidentifier():
-                raise DataError(
-                    f"a message has the role {message.role!r}; write user, assistant or system"
-                )
-        turns = list(messages)
-        if self.system and all(turn.role != "system" for turn in turns):
-            turns.insert(0, Message("system", self.system))
-        return turns
-
-    def _write(self, turns: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        if self.system == "" and all(turn.role != "system" for turn in turns):
-            if tools:
-                # The tools stand in the system turn, which must stay.
-                return self._apply_template([Message("system", ""), *turns], tools=tools)
-            return self._drop_default_system(self._apply_template(turns))
-        return self._apply_template(turns, tools=tools)
-
-    def _drop_default_system(self, text: str) -> str:
-        """Return the text without the system turn that the template writes by default."""
-        before, after = self._system_turn
-        if not before or not after or not text.startswith(before):
-            return text
-        _, separator, turns = text[len(before) :].partition(after)
-        if not separator:
-            return text
-        # Some templates open the text, and not its first turn, with a token: it stays. If the token
-        # opens every turn, as in ChatML with `<|im_start|>` for it, the next turn brings its own.
-        bos = self.tokenizer.bos_token
-        opens_text = isinstance(bos, str) and before.startswith(bos) and not turns.startswith(bos)
-        return f"{bos}{turns}" if opens_text else turns
+    @cached_property
+    def _chat(self) -> ChatTemplate:
+        return ChatTemplate(self.tokenizer, self.system, self.template, self.thinking, self.tools)
 
     @cached_property
-    def _system_turn(self) -> tuple[str, str]:
-        """Return the template's text around a lone system turn; both parts empty if it refuses."""
-        marker = find_unused_marker(self._template)
-        try:
-            text = self._apply_template([Message("system", marker)], generation=False)
-        except ModelError:
-            # A template that refuses a lone system turn has no default system turn to drop.
-            return "", ""
-        before, _, after = text.partition(marker)
-        return before, after
-
-    def _apply_template(
-        self,
-        turns: Sequence[Message],
-        *,
-        generation: bool = True,
-        tools: Sequence[Mapping[str, Any]] = (),
-        calls: str = "",
-    ) -> str:
-        """Return the text of the turns; the last answer calls the tool `calls`, if any."""
-        switches: dict[str, Any] = (
-            {} if self.thinking is None else {"enable_thinking": self.thinking}
-        )
-        try:
-            return render_template(
-                self._template,
-                [_write_turn(turn, calls) for turn in turns],
-                {
-                    **self.tokenizer.special_tokens_map,
-                    "add_generation_prompt": generation,
-                    **switches,
-                },
-                tools or None,
-            )
-        except TooMuch as error:
-            raise ModelError(
-                f"{self._name}: the chat template does too much: {error}; write another "
-                "`template:` in the recipe"
-            ) from None
-        # A template is foreign code and may fail in any way.
-        except Exception as error:
-            kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
-            roles = ", ".join(turn.role for turn in turns)
-            raise ModelError(
-                f"{self._name}: the chat template refuses messages of the roles {excerpt(roles)} "
-                f"({kind}{excerpt(str(error))}); change the prompts or write another `template:` "
-                "in the recipe"
-            ) from error
-
-    @cached_property
-    def _template(self) -> str:
-        if self.template is None and self.tokenizer.chat_template is None:
-            raise ModelError(f"{self._name}: the model has no chat template; {_ADVICE}")
-        try:
-            # Some tokenizers have a template of their own for tools.
-            schemas = (
-                None if self.tools is None else [tool.to_json() for tool in self.tools.schemas]
-            )
-            return self.tokenizer.get_chat_template(self.template, schemas)
-        except ValueError as error:
-            raise ModelError(
-                f"{self._name}: none of the model's chat templates is the default; {_ADVICE}"
-            ) from error
-
-    @cached_property
-    def _control(self) -> re.Pattern[str]:
-        return compile_control_pattern(self.tokenizer, self._template)
-
-    @cached_property
-    def _special(self) -> re.Pattern[str]:
-        return compile_control_pattern(self.tokenizer, "")
+    def _behind(self) -> Continuations:
+        stops = {token: self.decode_token(token) for token in sorted(self.stop_ids)}
+        return Continuations(self._chat, stops)
 
     @cached_property
     def final_stop_id(self) -> int:
         """Return the stop token that the template writes after an answer, else the tokenizer's."""
-        marker = find_unused_marker(self._template)
-        turns = [Message("user", marker), Message("assistant", marker)]
-        ending = self._apply_template(turns, generation=False).rpartition(marker)[2]
-        stops = [token for token in self._tokenize([ending]) if token in self.stop_ids]
-        eos = self.tokenizer.eos_token_id
-        return next(iter(stops), eos if eos in self.stop_ids else min(self.stop_ids))
-
-    def _render_after_answer(
-        self, marker: str, replies: Sequence[Message], after_call: bool = False
-    ) -> str:
-        """Return the template's text between an answer and the next one, with replies between.
-
-        With `after_call` the answer is a call of a tool, and the text is that after its name.
-        """
-        question, answer = f"{marker}q{marker}", f"{marker}a{marker}"
-        answer_turn = Message("assistant", "" if after_call else answer)
-        turns = self._add_system([Message("user", question), answer_turn, *replies])
-        text = self._apply_template(turns, calls=answer if after_call else "")
-        before, separator, after = text.partition(answer)
-        if not separator or question not in before:
-            raise ModelError(
-                f"{self._name}: the chat template does not show the earlier turns of a "
-                "conversation, which this task needs; write another `template:` in the recipe"
-            )
-        return after
-
-    @cached_property
-    def _wants_calls(self) -> bool:
-        """Return True if the template takes a tool's result after a call alone."""
-        marker = find_unused_marker(self._template)
-        try:
-            self._render_after_answer(marker, [Message("tool", marker, "tool")])
-        except ModelError:
-            return True
-        return False
-
-    @cached_property
-    def _answer_end(self) -> tuple[str, str]:
-        """Return the template's text after an answer up to its stop token, and that token.
-
-        Both are empty if the template writes no stop token there.
-        """
-        return self._find_answer_end("user")
-
-    @cached_property
-    def _call_end(self) -> tuple[str, str]:
-        """Return the same after the name of a tool that an answer calls."""
-        return self._find_answer_end("tool", after_call=True)
-
-    def _find_answer_end(self, role: str, *, after_call: bool = False) -> tuple[str, str]:
-        marker = find_unused_marker(self._template)
-        reply = Message(role, f"{marker}r{marker}", "tool" if after_call else None)
-        between = self._render_after_answer(marker, [reply], after_call).partition(marker)[0]
-        stops = [
-            (between.find(stop), stop)
-            for stop in map(self.decode_token, sorted(self.stop_ids))
-            if stop in between
-        ]
-        start, stop = min(stops, default=(0, ""))
-        return between[: start + len(stop)], stop
+        return self._behind.final_stop_id
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -441,21 +323,17 @@ class Renderer:
         added = self.tokenizer.added_tokens_decoder
         return self.stop_ids | {number for number, token in added.items() if token.special}
 
-    @property
-    def _name(self) -> str:
-        return self.tokenizer.name_or_path or "the tokenizer"
+
+_EXAMPLES = {"string": "a b", "integer": 3, "number": 1.5, "boolean": True}
+"""An argument of each simple type, for calls that try out a form."""
 
 
-def _write_turn(turn: Message, calls: str) -> dict[str, Any]:
-    """Return a turn as templates read it; an answer without text calls the tool `calls`."""
-    fields: dict[str, Any] = {"role": turn.role, "content": turn.content}
-    # Templates that write no name and no identity read neither.
-    if turn.role == "tool":
-        return {**fields, "name": turn.name or "tool", "tool_call_id": CALL_ID}
-    if calls and turn.role == "assistant":
-        call = {"name": calls, "arguments": {}}
-        fields["tool_calls"] = [{"type": "function", "id": CALL_ID, "function": call}]
-    return fields
+def _build_example(schema: ToolSchema) -> ToolCall:
+    """Return an example call of a tool, with its arguments of simple types."""
+    declared = schema.parameters.get("properties", {})
+    kinds = {name: str(dict(fields).get("type")) for name, fields in declared.items()}
+    arguments = {name: _EXAMPLES[kind] for name, kind in kinds.items() if kind in _EXAMPLES}
+    return ToolCall(schema.name, arguments)
 
 
 @cache

@@ -1,11 +1,19 @@
 """Load a model's tokenizer and stop tokens from its settings, without its weights."""
 
+import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig
@@ -24,6 +32,12 @@ UNREADABLE = (
     StrictDataclassError,
 )
 """The exceptions that transformers raises on settings and weights that make no sense."""
+
+LARGEST_GROWTH = 10_000
+"""The most letters that a tokenizer's rules may write for one: 300 letters then take 0.2 seconds."""
+
+_CHARACTERS = "".join(map(chr, [*range(0x20, 0xD800), *range(0xE000, 0x10000)]))
+"""The characters of the basic plane of Unicode, without halves of pairs."""
 
 
 def load_renderer(config: ModelConfig) -> Renderer:
@@ -44,14 +58,53 @@ def load_renderer(config: ModelConfig) -> Renderer:
 def load_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model's folder or hub name; raises ModelError if unreadable."""
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             find_tokenizer(source), trust_remote_code=config.trust_remote_code
         )
-    except UNREADABLE as error:
+        _try_out(tokenizer, source)
+    except BaseException as error:
+        # The library's panics are not in a module that could be imported, and are no Exceptions.
+        if not isinstance(error, UNREADABLE) and type(error).__name__ != "PanicException":
+            raise
         raise ModelError(
             f"{source}: no tokenizer could be loaded ({shorten_error(error)}); copy tokenizer.json and "
             "tokenizer_config.json"
         ) from error
+    return tokenizer
+
+
+def _try_out(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Normalize every character once; ModelError if the rules of a tokenizer multiply texts."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return
+    backend = tokenizer.backend_tokenizer
+    for name, part in (("normalizer", backend.normalizer), ("decoder", backend.decoder)):
+        growth = 1 if part is None else _compute_growth(json.loads(part.__getstate__()))
+        if growth > LARGEST_GROWTH:
+            raise ModelError(
+                f"{source}: the {name} in tokenizer.json can make a text more than {LARGEST_GROWTH:,} "
+                "times as long, so its work would have no bound; copy tokenizer.json again from where "
+                "the model is published"
+            )
+    if backend.normalizer is not None:
+        # A broken table of characters panics at a character that leads out of the table.
+        backend.normalizer.normalize_str(_CHARACTERS)
+
+
+def _compute_growth(part: Any) -> int:
+    """Return how many times as long rules can make a text, if each works on the result of the last."""
+    if not isinstance(part, dict):
+        return 1
+    pattern = part.get("pattern")
+    # A regular expression may match one letter.
+    shortest = len(pattern.get("String", "a")) if isinstance(pattern, dict) else 1
+    content = part.get("content", "") if part.get("type") == "Replace" else part.get("prepend", "")
+    growth = max(1, -(-len(content) // max(shortest, 1)))
+    for member in chain.from_iterable(part.get(key, ()) for key in ("normalizers", "decoders")):
+        growth *= _compute_growth(member)
+        if growth > LARGEST_GROWTH:
+            break
+    return growth
 
 
 def load_eos_ids(source: str) -> list[int] | None:

@@ -5,17 +5,24 @@ told to the model and counted. What a call says is data. Reasoning up to `</thin
 """
 
 import ast
-import json
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from practicum.core.strict_json import JsonError, parse_json
 from practicum.prompts import ToolCall, ToolSchema
 
 LONGEST_CALL = 1 << 16
 """The most characters of a text that is read for calls."""
+
+MOST_CALLS = 32
+"""The most calls of one turn."""
+
+LARGEST_NUMBER = sys.float_info.max
+"""The largest absolute number of an argument."""
 
 
 class UnreadableCall(ValueError):
@@ -46,7 +53,41 @@ def read_calls(text: str, form: str, schemas: Sequence[ToolSchema]) -> list[Tool
     turn = text.rpartition("</think>")[2].strip()
     if len(turn) > LONGEST_CALL:
         raise UnreadableCall(f"the turn has more than {LONGEST_CALL} characters")
-    return FORMS[form].read(turn, {schema.name: schema for schema in schemas})
+    return _check_calls(FORMS[form].read(turn, {schema.name: schema for schema in schemas}))
+
+
+def _check_calls(calls: list[ToolCall]) -> list[ToolCall]:
+    """Return the calls with arguments that JSON can hold; UnreadableCall for others or too many."""
+    if len(calls) > MOST_CALLS:
+        raise UnreadableCall(f"a turn may make {MOST_CALLS} calls, and these are {len(calls)}")
+    try:
+        return [
+            ToolCall(_check_value(call.name), _check_value(dict(call.arguments))) for call in calls
+        ]
+    except RecursionError:
+        raise UnreadableCall("the arguments are nested too deeply") from None
+
+
+def _check_value(argument: Any) -> Any:
+    """Return a value that JSON can hold, with lists in place of tuples; else UnreadableCall."""
+    match argument:
+        case None | bool():
+            return argument
+        case str():
+            if any("\ud800" <= letter <= "\udfff" for letter in argument):
+                raise UnreadableCall("half of a surrogate pair is no character")
+            return argument
+        case int() | float():
+            if not abs(argument) <= LARGEST_NUMBER:
+                raise UnreadableCall("a number is too large")
+            return argument
+        case list() | tuple():
+            return [_check_value(member) for member in argument]
+        case dict():
+            if not all(isinstance(key, str) for key in argument):
+                raise UnreadableCall("the names in an object are texts")
+            return {_check_value(key): _check_value(member) for key, member in argument.items()}
+    raise UnreadableCall(f"JSON has no {type(argument).__name__}")
 
 
 def _read_hermes(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
@@ -62,6 +103,18 @@ def _read_hermes(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]
     return calls
 
 
+def _read_glm(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
+    """Read `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>TEXT</arg_value></tool_call>`."""
+    calls = []
+    for body in _split_tagged(text):
+        name, tail = re.fullmatch(r"\s*([^<>\s]*)\s*(.*)", body, re.DOTALL).groups()  # type: ignore[union-attr]
+        schema = schemas.get(name)
+        if not name:
+            raise UnreadableCall("write the name of a tool after <tool_call>")
+        calls.append(ToolCall(name, _read_arguments(tail, _ARGUMENT, schema)))
+    return calls
+
+
 def _read_xml(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
     """Read `<tool_call><function=NAME><parameter=KEY>TEXT</parameter></function></tool_call>`."""
     calls = []
@@ -69,17 +122,22 @@ def _read_xml(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
         function = _FUNCTION.fullmatch(body.strip())
         if function is None:
             raise UnreadableCall("write <function=NAME>...</function> inside <tool_call>")
-        tail, arguments = function["body"], {}
-        schema = schemas.get(function["name"])
-        while match := _PARAMETER.match(tail):
-            if match["key"] in arguments:
-                raise UnreadableCall(f"the parameter {match['key']!r} stands twice")
-            arguments[match["key"]] = _read_value(match["value"], match["key"], schema)
-            tail = tail[match.end() :]
-        if tail.strip():
-            raise UnreadableCall("write nothing but <parameter=KEY>...</parameter> in a function")
+        arguments = _read_arguments(function["body"], _PARAMETER, schemas.get(function["name"]))
         calls.append(ToolCall(function["name"], arguments))
     return calls
+
+
+def _read_arguments(text: str, form: re.Pattern[str], schema: ToolSchema | None) -> dict[str, Any]:
+    """Return the arguments in a text of nothing else; UnreadableCall if it holds more."""
+    arguments: dict[str, Any] = {}
+    while match := form.match(text):
+        if match["key"] in arguments:
+            raise UnreadableCall(f"the parameter {match['key']!r} stands twice")
+        arguments[match["key"]] = _read_value(match["value"], match["key"], schema)
+        text = text[match.end() :]
+    if text.strip():
+        raise UnreadableCall("write only the parameters after the name of the tool")
+    return arguments
 
 
 def _read_mistral(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
@@ -101,6 +159,18 @@ def _read_json(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
     if not marked and re.match(r'\{\s*"name"\s*:', body) is None:
         return []
     return [_build_call(_parse_json(body), "parameters")]
+
+
+def _read_lfm(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
+    """Read `<|tool_call_start|>[NAME(KEY=VALUE, ...), ...]<|tool_call_end|>`; words may stand around."""
+    _, mark, body = text.partition("<|tool_call_start|>")
+    if not mark:
+        return []
+    # The end is a special token, which is not part of a text at its end.
+    calls = _read_pythonic(body.partition("<|tool_call_end|>")[0].strip(), schemas)
+    if not calls:
+        raise UnreadableCall("write [NAME(KEY=VALUE)] after <|tool_call_start|>")
+    return calls
 
 
 def _read_pythonic(text: str, schemas: Mapping[str, ToolSchema]) -> list[ToolCall]:
@@ -137,12 +207,17 @@ _FUNCTION = re.compile(r"<function=(?P<name>[^<>\s]+)>(?P<body>.*)</function>", 
 _PARAMETER = re.compile(
     r"\s*<parameter=(?P<key>[^<>\s]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL
 )
+_ARGUMENT = re.compile(
+    r"\s*<arg_key>(?P<key>[^<>]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL
+)
 
 FORMS: Mapping[str, CallForm] = {
-    # The order decides: the marks of `xml` hold those of `hermes`.
+    # The order matters: the marks of `xml` and `glm` include the mark of `hermes`.
     "xml": CallForm(("<tool_call>", "<function="), _read_xml),
+    "glm": CallForm(("<tool_call>", "<arg_key>"), _read_glm),
     "hermes": CallForm(("<tool_call>",), _read_hermes),
     "mistral": CallForm(("[TOOL_CALLS]",), _read_mistral),
+    "lfm": CallForm(("<|tool_call_start|>",), _read_lfm),
     "pythonic": CallForm(("func_name1(",), _read_pythonic),
     "json": CallForm(('"parameters"',), _read_json),
 }
@@ -166,30 +241,18 @@ def _split_tagged(text: str) -> list[str]:
 
 
 def _parse_json(text: str) -> Any:
-    """Return JSON; UnreadableCall for anything else, a field that stands twice, NaN and Infinity."""
     try:
-        return json.loads(text, object_pairs_hook=_build_object, parse_constant=_refuse_constant)
-    except UnreadableCall:
-        raise
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except JsonError as error:
         raise UnreadableCall(f"not JSON ({error})") from None
-
-
-def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise UnreadableCall("a field stands twice")
-    return fields
-
-
-def _refuse_constant(name: str) -> None:
-    raise UnreadableCall(f"{name} is not a number that JSON knows")
 
 
 def _build_call(parsed: Any, key: str) -> ToolCall:
     """Return the call that a JSON object describes; its arguments stand under `key`."""
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         raise UnreadableCall(f'write an object with "name" and "{key}"')
+    if unknown := sorted(set(parsed) - {"name", key, "id", "type"}):
+        raise UnreadableCall(f'write the arguments under "{key}", and no {unknown[0][:40]!r}')
     arguments = parsed.get(key, {})
     if not isinstance(arguments, dict):
         raise UnreadableCall(f'"{key}" is not an object')
@@ -210,7 +273,9 @@ def read_message(message: Mapping[str, Any]) -> list[ToolCall]:
     calls = message.get("tool_calls", [])
     if not isinstance(calls, list):
         raise UnreadableCall("the calls are not a list")
-    return [
-        _build_call(call.get("function") if isinstance(call, dict) else None, "arguments")
-        for call in calls
-    ]
+    return _check_calls(
+        [
+            _build_call(call.get("function") if isinstance(call, dict) else None, "arguments")
+            for call in calls
+        ]
+    )

@@ -19,6 +19,10 @@ from practicum.errors import DataError
 from practicum.types import Message, Prompt, StopReason, Turn
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Logprob = Annotated[float, Field(ge=-1e4, le=0.1)]
+"""The log-probability of a sampled token, which may exceed 0 by rounding."""
+LARGEST_REWARD = 1e15
+"""The largest absolute reward, whose square is still finite in float32."""
 
 STOP_REASONS: Mapping[str, StopReason] = {
     "max_turns": "turns",
@@ -65,7 +69,7 @@ class NodeRow(_TracePart):
     semantic_parents: list[_LinkRow] = []
     token_ids: list[TokenId] = []
     mask: list[bool] = []
-    logprobs: list[float] = []
+    logprobs: list[Logprob] = []
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "NodeRow":
@@ -121,6 +125,8 @@ class TraceRow(_TracePart):
                 raise ValueError(
                     f"node {number} follows node {node.parent}, which is not before it"
                 )
+        if not abs(self.reward or 0.0) <= LARGEST_REWARD:
+            raise ValueError(f"the sum of its rewards is {self.reward:g}")
         return self
 
     @property
