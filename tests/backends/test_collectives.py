@@ -89,7 +89,7 @@ def test_measured_bytes_are_planned_within_one_percent(
     answers = run_ranks(tmp_path, count, work)
     model = build(architecture, lora)
     planned = count_collective_bytes(
-        measure_dims(model), measure_trainable(model), count, shards, answers[0][2]
+        measure_dims(model), measure_trainable(model), count, shards, answers[0][2], 2
     )
     assert sum(tensors for tensors, _, _ in answers) == pytest.approx(planned, rel=0.01)
     # The statistics of an update: some numbers a token.

@@ -1,8 +1,10 @@
 """vLLM as the student's engine, against doubles that sample as the local backend: the same run, and every refusal."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from toy import curve, rows, toy_recipe, toy_run
 
 from practicum.backends._engines import _requests
+from practicum.backends._engines._process import ProcessEngine
 from practicum.backends._engines._settings import Config
 from practicum.backends._engines._trainer import build_canary, choose_tolerance
 from practicum.errors import CapabilityError, EngineError, RecipeError
@@ -254,19 +257,53 @@ def test_a_backend_that_would_ignore_the_engine_is_refused(models: Path, tmp_pat
 
 def test_completions_that_cannot_be_right_are_refused() -> None:
     params = SamplingParams(2, stop_ids=frozenset({1}))
-    sample = _requests.read_sample([3, 1], [-0.5, float("-inf")], "stop", params, 5)
+    sample = _requests.read_sample([3, 1], [-0.5, -700.0], "stop", params, 5)
     assert sample.stop_reason == "stop" and torch.isfinite(sample.sampling_logprobs).all()
     for wrong, message in {
         ((), (), "length"): "0 tokens",
         ((3, 3, 3), (-1.0,) * 3, "length"): "3 tokens, and 1 to 2",
         ((7,), (-1.0,), "length"): "outside of the 5",
         ((3, 1), (-1.0,), "stop"): "1 log-probabilities for 2",
-        ((3,), (float("nan"),), "length"): "NaN",
-        ((3,), (0.5,), "length"): "above 0",
+        (None, (-1.0,), "length"): "without token ids",
+        (("3",), (-1.0,), "length"): "without token ids",
+        ((3.0,), (-1.0,), "length"): "without token ids",
+        ((True,), (-1.0,), "length"): "without token ids",
+        ((3,), None, "length"): "0 log-probabilities for 1 tokens",
+        ((3,), (None,), "length"): "None as a log-probability",
+        ((3,), ("-1",), "length"): "'-1' as a log-probability",
+        ((3,), (float("nan"),), "length"): "nan as a log-probability, which is a number up to 0",
+        ((3,), (float("-inf"),), "length"): "-inf as a log-probability",
+        ((3,), (float("inf"),), "length"): "inf as a log-probability",
+        ((3,), (0.5,), "length"): "0.5 as a log-probability",
         ((3,), (-1.0,), "abort"): "ended with 'abort'",
     }.items():
         with pytest.raises(EngineError, match=message):
             _requests.read_sample(*wrong, params, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logprobs": None}, "no list of log-probabilities for 2 tokens"),
+        ({"logprobs": [None, None]}, "None as a log-probability"),
+        ({"logprobs": [{3: SimpleNamespace(logprob=-1.0)}]}, "no list of log-probabilities for 2"),
+        ({"logprobs": [{3: SimpleNamespace(logprob=-1.0)}, {}]}, "None as a log-probability"),
+        ({"logprobs": [{3: SimpleNamespace(logprob=-math.inf)}] * 2}, "-inf as a log-probability"),
+        ({"token_ids": None}, "without token ids"),
+        ({"token_ids": ["3", "1"]}, "without token ids"),
+    ],
+)
+def test_completions_in_process_that_cannot_be_right_are_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    engine = object.__new__(ProcessEngine)
+    engine._vocab_size = 5
+    entry = SimpleNamespace(logprob=-1.0)
+    fields = {"token_ids": [3, 1], "logprobs": [{3: entry}, {1: entry}], "finish_reason": "stop"}
+    params = SamplingParams(2, stop_ids=frozenset({1}))
+    assert engine._read_sample(SimpleNamespace(**fields), params).tokens.tolist() == [3, 1]
+    with pytest.raises(EngineError, match=message):
+        engine._read_sample(SimpleNamespace(**fields | change), params)
 
 
 def test_tempered_completions_leave_the_policys_log_probabilities_unknown() -> None:

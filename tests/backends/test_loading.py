@@ -26,7 +26,7 @@ from practicum.models.sources import (
 )
 from practicum.objective import Objective
 from practicum.ports import AdamParams
-from practicum.recipe.yaml_files import read_recipe
+from practicum.recipe import read_recipe
 from practicum.tasks import TaskContext, reverse, walker
 from practicum.teachers.model import compute_fingerprint
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams
@@ -141,6 +141,16 @@ def test_a_folder_without_weights(folder):
     refused(folder, "no weights; convert them to safetensors with save_pretrained")
 
 
+def test_a_folder_without_a_vocabulary(folder):
+    """transformers makes up a tokenizer from the model's type, also next to a tokenizer's settings."""
+    (folder / "tokenizer.json").unlink()
+    for missing in ("tokenizer_config.json", "special_tokens_map.json"):
+        refused(folder, r"no tokenizer \(tokenizer.json, or a vocabulary such as tokenizer.model\)")
+        (folder / missing).unlink(missing_ok=True)
+    with pytest.raises(ModelError, match="no tokenizer"):
+        locate(ModelConfig(model=str(folder)), needs_weights=False)
+
+
 @pytest.mark.parametrize("names", ["modeling_evil.Evil", ["modeling_evil.Evil", None]])
 def test_code_of_a_model_folder_does_not_run(folder, names):
     change_json(folder / "config.json", auto_map={"AutoModelForCausalLM": names})
@@ -218,13 +228,6 @@ def test_more_tokens_than_rows(folder):
         folder,
         "the tokenizer has 15 tokens but the embedding has 11 rows; use the tokenizer that belongs",
     )
-
-
-def test_no_tokenizer(folder):
-    for path in folder.glob("tokenizer*"):
-        path.unlink()
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    refused(folder, "no tokenizer could be loaded")
 
 
 def test_a_tokenizer_that_is_not_json(folder):
@@ -463,3 +466,17 @@ def test_the_cache_is_where_the_environment_says(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/c")
     assert str(locate_cache()) == "/c/.cache/practicum"
+
+
+def test_a_model_whose_own_code_fails_is_refused_in_one_line(folder, monkeypatch):
+    def forward(self, **inputs):
+        raise RuntimeError("The size of tensor a (8) must match the size of tensor b (4)\nat 3")
+
+    monkeypatch.setattr("transformers.LlamaForCausalLM.forward", forward)
+    with pytest.raises(ModelError) as caught:
+        load(ModelConfig(model=str(folder)))
+    message = str(caught.value)
+    assert message.startswith(
+        f"{folder}: LlamaForCausalLM fails on a short text (The size of tensor"
+    )
+    assert message.endswith("check the sizes in config.json") and "\n" not in message

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from practicum.backends.local import packing
+from practicum.backends.local import packing, varlen
 from practicum.backends.local.attention import attend
 from practicum.backends.local.packing import PackedBatch, compute_hidden_states, enable_packing
 from practicum.backends.local.varlen import can_attend_varlen
@@ -317,6 +317,26 @@ def test_a_flash_kernel_gets_no_mask_and_no_padded_group():
     assert "_groups" not in vars(batch)
     heads = torch.zeros(3, 2, 8)
     assert not can_attend_varlen(heads, heads, 0.0), "there is no such kernel on a CPU"
+
+
+@pytest.mark.parametrize("newest", [True, False])
+@pytest.mark.parametrize("heads", [4, 2])
+def test_the_flash_kernel_gets_grouped_heads_by_a_keyword_only_where_it_has_one(
+    heads: int, newest: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """torch 2.11 has windows and takes fewer key heads; the keyword `enable_gqa` came with 2.13."""
+    asked: list[dict[str, object]] = []
+
+    def kernel(queries: torch.Tensor, *_: object, **keywords: object) -> torch.Tensor:
+        asked.append(keywords)
+        return queries
+
+    monkeypatch.setattr(varlen, "HAS_PAGES", newest)
+    segments = varlen.VarlenSegments.build([[range(3)], [range(3, 5)]], CPU)
+    states = [torch.zeros(5, count, 8) for count in (4, heads, heads)]
+    segments.attend(*states, 0.5, kernel)
+    expected = {"scale": 0.5, "window_size": varlen.CAUSAL}
+    assert asked == [expected | ({"enable_gqa": heads == 2} if newest else {})]
 
 
 @pytest.mark.gpu

@@ -3,7 +3,8 @@
 import itertools
 import re
 import socket
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,11 @@ def test_gpus_are_counted_once_ray_has_given_up_a_machine_that_is_gone(
     """Ray counts the GPUs of a lost machine for half a minute, and would wait for them."""
     counts: list[int] = []
 
+    def answer() -> None:
+        with suppress(OSError):
+            while True:
+                here.accept()[0].close()
+
     def list_nodes() -> list[dict[str, Any]]:
         counts.append(1)
         machines = [(here.getsockname()[1], True), (gone, len(counts) < 3)]
@@ -86,6 +92,7 @@ def test_gpus_are_counted_once_ray_has_given_up_a_machine_that_is_gone(
     monkeypatch.setattr(ray, "nodes", list_nodes)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 4.0 if len(counts) < 3 else 3.0})
     with socket.create_server(("127.0.0.1", 0)) as here, socket.socket() as unused:
+        threading.Thread(target=answer, daemon=True).start()
         unused.bind(("127.0.0.1", 0))
         gone = unused.getsockname()[1]
         with pytest.raises(TooFewGpus, match="asks for 4 GPUs and the cluster has 3") as lack:

@@ -24,6 +24,7 @@ from practicum.types import ScoreRequest
 ray = pytest.importorskip("ray")
 
 from practicum.backends.ray import clients, references  # noqa: E402
+from practicum.backends.ray.calls import AnswerLimits  # noqa: E402
 from practicum.backends.ray.clients import RankGroup, RayScalar  # noqa: E402
 from practicum.backends.ray.processes import ScalarProcess  # noqa: E402
 from practicum.backends.ray.references import RayTensor, write_packed  # noqa: E402
@@ -44,6 +45,7 @@ class OneProcess(RankGroup):
 
     def __init__(self, process: ScalarProcess) -> None:
         self.process = process
+        self._patience = AnswerLimits(60.0, 0)
 
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
         return [getattr(self.process, verb)(*arguments)]
@@ -60,7 +62,7 @@ def test_a_scorer_in_another_process_learns_the_same_and_is_saved_where_it_is(
     process = ScalarProcess(
         ProcessSettings.read(limits), ModelSettings(config, None, "scorer-judge", 3)
     )
-    assert process.load()["source"] == str(models / "student")
+    assert process.load(None)["source"] == str(models / "student")
     there = RayScalar(OneProcess(process))
     model = load_student(config, 3).language_model
     here = LocalScalarModel(model, build_limits(model.device, limits))

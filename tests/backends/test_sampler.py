@@ -7,10 +7,13 @@ import pytest
 import torch
 from toy import in_check
 
+from practicum.backends.local import sampler as local_sampler
+from practicum.backends.local.device_limits import ON_CPU
 from practicum.backends.local.drawing import (
     draw_exponentials,
     open_random_stream,
     sample_by_exponential_race,
+    sample_mixed_tokens,
     sampling_logprobs,
 )
 from practicum.backends.local.host_states import HostStates
@@ -366,7 +369,11 @@ def test_padding_rows_of_the_embedding_are_never_sampled_and_hold_no_mass():
     torch.testing.assert_close(logprobs.exp().sum(-1).cpu(), torch.ones(3))
 
 
-def test_states_beyond_the_bound_wait_on_the_host_and_come_back():
+def test_states_beyond_the_bound_wait_on_the_host_and_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A pass takes four of the texts on every device; a GPU's own limit would take all of them."""
+    monkeypatch.setattr(local_sampler, "find_limits", lambda device: ON_CPU)
     model = tiny()
     texts = [ScoreRequest(random_tokens(40, n), random_tokens(200 + n, 50 + n)) for n in range(10)]
     with count_transfers() as few:
@@ -532,3 +539,22 @@ def test_local_clients_decode_in_lockstep():
     assert isinstance(LocalSampler(tiny()), LockstepClient)
     teacher = LocalTrainer(tiny()).build_self_teacher(WeightUpdateRule("live"))
     assert isinstance(teacher, LockstepClient)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_mixture_has_no_banned_tokens(share: float) -> None:
+    # The banned token is the likeliest of both models.
+    logits, teacher = torch.zeros(4000, 5), torch.zeros(4000, 5)
+    logits[:, 3], teacher[:, 3], teacher[:, 1] = 9.0, 9.0, 1.0
+    params = SamplingParams(4, banned_ids=frozenset({3}))
+    noise = draw_exponentials([open_random_stream(seed) for seed in range(4000)], 5)
+    tokens, sampled, policy = sample_mixed_tokens(logits, teacher, share, params, noise)
+    assert not (tokens == 3).any()
+    rest = torch.tensor([0, 1, 2, 4])
+    sides = (teacher[0, rest].softmax(-1), logits[0, rest].softmax(-1))
+    expected = share * sides[0] + (1 - share) * sides[1]
+    counts = torch.bincount(tokens, minlength=5)[rest] / 4000
+    torch.testing.assert_close(counts, expected, atol=0.03, rtol=0)
+    chosen = torch.bucketize(tokens, rest)
+    torch.testing.assert_close(sampled, expected[chosen].log())
+    torch.testing.assert_close(policy, logits.log_softmax(-1)[range(4000), tokens])

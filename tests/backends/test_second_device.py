@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import forked
+from toy import environment, forked
 
 from .conftest import SUITES
 from .places import ON_SECOND
@@ -44,3 +44,15 @@ def test_without_a_gpu_what_needs_one_is_skipped_and_says_why(tmp_path: Path) ->
     printed = output.read_text(encoding="utf-8")
     assert status == 0, printed[-4000:]
     assert "no CUDA device is at hand: torch.cuda.is_available() is False" in printed
+
+
+def test_what_ranks_gather_is_on_the_device_of_each(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "backends.ranks_on_second", str(tmp_path)],
+        cwd=HERE.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -11,6 +11,7 @@ from practicum.backends.local.language_model import Decoding
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.static import choose_settings, open_static_loop
 from practicum.backends.local.trial import find_graph
+from practicum.backends.local.varlen import HAS_PAGES
 from practicum.errors import NumericError
 from practicum.text import build_character_tokenizer, stop_check
 from practicum.types import SampleRequest, SamplingParams
@@ -237,8 +238,10 @@ def test_a_window_is_one_transfer_there_and_one_back(place):
 def test_a_captured_step_samples_what_the_same_step_samples_without_a_graph(place, decoding):
     from practicum.backends.local.static.capture import run_eagerly
 
-    if place == CPU or (decoding is Decoding.FLASH_GRAPH and place.is_exact):
-        pytest.skip("the flash kernel is for 16 bits on a CUDA device")
+    if not place.device.startswith("cuda"):
+        pytest.skip("a graph is captured on a CUDA device")
+    if decoding is Decoding.FLASH_GRAPH and (place.is_exact or not HAS_PAGES):
+        pytest.skip("the flash kernel over pages is for 16 bits and torch 2.13")
     model = replace(tiny(), decoding=decoding)
     settings = choose_settings(model)
     check = stop_check(PARAMS, None)
@@ -258,4 +261,4 @@ def test_the_trial_takes_the_flash_kernel(place):
         pytest.skip("the flash kernel is for 16 bits on a CUDA device")
     model = tiny("qwen3")
     model.model.config.max_position_embeddings = 1024
-    assert find_graph(model) is Decoding.FLASH_GRAPH
+    assert find_graph(model) is (Decoding.FLASH_GRAPH if HAS_PAGES else Decoding.MASKED_GRAPH)

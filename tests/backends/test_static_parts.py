@@ -94,7 +94,7 @@ def test_the_flash_kernel_is_given_what_the_mask_computes():
 
 def test_the_flash_kernel_is_for_16_bits_on_a_cuda_device():
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert attention.can_attend_by_flash(cuda, torch.bfloat16, 128) == attention.HAS_KERNEL
+    assert attention.can_attend_by_flash(cuda, torch.bfloat16, 128) == attention.HAS_PAGES
     assert not attention.can_attend_by_flash(cuda, torch.float32, 128)
     assert not attention.can_attend_by_flash(cuda, torch.bfloat16, 20)
     assert not attention.can_attend_by_flash(cpu, torch.bfloat16, 128)

@@ -15,7 +15,7 @@ from practicum.errors import CapabilityError, CheckpointError, RecipeError, Teac
 from practicum.run_dir import RunDir, find_checkpoint
 
 pytestmark = [pytest.mark.long, LEFT_OPEN]
-LORA = {"student.lora": {"rank": 4}, "rollout.n": 2}
+LORA = {"student.lora": {"rank": 4, "alpha": 32}, "rollout.n": 2}
 SUPPORTED = {
     "sampled": {"signal": "sampled"},
     "teacher's": {"signal": "topk(4, support=teacher)", "divergence": "forward_kl"},

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import curve, environment, rows, said, toy_data, toy_run, write_recipe
+from toy import curve, environment, exit_status, rows, said, toy_data, toy_run, write_recipe
 
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.backends.torchrun import Config, join
@@ -240,22 +241,103 @@ def test_the_error_of_one_rank_is_that_of_the_run(
     assert isinstance(error, OSError) == (silence == ""), "a bug has its traceback"
 
 
-@pytest.mark.slow
-def test_a_rank_that_sleeps_is_named(tmp_path: Path, recipe: Path) -> None:
-    def spoil() -> None:
-        def optim_step(self: RankProcess, params: object) -> None:
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_is_named_and_the_other_ends(
+    tmp_path: Path, recipe: Path, stopped: int
+) -> None:
+    started = start(tmp_path, recipe, "backend.silence=2", before={stopped: stop_at_second_step})
+    living = 1 - stopped
+    pid = started.pids[stopped]
+    os.waitpid(pid, os.WUNTRACED)
+    since = time.monotonic()
+    code = exit_status(os.waitpid(started.pids[living], 0)[1])
+    seconds = time.monotonic() - since
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    text = (tmp_path / f"said-{living}").read_text()
+    assert code == 8, text
+    assert seconds < 2 + 20
+    (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
+    waits = "optim_step" if stopped else "a request"
+    before = "after step 1: " if stopped else ""
+    assert re.match(
+        rf"error: {before}trainer {stopped} \(process {pid} on \S+\)(, last seen at \w+,)? has "
+        rf"given no sign of life for 2 s \(backend.silence\) while the run waited for {waits}; look",
+        line,
+    )
+    written = json.loads((tmp_path / "toy" / "error.json").read_text())
+    assert written == {"exit_code": 8, "error": line.removeprefix("error: ")}
+
+
+def stop_at_second_step() -> None:
+    """Let the rank stop itself once it is in its second step."""
+    step, steps = RankProcess.optim_step, iter(range(2))
+
+    def optim_step(self: RankProcess, *arguments: Any) -> Any:
+        if next(steps) == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
+        return step(self, *arguments)
 
-        RankProcess.optim_step = optim_step  # type: ignore[method-assign, assignment]
+    RankProcess.optim_step = optim_step  # type: ignore[method-assign]
 
-    started = start(tmp_path, recipe, "backend.patience=20", before={1: spoil})
-    os.waitpid(started.pids[0], 0)
-    os.kill(started.pids[1], signal.SIGKILL)
-    os.waitpid(started.pids[1], 0)
+
+@pytest.mark.slow
+def test_a_rank_that_is_only_slow_is_not_accused_and_one_without_an_end_is(
+    tmp_path: Path, recipe: Path
+) -> None:
+    """One that computes for longer than `silence` gives signs, and `patience` bounds it."""
+
+    def spoil() -> None:
+        step, seconds = RankProcess.optim_step, iter([5, 600])
+
+        def optim_step(self: RankProcess, *arguments: Any) -> Any:
+            end, numbers = time.monotonic() + next(seconds), torch.rand(2**18)
+            while time.monotonic() < end:
+                numbers.sort()
+            return step(self, *arguments)
+
+        RankProcess.optim_step = optim_step  # type: ignore[method-assign]
+
+    settings = ("backend.silence=3", "backend.patience=10")
+    started = start(tmp_path, recipe, *settings, before={1: spoil})
+    (code, text), (other, silence) = finish(started)
+    assert [code, other, silence] == [8, 8, ""]
     assert (
-        "error: after step 0: no answer to optim_step in 20 s (backend.patience) from trainer 1; "
+        "error: after step 1: no answer to optim_step in 10 s (backend.patience) from trainer 1; "
         "look at its machine, then go on with --resume"
-    ) in (tmp_path / "said-0").read_text()
+    ) in text
+
+
+@pytest.mark.slow
+def test_torchrun_itself_ends_with_a_stopped_rank(tmp_path: Path, recipe: Path) -> None:
+    words = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = ("-m", *words, "-m", "practicum", "run", str(recipe), "--out", str(tmp_path))
+    changes = ("train.steps=100000", "evaluation.prompts=0")
+    with subprocess.Popen(
+        [sys.executable, *command, *changes],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        metrics = tmp_path / "toy" / "metrics.jsonl"
+        deadline = time.monotonic() + 300
+        while not (metrics.is_file() and metrics.read_text().count("\n") > 1):
+            assert launcher.poll() is None and time.monotonic() < deadline
+            time.sleep(0.5)
+        lock = json.loads((tmp_path / "toy" / "run.lock").read_text())
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
+        (other,) = [pid for pid in map(int, children.split()) if pid != lock["pid"]]
+        os.kill(other, signal.SIGSTOP)
+        began = time.monotonic()
+        assert launcher.stderr is not None
+        seen = {line: time.monotonic() - began for line in iter(launcher.stderr.readline, "")}
+        assert launcher.wait(120) == 1
+    ((line, seconds),) = [(line, at) for line, at in seen.items() if line.startswith("error: ")]
+    assert re.match(rf"error: after step \d+: trainer 1 \(process {other} on \S+\)", line)
+    assert "has given no sign of life for 20 s (backend.silence)" in line
+    assert seconds < 30
+    assert not Path(f"/proc/{other}").exists()
 
 
 @pytest.mark.slow

@@ -163,20 +163,40 @@ def test_gradients_equal_a_naive_twin_in_every_parameter(architecture, choice):
 
 @pytest.mark.parametrize("choice", OBJECTIVES, ids=str)
 def test_gradients_and_records_do_not_depend_on_how_the_batch_is_cut(choice):
+    """The order of a product's sums depends on its shape, on some processors and on GPUs.
+
+    So two cuts may differ by what both differ from the gradient in float64.
+    """
     student, objective = trainable(tiny()), Objective.model_validate(choice)
     data = data_for(tiny(seed=1))
     expected, result = gradients(student, data, objective, TrainerLimits(10**6, 10**6))
+    exact = naive_gradients(doubled(tiny()), doubled(tiny(seed=1)), data, objective)
+    rounding = measure_difference(expected, exact)
+    assert rounding <= (2e-6 if Current.place.is_exact else ROUNDED)
+    rtol = 1e-5 if Current.place.is_exact else 1e-2
     for micro, chunk in [(1, 10**6), (10**6, 1), (30, 7), (1, 1), (15, 2)]:
         found, other = gradients(student, data, objective, TrainerLimits(micro, chunk))
-        assert_same(found, expected)
-        assert other.metrics == pytest.approx(result.metrics, rel=1e-5, abs=1e-6)
+        assert_same(found, expected, 2 * rounding)
+        assert other.metrics == pytest.approx(result.metrics, rel=rtol, abs=rtol / 10)
         torch.testing.assert_close(
             other.outputs.list_columns(),
             result.outputs.list_columns(),
             equal_nan=True,
-            rtol=1e-5,
-            atol=1e-5,
+            rtol=rtol,
+            atol=rtol,
         )
+
+
+def doubled(model: LanguageModel) -> LanguageModel:
+    """The model in float64, trainable."""
+    model.model.double()
+    return trainable(model)
+
+
+def measure_difference(found, expected) -> float:
+    """The largest difference of a parameter's gradient, relative to the norm of the whole gradient."""
+    norm = torch.nn.utils.get_total_norm(expected.values()).item()
+    return max((found[name] - value).norm().item() for name, value in expected.items()) / norm
 
 
 def outputs_by_rollout(result: ForwardResult, data: Sequence[Datum]) -> list[TokenRecord]:

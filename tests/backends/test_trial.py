@@ -1,13 +1,14 @@
 """A model that is another one token by token is refused by name, unless it only scores."""
 
 import inspect
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from toy import toy_recipe
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from practicum.backends.local.decode_step import SlotStep
 from practicum.backends.local.language_model import (
@@ -21,15 +22,15 @@ from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.prepared import PrepackedModel
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.trial import explain_no_sampling
+from practicum.backends.local.trial import choose_decoding, explain_no_sampling, find_graph
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Sampled
 from practicum.runs.assembly import assemble_run
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
-from .families import FAMILIES, VOCABULARY, build, config_of
-from .tiny import ARCHITECTURES, tiny
+from .families import FAMILIES, SHORT, VOCABULARY, build, config_of, forward_alone, learn
+from .tiny import ARCHITECTURES, random_tokens, tiny
 
 RECIPE = {"task.alphabet": "ABCD"}
 """The letters of the families' tokenizer."""
@@ -178,3 +179,118 @@ def test_a_gated_norm_is_not_exchanged_for_a_plain_one():
     assert gated
     assert not gated & exchanged
     assert set(norms) - gated <= exchanged
+
+
+# Programs
+
+
+def defaults_of(model_type: str, layers: int, **settings: object) -> LanguageModel:
+    """Return a small model with its config's own defaults but for sizes, tried as `load` does."""
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    config = AutoConfig.for_model(
+        model_type,
+        **{**sizes, "num_hidden_layers": layers, "max_position_embeddings": 256},
+        **settings,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    return enable_packing(LanguageModel(model, VOCABULARY))
+
+
+SHORT_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+PROGRAMS = {
+    "SmolLM3": ("smollm3", 4, {}),
+    "SmolLM3 over two periods": ("smollm3", 8, {}),
+    "Ministral 3": (
+        "ministral3",
+        2,
+        {"rope_parameters": {**SHORT_YARN, "llama_4_scaling_beta": 0.1}},
+    ),
+    "Mistral": ("mistral", 2, {"sliding_window": 8}),
+    "Qwen2 with two types of layer": (
+        "qwen2",
+        4,
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("find_way", [lambda model: choose_decoding(model, "auto"), find_graph])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_chosen_way_is_the_model_that_transformers_computes(name, find_way):
+    model_type, layers, settings = PROGRAMS[name]
+    model = defaults_of(model_type, layers, **settings)
+    # Sampled, scored and trained texts reach beyond each threshold of the config.
+    texts = [ScoreRequest(random_tokens(n, n), random_tokens(30, n + 50)) for n in (1, 7, 20)]
+    chosen = replace(model, decoding=find_way(model))
+    assert_samples_alike(chosen)
+    sampler = LocalSampler(chosen)
+    for text, scores in zip(texts, sampler.score(texts, Sampled()), strict=True):
+        expected = forward_alone(model, text.prompt_tokens, text.tokens)
+        torch.testing.assert_close(scores.logprobs, expected, rtol=0.0, atol=1e-4)
+    learn(chosen, texts)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"sliding_window": 8},
+        {"attention_chunk_size": 8},
+        {"layer_types": ["sliding_attention"] * 2},
+    ],
+    ids=str,
+)
+def test_a_window_that_the_model_does_not_read_is_left_out(tmp_path, caplog, key):
+    """transformers' cache obeys it, and LlamaModel does not."""
+    folder = folder_of("Llama", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **key}))
+    with caplog.at_level("INFO"):
+        model = load(ModelConfig(model=str(folder))).language_model
+    (name,) = key
+    assert f"config.json sets {name}, which LlamaForCausalLM does not read" in caplog.text
+    assert model.max_packed_tokens == model.context_length
+    assert_samples_alike(model)
+    assert_samples_alike(replace(model, max_packed_tokens=0))
+
+
+def test_rows_are_short_where_a_model_counts_the_places_of_a_row():
+    """Llama 4 scales queries by their place in the row: padding and texts before them would count."""
+    model = model_of("Llama 4 text")
+    assert (model.row_limit, model.max_packed_tokens) == (SHORT - 1, 0)
+    requests = [SampleRequest(random_tokens(length, length), length) for length in (1, 4)]
+    drawn = LocalSampler(model).sample(requests, SamplingParams(3))
+    for request, sample in zip(requests, drawn, strict=True):
+        expected = forward_alone(model, request.prompt_tokens, tuple(sample.tokens.tolist()))
+        torch.testing.assert_close(sample.policy_logprobs, expected, rtol=0.0, atol=1e-4)
+    with pytest.raises(ModelError, match="texts of more than 7 tokens cannot be sampled from"):
+        LocalSampler(model).sample(requests, SamplingParams(4))
+
+
+def assert_samples_alike(model: LanguageModel) -> None:
+    """Compare sampled log-probabilities with transformers' forward pass over each text."""
+    requests = [SampleRequest(random_tokens(3 + 4 * row, row), row) for row in range(4)]
+    for request, drawn in zip(
+        requests,
+        LocalSampler(model, batch_size=3).sample(requests, SamplingParams(24)),
+        strict=True,
+    ):
+        expected = forward_alone(model, request.prompt_tokens, tuple(drawn.tokens.tolist()))
+        torch.testing.assert_close(drawn.policy_logprobs, expected, rtol=0.0, atol=1e-4)

@@ -32,6 +32,10 @@ def written(
             beta * (student - reference).sum() - beta * (other - other_reference).sum()
         )
     if name == "ipo":
+        # As TRL: each answer's log-ratio is divided by its tokens.
+        h = (student - reference).mean() - (other - other_reference).mean()
+        return (h - 1 / (2 * beta)) ** 2
+    if name == "ipo_sum":
         h = (student.sum() - other.sum()) - (reference.sum() - other_reference.sum())
         return (h - 1 / (2 * beta)) ** 2
     if name == "simpo":
@@ -104,6 +108,18 @@ def test_at_the_reference_the_loss_is_the_logarithm_of_two(name: str) -> None:
     numbers, _ = measure_answers(name, Answers(student, rows, 2, student))
     value = pair_loss(name, numbers[:1], numbers[1:], beta=0.3)
     assert value.item() == pytest.approx(math.log(2), abs=1e-15)
+
+
+def test_ipo_does_not_depend_on_how_often_an_answer_repeats_its_tokens() -> None:
+    student, reference, rows = draw([2, 5], 4)
+    once = Answers(student, rows, 2, reference)
+    thrice = Answers(student.repeat(3), rows.repeat(3), 2, reference.repeat(3))
+    numbers = {
+        name: [measure_answers(name, answers)[0] for answers in (once, thrice)]
+        for name in ("ipo", "ipo_sum")
+    }
+    torch.testing.assert_close(numbers["ipo"][1], numbers["ipo"][0])
+    torch.testing.assert_close(numbers["ipo_sum"][1], 3 * numbers["ipo_sum"][0])
 
 
 def test_a_parameter_that_a_loss_does_not_have_is_refused() -> None:

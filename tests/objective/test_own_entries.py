@@ -1,5 +1,6 @@
 """Entries of the user's: by name from a module, or registered; the same paths as practicum's own."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_every_axis_reads_an_entry_of_a_module_and_writes_it_back(
 
 
 def test_a_registered_entry_has_a_name_in_recipes(parts: None, clean_tables: None) -> None:
-    import own_parts
+    own_parts = importlib.import_module("own_parts")
 
     with pytest.raises(ValueError, match=r"no divergence named 'chi_square'; .*register\(Diverg"):
         Objective.model_validate({"divergence": "chi_square(0.5)"})
@@ -108,10 +109,10 @@ def test_a_registered_entry_has_a_name_in_recipes(parts: None, clean_tables: Non
     [
         (
             {"divergence": lambda s, t: s},
-            r"a divergence is written by its name, not as a function; write entry = "
-            r"practicum.functional.Divergence\('name', function, ...\), register\(entry\)",
+            r"a divergence is an entry with a name, not a function; write entry = "
+            r"practicum.functional.Divergence\('name', function, ...\) and give the entry, or package",
         ),
-        ({"reward": lambda r: r}, "a reward is written by its name, not as a function"),
+        ({"reward": lambda r: r}, "a reward is an entry with a name, not a function"),
         (
             {"divergence": "own_parts:chi_squar"},
             "module 'own_parts' has no 'chi_squar'; did you mean 'chi_square'",
@@ -145,11 +146,13 @@ def test_what_is_no_entry_is_refused_with_what_to_write(
         Objective.model_validate(data)
 
 
-def test_an_entry_given_itself_is_refused_with_its_name(parts: None) -> None:
-    import own_parts
+@pytest.mark.usefixtures("clean_tables")
+def test_an_entry_given_itself_is_registered(parts: None) -> None:
+    own_parts = importlib.import_module("own_parts")
 
-    with pytest.raises(ValueError, match=r"register\(...\) it, and write 'chi_square'"):
-        Objective.model_validate({"divergence": own_parts.chi_square})
+    for entry in (own_parts.chi_square, F.DIVERGENCES["jsd"]):
+        (term,) = Objective.model_validate({"divergence": entry}).losses
+        assert term.divergence.name == entry.name and F.DIVERGENCES[entry.name] is entry
 
 
 def test_a_rule_of_rewards_has_the_reward_alone_as_its_control(parts: None) -> None:

@@ -151,7 +151,7 @@ def test_a_run_in_which_every_environment_hangs_ends():
 def test_an_environment_that_ends_its_thread_ends_its_conversation():
     found, _ = talk(World(ends_thread="d"), Pace(16))
     assert found[3].sample.stop_reason == "error"
-    assert "ended its thread" in found[3].notes["error"]
+    assert "SystemExit" in found[3].notes["error"]
 
 
 def test_who_cancels_waits_for_no_environment():

@@ -74,7 +74,7 @@ def test_what_lies_before_the_statement_stays_token_for_token(
     assert text.endswith(ENDING) and len(tokens) <= limit
     assert tokens[-1] == 0 and 0 not in tokens[:-1]
     assert tokens[:kept] == sampled[:kept]
-    if len(RENDERER.encode_answer(before + ENDING, 999)) + len(sampled) <= limit:
+    if len(RENDERER.encode_answer_text(before + ENDING)) + 1 + len(sampled) <= limit:
         assert text == before + ENDING
     beginning = text.removesuffix(ENDING)
     assert before.startswith(beginning)

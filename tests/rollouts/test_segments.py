@@ -109,6 +109,8 @@ def test_a_resumed_run_writes_the_same_bytes(models, whole, tmp_path):
 class Letters:
     """Prompts of one token."""
 
+    opens_thoughts = False
+
     def render_all(self, prompts: Any) -> list[tuple[int, ...]]:
         return [(ord(messages[0].content),) for messages in prompts]
 

@@ -12,6 +12,7 @@ from test_conversation import Parrot as CharacterParrot
 
 from practicum.errors import VerifierError
 from practicum.ports import HasTools, Observation, PromptedClient, answers_back
+from practicum.ports.gate import collect_rejections, list_kinds
 from practicum.ports.tasks import ToolProblem
 from practicum.prompts import ToolSchema, ToolUse
 from practicum.rollouts import (
@@ -162,6 +163,50 @@ def test_too_many_bad_calls_end_it() -> None:
     held = hold(*['{"name": 3}'] * 3)
     assert held.sample.stop_reason == "bad_calls" and len(record(held)) == 3
     assert held.turns[-1].role == "assistant", "nobody reads what stands after the end"
+
+
+def test_bad_calls_are_bounded_within_a_turn() -> None:
+    box = Box()
+    episode = ToolEpisode(Question(box), RENDERER, PROMPT, 0)
+    calls = [ToolCall("echo", {"x": "1"}), *[ToolCall("slow", {})] * 9]
+    answers = episode._answer_all(calls)
+    assert [made.outcome for _, made in answers] == ["answered", *["timeout"] * 3]
+    episode.problems = 2
+    assert len(episode._answer_all(calls)) == 2
+
+
+def test_what_a_tool_returns_passes_the_gate() -> None:
+    class Odd(Box):
+        def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+            return {"echo": "a\ud800", "slow": 7}[name]
+
+    box = Odd()
+    box.open = lambda prompt, seed: box  # type: ignore[method-assign]
+    episode = ToolEpisode(Question(box), RENDERER, PROMPT, 0)
+    with collect_rejections() as rejections:
+        answers = episode._answer_all([ToolCall("echo", {}), ToolCall("slow", {})])
+    assert [message.content for message, _ in answers] == [
+        "a\ufffd",
+        "error: the tool returned no text",
+    ]
+    assert [made.outcome for _, made in answers] == ["answered", "failed"]
+    assert list_kinds(rejections) == ("unicode", "type")
+
+
+def test_a_text_that_cannot_fit_is_never_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Long(Box):
+        def open(self, prompt: Prompt, seed: int) -> "Long":
+            return self
+
+        def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+            return "x" * (400 * RENDERER.longest_token)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("it became tokens")
+
+    monkeypatch.setattr(Renderer, "render_reply", refuse)
+    held = hold(call("echo", x="1"), box=Long())
+    assert held.sample.stop_reason == "length"
 
 
 @pytest.mark.parametrize(("turns", "changes"), [(2, {}), (5, {"max_turns": 2})])

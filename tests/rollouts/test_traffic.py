@@ -36,6 +36,9 @@ PARAMS = SamplingParams(4, stop_ids=frozenset({0}))
 class Words:
     """Renders letters as numbers: 1 opens a question, 2 opens an answer, 0 ends one."""
 
+    longest_token = 9
+    opens_thoughts = False
+
     def render(self, messages: Any) -> tuple[int, ...]:
         if any(message.content == "!" for message in messages):
             raise DataError("the template refuses '!'")

@@ -384,7 +384,7 @@ def test_rollouts_come_back_from_a_checkpoint_bit_for_bit() -> None:
         "ab", 1, 1 / 3, "student",
     )  # fmt: skip
     written = SampledStep(9, [rollout], {("sample", "student"): Usage(4, 2, 10**18, 7)})
-    back = SampledStep.from_json(written.to_json(), {"p": prompt})
+    back = SampledStep.from_json(written.to_json())
     assert back.step == 9 and back.work == written.work
     (other,) = back.rollouts
     assert torch.equal(other.sampling_logprobs.nan_to_num(9.0), logprobs.nan_to_num(9.0))

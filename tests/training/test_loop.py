@@ -13,11 +13,21 @@ from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import NumericError, TeacherError
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, Capabilities, Teacher
+from practicum.ports.scoring import Scorer
 from practicum.rollouts import select_prompts
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.training.asynchronous import open_step_runner
 from practicum.training.loop import StepComponents, StepResult, StepSettings, assemble, train
-from practicum.types import Datum, ForwardResult, Message, Metrics, Prompt, Rollout, TeacherSignal
+from practicum.types import (
+    Datum,
+    ForwardResult,
+    Judgement,
+    Message,
+    Metrics,
+    Prompt,
+    Rollout,
+    TeacherSignal,
+)
 
 LONG = {"train.steps": 24, "train.prompts_per_step": 16, "train.checkpoint_every": None}
 
@@ -105,6 +115,30 @@ def test_the_loop_stops_when_too_many_updates_were_skipped(models: Path, tmp_pat
         NumericError, match=r"skipped 3 times in 20 steps \(steps \[1, 2, 3\]\).*learning_rate"
     ):
         next(results)
+
+
+def test_a_scorer_whose_updates_are_skipped_stops_the_loop_as_the_student_does(
+    models: Path, tmp_path: Path
+) -> None:
+    parts, settings = skipping(models, tmp_path, every=100)
+    parts = replace(parts, scorers={"judge": SkippingScorer()})
+    results = train(1, 10, parts, settings)
+    assert [next(results).metrics["scorer-judge/skipped"] for _ in range(3)] == [1.0] * 3
+    with pytest.raises(
+        NumericError,
+        match=r"the update of scorers.judge was skipped 3 times .* lower scorers.judge.learning_rate",
+    ):
+        next(results)
+
+
+class SkippingScorer(Scorer):
+    """A scorer that learns nothing, since its gradient is never finite."""
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
+        return [Judgement(None) for _ in rollouts]
+
+    def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
+        return {"skipped": 1.0}
 
 
 def test_a_skipped_update_now_and_then_does_not_stop_the_loop(models: Path, tmp_path: Path) -> None:

@@ -33,9 +33,11 @@ class ReverseKLKernel(Protocol):
 
     def measure(
         self, student: Float[Tensor, "T V"], teacher: Float[Tensor, "T V"]
-    ) -> Float[Tensor, "5 T"]:
-        """Return each row's log-normalisers, reverse KL in nats, and entropies, the student's
-        before the teacher's.
+    ) -> Float[Tensor, "7 T"]:
+        """Return seven numbers per row, the student's before the teacher's.
+
+        They are the two highest logits, the two log-normalisers of the logits minus the highest
+        logit, the reverse KL in nats, and the two entropies.
         """
         ...
 
@@ -43,7 +45,7 @@ class ReverseKLKernel(Protocol):
         self,
         student: Float[Tensor, "T V"],
         teacher: Float[Tensor, "T V"],
-        numbers: Float[Tensor, "5 T"],
+        numbers: Float[Tensor, "7 T"],
         coefficients: Float[Tensor, " T"],
     ) -> None:
         """Write the gradient of `sum(coefficients * reverse KL)` over the student's logits."""

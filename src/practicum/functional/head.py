@@ -110,3 +110,37 @@ class Head:
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits
+
+
+@dataclass(frozen=True, slots=True)
+class TableHead:
+    """A head for log-probabilities in a table; see `practicum.types.HeadLike`.
+
+    A hidden state is the number of its row in the table.
+    """
+
+    table: Float[Tensor, "R V"]
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens in the vocabulary."""
+        return self.table.shape[-1]
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The table's address and its number of rows."""
+        return self.table.data_ptr(), len(self.table)
+
+    def logprobs(self, hidden: Float[Tensor, "*s 1"]) -> Float[Tensor, "*s v"]:
+        """Return the rows of these hidden states, exactly."""
+        return self.table[hidden[..., 0].long().to(self.table.device)]
+
+    def logits(
+        self, hidden: Float[Tensor, "*s 1"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
+        """Return the same rows: log-probabilities are logits."""
+        rows = self.logprobs(hidden)
+        return rows if room is None else room().copy_(rows)
+
+    def release(self) -> None:
+        """Do nothing: the rows are few."""

@@ -23,14 +23,14 @@ class PairLoss:
     """One loss of a pair, with its facts.
 
     - number: what is compared of the two answers: `log_ratio`, the sum over tokens of
-      log S - log R; `mean_logprob`, the mean of log S; `log_odds`, log p / (1 - p) with p the
-      geometric mean of the tokens' probabilities
+      log S - log R; `mean_log_ratio`, its mean per token; `mean_logprob`, the mean of log S;
+      `log_odds`, log p / (1 - p) with p the geometric mean of the tokens' probabilities
     - value, slope: the loss and its derivative, functions of (difference, beta, margin)
     - beta, margin: the defaults of its parameters; None: it has no such parameter
     """
 
     name: str
-    number: Literal["log_ratio", "mean_logprob", "log_odds"]
+    number: Literal["log_ratio", "mean_log_ratio", "mean_logprob", "log_odds"]
     value: Callable[[Tensor, float, float], Tensor]
     slope: Callable[[Tensor, float, float], Tensor]
     summary: str
@@ -41,7 +41,7 @@ class PairLoss:
     @property
     def needs_reference(self) -> bool:
         """True if the answers are compared by their ratio to another model."""
-        return self.number == "log_ratio"
+        return self.number in ("log_ratio", "mean_log_ratio")
 
     def resolve(self, beta: float | None, margin: float | None) -> tuple[float, float]:
         """Return both parameters, the defaults where None is given.
@@ -87,12 +87,23 @@ PAIR_LOSSES = {
             "2305.18290",
             beta=0.1,
         ),
+        # Means per token are what IPO's authors ran and what TRL computes for `loss_type="ipo"`; the
+        # paper writes the sum.
         PairLoss(
             "ipo",
+            "mean_log_ratio",
+            _compute_square,
+            _differentiate_square,
+            "`(d - 1 / (2 beta))^2`, d per token: the preference is not pushed without end",
+            "2310.12036",
+            beta=0.1,
+        ),
+        PairLoss(
+            "ipo_sum",
             "log_ratio",
             _compute_square,
             _differentiate_square,
-            "`(d - 1 / (2 beta))^2`: the preference is not pushed without end",
+            "the same with sums over tokens, as the paper writes it; longer answers weigh more",
             "2310.12036",
             beta=0.1,
         ),
@@ -162,15 +173,16 @@ def measure_answers(name: str, answers: Answers) -> tuple[Float[Tensor, " R"], F
 
     An answer without tokens has the number of the empty sum.
     """
-    number = PAIR_LOSSES[name].number
-    if number == "log_ratio":
+    number, values = PAIR_LOSSES[name].number, answers.logprobs
+    if PAIR_LOSSES[name].needs_reference:
         assert answers.reference is not None, "this loss compares ratios to a reference"
-        sums = answers.sum_rows(answers.logprobs - answers.reference)
+        values = values - answers.reference
+    sums = answers.sum_rows(values)
+    if number == "log_ratio":
         return sums, torch.ones_like(sums)
-    sums = answers.sum_rows(answers.logprobs)
     lengths = torch.bincount(answers.rows, minlength=answers.count).clamp_min(1).to(sums)
     mean = sums / lengths
-    if number == "mean_logprob":
+    if number in ("mean_logprob", "mean_log_ratio"):
         return mean, 1.0 / lengths
     complement = (-torch.expm1(mean)).clamp_min(SMALLEST_COMPLEMENT)
     return mean - complement.log(), 1.0 / (complement * lengths)

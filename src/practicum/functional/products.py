@@ -13,6 +13,12 @@ from practicum.functional.chunked import chunks
 RETURNS_FLOAT32 = torch.__version__ >= "2.8"
 """True if this torch returns products of bfloat16 in float32 on a CUDA device."""
 
+ADDS_FLOAT32 = torch.__version__ >= "2.10"
+"""True if this torch adds products of bfloat16 to a float32 matrix on a CUDA device.
+
+Older versions of `addmm` want the matrix in the dtype of the operands.
+"""
+
 BLOCK_ROWS = 4096
 """The rows of a bfloat16 matrix that are widened at once where no kernel returns float32."""
 
@@ -63,8 +69,11 @@ def add_outer(
     gradient, hidden = gradient.to(dtype), hidden.to(dtype)
     if _is_precise(gradient):
         total.addmm_(gradient.T, hidden)
-    elif gradient.is_cuda and RETURNS_FLOAT32:
+    elif gradient.is_cuda and ADDS_FLOAT32:
         torch.addmm(total, gradient.T, hidden, out_dtype=torch.float32, out=total)
+    elif gradient.is_cuda and RETURNS_FLOAT32:
+        for part in chunks(gradient.shape[1], BLOCK_ROWS):
+            total[part] += torch.mm(gradient[:, part].T, hidden, out_dtype=torch.float32)
     else:
         for part in chunks(gradient.shape[1], BLOCK_ROWS):
             total[part].addmm_(gradient[:, part].T.float(), hidden.float())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from practicum.core.calls import Call, bind, parse_call, suggest_name
 from practicum.foreign import is_external
-from practicum.functional.advantages import REWARDS, clip
+from practicum.functional.advantages import REWARDS, RewardRule, clip
 from practicum.functional.registry import TABLES
 from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
@@ -280,7 +280,8 @@ def _look_up(kind: str, name: str, choices: Mapping[str, type[Call]]) -> type[Ca
 def _read_own_reward(raw: Any) -> Any:
     """Return a rule of the user's, read by its name or as a call; anything else as it is."""
     name = parse_call(raw)[0] if isinstance(raw, str) else ""
-    if name in REWARDS or is_external(name) or callable(raw):
+    is_own = isinstance(raw, RewardRule) or callable(raw)
+    if name in REWARDS or is_external(name) or is_own:
         return OwnReward(**read_entry("reward", raw))
     return raw
 

@@ -77,7 +77,7 @@ class CompiledReverseKL:
         assert self._teacher.shape == shape, "the vocabularies are the same"
         self._numbers = self._kernel.measure(self._student, self._teacher)
         unknown = None if teacher.unknown is None else teacher.unknown.to(hidden.device)
-        _, _, divergence, student_entropy, teacher_entropy = self._numbers
+        divergence, student_entropy, teacher_entropy = self._numbers[4:]
         places = torch.arange(len(hidden))
         student, of_teacher = self._read((places, batch.tokens))
         values = TermValues(
@@ -112,6 +112,7 @@ class CompiledReverseKL:
 
     def _read(self, places: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities of student and teacher at some rows and columns."""
-        levels = self._numbers[:2, places[0]]
-        student, teacher = self._student[places] - levels[0], self._teacher[places] - levels[1]
+        highest, levels = self._numbers[:2, places[0]], self._numbers[2:4, places[0]]
+        student = self._student[places] - highest[0] - levels[0]
+        teacher = self._teacher[places] - highest[1] - levels[1]
         return student, teacher.clamp_(min=IMPOSSIBLE)

@@ -10,7 +10,7 @@ from pydantic import Field, model_serializer
 from practicum.core.calls import bind, format_call, parse_call, suggest_name
 from practicum.foreign import describe_error
 from practicum.functional.divergence_entry import Divergence
-from practicum.functional.registry import TABLES
+from practicum.functional.registry import TABLES, register
 from practicum.functional.samples import SampleStatistics, SampleWeight
 from practicum.functional.weights import TokenStatistics, Weight
 from practicum.types import FrozenConfig
@@ -53,8 +53,13 @@ def read_entry(kind: str, raw: Any) -> dict[str, Any]:
     """Read a name, a call or a mapping as the fields of a `Choice` of a kind.
 
     Raise ValueError with what to write instead, also for an entry of the user's that fails when it
-    is tried. The table is looked up at every reading, so that a later `register` counts.
+    is tried. The table is looked up at every reading, so that a later `register` counts. An entry
+    itself is registered under its name.
     """
+    cls, table = TABLES[kind]
+    if isinstance(raw, cls):
+        is_known = raw.name in table and table[raw.name] is raw
+        raw = raw.name if is_known else register(raw).name
     if isinstance(raw, str):
         name = parse_call(raw)[0]
         arguments = bind(kind, raw, list(look_up(kind, name).defaults))
@@ -102,14 +107,12 @@ def _explain_no_name(kind: str, raw: Any) -> str:
     """Return what to write instead of a function, an entry or anything else that is no name."""
     cls, table = TABLES[kind]
     names = f"known: {', '.join(table)}"
-    if isinstance(raw, cls):
-        return f"a {kind} is written by its name; register(...) it, and write {raw.name!r}"
     if callable(raw):
         name = cls.__name__
         return (
-            f"a {kind} is written by its name, not as a function; write entry = "
-            f"practicum.functional.{name}('name', function, ...), register(entry), and then "
-            f"'name', or package.module:entry; {names}"
+            f"a {kind} is an entry with a name, not a function; write entry = "
+            f"practicum.functional.{name}('name', function, ...) and give the entry, or "
+            f"package.module:entry; {names}"
         )
     return f"a {kind} is written as a name or a call, not as {raw!r}; {names}"
 

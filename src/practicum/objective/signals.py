@@ -430,15 +430,15 @@ class Entropy(SignalCall):
 class Pair(SignalCall):
     """Pairs of a prompt's completions, of which one is chosen and the other rejected.
 
-    `loss`: dpo 2305.18290, ipo 2310.12036, simpo 2405.14734, orpo 2403.07691, spin 2401.01335;
-    `against` has the model of the ratio for dpo, ipo and spin. `choose`: source, completions of
-    dataset and teacher before those of student and reference; reward, a higher one before a lower
-    one; low_reward, the reverse (AlignDistil 2503.02832); score, by the mean log-probability of whom
-    the term is about.
+    `loss`: dpo 2305.18290, ipo and ipo_sum 2310.12036, simpo 2405.14734, orpo 2403.07691, spin
+    2401.01335; `against` has the model of the ratio for all but simpo and orpo. `choose` prefers, by
+    source, completions of dataset and teacher to completions of student and reference; by reward, the
+    higher reward; by low_reward, the lower reward (AlignDistil 2503.02832); by score, the higher mean
+    log-probability under the model of `against`.
     """
 
     type: Literal["pair"] = "pair"
-    loss: Literal["dpo", "ipo", "simpo", "orpo", "spin"] = "dpo"
+    loss: Literal["dpo", "ipo", "ipo_sum", "simpo", "orpo", "spin"] = "dpo"
     beta: float | None = Field(default=None, gt=0)
     choose: Literal["source", "reward", "low_reward", "score"] = "source"
     margin: float | None = Field(default=None, ge=0)
@@ -482,5 +482,5 @@ class Pair(SignalCall):
             return None
         return (
             "signal 'pair' has a loss of its own; leave out target, divergence and estimator, and "
-            "write pair(dpo), pair(ipo), pair(simpo), pair(orpo) or pair(spin)"
+            f"write pair(LOSS) with LOSS one of {', '.join(PAIR_LOSSES)}"
         )

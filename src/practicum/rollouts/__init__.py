@@ -3,8 +3,10 @@
 from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts
 from practicum.rollouts.correcting import measure_corrected
+from practicum.rollouts.function_source import FunctionSource
 from practicum.rollouts.replacing import measure_replaced
 from practicum.rollouts.resampling import measure_resampled
+from practicum.rollouts.responses import check_responses
 from practicum.rollouts.restating import measure_restated
 from practicum.rollouts.retrying import measure_retried
 from practicum.rollouts.search import measure_search
@@ -59,6 +61,7 @@ __all__ = [
     "SOURCES",
     "Cache",
     "Correct",
+    "FunctionSource",
     "Prefix",
     "Replace",
     "Retry",
@@ -79,6 +82,7 @@ __all__ = [
     "add_notes",
     "add_rewards",
     "as_environment",
+    "check_responses",
     "collect_rollouts",
     "count_teacher_answers",
     "list_answer_problems",

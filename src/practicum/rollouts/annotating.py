@@ -2,9 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from practicum.errors import TeacherError
 from practicum.ports import SamplingClient, Task
+from practicum.ports.gate import (
+    accept_text,
+    ask_reward,
+    call_foreign,
+    collect_rejections,
+    list_kinds,
+    report_rejections,
+)
 from practicum.ports.notes import Note, NoteMoment, name_note_role
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.sampling import RolloutSampler
@@ -19,17 +28,36 @@ def add_notes(
 ) -> list[Rollout]:
     """Return the rollouts with the recipe's notes, each of which may read those before it."""
     annotated = list(rollouts)
-    for name, note in notes.items():
-        texts = note.write(annotated, moment)
-        if len(texts) != len(annotated):
-            raise TeacherError(
-                f"note {name!r} was made of {len(texts)} of {len(annotated)} rollouts; every "
-                "rollout needs a text, None where there is nothing to say"
-            )
-        annotated = [
-            set_note(rollout, name, text) for rollout, text in zip(annotated, texts, strict=True)
-        ]
+    with report_rejections():
+        for name, note in notes.items():
+            with collect_rejections() as rejections:
+                texts = _write_note(name, note, annotated, moment)
+            annotated = [
+                set_note(rollout, name, text)
+                for rollout, text in zip(annotated, texts, strict=True)
+            ]
+            if rejections:
+                # A note is made of all rollouts at once: what was wrong is counted with the first.
+                kinds = (*annotated[0].rejected, *list_kinds(rejections))
+                annotated[0] = replace(annotated[0], rejected=kinds)
     return annotated
+
+
+def _write_note(
+    name: str, note: Note, rollouts: Sequence[Rollout], moment: NoteMoment
+) -> list[str | None]:
+    """Return a note's texts, with None for a value that is not text."""
+    label = f"note {name!r}"
+    texts = call_foreign(label, partial(note.write, rollouts, moment))
+    if texts is None:
+        return [None] * len(rollouts)
+    if not isinstance(texts, Sequence) or len(texts) != len(rollouts):
+        count = len(texts) if isinstance(texts, Sequence) else f"a {type(texts).__name__}"
+        raise TeacherError(
+            f"{label} was made of {count} of {len(rollouts)} rollouts; every rollout needs a text, "
+            "None where there is nothing to say"
+        )
+    return [None if text is None else accept_text(text, label) for text in texts]
 
 
 def add_notes_until(
@@ -54,9 +82,7 @@ class AnswerNoter:
     ) -> tuple[list[Rollout], list[Rollout]]:
         """Return the answers with rewards and `marks`, and the same with the note `last` as well."""
         answers = [
-            replace(
-                rollout, reward=self.task.reward(rollout), notes={**rollout.notes, **(marks or {})}
-            )
+            replace(ask_reward(self.task, rollout), notes={**rollout.notes, **(marks or {})})
             for rollout in self.sampler.sample_student(keys, self.student)
         ]
         moment = NoteMoment(self.sampler.batch.step, self.student)

@@ -25,6 +25,15 @@ from practicum.ports import (
     TokenEpisode,
     remember_texts,
 )
+from practicum.ports.gate import (
+    Kind,
+    RejectedValue,
+    accept_observation,
+    classify_error,
+    collect_rejections,
+    list_kinds,
+    report_rejections,
+)
 from practicum.rollouts.batch import call_by_group
 from practicum.rollouts.openings import ConversationRequest
 from practicum.rollouts.pace import Answer, Asker, open_asker
@@ -59,6 +68,7 @@ class Conversation:
     turns: tuple[Turn, ...]
     notes: dict[str, str]
     opening: int = 0
+    rejected: tuple[Kind, ...] = ()
 
     @property
     def text(self) -> str:
@@ -91,6 +101,7 @@ class Conversation:
             authors=None if is_alone else authors,
             turns=self.turns,
             notes=self.notes,
+            rejected=(*rollout.rejected, *self.rejected),
         )
 
 
@@ -110,8 +121,10 @@ def run_conversations(
     # A turn ends at a stop token, after which the environment replies; a stop text would end it
     # within a token.
     refuse_stop_texts(params, "a conversation")
-    conversations = [_open_conversation(request) for request in _let_remember(requests)]
-    _Round(conversations, environment, renderer, params, open_asker(params.pace)).run()
+    size = renderer.vocab_size
+    conversations = [_open_conversation(request, size) for request in _let_remember(requests)]
+    with report_rejections():
+        _Round(conversations, environment, renderer, params, open_asker(params.pace)).run()
     failures = [
         conversation.notes["error"]
         for conversation in conversations
@@ -244,9 +257,9 @@ def _sample_turns(active: "Sequence[_OpenConversation]", params: SamplingParams)
     return call_by_group(list(zip(map(id, clients), lengths, strict=True)), sample)
 
 
-def _open_conversation(request: ConversationRequest) -> "_OpenConversation":
+def _open_conversation(request: ConversationRequest, vocabulary: int) -> "_OpenConversation":
     """Return a conversation in progress, with its beginning if it has one."""
-    conversation = _OpenConversation(request)
+    conversation = _OpenConversation(request, vocabulary)
     beginning = request.beginning
     if beginning is None:
         return conversation
@@ -272,6 +285,7 @@ class _OpenConversation:
     """
 
     request: ConversationRequest
+    vocabulary: int
     tokens: list[int] = field(default_factory=list)
     model_mask: list[bool] = field(default_factory=list)
     sampling_logprobs: list[Tensor] = field(default_factory=list)
@@ -284,6 +298,8 @@ class _OpenConversation:
     is_closed: bool = False
     stop_reason: StopReason | None = None
     episode: Episode | None = None
+    rejections: list[RejectedValue] = field(default_factory=list)
+    rejected: tuple[Kind, ...] = ()
 
     @property
     def speaker(self) -> PromptedClient:
@@ -333,20 +349,26 @@ class _OpenConversation:
 
     def ask(self, environment: OpensEpisodes) -> Answer:
         """Return the episode's answer to the newest turn, or how it failed."""
-        try:
-            return self._step(environment, self.turns[-1].text)
-        except Cancelled:
-            raise
-        # An environment is foreign code and may fail in any way.
-        except Exception as error:
-            return error
+        with collect_rejections() as rejections:
+            try:
+                answer = self._step(environment, self.turns[-1].text)
+            except Cancelled:
+                raise
+            # An environment is foreign code and may fail in any way.
+            except (Exception, SystemExit) as error:
+                answer = error if isinstance(error, Exception) else RuntimeError(repr(error))
+        self.rejections = rejections
+        return answer
 
     def take_answer(self, observation: Answer, renderer: Renderer, params: SamplingParams) -> None:
         """Append the episode's reply.
 
         The conversation is over if the environment has no more to say, or no turn would fit.
         """
+        self.rejected += list_kinds(self.rejections)
+        self.rejections = []
         if isinstance(observation, Exception):
+            self.rejected += (classify_error(observation),)
             self.stop_reason = "timeout" if isinstance(observation, TimeoutError) else "error"
             self.note_failure(observation)
             return
@@ -358,12 +380,21 @@ class _OpenConversation:
         # The last turn is answered all the same: its calls and its reward count.
         elif params.max_turns is not None and self.count_turns() >= params.max_turns:
             self.stop_reason = "turns"
+        elif self._is_too_long(observation.messages, renderer, params):
+            self.stop_reason = "length"
         elif observation.tokens:
             messages = [Message("user", renderer.decode(list(observation.tokens)))]
             self._append_reply(messages, observation.tokens, params)
         else:
             reply_tokens = renderer.render_reply(*observation.messages)
             self._append_reply(observation.messages, reply_tokens, params)
+
+    def _is_too_long(
+        self, messages: Sequence[Message], renderer: Renderer, params: SamplingParams
+    ) -> bool:
+        """Return True if the texts cannot fit into the room, without tokenizing them."""
+        characters = sum(len(message.content) for message in messages)
+        return characters > self.count_room(params) * renderer.longest_token
 
     def awaits_answer(self) -> bool:
         """Return True if the environment has to answer before the model goes on."""
@@ -386,16 +417,7 @@ class _OpenConversation:
             if isinstance(episode, TokenEpisode)
             else episode.step(turn)
         )
-        if not isinstance(observation, Observation):
-            raise TypeError(
-                f"step() returned a {type(observation).__name__}; "
-                "return a practicum.ports.Observation"
-            )
-        if any(message.role == "assistant" for message in observation.messages):
-            raise ValueError(
-                "step() spoke in the role assistant, which is the student's; write user or tool"
-            )
-        return observation
+        return accept_observation(observation, self.vocabulary)
 
     @property
     def episode_seed(self) -> int:
@@ -409,7 +431,7 @@ class _OpenConversation:
         for turn, answer in pairwise(turns):
             if turn.role != "assistant":
                 continue
-            observation = episode.step(turn.text)
+            observation = accept_observation(episode.step(turn.text), self.vocabulary)
             text = "\n".join(message.content for message in observation.messages)
             if text != answer.text:
                 raise RuntimeError(
@@ -473,4 +495,6 @@ class _OpenConversation:
             self.stop_reason,
         )
         mask = torch.tensor(self.model_mask, dtype=torch.bool)
-        return Conversation(sample, mask, tuple(self.turns), self.notes, self.opening)
+        return Conversation(
+            sample, mask, tuple(self.turns), self.notes, self.opening, self.rejected
+        )

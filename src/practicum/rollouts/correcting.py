@@ -13,6 +13,7 @@ import torch
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
 from practicum.ports import Expert, OpensEpisodes, PromptedClient, SamplingClient, Task, Teacher
+from practicum.ports.gate import ask_expert, ask_reward
 from practicum.ports.scoring import RejectingScorer
 from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.conversation import choose_power, run_conversations
@@ -128,20 +129,20 @@ class TurnCorrector:
             mask = rollout.loss_mask.clone()
             mask[: start.turn.start] = False
             notes = {**rollout.notes, **start.notes}
-            rewarded = self._compute_reward(rollout, start)
-            rollouts[_name(key)] = replace(rollout, loss_mask=mask, notes=notes, reward=rewarded)
+            rewarded = self._add_reward(rollout, start)
+            rollouts[_name(key)] = replace(rewarded, loss_mask=mask, notes=notes)
         return rollouts
 
-    def _compute_reward(self, rollout: Rollout, start: "_Restart") -> float | None:
-        """Return 1 for a solved task, else what the first new turn is worth (SCoRe 2509.14257)."""
-        solved = self.task.reward(rollout)
-        if solved is None or solved >= 1:
-            return solved
+    def _add_reward(self, rollout: Rollout, start: "_Restart") -> Rollout:
+        """Add 1 for a solved task, else what the first new turn is worth (SCoRe 2509.14257)."""
+        rewarded = ask_reward(self.task, rollout)
+        if rewarded.reward is None or rewarded.reward >= 1:
+            return rewarded
         new_text = (
             rollout.turns[start.turn.place].text if len(rollout.turns) > start.turn.place else ""
         )
         corrected = self.sampler.renderer.decode(start.correction.tokens.tolist())
-        return reward_step(new_text, corrected, start.rejected)
+        return replace(rewarded, reward=reward_step(new_text, corrected, start.rejected))
 
     def _build_request(
         self, key: RolloutKey, start: "_Restart", beginning: Beginning | None
@@ -188,7 +189,7 @@ class TurnCorrector:
             # A turn that the limit of tokens cut off was never answered.
             if place == len(rollout.turns) - 1 and rollout.stop_reason == "length":
                 return None
-            choices = self.task.expert(rollout.prompt, replies)
+            choices = ask_expert(self.task, rollout.prompt, replies)
             if choices.get(turn.text, 0.0) < self.source.below * max(choices.values()):
                 return place
             replies.append(turn.text)

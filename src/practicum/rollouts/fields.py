@@ -1,6 +1,7 @@
 """The texts about a rollout by the names of their placeholders, for notes and privileged teachers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from practicum.statistics import group_pairs
@@ -53,4 +54,4 @@ def show_text(
     if place == "answer":
         return (*messages, Message("assistant", f"{text}\n\n"))
     *earlier, last = messages
-    return (*earlier, Message(last.role, f"{text}\n\n{last.content}"))
+    return (*earlier, replace(last, content=f"{text}\n\n{last.content}"))

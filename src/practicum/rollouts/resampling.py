@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from practicum.core.randomness import seed_of
 from practicum.ports import SamplingClient, Task
-from practicum.ports.tasks import CountsAnswers
+from practicum.ports.gate import ask_reward, count_answers
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.fields import classify_outcome
 from practicum.rollouts.sampling import RolloutSampler
@@ -62,7 +62,7 @@ class CleanResampler:
         for stream in streams:
             sampler = replace(self.sampler, batch=replace(batch, stream=stream))
             rollouts += sampler.sample_student(keys, self.student)
-        return [replace(rollout, reward=self.task.reward(rollout)) for rollout in rollouts]
+        return [ask_reward(self.task, rollout) for rollout in rollouts]
 
     def _choose(self, name: str, rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
         """Return `count` of a prompt's answers: its share of failures, and of right ones the clean."""
@@ -96,7 +96,7 @@ def compute_penalty(rollout: Rollout, task: Task) -> float:
     calls = [call for turn in rollout.turns for call in turn.calls]
     failed = sum(call.outcome != "answered" for call in calls)
     penalty = failed / len(calls) if calls else NO_CALLS
-    count = task.count_answers(rollout) if isinstance(task, CountsAnswers) else None
+    count = count_answers(task, rollout)
     if count is None:
         return penalty
     return penalty + (min((count - 1) / len(rollout.replies), 1.0) if count else 1.0)

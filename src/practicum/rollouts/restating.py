@@ -108,7 +108,7 @@ def write_ending(
     stay. It is cut where the answer would have more than `limit` tokens. Raises DataError if the
     ending alone has more.
     """
-    room = limit - len(renderer.encode_answer(ending, limit + 1))
+    room = limit - len(renderer.encode_answer_text(ending)) - 1
     if room < 0:
         raise DataError(
             f"rollout.max_new_tokens: {limit} tokens have no room for {ending.strip()!r}, which "

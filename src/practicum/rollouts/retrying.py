@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from practicum.ports.gate import ask_reward
 from practicum.rollouts.annotating import AnswerNoter, set_note
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.fields import classify_outcome, show_text
@@ -82,8 +83,7 @@ class Retrier:
             answers, prompts, rollouts, contexts, strict=True
         ):
             second = replace(
-                answer,
-                reward=self.noter.task.reward(answer),
+                ask_reward(self.noter.task, answer),
                 notes={**first.notes, NOTE: "yes"},
                 prompt=answer.prompt if keeps_prompt else prompt,
             )

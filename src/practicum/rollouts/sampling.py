@@ -136,6 +136,7 @@ class RolloutSampler:
                 sample=key.number,
                 source=source,
                 states=sample.states,
+                opens_thoughts=self.renderer.opens_thoughts,
             )
             for key, prompt_tokens, sample, text in zip(keys, prompts, samples, texts, strict=True)
         ]

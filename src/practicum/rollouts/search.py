@@ -20,6 +20,7 @@ from practicum.core.randomness import seed_of
 from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, DataError
 from practicum.ports import PromptedClient, SamplingClient, Task, Teacher
+from practicum.ports.gate import ask_reward, count_valid_steps
 from practicum.ports.scoring import Scorer
 from practicum.ports.steps import ChecksSteps
 from practicum.rollouts.batch import RolloutKey, call_by_group
@@ -133,12 +134,12 @@ class StepSearch:
         decode = self.sampler.renderer.decode
         texts = [decode(_tokens(node)) for node in start.path]
         texts += [decode(step.tokens.tolist()) for step in steps]
-        count = self.task.count_valid_steps(rollout.prompt, texts) - len(start.path)
+        count = count_valid_steps(self.task, rollout.prompt, texts) - len(start.path)
         return steps[: max(count, 0)], count >= len(steps)
 
     def _reward(self, rollout: Rollout) -> Rollout:
         failed = rollout.stop_reason in FAILURES
-        return rollout if failed else replace(rollout, reward=self.task.reward(rollout))
+        return rollout if failed else ask_reward(self.task, rollout)
 
     @staticmethod
     def _report_undecided(rollouts: Sequence[Rollout]) -> None:
@@ -270,7 +271,7 @@ class AgreementCheck:
         marked = []
         for rollout, text in zip(rollouts, completions, strict=True):
             prompt = replace(rollout.prompt, answer=rollout.text)
-            reward = self.task.reward(replace(rollout, prompt=prompt, text=text))
+            reward = ask_reward(self.task, replace(rollout, prompt=prompt, text=text)).reward
             agrees = reward is not None and reward >= 1.0
             noted = replace(rollout, notes={**rollout.notes, NOTE: "yes" if agrees else "no"})
             marked.append(noted if agrees else _mask(noted))

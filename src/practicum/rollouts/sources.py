@@ -3,22 +3,16 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
-from practicum.core.calls import Call
 from practicum.objective import Objective
 from practicum.objective.choices import build_validator, index_by_type
 from practicum.ports import Capabilities, ServesUsers, Task, answers_back
+from practicum.rollouts.function_source import FunctionSource, SourceCall, read_function
 
 OtherWriter = Literal["dataset", "teacher", "reference"]
 JOINED: tuple[OtherWriter, ...] = get_args(OtherWriter)
 """The writers that can stand beside the student."""
-
-
-class SourceCall(Call):
-    """A source, with the other places of a recipe that a resumed run cannot change with it, and why."""
-
-    fixed: ClassVar[Mapping[str, str]] = {}
 
 
 class StudentSource(SourceCall):
@@ -293,6 +287,7 @@ SOURCES = index_by_type(
     Traces,
     Turns,
     Served,
+    FunctionSource,
 )
 """The sources by name."""
 
@@ -315,8 +310,15 @@ Source = (
     | Traces
     | Turns
     | Served
+    | FunctionSource
 )
-SourceChoice = Annotated[Source, Field(discriminator="type"), build_validator("source", SOURCES)]
+SourceChoice = Annotated[
+    Source,
+    Field(discriminator="type"),
+    build_validator("source", SOURCES),
+    # It comes first: validators before the type run from the last to the first.
+    BeforeValidator(read_function),
+]
 
 
 def needs_replay(source: Source) -> bool:
@@ -431,7 +433,7 @@ def list_other_writers(source: Source) -> tuple[OtherWriter, ...]:
     match source:
         case TeacherSource() | TokenMix():
             return ("teacher",)
-        case DatasetSource():
+        case DatasetSource() | FunctionSource():
             return ("dataset",)
         case ReferenceSource():
             return ("reference",)

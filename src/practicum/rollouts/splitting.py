@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from practicum.ports import SamplingClient, Task
+from practicum.ports.gate import ask_reward
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.text.stored import add_tokens
@@ -54,6 +55,7 @@ class TurnSplitter:
             notes = {**notes, NEXT_STATE: "\n".join(replies)}
         stop_reason = conversation.stop_reason if is_last else "stop"
         is_learned = NEXT_STATE in notes and stop_reason not in FAILURES
+        rewarded = ask_reward(self.task, _end_after(conversation, place))
         return replace(
             conversation,
             prompt=replace(
@@ -73,7 +75,8 @@ class TurnSplitter:
             policy_logprobs=conversation.policy_logprobs[part],
             stop_reason=stop_reason,
             text=turn.text,
-            reward=self.task.reward(_end_after(conversation, place)),
+            reward=rewarded.reward,
+            rejected=rewarded.rejected,
             authors=None,
             turns=(),
             notes=notes,

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,6 +67,7 @@ class StepRow(BaseModel):
     tokens: Annotated[int, Field(ge=1)]
     visits: Annotated[int, Field(ge=0)]
     value: float | None
+    reward: float | None = None
 
 
 class AuthorRow(BaseModel):
@@ -111,6 +112,8 @@ class RolloutRow(BaseModel):
     notes: dict[str, str] = {}
     steps: list[StepRow] = []
     versions: list[VersionRow] = []
+    opens_thoughts: bool = False
+    rejected: list[str] = []
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "RolloutRow":
@@ -150,6 +153,8 @@ class RolloutRow(BaseModel):
             notes=dict(rollout.notes),
             steps=[StepRow.model_validate(asdict(step)) for step in rollout.steps],
             versions=_encode_versions(rollout.versions),
+            opens_thoughts=rollout.opens_thoughts,
+            rejected=list(rollout.rejected),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -158,7 +163,7 @@ class RolloutRow(BaseModel):
 
     def to_rollout(self, prompt: Prompt) -> Rollout:
         """Return the rollout of the row, without its reward."""
-        rollout = Rollout(
+        return Rollout(
             prompt=prompt,
             prompt_tokens=tuple(self.prompt_tokens),
             tokens=torch.tensor(self.tokens, dtype=torch.long),
@@ -175,28 +180,9 @@ class RolloutRow(BaseModel):
             notes=self.notes,
             steps=tuple(SearchStep(**step.model_dump()) for step in self.steps),
             versions=_decode_versions(self.versions),
+            opens_thoughts=self.opens_thoughts,
+            rejected=tuple(self.rejected),
         )
-        return rollout if self.turns else _restore_turns(rollout)
-
-
-def _restore_turns(rollout: Rollout) -> Rollout:
-    """Return the rollout with the turns and authors of its conversation, if it was one.
-
-    Rows of older versions have no turns. Their mask shows a conversation: it is True for each turn
-    of the student and False between them, and the text has a line for each of the student's turns.
-    The environment's text is in the tokens alone, so its turns are restored without text.
-    """
-    runs = _measure_runs(rollout.loss_mask.tolist())
-    lines = rollout.text.split("\n")
-    is_conversation = len(runs) == 2 * len(lines) - 1 > 1 and runs[0][0]
-    if not is_conversation:
-        return rollout
-    turns = [
-        Turn("assistant", count, lines[index // 2]) if is_student else Turn("user", count, "")
-        for index, (is_student, count) in enumerate(runs)
-    ]
-    authors = mark_authors(rollout.loss_mask, rollout.source, "environment")
-    return replace(rollout, turns=tuple(turns), authors=authors)
 
 
 def _encode_turn(turn: Turn) -> dict[str, Any]:

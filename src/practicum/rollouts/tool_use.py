@@ -24,6 +24,7 @@ from practicum.ports import (
     TokenEpisode,
     ToolSession,
 )
+from practicum.ports.gate import accept_text
 from practicum.ports.tasks import ToolProblem
 from practicum.text import Renderer, excerpt
 from practicum.text.tool_calls import UnreadableCall
@@ -114,15 +115,30 @@ class ToolEpisode:
             for part in parts
         }
         if len(by_part) == 1:
-            return list(map(self._answer, calls))
+            return self._answer_part(calls)
         with ThreadPoolExecutor(len(by_part)) as pool:
             # Notes belong to the context of the run.
             runs = {
-                part: pool.submit(copy_context().run, list, map(self._answer, group))
+                part: pool.submit(copy_context().run, self._answer_part, group)
                 for part, group in by_part.items()
             }
             answers = {part: iter(run.result()) for part, run in runs.items()}
-        return [next(answers[part]) for part in parts]
+        # A part that stopped early has no answers for its last calls.
+        ordered = [next(answers[part], None) for part in parts]
+        return [answer for answer in ordered if answer is not None]
+
+    def _answer_part(self, calls: Sequence[ToolCall]) -> list[tuple[Message, CallRecord]]:
+        """Answer the calls to one part, up to the bad call that ends the conversation."""
+        answers: list[tuple[Message, CallRecord]] = []
+        # Each part counts its own bad calls, so the calls made do not depend on the clock.
+        remaining = self.task.toolbox.bad_calls - self.problems
+        for call in calls:
+            if remaining <= 0:
+                break
+            answer = self._answer(call)
+            remaining -= answer[1].outcome != "answered"
+            answers.append(answer)
+        return answers
 
     def _find_part(self, name: str) -> Hashable:
         """Return what stands for the tools that a call may change; unknown ones change nothing."""
@@ -151,7 +167,11 @@ class ToolEpisode:
         except ToolProblem as problem:
             refusal = Message("tool", f"error: {problem}", call.name)
             return refusal, CallRecord(name, problem.outcome)
-        return Message("tool", result, call.name), CallRecord(name, "answered")
+        text = accept_text(result, f"the result of the tool {name!r}")
+        if text is None:
+            refusal = Message("tool", "error: the tool returned no text", call.name)
+            return refusal, CallRecord(name, "failed")
+        return Message("tool", text, call.name), CallRecord(name, "answered")
 
     def _observe(self, answers: Sequence[tuple[Message, CallRecord]]) -> Observation:
         """Return the answers as one observation; too many calls without a result are the end."""

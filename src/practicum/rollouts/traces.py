@@ -79,6 +79,11 @@ def _check_answer(
             "student's template writes its messages; a trace is learned from by the student that it "
             "was recorded with, in its system turn and template"
         )
+    if max(answer.tokens) >= renderer.vocab_size:
+        raise DataError(
+            f"{where} has the token {max(answer.tokens)}, and the student's tokens end at "
+            f"{renderer.vocab_size - 1}; a trace is learned from by the student that it was recorded with"
+        )
     if len(answer.tokens) > max_tokens:
         raise DataError(
             f"{where} has {len(answer.tokens)} tokens after its prompt; raise "

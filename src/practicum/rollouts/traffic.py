@@ -213,6 +213,14 @@ class Traffic:
 
     def _prepare(self, request: TurnRequest, renderer: Renderer) -> tuple[int, ...] | None:
         """Return the tokens before the turn; None for a request that was refused."""
+        characters = sum(len(message.content) for message in request.messages)
+        if characters > self.longest_prompt * renderer.longest_token:
+            self._refuse(
+                request,
+                f"the conversation has {characters} characters, and {self.longest_prompt} tokens "
+                "are read; begin a new one",
+            )
+            return None
         try:
             tokens = self._render(request.messages, renderer)
         except (DataError, ModelError) as error:

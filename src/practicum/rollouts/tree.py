@@ -43,6 +43,11 @@ class StepNode:
         return (self.total + (self.score or 0.0)) / self.weight if self.weight else None
 
     @property
+    def mean_reward(self) -> float | None:
+        """Return the same without the score."""
+        return self.total / self.visits if self.visits else None
+
+    @property
     def path(self) -> "list[StepNode]":
         """Return the nodes from below the root down to this one."""
         return [] if self.parent is None else [*self.parent.path, self]
@@ -121,6 +126,8 @@ def back_up(node: StepNode, reward: float) -> None:
 def list_steps(node: StepNode) -> tuple[SearchStep, ...]:
     """Return the steps from the root to a node with their present values."""
     return tuple(
-        SearchStep(member.name, len(member.step.tokens), member.visits, member.value)
+        SearchStep(
+            member.name, len(member.step.tokens), member.visits, member.value, member.mean_reward
+        )
         for member in node.path
     )

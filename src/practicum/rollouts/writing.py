@@ -13,6 +13,7 @@ import torch
 
 from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, DataError
+from practicum.foreign import describe_error, name_object
 from practicum.ports import (
     Expert,
     LockstepClient,
@@ -23,6 +24,7 @@ from practicum.ports import (
     Task,
     Teacher,
 )
+from practicum.ports.gate import ask_reward, report_rejections
 from practicum.ports.notes import Note
 from practicum.ports.scoring import RejectingScorer, Scorer
 from practicum.rollouts.annotating import AnswerNoter
@@ -35,8 +37,10 @@ from practicum.rollouts.batch import (
     shuffle_indices,
 )
 from practicum.rollouts.correcting import TurnCorrector
+from practicum.rollouts.function_source import FunctionSource
 from practicum.rollouts.replacing import StepReplacer
 from practicum.rollouts.resampling import CleanResampler
+from practicum.rollouts.responses import encode_response, encode_written
 from practicum.rollouts.restating import Restater
 from practicum.rollouts.retrying import Retrier
 from practicum.rollouts.sampling import (
@@ -92,6 +96,7 @@ Writer = Literal[
     "traces",
     "turns",
     "served",
+    "function",
 ]
 
 
@@ -180,11 +185,11 @@ def sample_teacher_rollouts(
 def add_rewards(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
     """Return the rollouts with the task's rewards."""
     rewarded = []
-    with show_wait("rewards", len(rollouts)) as wait:
+    with report_rejections(), show_wait("rewards", len(rollouts)) as wait:
         for rollout in rollouts:
             # A search has asked the verifier already.
             if rollout.reward is None:
-                rollout = replace(rollout, reward=task.reward(rollout))
+                rollout = ask_reward(task, rollout)
             rewarded.append(rollout)
             wait.advance()
     return rewarded
@@ -259,8 +264,28 @@ class _BatchWriter:
                 return self._write_resampled(keys)
             case "correct":
                 return self._write_corrected(keys)
+            case "function":
+                return self._write_function(keys)
             case "cache" | "traces":
                 return [self._recall(key) for key in keys]
+
+    def _write_function(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the answers of the user's function, which gets one seed per answer."""
+        assert isinstance(self.source, FunctionSource)
+        write, length = self.source.load(), self.sampler.params.max_new_tokens
+        samples = []
+        for key, seed in zip(keys, self.sampler.compute_seeds(keys), strict=True):
+            try:
+                text = write(key.prompt, seed)
+            # The user's code may raise anything.
+            except Exception as error:
+                raise DataError(
+                    f"rollout.source: {name_object(self.source.object)} fails for prompt "
+                    f"{key.prompt.id!r}: {describe_error(error)}"
+                ) from error
+            samples.append(encode_written(key.prompt, text, self.writers.renderer, length))
+        prompts = self.sampler.render_prompts(keys)
+        return self.sampler.build_rollouts(keys, prompts, samples, "dataset")
 
     def _write_teacher(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         sampler = self.sampler
@@ -444,29 +469,8 @@ class _BatchWriter:
 
     def _truncate_responses(self, keys: Sequence[RolloutKey], length: int) -> list[Sample]:
         """Return at most `length` tokens of the prompts' responses, which no model sampled."""
-        return [self._truncate_response(key.prompt, length) for key in keys]
-
-    def _truncate_response(self, prompt: Prompt, length: int) -> Sample:
-        text = prompt.answer if prompt.response is None else prompt.response
-        if text is None:
-            raise DataError(
-                f"prompt {prompt.id!r} has neither a response nor an answer, which rollout.source "
-                f"{self.source.type!r} learns from; add one to its row, or write source: student"
-            )
-        renderer = self.writers.renderer
-        tokens = renderer.encode_answer(text, length)
-        if any(token in renderer.stop_ids for token in tokens[:-1]):
-            raise DataError(
-                f"the response of prompt {prompt.id!r} has a stop token before its end, where the "
-                "student would stop; take it out of the text, or out of student.stop"
-            )
-        stops = bool(tokens) and tokens[-1] in renderer.stop_ids
-        return Sample(
-            torch.tensor(tokens, dtype=torch.long),
-            torch.zeros(len(tokens)),
-            torch.full((len(tokens),), math.nan),
-            "stop" if stops else "length",
-        )
+        renderer, source = self.writers.renderer, self.source.type
+        return [encode_response(key.prompt, renderer, source, length) for key in keys]
 
     def _bind_teacher(self, prompt: Prompt) -> PromptedClient:
         client = self.writers.teacher.bind_prompt(prompt)

@@ -71,27 +71,20 @@ class SampledStep:
         return {"step": self.step, "rollouts": rows, "work": write_usage(self.work)}
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> "SampledStep":
-        """Read back the result of `to_json`, with the run's prompts by their ids."""
-        rollouts = [_read_rollout(saved, prompts) for saved in row["rollouts"]]
+    def from_json(cls, row: Mapping[str, Any]) -> "SampledStep":
+        """Read back the result of `to_json`."""
+        rollouts = list(map(_read_rollout, row["rollouts"]))
         return cls(row["step"], rollouts, read_usage(row["work"]))
 
 
-def _read_rollout(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Rollout:
+def _read_rollout(saved: Mapping[str, Any]) -> Rollout:
     fields = {name: saved[name] for name in RolloutRow.model_fields if name in saved}
     candidates = saved["candidates"]
     return replace(
-        RolloutRow.model_validate(fields).to_rollout(_read_prompt(saved, prompts)),
+        RolloutRow.model_validate(fields).to_rollout(Prompt.from_json(saved["asked"])),
         reward=saved["reward"],
         candidates=None if candidates is None else torch.tensor(candidates, dtype=torch.long),
     )
-
-
-def _read_prompt(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Prompt:
-    # Older checkpoints name the run's own prompts and hold none.
-    if "asked" not in saved:
-        return prompts[saved["prompt"]]
-    return Prompt.from_json(saved["asked"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +178,9 @@ class OverlappedSteps:
         """Put the steps of an earlier `save_state` in flight; teachers score them again."""
         # Signals can be whole distributions, so a checkpoint holds the rollouts alone. The teachers
         # are restored to their state before these steps, so they give the same signals again.
-        prompts = {prompt.id: prompt for prompt in self._parts.prompts}
         for row in rows:
             sampled: Future[SampledStep] = Future()
-            sampled.set_result(SampledStep.from_json(row, prompts))
+            sampled.set_result(SampledStep.from_json(row))
             self._start_scoring(row["step"], sampled)
 
     def step(self, step: int, parts: StepComponents, settings: StepSettings) -> StepResult:

@@ -32,6 +32,9 @@ from practicum.statistics import (
     Interval,
     calibration_error,
     difference,
+    equal_share,
+    group_pairs,
+    is_looping,
     majority_agreement,
     mean_score,
 )
@@ -116,9 +119,13 @@ class Evaluation:
         """Return the numbers for `summary.json`, without answers, scores and traces."""
         numbers = asdict(self)
         del numbers["answers"], numbers["scores"], numbers["traces"]
+        texts = group_pairs((answer.prompt, answer.text.strip()) for answer in self.answers)
+        loops = sum(is_looping(answer.text) for answer in self.answers)
         return {
-            "prompts": len({answer.prompt for answer in self.answers}),
+            "prompts": len(texts),
             "completions": len(self.answers),
+            "equal_answers": equal_share(list(texts.values())),
+            "looping_answers": loops / len(self.answers),
             **numbers,
         }
 

@@ -1,12 +1,19 @@
 """Ask the scorers about a step's rollouts, let them learn, and hold them against the verifier."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-import torch
+from functools import partial
+from typing import Any
 
 from practicum.errors import TeacherError
+from practicum.ports.gate import (
+    accept_judgement,
+    accept_metrics,
+    call_foreign,
+    collect_rejections,
+    list_kinds,
+    report_rejections,
+)
 from practicum.ports.scoring import Scorer, name_role
 from practicum.statistics import auroc
 from practicum.types import Judgement, Metrics, Rollout
@@ -29,35 +36,52 @@ def add_judgements(
 
 
 def judge_with(name: str, scorer: Scorer, rollouts: Sequence[Rollout]) -> list[Judgement]:
-    """Return a scorer's judgements; raises TeacherError if they cannot belong to the rollouts."""
-    judgements = scorer.score(rollouts)
-    # Scorers may be foreign code: what does not fit is an error here, not a wrong gradient later.
-    if len(judgements) != len(rollouts):
-        raise TeacherError(
-            f"scorer {name!r} judged {len(judgements)} of {len(rollouts)} rollouts; every rollout "
-            "needs a judgement, Judgement(None) where it cannot decide"
-        )
-    for rollout, judgement in zip(rollouts, judgements, strict=True):
-        tokens, number = judgement.tokens, judgement.value
-        where = f"scorer {name!r}, completion {rollout.sample} of prompt {rollout.prompt.id!r}"
-        if tokens is not None and len(tokens) != len(rollout.tokens):
-            raise TeacherError(
-                f"{where}: numbers of {len(tokens)} tokens instead of {len(rollout.tokens)}; give "
-                "one for each of the rollout's tokens"
-            )
-        is_finite = number is None or math.isfinite(number)
-        if not is_finite or (tokens is not None and not torch.isfinite(tokens).all()):
-            raise TeacherError(
-                f"{where}: the judgement is not a finite number; give None where it cannot decide"
-            )
+    """Return a scorer's judgements, undecided where they are no finite numbers.
+
+    Raises TeacherError if they cannot belong to the rollouts.
+    """
+    with report_rejections():
+        scores = _ask(name, scorer, rollouts)
+        judgements = []
+        for rollout, score in zip(rollouts, scores, strict=True):
+            where = f"scorer {name!r}, completion {rollout.sample} of prompt {rollout.prompt.id!r}"
+            judgement = accept_judgement(score, where)
+            tokens = judgement.tokens
+            if tokens is not None and len(tokens) != len(rollout.tokens):
+                raise TeacherError(
+                    f"{where}: numbers of {len(tokens)} tokens instead of {len(rollout.tokens)}; "
+                    "give one for each of the rollout's tokens"
+                )
+            judgements.append(judgement)
     return judgements
+
+
+def _ask(name: str, scorer: Scorer, rollouts: Sequence[Rollout]) -> Sequence[Any]:
+    """Return a scorer's judgements; if it fails, ask about each rollout separately."""
+    with collect_rejections() as rejections:
+        scores = call_foreign(f"scorer {name!r}", partial(scorer.score, rollouts))
+    if scores is None and rejections:
+        # One odd rollout must not leave all rollouts without a judgement.
+        if len(rollouts) > 1:
+            return [score for rollout in rollouts for score in _ask(name, scorer, [rollout])]
+        return [Judgement(None, rejected=list_kinds(rejections)) for _ in rollouts]
+    if not isinstance(scores, Sequence) or len(scores) != len(rollouts):
+        count = len(scores) if isinstance(scores, Sequence) else f"a {type(scores).__name__}"
+        raise TeacherError(
+            f"scorer {name!r} judged {count} of {len(rollouts)} rollouts; every rollout needs a "
+            "judgement, Judgement(None) where it cannot decide"
+        )
+    return scores
 
 
 def fit_scorers(scorers: Mapping[str, Scorer], rollouts: Sequence[Rollout]) -> Metrics:
     """Let the scorers learn from a step's rollouts; return what they and their judgements show."""
     metrics: Metrics = {}
     for name, scorer in scorers.items():
-        numbers = measure_judgements(name, rollouts) | scorer.fit(rollouts)
+        fitted = call_foreign(f"fit() of scorer {name!r}", partial(scorer.fit, rollouts))
+        numbers = measure_judgements(name, rollouts) | accept_metrics(
+            fitted, f"fit() of scorer {name!r}"
+        )
         metrics |= {f"{name_role(name)}/{key}": number for key, number in numbers.items()}
     return metrics
 

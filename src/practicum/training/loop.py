@@ -1,7 +1,7 @@
 """One step, and the loop over it. Every method is a configuration of these seven calls."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -14,8 +14,9 @@ from practicum.costs import Ledger
 from practicum.errors import NumericError, TeacherError
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, SamplingClient, StepFollower, Task, Teacher, TrainingClient
+from practicum.ports.gate import measure_rejections, report_rejections
 from practicum.ports.notes import Note, NoteMoment
-from practicum.ports.scoring import Scorer, list_followers
+from practicum.ports.scoring import Scorer, list_followers, name_role
 from practicum.rollouts import (
     RolloutArchive,
     RolloutBatch,
@@ -230,7 +231,8 @@ def update_student(
     """Run the updates of a step, notify teachers and scorers, and collect the step's metrics."""
     result = run_updates(parts.student, datums, plan, settings, step)
     rollouts = [datum.rollout for datum in datums]
-    judged = fit_scorers(parts.scorers, rollouts)
+    with report_rejections() as rejections:
+        judged = fit_scorers(parts.scorers, rollouts)
     for follower in parts.followers.values():
         follower.after_step(step, datums)
     timer.end_phase("update")
@@ -240,6 +242,7 @@ def update_student(
         **measure_notes(rollouts, parts.notes),
         **_measure_waiting(parts, rollouts, step, settings),
         **judged,
+        **measure_rejections(rollouts, rejections),
         **result.metrics,
         **timer.laps,
         **parts.ledger.take_bytes(),
@@ -261,21 +264,32 @@ def train(
 ) -> Iterator[StepResult]:
     """Yield the results of steps `first` to `last`, both included.
 
-    Raises NumericError when too many updates had to be skipped.
+    Raises NumericError when too many updates of the student, or of one scorer, had to be skipped.
     """
-    skipped: list[int] = []
+    skips: dict[str, list[int]] = {}
     for step in range(first, last + 1):
         result = step_fn(step, parts, settings)
-        if result.metrics.get("skipped") or result.metrics.get("nonfinite"):
-            skipped = [earlier for earlier in skipped if earlier > step - SKIPS_WINDOW] + [step]
+        for part in _list_skipping(result.metrics, parts.scorers):
+            recent = [earlier for earlier in skips.get(part, []) if earlier > step - SKIPS_WINDOW]
+            skips[part] = [*recent, step]
         # The row of the last skipped step is written before the error ends the run.
         yield result
-        if len(skipped) > SKIPS_ALLOWED:
-            raise NumericError(
-                f"the update was skipped {len(skipped)} times in {SKIPS_WINDOW} steps "
-                f"(steps {skipped}) because losses or gradients were not finite; lower "
-                "optimizer.learning_rate, or look at the rollouts of those steps"
-            )
+        for part, steps in skips.items():
+            if len(steps) > SKIPS_ALLOWED:
+                learner = "the update" if part == "optimizer" else f"the update of {part}"
+                raise NumericError(
+                    f"{learner} was skipped {len(steps)} times in {SKIPS_WINDOW} steps "
+                    f"(steps {steps}) because losses or gradients were not finite; lower "
+                    f"{part}.learning_rate, or look at the rollouts of those steps"
+                )
+
+
+def _list_skipping(metrics: Metrics, scorers: Iterable[str]) -> list[str]:
+    """Return the sections of a recipe with skipped updates in a step: `optimizer`, `scorers.NAME`."""
+    skipping = ["optimizer"] if metrics.get("skipped") or metrics.get("nonfinite") else []
+    return skipping + [
+        f"scorers.{name}" for name in scorers if metrics.get(f"{name_role(name)}/skipped")
+    ]
 
 
 def score_with(

@@ -124,8 +124,9 @@ class ProcessEngine:
         """Return the log-probabilities of the request's tokens."""
         tokens = (*request.prompt_tokens, *request.tokens)
         (output,) = self._generate([tokens], [_requests.build_scoring_settings()])
-        rows = zip(output.prompt_logprobs[1:], tokens[1:], strict=True)
-        return _requests.read_scores(request, [row[token].logprob for row, token in rows])
+        # Nothing precedes the first token, so it has none.
+        logprobs = _requests.pick_logprobs(output.prompt_logprobs, tokens)[1:]
+        return _requests.read_scores(request, logprobs)
 
     def free_memory(self) -> bool:
         """Drop weights, keys and values on the GPU if the settings ask for it."""
@@ -153,10 +154,10 @@ class ProcessEngine:
             ) from error
 
     def _read_sample(self, completion: Any, params: SamplingParams) -> Sample:
-        tokens = list(completion.token_ids)
-        pairs = zip(completion.logprobs, tokens, strict=True)
-        logprobs = [row[token].logprob for row, token in pairs]
-        reason = completion.finish_reason
+        tokens, reason = completion.token_ids, completion.finish_reason
+        # Without tokens there is nothing to pick: `read_sample` then raises the error.
+        is_list = isinstance(tokens, Sequence)
+        logprobs = _requests.pick_logprobs(completion.logprobs, tokens) if is_list else None
         return _requests.read_sample(tokens, logprobs, reason, params, self._vocab_size)
 
 

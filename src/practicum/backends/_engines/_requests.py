@@ -1,6 +1,7 @@
 """Requests and answers in vLLM's words, the same for the engine in process and at a server."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,19 +52,22 @@ def build_scoring_settings() -> dict[str, Any]:
 
 
 def read_sample(
-    tokens: Sequence[int],
-    logprobs: Sequence[float],
-    finish_reason: str | None,
+    tokens: Any,
+    logprobs: Any,
+    finish_reason: Any,
     params: SamplingParams,
     vocab_size: int,
 ) -> Sample:
     """Return a completion after checking it; raises EngineError if it cannot be right.
 
-    The log-probabilities are those of the sampling distribution. They are the policy's too unless
-    a setting changed the distribution; `policy_logprobs` are NaN then.
+    vLLM's answer arrives here unchecked, so the types of tokens and log-probabilities are checked
+    too. The log-probabilities belong to the sampling distribution. They also belong to the policy
+    unless a setting changed the distribution; in this case `policy_logprobs` are NaN.
     """
     if finish_reason not in ("stop", "length"):
         raise _build_error(f"a completion ended with {finish_reason!r}")
+    if not isinstance(tokens, Sequence) or not all(type(token) is int for token in tokens):
+        raise _build_error("a completion without token ids")
     if not 1 <= len(tokens) <= params.max_new_tokens:
         raise _build_error(
             f"a completion has {len(tokens)} tokens, and 1 to {params.max_new_tokens} were asked for"
@@ -80,7 +84,18 @@ def read_sample(
     )
 
 
-def read_scores(request: ScoreRequest, logprobs: Sequence[float]) -> Float[Tensor, " T"]:
+def pick_logprobs(rows: Any, tokens: Sequence[Any]) -> list[Any]:
+    """Return the log-probability of each token from the candidates at its place, None if missing."""
+    if not isinstance(rows, Sequence) or len(rows) != len(tokens):
+        raise _build_error(f"no list of log-probabilities for {len(tokens)} tokens")
+    entries = [
+        row.get(token) if isinstance(row, Mapping) else None
+        for row, token in zip(rows, tokens, strict=True)
+    ]
+    return [None if entry is None else entry.logprob for entry in entries]
+
+
+def read_scores(request: ScoreRequest, logprobs: Any) -> Float[Tensor, " T"]:
     """Return the log-probabilities of the request's tokens from those of the whole prompt.
 
     `logprobs` has one for each token but the first, which nothing precedes.
@@ -89,13 +104,18 @@ def read_scores(request: ScoreRequest, logprobs: Sequence[float]) -> Float[Tenso
     return check_logprobs(logprobs, length - 1)[-len(request.tokens) :]
 
 
-def check_logprobs(logprobs: Sequence[float], count: int) -> Float[Tensor, " T"]:
-    """Return log-probabilities, minus infinity raised to a floor; raises EngineError for others."""
+def check_logprobs(logprobs: Any, count: int) -> Float[Tensor, " T"]:
+    """Return log-probabilities; raises EngineError unless they are finite numbers up to 0.
+
+    A sampled token has a probability above 0, so minus infinity cannot be right either.
+    """
+    if not isinstance(logprobs, Sequence) or len(logprobs) != count:
+        length = len(logprobs) if isinstance(logprobs, Sequence) else 0
+        raise _build_error(f"{length} log-probabilities for {count} tokens")
+    for value in logprobs:
+        if not isinstance(value, float | int) or not math.isfinite(value) or value > MAX_LOGPROB:
+            raise _build_error(f"{value!r} as a log-probability, which is a number up to 0")
     values = torch.tensor(list(logprobs), dtype=torch.float32)
-    if len(values) != count:
-        raise _build_error(f"{len(values)} log-probabilities for {count} tokens")
-    if torch.isnan(values).any() or (values > MAX_LOGPROB).any():
-        raise _build_error("NaN or a number above 0 as a log-probability")
     return values.clamp(min=TEACHER_FLOOR, max=0.0)
 
 

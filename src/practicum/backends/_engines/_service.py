@@ -78,7 +78,7 @@ class ServiceEngine:
         settings = _requests.build_sampling_settings(SampleRequest(prompt, seed=0), params)
         body = {"token_ids": list(prompt), "sampling_params": settings}
         (choice,) = self._generate([body], 1, "a trial")
-        if abs(_read_logprobs(choice)[0]) > _requests.MAX_LOGPROB:
+        if self._read_sample(choice, params).sampling_logprobs[0] < -_requests.MAX_LOGPROB:
             raise EngineError(
                 f"{self._http.address}: the server tells log-probabilities before temperature, "
                 f"top_p and top_k, and the sampling distribution's are needed; {START}"
@@ -123,16 +123,16 @@ class ServiceEngine:
             for request in requests
         ]
         choices = self._generate(bodies, params.max_new_tokens, "a completion")
-        return [
-            _requests.read_sample(
-                _read_tokens(choice),
-                _read_logprobs(choice),
-                choice.get("finish_reason"),
-                params,
-                self._model.vocab_size,
-            )
-            for choice in choices
-        ]
+        return [self._read_sample(choice, params) for choice in choices]
+
+    def _read_sample(self, choice: Mapping[str, Any], params: SamplingParams) -> Sample:
+        return _requests.read_sample(
+            choice.get("token_ids"),
+            _find_logprobs(choice),
+            choice.get("finish_reason"),
+            params,
+            self._model.vocab_size,
+        )
 
     def score(self, request: ScoreRequest) -> Float[Tensor, " T"]:
         """Return the log-probabilities of the request's tokens."""
@@ -221,28 +221,9 @@ def _read_text(answer: Any, name: str) -> str:
     return text if isinstance(text, str) and text.isprintable() else "of unknown version"
 
 
-def _read_tokens(choice: Mapping[str, Any]) -> list[int]:
-    tokens = choice.get("token_ids")
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise EngineError(
-            "rollout.engine: the server sent a completion without token ids; look at what it is"
-        )
-    return tokens
-
-
-def _read_logprobs(choice: Mapping[str, Any]) -> list[float]:
-    """Return the log-probabilities of a completion's tokens, as they stand in a chat's answer."""
+def _find_logprobs(choice: Mapping[str, Any]) -> list[Any]:
+    """Return the log-probabilities of a completion's tokens, None for each that is missing."""
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     entries = content if isinstance(content, list) else []
-    values = [
-        float(entry["logprob"])
-        for entry in entries
-        if isinstance(entry, Mapping) and isinstance(entry.get("logprob"), int | float)
-    ]
-    if not values or len(values) != len(entries):
-        raise EngineError(
-            "rollout.engine: the server sent a completion without log-probabilities; look at what "
-            "it is"
-        )
-    return values
+    return [entry.get("logprob") if isinstance(entry, Mapping) else None for entry in entries]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
+import torch
 from pydantic import Field, model_validator
 
 from practicum.backends.local import Config as LocalConfig
@@ -10,14 +11,18 @@ from practicum.backends.local import MemoryConfig
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Objective
 
+CAN_SHARD = torch.__version__ >= "2.9"
+"""True if `fully_shard` leaves weights apart and sums gradients: older releases lack the arguments."""
+
 
 class ShardedConfig(MemoryConfig):
     """The ranks of a trainer, and the limits on memory of each of them."""
 
     checkpoints_here: ClassVar[bool] = True
+    adapter_alpha: ClassVar[float | None] = None
     """True: checkpoints hold the student's weights."""
     not_compared: ClassVar[frozenset[str]] = frozenset(
-        {"sampling_batch", "trainers", "nodes", "patience"}
+        {"sampling_batch", "trainers", "nodes", "patience", "start_patience", "silence"}
     )
     """Settings that may change when a run is resumed: they change nothing but rounding."""
     trainers: int = Field(
@@ -32,6 +37,14 @@ class ShardedConfig(MemoryConfig):
     )
     patience: float = Field(
         default=1800.0, gt=0, description="seconds in which each request to a process is answered"
+    )
+    start_patience: float = Field(
+        default=3600.0, gt=0, description="seconds in which a process starts and loads a model"
+    )
+    silence: float = Field(
+        default=20.0,
+        gt=0,
+        description="seconds without a sign of life after which a process counts as stuck",
     )
 
     @model_validator(mode="after")
@@ -59,6 +72,11 @@ class ShardedConfig(MemoryConfig):
         """List what processes of their own cannot do for a recipe, with what to write instead."""
         backend = type(self).model_fields["type"].default
         problems = []
+        if not CAN_SHARD:
+            problems.append(
+                f"backend {backend!r} needs torch 2.9 or newer, for FSDP2 with weights apart, and "
+                f"torch {torch.__version__} is installed; install a newer one, or leave backend out"
+            )
         if source == "token_mix":
             problems.append(
                 "rollout.source: 'token_mix' decodes token by token with the teacher, and processes "

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from practicum.backends._sharded.crossing import gather_all, pack, unpack
 from practicum.backends._sharded.guarding import guard_layers
 from practicum.backends._sharded.sharding import SharedWeight, gather_head, get_local
 from practicum.backends.local.language_model import LanguageModel
@@ -86,9 +87,9 @@ class FsdpRanks:
 
     def decide(self, compute: Callable[[], T]) -> T:
         """Return in all ranks what the first one computes, with tensors on the CPU."""
-        answers: list[Any] = [compute() if self.rank == 0 else None]
+        answers: list[Any] = [pack(compute()) if self.rank == 0 else None]
         dist.broadcast_object_list(answers, src=0)
-        return answers[0]
+        return unpack(answers[0])
 
     @contextmanager
     def open_pass(self, language_model: LanguageModel) -> Iterator[None]:
@@ -125,9 +126,7 @@ class FsdpRanks:
 
     def gather(self, part: T) -> list[T]:
         """Return the parts of all ranks; they are a few numbers a token."""
-        parts: list[Any] = [None] * self.count
-        dist.all_gather_object(parts, part)
-        return parts
+        return gather_all(part)
 
     def compute_norm(self, gradients: Collection[Tensor]) -> float:
         """Return the norm over all shards."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from practicum.backends._sharded.building import build_sharded_trainer, load_in_shards
 from practicum.backends._sharded.fsdp_ranks import FsdpRanks
 from practicum.backends._sharded.parts import copy_parts, load_parts, save_parts
+from practicum.backends._sharded.recording import load_recorded
 from practicum.backends._sharded.sharding import copy_rows
 from practicum.backends._sharded.slices import ShardedModel
 from practicum.backends.local import MemoryConfig
@@ -29,6 +30,7 @@ from practicum.core.faults import VARIABLE, inject_fault
 from practicum.core.notes import show_notes
 from practicum.errors import ResourceError
 from practicum.models.config import ScorerConfig, StudentConfig
+from practicum.models.digests import ModelRecord
 from practicum.objective import Objective
 from practicum.ports import AdamParams, WeightUpdateRule
 from practicum.ports.engines import EngineChoice
@@ -82,6 +84,8 @@ class ModelSettings:
     seed: int = 0
     engine: EngineChoice | None = None
     """The engine by which a sampler samples; None: by itself."""
+    record: ModelRecord | None = None
+    """The files of the model as the run recorded them; None: they are not compared."""
 
 
 @contextmanager
@@ -126,7 +130,7 @@ class ShardedRank:
         config = model.config
         assert isinstance(config, StudentConfig), "trainers train a student"
         with collect_notes() as notes:
-            loaded, sharded = self._load_shard(model)
+            (loaded, sharded), record = load_recorded(lambda: self._load_shard(model), model.record)
             with sharded.open():
                 note_noise(config, loaded)
         language_model = sharded.language_model
@@ -139,6 +143,7 @@ class ShardedRank:
         return describe_model(loaded) | {
             "trainable_dims": measure_trainable(language_model),
             "state_bytes": self._trainer.state_bytes,
+            "record": record,
             "notes": notes,
         }
 

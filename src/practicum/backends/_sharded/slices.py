@@ -30,8 +30,9 @@ from practicum.backends._sharded.sharding import (
     shard,
 )
 from practicum.backends.local.language_model import Decoding, LanguageModel
-from practicum.backends.local.loading import check_finite, set_trainable
+from practicum.backends.local.loading import check_finite, fix_length, set_trainable
 from practicum.backends.local.packing import enable_packing, find_max_packed_length
+from practicum.backends.local.stray_settings import drop_stray_settings
 from practicum.backends.local.trial import can_decode_natively
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
@@ -84,6 +85,7 @@ def read_sharded_model(
     weights = shard(language_model, build_mesh(device, nodes))
     weights = _allocate(model, weights, device)
     _fill(model, stored, dtype)
+    language_model = fix_length(language_model, config)
     model.eval()
     if isinstance(config, StudentConfig) and config.lora is not None:
         set_trainable(model, config, seed, source)
@@ -125,6 +127,7 @@ def _build_on_meta(source: str, config: ModelConfig) -> PreTrainedModel:
             described, dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
         )
     model.name_or_path = source
+    drop_stray_settings(model, source)
     model.requires_grad_(False)
     return model
 

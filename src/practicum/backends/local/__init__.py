@@ -53,6 +53,7 @@ class Config(MemoryConfig):
     """The settings of a model in this process."""
 
     checkpoints_here: ClassVar[bool] = True
+    adapter_alpha: ClassVar[float | None] = None
     """True: checkpoints hold the student's weights."""
     not_compared: ClassVar[frozenset[str]] = frozenset({"sampling_batch"})
     """Settings that may change when a run is resumed: they change nothing but rounding."""

@@ -14,7 +14,13 @@ from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.engine import open_engine_trainer
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, load, load_shared, load_student
+from practicum.backends.local.loading import (
+    LoadedModel,
+    load,
+    load_shared,
+    load_student,
+    locate_source,
+)
 from practicum.backends.local.native import name_decoding, name_ways
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.scalar_head import LocalScalarModel
@@ -23,6 +29,7 @@ from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
+from practicum.models.digests import ModelRecord, record_model
 from practicum.models.sources import needs_conversion
 from practicum.models.tensors import copy_to_host, read_parts, write_stems
 from practicum.ports import BackendContext, Model, SamplingClient, Student, WeightUpdateRule
@@ -52,6 +59,7 @@ class LocalBackend:
     def load_student(self, config: StudentConfig) -> LocalStudent:
         """Load the student and make the weights trainable that the recipe names."""
         folder = prepare_folder(config, "student", self._context)
+        record = record_files(config, folder, self._context)
         loaded = load_student(config, self._context.seed, folder, self._config.decoding)
         model = loaded.language_model
         note_noise(config, loaded)
@@ -73,18 +81,21 @@ class LocalBackend:
             decoding=decoding if by_engine is None else name_ways(by_engine.engine_name, decoding),
             state_bytes=trainer.state_bytes,
             loaded=loaded,
+            record=record and record.confirm(),
         )
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a model that only scores and samples; `config.residency` places its weights."""
         folder, decoding = prepare_folder(config, name, self._context), self._config.decoding
+        record = record_files(config, folder, self._context)
         if config.residency == "shared":
             loaded = load_shared(config, self._bases, folder, decoding)
         else:
             loaded = load(config, folder, decoding)
+        record = record and record.confirm()
         model = loaded.language_model
         limits = build_limits(model.device, self._config)
-        client = build_scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens)
+        client = build_scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens, record)
         return Model(
             client,
             loaded.renderer,
@@ -93,11 +104,13 @@ class LocalBackend:
             measure_dims(model),
             model.no_sampling_reason,
             name_decoding(model),
+            record,
         )
 
     def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
         """Load a body with one linear output, which learns beside the student."""
         folder = prepare_folder(config, name, self._context)
+        record = record_files(config, folder, self._context)
         loaded = load_student(config, self._context.seed, folder, self._config.decoding)
         model = loaded.language_model
         return LoadedScalar(
@@ -106,6 +119,7 @@ class LocalBackend:
             loaded.source,
             measure_dims(model),
             measure_trainable(model),
+            record and record.confirm(),
         )
 
     def build_sampler(self, student: Student) -> SamplingClient:
@@ -155,6 +169,13 @@ def prepare_folder(config: ModelConfig, name: str, context: BackendContext) -> P
     note = " (converting it to safetensors, once: about 20 s)" if is_pending else ""
     log.info(f"{name}: {config.model}{note}")
     return None
+
+
+def record_files(
+    config: ModelConfig, folder: Path | None, context: BackendContext
+) -> ModelRecord | None:
+    """Record the files of a model before it is loaded, or return None if the run records none."""
+    return record_model(locate_source(config, folder)) if context.keeps_records else None
 
 
 def _require_local(student: Student) -> LocalStudent:

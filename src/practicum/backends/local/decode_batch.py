@@ -51,6 +51,14 @@ def open_decode_batch(
     if language_model.no_sampling_reason:
         raise ModelError(f"{language_model.no_sampling_reason}; use another architecture")
     longest = max(map(len, prompts), default=0) + new_tokens
+    language_model.check_length(longest)
+    limit = language_model.row_limit
+    if limit is not None and longest > limit:
+        raise ModelError(
+            f"{language_model.model.name_or_path}: {type(language_model.model).__name__} scales "
+            f"attention by the place in a padded row, so texts of more than {limit} tokens cannot be "
+            f"sampled from; a prompt with its answer has {longest}"
+        )
     can_pack = longest <= language_model.max_packed_tokens
     can_repay = can_pack and new_tokens >= MIN_DECODE_STEPS
     language_model.model.eval()

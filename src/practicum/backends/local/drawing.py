@@ -131,13 +131,19 @@ def sample_mixed_tokens(
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Sample from `share` of the teacher's and 1 - `share` of the model's distribution.
 
-    Returns the same as `sample_tokens`.
+    Banned tokens are in neither. Returns the same as `sample_tokens`.
     """
     if share == 0:
         return sample_tokens(logits, params, noise)
     policy = torch.log_softmax(logits, dim=-1)
-    teacher = sampling_logprobs(torch.log_softmax(teacher_logits, dim=-1), params)
-    mixed = F.mixture([(share, teacher), (1.0 - share, sampling_logprobs(policy, params))])
+    sides = [(share, torch.log_softmax(teacher_logits, dim=-1)), (1.0 - share, policy)]
+    if params.banned_ids:
+        banned = torch.tensor(sorted(params.banned_ids), device=logits.device)
+        sides = [
+            (weight, torch.log_softmax(side.index_fill(-1, banned, -torch.inf), dim=-1))
+            for weight, side in sides
+        ]
+    mixed = F.mixture([(weight, sampling_logprobs(side, params)) for weight, side in sides])
     tokens, sampled = sample_by_exponential_race(mixed, noise)
     return tokens, sampled, F.gather_logprobs(policy, tokens)
 

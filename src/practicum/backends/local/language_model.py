@@ -13,6 +13,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokeniz
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from practicum.backends.local.attention import AttentionLayout
+from practicum.backends.local.rotary import find_stretched_length
 from practicum.errors import ModelError
 from practicum.functional.head import Head
 
@@ -55,7 +56,8 @@ class LanguageModel:
     `practicum.backends.local.packing.enable_packing`). `no_sampling_reason` explains why the model
     cannot be sampled from; it is empty if it can (see `practicum.backends.local.trial`). The
     `tokenizer` decodes completions that stop at texts. `decoding` is the way in which completions
-    are sampled.
+    are sampled. `longest_text` is the longest text in tokens that the model's rotary frequencies
+    serve, None if they do not depend on length (see `practicum.backends.local.rotary`).
     """
 
     model: PreTrainedModel
@@ -65,6 +67,7 @@ class LanguageModel:
     no_sampling_reason: str = ""
     tokenizer: PreTrainedTokenizerBase | None = None
     decoding: Decoding = Decoding.TORCH
+    longest_text: int | None = None
 
     @property
     def device(self) -> torch.device:
@@ -75,9 +78,21 @@ class LanguageModel:
     def context_length(self) -> int:
         """The longest sequence that the model was made for, in tokens."""
         config = self.model.config.get_text_config()
+        stretched = find_stretched_length(config)
+        if stretched is not None:
+            return stretched
         described, renamed = config.to_dict(), config.attribute_map
         lengths = (described.get(renamed.get(name, name)) for name in CONTEXT_LENGTH_KEYS)
         return next((int(length) for length in lengths if length), UNBOUNDED)
+
+    def check_length(self, tokens: int) -> None:
+        """Raise ModelError if a text of `tokens` tokens needs other rotary frequencies."""
+        if self.longest_text is not None and tokens > self.longest_text:
+            raise ModelError(
+                f"{self.model.name_or_path}: a text of {tokens} tokens, but the rotary frequencies are "
+                f"fixed for texts of up to {self.longest_text}; set longest_text: {tokens} where the "
+                "recipe names this model"
+            )
 
     @property
     def is_exact(self) -> bool:
@@ -91,6 +106,16 @@ class LanguageModel:
         layers = zip(cache.layers, cache.is_sliding, strict=True)
         lengths = (int(layer.get_max_length()) for layer, sliding in layers if sliding)
         return min(lengths, default=None)
+
+    @property
+    def row_limit(self) -> int | None:
+        """The most tokens of a row that may have padding or several texts; None if any number may.
+
+        Llama 4 scales queries by their place in the row, from `floor_scale` tokens on.
+        """
+        described = self.model.config.get_text_config().to_dict()
+        scale = described.get("floor_scale") if described.get("attn_temperature_tuning") else None
+        return None if scale is None else int(scale) - 1
 
     @property
     def is_recurrent(self) -> bool:

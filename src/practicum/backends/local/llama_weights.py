@@ -17,6 +17,12 @@ from practicum.backends.local.quantising import has_fewer_bits
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 """The kinds of rotary embedding whose angles do not depend on the length of the text."""
 
+KNOWN_LAYER_SETTINGS = {"layer_types": {"full_attention", "sliding_attention"}}
+"""The settings that may differ between layers, with the values that the programs know.
+
+They only read texts within the shortest window, where both types of layer compute the same.
+"""
+
 MAPS = (
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -57,10 +63,13 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
     """Return the weights of a model whose body's parameters have the names of Llama's, or None.
 
     Queries, keys, values and outputs may have biases (Qwen2), and queries and keys a norm of each
-    head (Qwen3). What names do not show, such as a multiplier, is for a trial to find. Adapters are
+    head (Qwen3). Names only propose: a trial decides whether the programs compute the model (see
+    `practicum.backends.local.trial`). Layers that differ in unknown settings are refused. Adapters are
     added to the weights that they adapt; without `merge`, their factors stand beside them.
     """
     config: Any = model.config.get_text_config()
+    if not _has_known_layers(config):
+        return None
     body = find_body(model)
     weights = _merge_adapters(body) if merge else _separate_adapters(body)
     # No step reads them; a shard is another matter.
@@ -99,6 +108,27 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
         inner=len(first["mlp.gate_proj.weight"]),
         epsilon=config.to_dict().get("rms_norm_eps", 0.0),
     )
+
+
+def list_layer_settings(config: Any) -> dict[str, list[Any]]:
+    """Return the settings for which a config lists a value per layer, by name."""
+    layers = config.num_hidden_layers
+    return {
+        name: list(values[:layers])
+        for name, values in config.to_dict().items()
+        if isinstance(values, list | tuple)
+        and len(values) >= layers
+        and not name.endswith("token_id")
+    }
+
+
+def _has_known_layers(config: Any) -> bool:
+    """Return False if layers differ in a setting that the programs do not know."""
+    for name, values in list_layer_settings(config).items():
+        is_constant = all(value == values[0] for value in values)
+        if not is_constant and not set(values) <= KNOWN_LAYER_SETTINGS.get(name, set()):
+            return False
+    return True
 
 
 def compute_rotations(

@@ -23,6 +23,9 @@ from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.quantising import quantise
+from practicum.backends.local.ranks import is_out_of_memory
+from practicum.backends.local.rotary import fix_rotations
+from practicum.backends.local.stray_settings import drop_stray_settings
 from practicum.backends.local.trial import choose_decoding, explain_no_sampling
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
@@ -92,7 +95,7 @@ class ModelFiles:
 def open_files(config: ModelConfig, scratch_folder: Path | None = None) -> ModelFiles:
     """Find a model's files and read its tokenizer. Raises ModelError."""
     device = choose_device(config)
-    source = _locate(config, scratch_folder)
+    source = locate_source(config, scratch_folder)
     check_config(source, config)
     return ModelFiles(source, load_tokenizer(source, config), device)
 
@@ -127,7 +130,7 @@ def load_shared(
     """
     files = open_files(config, scratch_folder)
     # Tokenizers of two adapters may differ in the tokens that they add.
-    key = (find_base(files.source), config.dtype, files.device, files.vocab_size)
+    key = find_base(files.source), config.dtype, files.device, files.vocab_size, config.longest_text
     if key not in bases:
         bases[key] = load(config, scratch_folder, decoding, merge=False).language_model
     base = replace(bases[key], tokenizer=files.tokenizer)
@@ -143,7 +146,16 @@ def _load(
     language_model = read_model(source, config, files.vocab_size, files.device, merge=merge)
     files.check_rows(language_model.model)
     check_finite(language_model.model, source)
-    language_model.check_split()
+    try:
+        language_model.check_split()
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        # The architecture's own code fails if sizes in its configuration contradict each other.
+        raise ModelError(
+            f"{source}: {type(language_model.model).__name__} fails on a short text "
+            f"({shorten_error(error)}); check the sizes in config.json"
+        ) from error
     quantise(language_model, config, source)
     reason = explain_no_sampling(language_model)
     language_model = replace(
@@ -160,7 +172,7 @@ def _load(
     return LoadedModel(language_model, files.build_renderer(config, language_model.model), source)
 
 
-def _locate(config: ModelConfig, scratch_folder: Path | None) -> str:
+def locate_source(config: ModelConfig, scratch_folder: Path | None) -> str:
     """Return the folder or hub name of the weights, and show the conversion of a packaged model."""
     if isinstance(config.model, str) and needs_conversion(config.model):
         with show_wait("converting it to safetensors, once"):
@@ -183,13 +195,21 @@ def read_model(
     `merge`, an adapter folder is merged into its base.
     """
     model = _load_weights(find_base(source), config)
+    drop_stray_settings(model, source)
     if merge and is_adapter_folder(source):
         model = merge_adapter(model, source)
     model.requires_grad_(False)
     model.eval()
     model.to(device)  # type: ignore[arg-type]
     language_model = LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
-    return enable_packing(language_model, packs)
+    return enable_packing(fix_length(language_model, config), packs)
+
+
+def fix_length(language_model: LanguageModel, config: ModelConfig) -> LanguageModel:
+    """Return the model with rotary frequencies that serve all texts of a run."""
+    context = language_model.context_length
+    longest = min(config.longest_text or context, context)
+    return replace(language_model, longest_text=fix_rotations(language_model.model, longest))
 
 
 def load_student(

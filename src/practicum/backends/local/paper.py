@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from practicum.backends.local.graph import activation_checkpointing
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, check_config, set_trainable
+from practicum.backends.local.loading import LoadedModel, check_config, fix_length, set_trainable
 from practicum.backends.local.packing import compute_hidden_states, enable_packing
 from practicum.costs import Footprint, Line
 from practicum.errors import ModelError
@@ -86,6 +86,7 @@ def _build_weightless(
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device=device).tie_weights()
             language_model = LanguageModel(model, vocabulary, autocast=config.dtype == "bfloat16")
+            language_model = fix_length(language_model, config)
             # Packing cannot be tried without numbers: assume that it works.
             longest = language_model.window or language_model.context_length
             return enable_packing(language_model, longest)

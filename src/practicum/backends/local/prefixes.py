@@ -38,6 +38,7 @@ class PrefixStore:
         """Compute the states as `practicum.backends.local.packing.compute_hidden_states` does."""
         lengths = [(text.prompt_tokens, max(len(text.tokens) - 1, 0)) for text in texts]
         longest = max(len(prompt) + count for prompt, count in lengths) + 1
+        language_model.check_length(longest)
         root = find_shared_prefixes(lengths).root
         if not root or longest > language_model.max_packed_tokens:
             return compute_hidden_states(language_model, texts)

@@ -26,6 +26,7 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import ModelError
 from practicum.functional.head import Head
 from practicum.models.config import ScorerConfig
+from practicum.models.digests import ModelRecord
 from practicum.models.sources import is_adapter_folder
 from practicum.objective import Signal
 from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequest, SamplingClient
@@ -33,11 +34,16 @@ from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest,
 
 
 def build_scorer(
-    loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tokens: int
+    loaded: LoadedModel,
+    config: ScorerConfig,
+    batch_size: int,
+    chunk_tokens: int,
+    record: ModelRecord | None = None,
 ) -> SamplingClient:
     """Return a client over a model just loaded; `config.residency` places its weights.
 
-    The caller must drop its reference to `loaded`: only a resident model may stay in memory.
+    The caller must drop its reference to `loaded`: only a resident model may stay in memory. What is
+    read from the disk again is compared with `record` first.
     """
     model, device = loaded.language_model, loaded.language_model.device
     # The same products wherever the weights stay, so that the residency changes no bit.
@@ -56,19 +62,18 @@ def build_scorer(
             ),
         )
     if config.residency == "disk":
-        read = partial(
-            _read_again, loaded.source, config, model.vocab_size, device, model.max_packed_tokens
-        )
+        packs, size = model.max_packed_tokens, model.vocab_size
+        read = partial(_read_again, loaded.source, config, size, device, packs, record)
         complete = partial(
             replace,
             no_sampling_reason=model.no_sampling_reason,
             tokenizer=model.tokenizer,
             decoding=model.decoding,
         )
-        head = _open_head_on_disk(loaded, prepare_head)
+        head = _open_head_on_disk(loaded, prepare_head, record)
         return OffloadedSampler(lambda: open_sampler(complete(read())), head)
     if config.residency == "shared" and is_adapter_folder(loaded.source):
-        return _build_shared(model, loaded.source, open_sampler, prepare_head)
+        return _build_shared(model, loaded.source, open_sampler, prepare_head, record)
     # Elsewhere a model is built for each call, over weights that others read too.
     return replace(open_sampler(model).freeze(), layout=LayoutStore(owns_weights=True))
 
@@ -78,10 +83,12 @@ def _build_shared(
     folder: str,
     open_sampler: Callable[[LanguageModel], LocalSampler],
     prepare_head: Callable[[Head], Head],
+    record: ModelRecord | None,
 ) -> "OffloadedSampler":
     """Return a client that merges an adapter into a copy of its base for each call."""
 
     def merge() -> LanguageModel:
+        _check_files(record)
         return replace(base, model=merge_adapter(clone_to(base.device, base).model, folder).eval())
 
     merged = merge()
@@ -95,10 +102,22 @@ def _build_shared(
     return OffloadedSampler(lambda: open_sampler(merge()), head)
 
 
+def _check_files(record: ModelRecord | None) -> None:
+    """Raise ModelError if the files of a model were replaced since its first load."""
+    if record is not None:
+        record.check(thorough=False)
+
+
 def _read_again(
-    source: str, config: ScorerConfig, vocab_size: int, device: torch.device, packs: int
+    source: str,
+    config: ScorerConfig,
+    vocab_size: int,
+    device: torch.device,
+    packs: int,
+    record: ModelRecord | None,
 ) -> LanguageModel:
     """Read a model from its folder, with the bits that its settings ask for."""
+    _check_files(record)
     language_model = read_model(source, config, vocab_size, device, packs)
     quantise(language_model, config, source)
     return language_model
@@ -199,7 +218,9 @@ def _keep_head(head: Head) -> Head:
     return head
 
 
-def _open_head_on_disk(loaded: LoadedModel, prepare: Callable[[Head], Head]) -> OffloadedHead:
+def _open_head_on_disk(
+    loaded: LoadedModel, prepare: Callable[[Head], Head], record: ModelRecord | None
+) -> OffloadedHead:
     """Return the head stored in the model's folder, prepared whenever it is loaded.
 
     Raises ModelError if it is not there.
@@ -210,6 +231,7 @@ def _open_head_on_disk(loaded: LoadedModel, prepare: Callable[[Head], Head]) -> 
     vocab_size, scale, softcap = head.vocab_size, head.scale, head.softcap
 
     def fetch() -> Head:
+        _check_files(record)
         bias = None if read_bias is None else read_bias().to(device)
         return prepare(Head(read_weight().to(device), vocab_size, bias, scale, softcap))
 

@@ -94,7 +94,7 @@ class LocalSampler:
         """Sample one completion a request, in order."""
         if not requests:
             return []
-        return _run_to_end(self._open_loop(requests, params), len(requests), self.batch_size)
+        return run_to_end(self._open_loop(requests, params), len(requests), self.batch_size)
 
     def run_steps(self, requests: Sequence[SampleRequest], params: SamplingParams) -> Steps:
         """Sample as `sample` does, but yield after each few tokens and each prefill."""
@@ -169,7 +169,7 @@ class LocalSampler:
             stop_check(params, self.language_model.tokenizer),
             mixture=(teacher.open_decode_batch(teacher_prompts, rows, length), teacher_weight),
         )
-        return _run_to_end(loop, len(requests), rows)
+        return run_to_end(loop, len(requests), rows)
 
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
@@ -238,7 +238,7 @@ class _Loop(Protocol):
         ...
 
 
-def _run_to_end(loop: _Loop, count: int, rows: int) -> list[Sample]:
+def run_to_end(loop: _Loop, count: int, rows: int) -> list[Sample]:
     """Decode `count` completions without pauses, and show how many of them ended."""
     steps = loop.run(rows)
     with show_wait("answers", count) as wait:

@@ -2,10 +2,11 @@
 
 An architecture that ignores the cache, or loses part of it when rows are selected, would silently
 sample from another distribution. So short texts are decoded by the very code that samples, and
-compared with a plain forward pass.
+compared with a plain forward pass. A compiled or static program is compared in the same way, on
+the model itself with all of its layers, and on a twin on which short texts cross each threshold of the
+config (see `practicum.backends.local.twin`).
 """
 
-import copy
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from practicum.backends.local.decode_batch import (
@@ -26,21 +28,28 @@ from practicum.backends.local.decode_step import DecodeJob, PromptTokens, SlotSt
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.llama_weights import find_llama_weights
 from practicum.backends.local.native import load_library
-from practicum.backends.local.packing import enable_packing, pad_sequences
+from practicum.backends.local.packing import compute_hidden_states, enable_packing, pad_sequences
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
-from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.static import list_graphs
+from practicum.backends.local.sampler import run_to_end
+from practicum.backends.local.static import choose_settings, list_graphs, open_static_loop
+from practicum.backends.local.static.capture import Capture, run_eagerly
+from practicum.backends.local.twin import (
+    SHORT,
+    VOCABULARY,
+    WINDOWS,
+    build_twin,
+    identify_twin,
+    shrink,
+)
 from practicum.ports import DecodeBatch
+from practicum.text import stop_check
 from practicum.text.tokenizers import shorten_error
-from practicum.types import SampleRequest, SamplingParams
+from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 log = logging.getLogger(__name__)
 
 PROMPTS = ((3, 1, 4, 1, 5), (2, 7, 1))
 """Prompts of different lengths, so that the second one is padded if the batch pads."""
-
-TWIN_VOCABULARY = 64
-"""The tokens of the tiny model on which the compiled step is tried."""
 
 ANSWER = (6, 2)
 """The tokens decoded after a prompt."""
@@ -50,6 +59,15 @@ LONG_PROMPT = tuple(range(1, 41)) * 7
 
 SAMPLED_TOKENS = 20
 """The tokens of each completion that the static step is tried with: more than one window."""
+
+BOUND = 1e-4
+"""The most nats by which a program in float32 may differ from the model's own modules."""
+
+ROUNDED_BOUND = 0.1
+"""The same for a model that computes in bfloat16."""
+
+MAX_PACKED_BYTES = 2**31
+"""The compiled step packs a copy of all weights: a larger model's step is only tried on its twin."""
 
 
 @torch.no_grad()
@@ -61,8 +79,12 @@ def explain_no_sampling(language_model: LanguageModel) -> str:
     model = language_model.model
     who = f"{model.name_or_path}: {type(model).__name__}"
     try:
-        batches = _open_batches(language_model)
-        difference = max(_measure_difference(language_model, batch) for batch in batches)
+        differences = [
+            _measure_difference(language_model, batch) for batch in _open_batches(language_model)
+        ]
+        differences += _measure_windows(model)
+        # `max` of a list in which a value is not a number may be any other value.
+        difference = torch.tensor(differences).max().item()
     except Exception as error:
         # An architecture's own code may raise anything if it does not know this use of its cache.
         return (
@@ -78,24 +100,68 @@ def explain_no_sampling(language_model: LanguageModel) -> str:
     return ""
 
 
+def _measure_windows(model: PreTrainedModel) -> list[float]:
+    """Measure a twin on texts longer than its windows; the list is empty without windows.
+
+    Only a model with Llama's names has a twin.
+    """
+    described = model.config.get_text_config().to_dict()
+    has_window = any(described.get(name) for name in WINDOWS)
+    if not has_window or find_llama_weights(model, merge=False) is None:
+        return []
+    twin = build_twin(model, Decoding.TORCH, window=SHORT)
+    batch = open_decode_batch(twin, {}, [*PROMPTS, PROMPTS[0]], 2, MIN_DECODE_STEPS)
+    return [_measure_difference(twin, batch)]
+
+
 @torch.no_grad()
 def can_decode_natively(language_model: LanguageModel) -> bool:
-    """Return True if the compiled decode step computes models of this architecture.
+    """Return True if the compiled program computes this model: its samples, scores and gradients.
 
-    A tiny model of the same class and settings, with random weights, is decoded by it and compared
-    with a forward pass: it finds what the names of weights do not show, such as a multiplier.
+    The names of weights propose it. Two comparisons with transformers' modules decide: a twin, on
+    which short texts cross each threshold of the config, and the model itself with all of its layers.
     """
     model = language_model.model
     if language_model.device.type != "cpu" or not language_model.is_exact:
         return False
-    if find_llama_weights(model, merge=False) is None or load_library() is None:
+    weights = find_llama_weights(model, merge=False)
+    if weights is None or load_library() is None or not _has_native_twin(model):
         return False
-    twin = _build_twin(model, Decoding.NATIVE)
-    if not twin.max_packed_tokens:
+    # Texts that are too short for a step that repays its packing are read by the model's modules.
+    if language_model.max_packed_tokens < max(map(len, PROMPTS)) + MIN_DECODE_STEPS:
         return False
-    prompts = [*PROMPTS, PROMPTS[0]]
-    batch = open_decode_batch(twin, {}, prompts, 2, MIN_DECODE_STEPS)
-    return _measure_difference(twin, batch) < 1e-4
+    tried = replace(language_model, decoding=Decoding.NATIVE)
+    maps = [weight for layer in weights.layers for weight in layer.values()]
+    packed_bytes = sum(weight.nbytes for weight in maps)
+    # A shard decodes by no step, which would read addresses of weights that are elsewhere.
+    is_shard = any(isinstance(weight, DTensor) for weight in maps)
+    is_scored = is_shard or packed_bytes > MAX_PACKED_BYTES
+    difference = (_measure_scores if is_scored else _measure_native_step)(tried)
+    if not difference <= BOUND:
+        log.warning(
+            f"{model.name_or_path}: the compiled program differs by {difference:.2g} nats from "
+            f"{type(model).__name__}; its own modules are used, which is slower"
+        )
+    return difference <= BOUND
+
+
+def _has_native_twin(model: PreTrainedModel) -> bool:
+    """Return True if the compiled program computes the model's twin."""
+    library = load_library()
+    key = "" if library is None else library.name, *identify_twin(model)
+    if key not in _NATIVE_TWINS:
+        twin = build_twin(model, Decoding.NATIVE)
+        differences = (
+            measure(twin) for measure in (_measure_native_step, _measure_scores, _measure_gradients)
+        )
+        _NATIVE_TWINS[key] = bool(twin.max_packed_tokens) and all(
+            difference <= BOUND for difference in differences
+        )
+    return _NATIVE_TWINS[key]
+
+
+_NATIVE_TWINS: dict[tuple[str, type[PreTrainedModel], str], bool] = {}
+"""The answers of `_has_native_twin`: a process loads many models of one architecture."""
 
 
 def choose_decoding(language_model: LanguageModel, wish: str) -> Decoding:
@@ -114,27 +180,30 @@ def choose_decoding(language_model: LanguageModel, wish: str) -> Decoding:
 def find_graph(language_model: LanguageModel) -> Decoding:
     """Return the static step that computes this model on its device, or `TORCH` if none does.
 
-    A tiny model of the same class is sampled from, as in `can_decode_natively`, and then one with
-    heads as wide as this model's, on its device and in its dtype: kernels may refuse any of these.
+    A twin is sampled from, as in `can_decode_natively`, then one with heads as wide as this model's,
+    on its device and in its dtype, since kernels may refuse any of these, and then the model itself.
     """
     model = language_model.model
     weights = find_llama_weights(model, merge=False)
     if weights is None:
         return Decoding.TORCH
-    twin = _build_twin(model, Decoding.MASKED_GRAPH)
-    if not twin.max_packed_tokens or not _measure_sampling(twin) < 1e-4:
+    twin = build_twin(model, Decoding.MASKED_GRAPH)
+    if not twin.max_packed_tokens or not _measure_sampling(twin) <= BOUND:
         return Decoding.TORCH
-    bound = 1e-3 if language_model.is_exact else 0.05
     for decoding in list_graphs(language_model, weights.head_width):
-        modules: Any = _shrink(model, weights.head_width)
+        modules: Any = shrink(model, weights.head_width)
         modules = modules.to(language_model.device, model.dtype)
-        probe = replace(
-            language_model, model=modules, vocab_size=TWIN_VOCABULARY, decoding=decoding
-        )
+        probe = replace(language_model, model=modules, vocab_size=VOCABULARY, decoding=decoding)
         try:
             difference = _measure_sampling(enable_packing(probe))
+            bound = 1e-3 if language_model.is_exact else 0.05
+            if difference <= bound:
+                # A graph of the model itself would take seconds to capture.
+                itself = replace(language_model, decoding=decoding)
+                difference = _measure_sampling(itself, run_eagerly)
+                bound = BOUND if language_model.is_exact else ROUNDED_BOUND
         except RuntimeError as error:
-            # A kernel that does not know this use of it: the next way may.
+            # A kernel that does not know this use of it, or too little memory: the next way may.
             log.warning(f"{decoding}: this device cannot decode so ({shorten_error(error)})")
             continue
         if difference <= bound:
@@ -143,19 +212,27 @@ def find_graph(language_model: LanguageModel) -> Decoding:
     return Decoding.TORCH
 
 
-def _measure_sampling(language_model: LanguageModel) -> float:
+def _measure_sampling(language_model: LanguageModel, capture: Capture | None = None) -> float:
     """Return the largest difference of sampled tokens' log-probabilities from a forward pass.
 
-    It is the mean of a text; infinite if no text is short enough for the model.
+    It is the mean of a text; infinite if no text is short enough for the static program. `capture`
+    replaces the device's own.
     """
     room = language_model.max_packed_tokens - SAMPLED_TOKENS
     prompts = [prompt for prompt in (*PROMPTS, PROMPTS[0], LONG_PROMPT) if len(prompt) <= room]
-    if not prompts:
+    settings = choose_settings(language_model)
+    if not prompts or settings is None:
         return math.inf
+    if capture is not None:
+        settings = replace(settings, capture=capture)
+    prompts = [_wrap(prompt, language_model) for prompt in prompts]
     requests = [SampleRequest(prompt, seed) for seed, prompt in enumerate(prompts)]
-    samples = LocalSampler(language_model, batch_size=2).sample(
-        requests, SamplingParams(SAMPLED_TOKENS)
-    )
+    params = SamplingParams(SAMPLED_TOKENS)
+    check = stop_check(params, None)
+    loop = open_static_loop(language_model, {}, requests, params, 2, check, settings)
+    if loop is None:
+        return math.inf
+    samples = run_to_end(loop, len(requests), 2)
     texts = [
         (*prompt, *sample.tokens.tolist()) for prompt, sample in zip(prompts, samples, strict=True)
     ]
@@ -168,44 +245,41 @@ def _measure_sampling(language_model: LanguageModel) -> float:
     return torch.stack([difference.abs().mean() for difference in differences]).max().item()
 
 
-def _build_twin(model: PreTrainedModel, decoding: Decoding) -> LanguageModel:
-    """Return a tiny model of the same class and settings that decodes in a given way."""
-    return enable_packing(LanguageModel(_shrink(model), TWIN_VOCABULARY, decoding=decoding))
+def _measure_native_step(language_model: LanguageModel) -> float:
+    """Return the difference of the compiled step, which follows a compiled prefill."""
+    prompts = [_wrap(prompt, language_model) for prompt in (*PROMPTS, PROMPTS[0])]
+    batch = open_decode_batch(language_model, {}, prompts, 2, MIN_DECODE_STEPS)
+    assert isinstance(batch, SlotDecodeBatch), "these prompts can be packed"
+    return _measure_difference(language_model, batch)
 
 
-def _shrink(model: PreTrainedModel, head_width: int = 8) -> PreTrainedModel:
-    """Return a tiny model of the same class and settings, with random weights."""
-    config: Any = copy.deepcopy(model.config)
-    groups = max(config.num_attention_heads // config.num_key_value_heads, 1)
-    sizes = {
-        "vocab_size": TWIN_VOCABULARY,
-        "hidden_size": 8 * groups,
-        "num_attention_heads": 2 * groups,
-        "num_key_value_heads": 2,
-        "head_dim": head_width,
-        "intermediate_size": 24,
-        "num_hidden_layers": min(2, config.num_hidden_layers),
-        "pad_token_id": None,
-    }
-    for name, size in sizes.items():
-        setattr(config, name, size)
-    if config.to_dict().get("layer_types"):
-        config.layer_types = config.layer_types[:2]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        twin = type(model)(config)
-        for weight in twin.parameters():
-            if weight.dim() == 1:
-                weight.uniform_(0.5, 1.5)
-            else:
-                weight.normal_(std=weight.shape[1] ** -0.5)
-    return twin.eval()
+def _measure_scores(language_model: LanguageModel) -> float:
+    """Return the largest difference of packed texts' log-probabilities from a forward pass."""
+    texts = _list_texts(language_model)
+    hidden = compute_hidden_states(language_model, [ScoreRequest(t[:1], t[1:]) for t in texts])
+    packed = language_model.head().logprobs(hidden)
+    return _compare(packed, _predict_alone(language_model, texts))
+
+
+@torch.enable_grad()
+def _measure_gradients(language_model: LanguageModel) -> float:
+    """Return the relative difference between the gradients of packed texts and of a forward pass."""
+    texts = _list_texts(language_model)
+    weights = list(language_model.model.parameters())
+    targets = torch.tensor([token for text in texts for token in text[1:]])
+    hidden = compute_hidden_states(language_model, [ScoreRequest(t[:1], t[1:]) for t in texts])
+    packed = language_model.head().logprobs(hidden)
+    alone = _predict_alone(language_model, texts)
+    gradients = [
+        torch.cat([part.flatten() for part in torch.autograd.grad(total, weights)])
+        for total in (rows.gather(1, targets[:, None]).sum() for rows in (packed, alone))
+    ]
+    return ((gradients[0] - gradients[1]).norm() / gradients[1].norm()).item()
 
 
 def _open_batches(language_model: LanguageModel) -> Iterator[DecodeBatch]:
     """Yield a decode batch of each kind that sampling may use: slots, padded, or both."""
-    vocabulary = language_model.vocab_size
-    prompts = [tuple(token % vocabulary for token in prompt) for prompt in (*PROMPTS, PROMPTS[0])]
+    prompts = [_wrap(prompt, language_model) for prompt in (*PROMPTS, PROMPTS[0])]
     longest = max(map(len, prompts)) + len(ANSWER)
     prepacked = PrepackedModel(language_model, len(ANSWER))
     job = DecodeJob(language_model, {}, prepacked, prompts, 2, longest)
@@ -222,11 +296,9 @@ def _measure_difference(language_model: LanguageModel, batch: DecodeBatch) -> fl
     texts start, the first one ends, its prompt starts again in the free row if the batch refills,
     and all go on.
     """
-    vocabulary = language_model.vocab_size
-    texts = [tuple(token % vocabulary for token in (*prompt, *ANSWER)) for prompt in PROMPTS]
-    expected_logprobs = _compute_by_forward(language_model, texts)
-    tokens = torch.tensor([token % language_model.vocab_size for token in ANSWER])
-    differences: list[Tensor] = []
+    expected_logprobs = _compute_by_forward(language_model, _list_texts(language_model))
+    tokens = torch.tensor(_wrap(ANSWER, language_model))
+    differences: list[float] = []
 
     def compare(*rows: tuple[int, int]) -> None:
         """Compare rows with the forward pass; a row is (prompt index, tokens decoded)."""
@@ -234,7 +306,7 @@ def _measure_difference(language_model: LanguageModel, batch: DecodeBatch) -> fl
         positions = [len(PROMPTS[prompt]) - 1 + count for prompt, count in rows]
         expected = expected_logprobs[prompts, positions]
         decoded = torch.log_softmax(batch.logits().float(), dim=-1)
-        differences.append((expected.exp() * (decoded - expected).abs()).sum(dim=-1).max())
+        differences.append(_compare(decoded, expected))
 
     batch.admit(2)
     compare((0, 0), (1, 0))
@@ -247,7 +319,28 @@ def _measure_difference(language_model: LanguageModel, batch: DecodeBatch) -> fl
     else:
         batch.advance(tokens[[1]], [0])
         compare((1, 2))
-    return torch.stack(differences).max().item()
+    return torch.tensor(differences).max().item()
+
+
+def _compare(logprobs: Float[Tensor, "T V"], expected: Float[Tensor, "T V"]) -> float:
+    """Return the largest of the mean differences over the tokens that would be sampled."""
+    return (expected.exp() * (logprobs - expected).abs()).sum(dim=-1).max().item()
+
+
+def _predict_alone(
+    language_model: LanguageModel, texts: Sequence[PromptTokens]
+) -> Float[Tensor, "T V"]:
+    """Return the log-probabilities of each text after its first tokens, by a forward pass."""
+    logprobs = _compute_by_forward(language_model, texts)
+    return torch.cat([row[: len(text) - 1] for row, text in zip(logprobs, texts, strict=True)])
+
+
+def _list_texts(language_model: LanguageModel) -> list[PromptTokens]:
+    return [_wrap((*prompt, *ANSWER), language_model) for prompt in PROMPTS]
+
+
+def _wrap(tokens: PromptTokens, language_model: LanguageModel) -> PromptTokens:
+    return tuple(token % language_model.vocab_size for token in tokens)
 
 
 def _compute_by_forward(

@@ -8,6 +8,7 @@ so a segment attends causally to itself and fully to what is above it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import cast
 
@@ -15,8 +16,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-HAS_KERNEL = torch.__version__ >= "2.13"
-"""True if this torch has the kernel with grouped heads."""
+HAS_KERNEL = torch.__version__ >= "2.11"
+"""True if this torch has the kernel with windows, which training needs."""
+
+HAS_PAGES = torch.__version__ >= "2.13"
+"""True if the kernel reads pages, which decoding needs, and asks for grouped heads by a keyword.
+
+Before it, the kernel takes fewer key heads than query heads without a keyword.
+"""
 
 WIDEST_HEAD = 256
 """The widest head that flash attention computes."""
@@ -91,18 +98,10 @@ class VarlenSegments:
         compute = kernel or _load_kernel()
         if self.keys is not None:
             keys, values = keys[self.keys], values[self.keys]
-        return compute(
-            queries,
-            keys,
-            values,
-            self.query_ends,
-            self.key_ends,
-            self.longest_queries,
-            self.longest_keys,
-            scale=scale,
-            window_size=CAUSAL,
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
+        ends = self.query_ends, self.key_ends, self.longest_queries, self.longest_keys
+        if HAS_PAGES:
+            compute = partial(compute, enable_gqa=queries.shape[1] != keys.shape[1])
+        return compute(queries, keys, values, *ends, scale=scale, window_size=CAUSAL)
 
 
 def _load_kernel() -> Kernel:

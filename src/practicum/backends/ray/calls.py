@@ -2,15 +2,19 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from practicum.backends._sharded.silence import build_silence_error
+from practicum.backends.ray.pulse import Pulse, ThreadedCall
 from practicum.core import abandon
 from practicum.core.options import spell_options
 from practicum.errors import PracticumError, WorkerLost
+
+T = TypeVar("T")
 
 POLL_SECONDS = 0.5
 """The time between two looks whether the caller's work was cancelled."""
@@ -33,6 +37,21 @@ class AnswerLimits:
     restarts: int
     count_missing: Callable[[], int] = lambda: 0
     """Count the GPUs of the run that went with a machine, so that no process can start there."""
+    starting: float = 3600.0
+    """The seconds in which a process starts and loads its models."""
+    pulse: Pulse | None = None
+    """The signs of life of the run's processes."""
+    key: str = "backend.patience"
+    """The recipe's key of `seconds`."""
+
+    def for_start(self) -> "AnswerLimits":
+        """Return the limits of a request to a process that starts, or loads a model."""
+        return replace(self, seconds=self.starting, key="backend.start_patience")
+
+    def check_pulse(self, verb: str) -> None:
+        """Raise WorkerLost if a process or a machine of the run is stuck, and name it."""
+        if self.pulse is not None and (stuck := self.pulse.find_stuck()):
+            raise build_silence_error(stuck, self.pulse.limit, verb, self.restarts)
 
 
 def wait_for(
@@ -52,6 +71,7 @@ def wait_for(
     deadline = complete + patience.seconds
     while waiting:
         abandon.check()
+        patience.check_pulse(verb)
         remaining = deadline - time.monotonic()
         ready, waiting = ray.wait(
             waiting,
@@ -60,7 +80,7 @@ def wait_for(
             fetch_local=False,
         )
         for reference in ready:
-            if (error := _find_error(reference)) is not None:
+            if (error := _find_error(reference, verb, patience)) is not None:
                 _raise_cause({titles[reference]: error}, titles, waiting, verb, patience)
         if not waiting or ready:
             continue
@@ -78,13 +98,32 @@ def wait_for(
             )
 
 
-def _find_error(reference: Any) -> Exception | None:
-    """Return the error of an answer, or None; the answers here are small."""
-    try:
-        ray.get(reference)
-    except (RayError, OSError, PracticumError) as error:
-        return error
-    return None
+def call_within(call: Callable[[], T], verb: str, patience: AnswerLimits) -> T:
+    """Return the result of a call to Ray that takes no timeout, such as `ray.put`.
+
+    Raises WorkerLost if a process or a machine of the run is stuck, or if the call takes too long.
+    """
+    outcome = ThreadedCall(call)
+    deadline = time.monotonic() + patience.seconds
+    while not outcome.done.wait(POLL_SECONDS):
+        abandon.check()
+        patience.check_pulse(verb)
+        if time.monotonic() >= deadline:
+            _raise_late(["Ray on this machine"], verb, patience, None)
+    return outcome.get()
+
+
+def _find_error(reference: Any, verb: str, patience: AnswerLimits) -> Exception | None:
+    """Return the error of an answer, or None."""
+
+    def read() -> Exception | None:
+        try:
+            ray.get(reference)
+        except (RayError, OSError, PracticumError) as error:
+            return error
+        return None
+
+    return call_within(read, verb, patience)
 
 
 def _raise_cause(
@@ -100,7 +139,7 @@ def _raise_cause(
         ready, _ = ray.wait(
             list(waiting), num_returns=len(waiting), timeout=AFTERMATH_SECONDS, fetch_local=False
         )
-        late = {titles[reference]: _find_error(reference) for reference in ready}
+        late = {titles[reference]: _find_error(reference, verb, patience) for reference in ready}
         errors |= {title: error for title, error in late.items() if error is not None}
     for error in errors.values():
         cause = error.cause if isinstance(error, RayTaskError) else error
@@ -135,23 +174,22 @@ def _raise_late(
 ) -> NoReturn:
     """Raise WorkerLost with the processes that did not answer, and what they are at."""
     places = [
-        f"{title} at {describe_progress(title)}" if describe_progress else title for title in titles
+        f"{title} {describe_progress(title)}" if describe_progress else title for title in titles
     ]
     raise WorkerLost(
-        f"no answer to {verb} in {patience.seconds:g} s (backend.patience) from {', '.join(places)}; "
+        f"no answer to {verb} in {patience.seconds:g} s ({patience.key}) from {', '.join(places)}; "
         f"look at its machine, then go on with {spell_options(resume=True)}",
         patience.restarts,
     )
 
 
 def ask_progress(process: Any) -> str:
-    """Return the work that a process is at, in words."""
+    """Describe the current work of a process, or say that it gives no sign of life."""
     try:
-        return (
-            ray.get(process.describe_progress.remote(), timeout=PROGRESS_SECONDS) or "nothing yet"
-        )
+        sign: Any = ray.get(process.give_sign.remote(), timeout=PROGRESS_SECONDS)
     except (RayError, GetTimeoutError):
-        return "an unknown place"
+        return "(stuck: no sign of life)"
+    return f"at {sign.work or 'nothing yet'}"
 
 
 def _find_last_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from practicum.backends._sharded.following import ShardedSelfTeacher
 from practicum.backends._sharded.rank_verbs import ModelSettings
-from practicum.backends.ray.calls import AnswerLimits, ask_progress, wait_for
+from practicum.backends.ray.calls import AnswerLimits, ask_progress, call_within, wait_for
 from practicum.backends.ray.placement import end_processes
 from practicum.backends.ray.references import (
     PackedAnswers,
@@ -25,6 +25,7 @@ from practicum.backends.ray.references import (
 )
 from practicum.costs import Meter, Phase
 from practicum.errors import ModelError, PracticumError, WorkerLost
+from practicum.models.digests import ModelRecord
 from practicum.models.tensors import SavedTensor
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, Capabilities, StepFollower, WeightUpdateRule
@@ -38,6 +39,8 @@ from practicum.types import (
     ScoreRequest,
     TeacherSignal,
 )
+
+T = TypeVar("T")
 
 SCORED_TOKENS = 16384
 """The tokens whose hidden states are one object of the object store: tens of megabytes."""
@@ -53,6 +56,9 @@ class RankGroup:
         self._processes = {f"{title} {rank}": process for rank, process in enumerate(processes)}
         self._patience = patience
         self.count = len(processes)
+        if patience.pulse is not None:
+            for name, process in self._processes.items():
+                patience.pulse.watch(name, process)
         self._has_met = False
         self._turn = Lock()
 
@@ -63,17 +69,34 @@ class RankGroup:
         self._has_met = True
         title, first = next(iter(self._processes.items()))
         address_reference = first.find_address.remote()
-        wait_for({title: address_reference}, "start", self._patience)
-        self.ask("meet", ray.get(address_reference), self._patience.seconds)
+        starting = self._patience.for_start()
+        wait_for({title: address_reference}, "start", starting)
+        address = self._fetch(address_reference, "start")
+        # All that ranks do together, until one of them has started or loaded late.
+        self._request("meet", [(address, self._patience.seconds)] * self.count, limits=starting)
 
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
         """Return the answers of all ranks, in their order; they are small."""
-        return [ray.get(reference) for reference in self._request(verb, [arguments] * self.count)]
+        references = self._request(verb, [arguments] * self.count)
+        return [self._fetch(reference, verb) for reference in references]
+
+    def load(self, verb: str, *arguments: Any) -> list[Any]:
+        """Ask all ranks to load a model, which may take as long as a start."""
+        limits = self._patience.for_start()
+        references = self._request(verb, [arguments] * self.count, limits=limits)
+        return [self._fetch(reference, verb) for reference in references]
 
     def ask_each(self, verb: str, arguments: Sequence[Sequence[Any]]) -> list[tuple[Any, Any]]:
         """Ask each rank with its own arguments; return a small answer and a reference of each."""
         pairs = self._request(verb, arguments, {"num_returns": 2})
-        return [(ray.get(answer), reference) for answer, reference in pairs]
+        return [(self._fetch(answer, verb), reference) for answer, reference in pairs]
+
+    def put(self, content: Any, verb: str) -> Any:
+        """Put an argument that all ranks read into the object store; return its reference."""
+        return call_within(lambda: ray.put(content), verb, self._patience)
+
+    def _fetch(self, reference: Any, verb: str) -> Any:
+        return call_within(lambda: ray.get(reference), verb, self._patience)
 
     def ask_beside(self, verb: str, *arguments: Any) -> None:
         """Let all ranks do something beside their work; the group outlives a failure of it."""
@@ -94,19 +117,25 @@ class RankGroup:
         verb: str,
         arguments: Sequence[Sequence[Any]],
         options: Mapping[str, Any] | None = None,
+        limits: AnswerLimits | None = None,
     ) -> list[Any]:
+        limits = limits or self._patience
         # Threads take turns: the ranks would wait for each other if they had another order.
         with self._turn:
             processes = self._require_processes(verb)
-            references = {
-                title: getattr(process, verb).options(**options or {}).remote(*values)
-                for (title, process), values in zip(processes.items(), arguments, strict=True)
-            }
+            references = call_within(
+                lambda: {
+                    title: getattr(process, verb).options(**options or {}).remote(*values)
+                    for (title, process), values in zip(processes.items(), arguments, strict=True)
+                },
+                verb,
+                limits,
+            )
         answers = {
             title: reference[0] if options else reference for title, reference in references.items()
         }
         try:
-            wait_for(answers, verb, self._patience, lambda title: ask_progress(processes[title]))
+            wait_for(answers, verb, limits, lambda title: ask_progress(processes[title]))
         except (PracticumError, OSError):
             # The others may wait in a collective for the one that failed.
             self._processes = {}
@@ -133,7 +162,8 @@ class RayTrainer:
         self, data: Sequence[Datum], objective: Objective, seed: int
     ) -> ForwardResult:
         """Send every rank the batch, and return the report of all of them."""
-        answers = self.group.ask("forward_backward", ray.put(list(data)), objective, seed)
+        batch = self.group.put(list(data), "forward_backward")
+        answers = self.group.ask("forward_backward", batch, objective, seed)
         reads: Counter[str] = Counter()
         for _, counts in answers:
             reads.update(counts)
@@ -190,14 +220,20 @@ class ModelPool:
         self._meter = meter
         self._heads: dict[int | None, RayHead] = {}
         self._fetched: dict[int, int] = {}
+        self._record: ModelRecord | None = None
+        if patience.pulse is not None:
+            for number, process in enumerate(processes):
+                patience.pulse.watch(f"{title} {number}", process)
         self.canary: float | None = None
         """The largest difference of the engines' weights at the newest request; None: no engine."""
 
-    def load(self) -> dict[str, Any]:
-        """Load the model in all processes; return the facts about it."""
-        references = [process.describe.remote() for process in self._processes]
-        self._wait(references, "load")
-        return ray.get(references[0])
+    def load(self, record: ModelRecord | None) -> dict[str, Any]:
+        """Load the model in all processes from the recorded files; return the facts about it."""
+        references = [process.describe.remote(record) for process in self._processes]
+        self._wait(references, "load", self._patience.for_start())
+        facts = self._fetch(references[0], "load")
+        self._record = facts["record"]
+        return facts
 
     def sample(
         self,
@@ -207,12 +243,15 @@ class ModelPool:
     ) -> list[Sample]:
         """Sample one completion a request, in order."""
         parts = _cut(requests, len(self._processes))
-        references = [
-            process.sample.remote(part, params, weights)
-            for process, part in zip(self._processes, parts, strict=False)
-        ]
+        references = self._call(
+            lambda: [
+                process.sample.remote(part, params, weights, self._record)
+                for process, part in zip(self._processes, parts, strict=False)
+            ],
+            "sample",
+        )
         self._wait(references, "sample")
-        answers = ray.get(references)
+        answers = self._fetch(references, "sample")
         samples = [sample for part, _ in answers for sample in part]
         differences = [difference for _, difference in answers if difference is not None]
         self.canary = max(differences, default=self.canary)
@@ -226,15 +265,18 @@ class ModelPool:
         """Score the requests; hidden states stay in the object store."""
         parts = _cut(requests, max(len(self._processes), _count_objects(requests)))
         processes = itertools.cycle(self._processes)
-        references = [
-            process.score.options(num_returns=2).remote(part, signal, weights)
-            for process, part in zip(processes, parts, strict=False)
-        ]
+        references = self._call(
+            lambda: [
+                process.score.options(num_returns=2).remote(part, signal, weights, self._record)
+                for process, part in zip(processes, parts, strict=False)
+            ],
+            "score",
+        )
         self._wait([answers for answers, _ in references], "score")
         self._count_weights("score", weights, len(parts))
         signals: list[TeacherSignal] = []
         for (answer, states), part in zip(references, parts, strict=True):
-            answers: PackedAnswers = ray.get(answer)
+            answers: PackedAnswers = self._fetch(answer, "score")
             self._count_bytes("score", answers[0])
             signals += open_signals(answers, states, part, lambda: self._find_head(weights))
         return signals
@@ -243,9 +285,12 @@ class ModelPool:
         """Return the head of the weights by reference; only the newest one is kept here."""
         number = None if weights is None else weights.number
         if number not in self._heads:
-            reference, size = self._processes[0].pack_head.options(num_returns=2).remote(weights)
+            ask = self._processes[0].pack_head.options(num_returns=2)
+            reference, size = ask.remote(weights, self._record)
             self._wait([size], "pack_head")
-            self._heads = {number: RayHead(reference, next(_numbers), ray.get(size))}
+            self._heads = {
+                number: RayHead(reference, next(_numbers), self._fetch(size, "pack_head"))
+            }
         return self._heads[number]
 
     def _count_bytes(self, phase: Phase, size: int) -> None:
@@ -264,14 +309,22 @@ class ModelPool:
         self._fetched |= dict.fromkeys(new, weights.number)
         self._count_bytes(phase, weights.size * len(new))
 
-    def _wait(self, references: Sequence[Any], verb: str) -> None:
+    def _call(self, call: Callable[[], T], verb: str) -> T:
+        return call_within(call, verb, self._patience)
+
+    def _fetch(self, reference: Any, verb: str) -> Any:
+        return self._call(lambda: ray.get(reference), verb)
+
+    def _wait(
+        self, references: Sequence[Any], verb: str, limits: AnswerLimits | None = None
+    ) -> None:
         count = len(self._processes)
         # A process may have several requests, which it answers in order.
         titles = {
             f"{self._title} {number % count}, request {number // count}": reference
             for number, reference in enumerate(references)
         }
-        wait_for(titles, verb, self._patience)
+        wait_for(titles, verb, limits or self._patience)
 
 
 def _cut(requests: Sequence[Any], count: int) -> list[list[Any]]:
@@ -326,7 +379,7 @@ class ShardedTeacher:
 
     def load(self) -> dict[str, Any]:
         """Load the teacher in all ranks; return the facts about it."""
-        facts = self._group.ask("load_scorer", self._model)[0]
+        facts = self._group.load("load_scorer", self._model)[0]
         self._no_sampling_reason = facts["no_sampling_reason"]
         return facts
 
@@ -390,7 +443,7 @@ class RayScalar(StepFollower):
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore weights and moments."""
         if tensors:
-            self._group.ask("load_state", ray.put(dict(tensors)))
+            self._group.ask("load_state", self._group.put(dict(tensors), "load_state"))
 
 
 class RaySelfTeacher(ShardedSelfTeacher[WeightsReference]):
@@ -421,4 +474,4 @@ class RaySelfTeacher(ShardedSelfTeacher[WeightsReference]):
 
     def pack(self, tensors: dict[str, Tensor]) -> Any:
         """Return a reference to the tensors, which the driver does not send itself."""
-        return ray.put(tensors)
+        return self._trainer.group.put(tensors, "load_follower")

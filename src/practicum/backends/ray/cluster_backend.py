@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from practicum.backends._sharded.rank_verbs import ModelSettings, ProcessSettings
-from practicum.backends.local.backend import prepare_folder
+from practicum.backends.local.backend import prepare_folder, record_files
 from practicum.backends.ray import Config
 from practicum.backends.ray.calls import AnswerLimits
 from practicum.backends.ray.clients import (
@@ -42,9 +42,14 @@ class RayBackend:
     def __init__(self, config: Config, context: BackendContext) -> None:
         self._config = config
         self._context = context
-        self._cluster = RayCluster(context.at_end, config.list_smaller)
+        self._cluster = RayCluster(context.at_end, config.list_smaller, config.silence)
         self._trainers: RankGroup | None = None
-        self._patience = AnswerLimits(config.patience, config.restarts)
+        self._patience = AnswerLimits(
+            config.patience,
+            config.restarts,
+            starting=config.start_patience,
+            pulse=self._cluster.pulse,
+        )
         self._settings = ProcessSettings.read(config, PACKAGES)
 
     def load_student(self, config: StudentConfig) -> RayStudent:
@@ -65,9 +70,11 @@ class RayBackend:
         starter = self._reserve_pool(self._config.samplers, model)
         group = self._open_trainers(config)
         samplers = self._start_pool("sampler", self._config.samplers, model, starter)
+        # The processes start meanwhile.
+        record = record_files(config, folder, self._context)
         group.meet()
-        facts = group.ask("load", model)[0]
-        sampling = samplers.load()
+        facts = group.load("load", replace(model, record=record))[0]
+        sampling = samplers.load(facts["record"])
         for note in dict.fromkeys([*facts.pop("notes"), *sampling["notes"]]):
             log.info(note)
         trainer = RayTrainer(group, samplers)
@@ -82,7 +89,7 @@ class RayBackend:
             return self._load_in_shards(model)
         count = self._count_teachers()
         pool = self._start_pool(name, count, model, self._reserve_pool(count, model))
-        facts = pool.load()
+        facts = pool.load(record_files(config, folder, self._context))
         for note in facts.pop("notes"):
             log.info(note)
         client = ModelClient(pool, _get_no_weights, facts["no_sampling_reason"])
@@ -96,7 +103,7 @@ class RayBackend:
             ScalarProcess, 1, config, max_restarts=0, concurrency_groups={"watch": 1}
         )
         group = RankGroup(name, [starter.start(self._settings, model)], self._patience)
-        facts = group.ask("load")[0]
+        facts = group.load("load", record_files(config, folder, self._context))[0]
         for note in facts.pop("notes"):
             log.info(note)
         return LoadedScalar(RayScalar(group), **facts)
@@ -114,8 +121,9 @@ class RayBackend:
         else:
             copies = count // self._config.teacher_shards
             group = self._start_group(model.name, config, count, copies)
+        record = record_files(config, model.folder, self._context)
         group.meet()
-        client = ShardedTeacher(group, model, self._context.meter)
+        client = ShardedTeacher(group, replace(model, record=record), self._context.meter)
         facts = client.load()
         for note in facts.pop("notes"):
             log.info(note)
@@ -141,7 +149,12 @@ class RayBackend:
     def _reserve_pool(self, count: int, model: ModelSettings) -> Starter:
         """Reserve the GPUs of processes that Ray starts again when one is lost."""
         return self._cluster.reserve(
-            ModelProcess, count, model.config, max_restarts=RETRIES, max_task_retries=RETRIES
+            ModelProcess,
+            count,
+            model.config,
+            max_restarts=RETRIES,
+            max_task_retries=RETRIES,
+            concurrency_groups={"watch": 1},
         )
 
     def _start_pool(

@@ -1,22 +1,31 @@
 """Connect to a Ray cluster or start one, and place processes on its GPUs."""
 
+import atexit
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import ray
 import torch
 from ray.exceptions import RayError
 
-from practicum.errors import ResourceError, TooFewGpus
+from practicum.backends.ray.pulse import Pulse, Sign, ThreadedCall, knock, run_within
+from practicum.core.leaving import LAST_ACTS
+from practicum.errors import PracticumError, ResourceError, TooFewGpus
 from practicum.models.config import ModelConfig
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 RETRIES = 3
 """Times that a process without state of its own is started again, and a request repeated."""
@@ -28,8 +37,20 @@ RELEASE_SECONDS = 10.0
 RELEASE_POLL_SECONDS = 0.2
 
 
-KNOCK_SECONDS = 10.0
-"""The time in which the cluster of RAY_ADDRESS, or a machine of it, takes a connection."""
+RAYS_FOLDER = os.fsencode(Path(ray.__file__).parent) + b"/"
+"""The folder of the programs that Ray starts."""
+
+CONNECT_SECONDS = 10.0
+"""The time in which the cluster of RAY_ADDRESS takes a connection."""
+
+ANSWER_SECONDS = 10.0
+"""The time in which Ray answers a question about its machines and GPUs."""
+
+QUIET_SECONDS = 2.0
+"""The time in which Ray ends by itself, before its processes are killed and the error is shown."""
+
+SHUTDOWN_SECONDS = 20.0
+"""The time in which Ray ends at all."""
 
 FAREWELL_SECONDS = 120.0
 """The time in which Ray gives up a machine that is gone; its own health checks take half a minute."""
@@ -51,18 +72,25 @@ class RayCluster:
     """A connection to Ray; the processes that it started end with it."""
 
     def __init__(
-        self, at_end: ExitStack, list_smaller: Callable[[int], list[str]] = lambda missing: []
+        self,
+        at_end: ExitStack,
+        list_smaller: Callable[[int], list[str]] = lambda missing: [],
+        silence: float = 20.0,
     ) -> None:
-        """`list_smaller` lists the changes to a recipe with which it does without some GPUs."""
+        """`list_smaller` lists the changes to a recipe with which it does without some GPUs.
+
+        `silence` are the seconds without a sign of life after which a process counts as stuck.
+        """
         self._list_smaller = list_smaller
+        self.pulse = Pulse(silence)
         self._processes: list[Any] = []
         if not ray.is_initialized():
             connect()
             SharedRay.was_started = True
         SharedRay.users += 1
-        at_end.callback(self.end)
+        at_end.push(lambda kind, error, trace: self.end(error))
         _await_farewells()
-        self._gpus = int(ray.cluster_resources().get("GPU", 0))
+        self._gpus = int(_ask(ray.cluster_resources).get("GPU", 0))
         self._announced = 0
         self._reserved = 0
         self._held = 0
@@ -91,7 +119,7 @@ class RayCluster:
         """Return how many of the reserved GPUs the cluster no longer has."""
         if not self._reserved:
             return 0
-        return max(self._reserved - int(ray.cluster_resources().get("GPU", 0)), 0)
+        return max(self._reserved - int(_ask(ray.cluster_resources).get("GPU", 0)), 0)
 
     def _require(self, gpus: int) -> None:
         """Raise TooFewGpus unless so many GPUs are free or are those of this run's processes."""
@@ -117,14 +145,21 @@ class RayCluster:
     def _should_use_gpus(self, config: ModelConfig) -> bool:
         return config.device != "cpu" and self._gpus > 0
 
-    def end(self) -> None:
-        """End all processes, and the connection if no other run of this process uses it."""
-        end_processes(self._processes)
+    def end(self, error: BaseException | None = None) -> None:
+        """End all processes, and the connection if no other run of this process uses it.
+
+        `error` is what ended the run. It is shown before a long wait, and no wait is endless.
+        """
+        signs = self.pulse.list_signs()
+        self.pulse.stop()
+        with suppress(TimeoutError):
+            run_within(partial(end_processes, tuple(self._processes)), QUIET_SECONDS)
+        _kill_here(signs)
         self._processes.clear()
         SharedRay.users -= 1
         if SharedRay.was_started and SharedRay.users == 0:
             SharedRay.was_started = False
-            ray.shutdown()
+            shut_down(error)
 
 
 def _await_farewells() -> None:
@@ -133,7 +168,7 @@ def _await_farewells() -> None:
     A run that goes on after a machine was lost comes here before Ray knows of the loss.
     """
     deadline = time.monotonic() + FAREWELL_SECONDS
-    while silent := [address for address in _list_machines() if not _answers(address)]:
+    while silent := [address for address in _list_machines() if knock(address) != "answers"]:
         if time.monotonic() >= deadline:
             raise ResourceError(
                 f"{', '.join(f'{host}:{port}' for host, port in silent)} belongs to the Ray cluster "
@@ -147,24 +182,27 @@ def _list_machines() -> list[tuple[str, int]]:
     """Return the addresses at which Ray's own processes listen on all machines."""
     return [
         (node["NodeManagerAddress"], node["NodeManagerPort"])
-        for node in ray.nodes()
+        for node in _ask(ray.nodes)
         if node["Alive"]
     ]
 
 
-def _answers(address: tuple[str, int]) -> bool:
+def _ask(question: Callable[[], T]) -> T:
+    """Return what Ray says of its machines. Raises ResourceError if it does not answer in time."""
     try:
-        socket.create_connection(address, KNOCK_SECONDS).close()
-    except OSError:
-        return False
-    return True
+        return run_within(question, ANSWER_SECONDS)
+    except TimeoutError:
+        raise ResourceError(
+            f"Ray has not answered for {ANSWER_SECONDS:g} s which machines it has; look at its head "
+            "(gcs_server), or end it with ray stop"
+        ) from None
 
 
 def _count_free_gpus(enough: int) -> int:
     """Return the GPUs that no process holds; those of processes that just ended come back late."""
     deadline = time.monotonic() + RELEASE_SECONDS
     while True:
-        free = int(ray.available_resources().get("GPU", 0))
+        free = int(_ask(ray.available_resources).get("GPU", 0))
         if free >= enough or time.monotonic() >= deadline:
             return free
         time.sleep(RELEASE_POLL_SECONDS)
@@ -188,6 +226,66 @@ def end_processes(processes: Sequence[Any]) -> None:
     """End processes at once, whatever they are waiting for."""
     for process in processes:
         ray.kill(process)
+
+
+def shut_down(error: BaseException | None = None) -> None:
+    """End Ray within `SHUTDOWN_SECONDS`; a thread of it that is stuck by then is left behind.
+
+    If it takes more than a moment, show the error that ended the run first.
+    """
+    outcome = ThreadedCall(ray.shutdown)
+    if outcome.done.wait(QUIET_SECONDS):
+        return outcome.get()
+    if isinstance(error, PracticumError) and error.exit_code:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        error.was_shown = True
+    if outcome.done.wait(SHUTDOWN_SECONDS - QUIET_SECONDS):
+        return outcome.get()
+    log.warning(f"Ray did not end within {SHUTDOWN_SECONDS:g} s; it is left behind")
+    # Ray calls it again at the end of the process, and would be stuck again.
+    atexit.unregister(ray.shutdown)
+    LAST_ACTS.append(kill_ray)
+    return None
+
+
+def kill_ray() -> None:
+    """Kill the processes that Ray started on this machine for this process."""
+    pids = list(_find_descendants(os.getpid()))
+    # Ray ends this process with its own exit code once the raylet is gone: kill the raylet last.
+    for pid in sorted(pids, key=lambda pid: b"raylet/raylet" in _read_words(pid)):
+        _kill_if_rays(pid)
+
+
+def _kill_here(signs: Sequence[Sign]) -> None:
+    """Kill the processes on this machine by their numbers: Ray's own end may not reach them."""
+    for sign in signs:
+        if sign.host == socket.gethostname():
+            _kill_if_rays(sign.pid)
+
+
+def _kill_if_rays(pid: int) -> None:
+    """Kill a process unless its number belongs to a program that is none of Ray's."""
+    words = _read_words(pid)
+    if words.startswith(b"ray::") or RAYS_FOLDER in words:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _read_words(pid: int) -> bytes:
+    """Return the command line of a process, empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _find_descendants(pid: int) -> Iterator[int]:
+    """Yield the processes that a process started, and theirs."""
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                yield from _find_descendants(child)
+                yield child
 
 
 def connect(object_store_memory: int | None = None, num_gpus: int | None = None) -> None:
@@ -231,4 +329,4 @@ def _knock(address: str) -> None:
     """Raise OSError if nothing answers at HOST:PORT; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if "/" not in host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()

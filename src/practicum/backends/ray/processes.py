@@ -3,7 +3,6 @@
 Nothing is loaded in a constructor: Ray reports an error there as the death of the process.
 """
 
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -26,6 +25,7 @@ from practicum.backends._sharded.rank_verbs import (
     collect_notes,
     describe_model,
 )
+from practicum.backends._sharded.recording import load_recorded
 from practicum.backends._sharded.sharded_scorer import ShardedScorer
 from practicum.backends._sharded.slices import ShardedModel
 from practicum.backends.local.device_limits import build_limits
@@ -37,6 +37,7 @@ from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scalar_head import LocalScalarModel
 from practicum.backends.local.sizes import measure_trainable
+from practicum.backends.ray.pulse import Sign
 from practicum.backends.ray.references import (
     PackedAnswers,
     PackedHead,
@@ -49,6 +50,7 @@ from practicum.backends.ray.references import (
 )
 from practicum.core.faults import inject_fault
 from practicum.models.config import StudentConfig
+from practicum.models.digests import ModelRecord
 from practicum.objective import Signal
 from practicum.ports import AdamParams, SamplingClient
 from practicum.types import Metrics, Sample, SampleRequest, SamplingParams, ScoreRequest
@@ -81,15 +83,11 @@ class TrainerRank(ShardedRank):
             unused.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{unused.getsockname()[1]}"
 
-    def identify(self) -> tuple[int, str]:
-        """Return the number of this process, and the name of its machine."""
-        return os.getpid(), socket.gethostname()
-
     @ray.method(concurrency_group="watch")
-    def describe_progress(self) -> str:
-        """Return the work in progress; another thread answers this."""
+    def give_sign(self) -> Sign:
+        """Return a sign of life with the work in progress; another thread answers this."""
         place = "" if self._ranks is None else self._ranks.place
-        return f"{place} of {self._verb}" if place else self._verb
+        return Sign.give(f"{place} of {self._verb}" if place else self._verb)
 
     def meet(self, address: str, patience: float) -> None:
         """Meet the other ranks."""
@@ -107,11 +105,12 @@ class TrainerRank(ShardedRank):
         """Load this rank's shard of a teacher."""
         self._verb = f"load_scorer of {model.name}"
         with collect_notes() as notes:
-            loaded, sharded = self._load_shard(model)
+            (loaded, sharded), record = load_recorded(lambda: self._load_shard(model), model.record)
         limits = build_limits(sharded.language_model.device, self._settings.limits)
         self._scorers[model.name] = ShardedScorer(sharded, limits.chunk_tokens)
         reason = f"{loaded.source}: a teacher in shards only scores; it is too slow to sample from"
-        return describe_model(loaded) | {"no_sampling_reason": reason, "notes": notes}
+        facts = {"no_sampling_reason": reason, "record": record, "notes": notes}
+        return describe_model(loaded) | facts
 
     def _load_shard(self, model: ModelSettings) -> tuple[LoadedModel, ShardedModel]:
         ReaderDevice.device = choose_device(model.config)
@@ -159,14 +158,16 @@ class ScalarProcess:
         self._verb = ""
 
     @ray.method(concurrency_group="watch")
-    def describe_progress(self) -> str:
-        """Return the work in progress; another thread answers this."""
-        return self._verb
+    def give_sign(self) -> Sign:
+        """Return a sign of life with the work in progress; another thread answers this."""
+        return Sign.give(self._verb)
 
-    def load(self) -> dict[str, Any]:
-        """Load the model and return the facts about it."""
+    def load(self, record: ModelRecord | None) -> dict[str, Any]:
+        """Load the model from the recorded files and return the facts about it."""
         self._verb = "load"
         self._settings.apply(self._model.name)
+        if record is not None:
+            record.check(thorough=True)
         with collect_notes() as notes:
             loaded = _load(self._model, self._settings.limits.decoding)
         model = loaded.language_model
@@ -177,6 +178,7 @@ class ScalarProcess:
             "source": facts["source"],
             "dims": facts["dims"],
             "trainable_dims": measure_trainable(model),
+            "record": record and record.confirm(),
             "notes": notes,
         }
 
@@ -216,7 +218,8 @@ class ScalarProcess:
 class ModelProcess:
     """A process with a full model that samples and scores, with its own weights or published ones.
 
-    It holds nothing that a new process could not load again, so Ray may start it anew at any time.
+    It holds nothing that a new process could not load again, so Ray may start it again at any time.
+    Each request carries the record of the files, with which a new process compares what it loads.
     """
 
     def __init__(self, settings: ProcessSettings, model: ModelSettings) -> None:
@@ -225,30 +228,37 @@ class ModelProcess:
         self._language_model: LanguageModel | None = None
         self._client: SamplingClient | None = None
         self._facts: dict[str, Any] = {}
+        self._record: ModelRecord | None = None
+        self._verb = ""
         self._head: PackedHead | None = None
         self._version: int | None = None
         self._keeper: WeightKeeper | None = None
 
-    def describe(self) -> dict[str, Any]:
-        """Load the model and return the facts about it."""
-        self._open(None)
-        return self._facts
+    @ray.method(concurrency_group="watch")
+    def give_sign(self) -> Sign:
+        """Return a sign of life with the work in progress; another thread answers this."""
+        return Sign.give(self._verb)
 
-    def identify(self) -> tuple[int, str]:
-        """Return the number of this process, and the name of its machine."""
-        return os.getpid(), socket.gethostname()
+    def describe(self, record: ModelRecord | None = None) -> dict[str, Any]:
+        """Load the model for the first time and return the facts about it."""
+        self._verb = "load"
+        if self._client is None:
+            self._load(record, thorough=True)
+        return self._facts
 
     def sample(
         self,
         requests: Sequence[SampleRequest],
         params: SamplingParams,
         weights: WeightsReference | None,
+        record: ModelRecord | None = None,
     ) -> tuple[list[Sample], float | None]:
         """Sample one completion a request, and return how well the engine's weights agree.
 
         This is the canary's largest difference in nats, None without an engine.
         """
-        client = self._open(weights)
+        self._verb = "sample"
+        client = self._open(weights, record)
         if self._keeper is None:
             samples, difference = client.sample(requests, params), None
         else:
@@ -260,27 +270,36 @@ class ModelProcess:
         return samples, difference
 
     def score(
-        self, requests: Sequence[ScoreRequest], signal: Signal, weights: WeightsReference | None
+        self,
+        requests: Sequence[ScoreRequest],
+        signal: Signal,
+        weights: WeightsReference | None,
+        record: ModelRecord | None = None,
     ) -> tuple[PackedAnswers, PackedTensor | None]:
         """Score the requests; return signals without states, and the states of all of them."""
-        answers = pack_signals(self._open(weights).score(requests, signal))
+        self._verb = "score"
+        answers = pack_signals(self._open(weights, record).score(requests, signal))
         inject_fault(f"{self._model.name}.score")
         return answers
 
-    def pack_head(self, weights: WeightsReference | None) -> tuple[PackedHead, int]:
+    def pack_head(
+        self, weights: WeightsReference | None, record: ModelRecord | None = None
+    ) -> tuple[PackedHead, int]:
         """Return the head that reads the states of `score`, and the size of its vocabulary."""
-        self._open(weights)
+        self._open(weights, record)
         head = self._head
         if head is None:
             assert self._language_model is not None, "a scorer's head is packed when it is loaded"
             head = PackedHead.from_head(self._language_model.head())
         return head, head.settings["vocab_size"]
 
-    def _open(self, weights: WeightsReference | None) -> SamplingClient:
+    def _open(self, weights: WeightsReference | None, record: ModelRecord | None) -> SamplingClient:
         """Return a client of the model with the weights, which are fetched if they are new."""
         if self._client is None:
-            self._load()
+            self._load(record, thorough=False)
         assert self._client is not None
+        if record is not None and self._record is not None:
+            record.require_equal([self._record])
         if weights is not None and weights.number != self._version:
             assert self._language_model is not None
             parameters = self._language_model.trainable_parameters()
@@ -290,14 +309,21 @@ class ModelProcess:
             self._version = weights.number
         return self._client
 
-    def _load(self) -> None:
+    def _load(self, record: ModelRecord | None, *, thorough: bool) -> None:
+        """Load the model from the recorded files; `thorough` compares the digest of each file."""
         self._settings.apply(self._model.name)
+        if record is not None:
+            record.check(thorough=thorough)
         with collect_notes() as notes:
             loaded = _load(self._model, self._settings.limits.decoding)
+        self._record = record = record and record.confirm()
         model, config = loaded.language_model, self._model.config
         limits = build_limits(model.device, self._settings.limits)
-        reason = model.no_sampling_reason
-        self._facts = describe_model(loaded) | {"no_sampling_reason": reason, "notes": notes}
+        self._facts = describe_model(loaded) | {
+            "no_sampling_reason": model.no_sampling_reason,
+            "record": record,
+            "notes": notes,
+        }
         if isinstance(config, StudentConfig):
             self._language_model = model
             sampler = LocalSampler(model, {}, limits.sampling_batch, limits.chunk_tokens)
@@ -307,7 +333,9 @@ class ModelProcess:
         # Packed while the weights are in memory: their residency may take them out.
         self._head = PackedHead.from_head(model.head())
         del model
-        self._client = build_scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens)
+        self._client = build_scorer(
+            loaded, config, limits.sampling_batch, limits.chunk_tokens, record
+        )
 
     def _open_engine(self, loaded: LoadedModel, sampler: LocalSampler) -> None:
         """Start the engine of the recipe, which gets its weights from this process's student."""

@@ -37,6 +37,7 @@ class Config(ServiceConfig):
     """The settings of a service; the student's `model` is the name of a base model there."""
 
     checkpoints_here: ClassVar[bool] = False
+    adapter_alpha: ClassVar[float | None] = ALPHA
     """False: checkpoints hold only the address of the student's weights."""
     not_compared: ClassVar[frozenset[str]] = frozenset({"probe"})
     """Settings that may change when a run is resumed: the probe leaves the student as it is."""

@@ -1,7 +1,8 @@
 """The processes of one run: the first one asks, and all of them do what it asks.
 
-Requests and answers go through collectives of gloo, each with a deadline. A process that cannot go
-on writes the reason into the launcher's store before it ends, and the first process reads it there.
+Requests and answers go through collectives of gloo, which run in a thread of their own: the thread
+that waits for them gives up after a deadline, or when a process is stuck. A process that cannot go on
+writes the reason into the launcher's store before it ends, and the first process reads it there.
 """
 
 import os
@@ -12,24 +13,36 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, NoReturn
+from functools import partial
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from practicum.backends._sharded.crossing import pack, unpack
 from practicum.backends._sharded.rank_verbs import ProcessSettings
+from practicum.backends._sharded.silence import build_silence_error
 from practicum.backends.torchrun import Config
+from practicum.backends.torchrun.heartbeat import BEAT_SECONDS, ENDED, Heartbeat
+from practicum.backends.torchrun.one_thread import OneThread
 from practicum.backends.torchrun.rank_process import RankProcess
+from practicum.backends.torchrun.troubles import RunEnded, Trouble, Unanswered, shorten
 from practicum.core.abandon import Cancelled
+from practicum.core.leaving import LAST_ACTS
 from practicum.core.notes import hide_notes
 from practicum.core.options import spell_options
 from practicum.core.waits import display_waits
 from practicum.errors import PracticumError, RecipeError, WorkerLost
 
+T = TypeVar("T")
+
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables by which torchrun tells a process its place."""
+
+PREFIX = "practicum"
+"""The prefix of our keys in the launcher's store."""
 
 AFTERMATH_SECONDS = 2.0
 """The time in which other processes still say why they cannot go on."""
@@ -37,11 +50,11 @@ AFTERMATH_SECONDS = 2.0
 POLL_SECONDS = 0.1
 """The time between two looks into the store."""
 
-BEAT_SECONDS = 0.5
-"""The time between two signs of life of a process that serves."""
+MARGIN_SECONDS = 60.0
+"""The time after which a collective gives up by itself, in addition to the longest deadline."""
 
-ENDED = "ended"
-"""The key that the first process sets in the store when its run ended, with its exit code."""
+STARTING = frozenset({"meet", "_open", "load", "load_scorer"})
+"""The verbs that have `backend.start_patience`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +80,59 @@ class Membership:
 class LockstepGroup:
     """This process's place among the ranks; see the module."""
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        limit = timedelta(seconds=patience)
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        longest = max(config.patience, config.start_patience)
+        self._limit = timedelta(seconds=longest + MARGIN_SECONDS)
+        meeting = timedelta(seconds=config.start_patience)
+        # One thread may wait in a call while another beats, so there are two connections.
+        (store, self.rank, self.count), (second_store, _, _) = (
+            next(rendezvous("env://", timeout=meeting)) for _ in range(2)
+        )
+        store.set_timeout(self._limit)
+        self._store = PrefixStore(PREFIX, store)
+        self._heartbeat = Heartbeat(
+            PrefixStore(PREFIX, second_store), self.rank, self.count, config.silence
+        )
+        self._thread = OneThread()
+        self._numbers = 0
+        self._turn = threading.Lock()
+        self._loss: WorkerLost | None = None
+        self.processes: dict[int, RankProcess] = {}
+        try:
+            self._control = self._run(partial(self._meet, store), self._build_check("meet"))
+        except Unanswered as error:
+            raise error.loss from None
+        except RuntimeError as error:
+            if not Trouble.describe(error).is_elsewhere:
+                raise
+            raise WorkerLost(
+                f"the {self.count} processes did not meet ({shorten(error)}); look at what the "
+                "other processes wrote"
+            ) from error
+
+    def _meet(self, store: Store) -> dist.ProcessGroup:
+        """Open the process groups of all ranks; return the one of requests and answers."""
         on_gpus = torch.cuda.is_available()
         if on_gpus:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        store, self.rank, self.count = next(rendezvous("env://", timeout=limit))
-        store.set_timeout(limit)
-        self._store = PrefixStore("practicum", store)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
             store=PrefixStore("ranks", store),
             rank=self.rank,
             world_size=self.count,
-            timeout=limit,
+            timeout=self._limit,
         )
-        control = dist.new_group(backend="gloo", timeout=limit)
+        control = dist.new_group(backend="gloo", timeout=self._limit)
         assert isinstance(control, dist.ProcessGroup), "every process is in the group of all"
-        self._control = control
-        self.processes: dict[int, RankProcess] = {}
-        self._numbers = 0
-        self._turn = threading.Lock()
-        self._loss: WorkerLost | None = None
+        return control
+
+    def close(self) -> None:
+        """Leave the group; a collective that still waits is left behind."""
+        self._heartbeat.stop()
+        self._thread.stop()
+        if not self._thread.is_busy and dist.is_initialized():
+            dist.destroy_process_group()
 
     def open_process(self, nodes: int, settings: ProcessSettings) -> int:
         """Make a new `RankProcess` in all ranks; return its number."""
@@ -126,49 +169,106 @@ class LockstepGroup:
             if self._loss is not None:
                 raise WorkerLost(f"{request.verb}: the trainers of this run have ended")
             try:
-                self._send(request)
-                outcomes: list[Any] = [None] * self.count
-                outcome = self._perform(request)
-                dist.gather_object(outcome, outcomes, dst=0, group=self._control)
+                outcomes = self._run(
+                    partial(self._exchange, request), self._build_check(request.verb)
+                )
             except BaseException as error:
                 self._end_with(error, request.verb)
-        # This process's error is its own object: that of a cancelled thread has no copy.
-        for _, error in (outcome, *outcomes[1:]):
+        for _, error in outcomes:
             if error is not None:
                 raise error
-        return [answer for answer, _ in (outcome, *outcomes[1:])]
+        return [answer for answer, _ in outcomes]
+
+    def _run(self, call: Callable[[], T], check: Callable[[], None]) -> T:
+        """Return the result of a call that uses collectives."""
+        try:
+            return self._thread.run(call, check)
+        finally:
+            if self._thread.is_busy:
+                # Python would wait for the collective at the end of the process.
+                LAST_ACTS.append(self._heartbeat.stop)
+
+    def _build_check(self, verb: str) -> Callable[[], None]:
+        """Return what raises Unanswered if a rank is stuck, or if the time for a verb is over."""
+        config = self._config
+        key, seconds = (
+            ("start_patience", config.start_patience)
+            if verb in STARTING
+            else ("patience", config.patience)
+        )
+        deadline = time.monotonic() + seconds
+
+        def check() -> None:
+            self._check_signs(verb)
+            if time.monotonic() > deadline:
+                raise Unanswered(self._build_late_error(verb, f"{seconds:g} s (backend.{key})"))
+
+        return check
+
+    def _check_signs(self, verb: str) -> None:
+        if stuck := self._heartbeat.find_stuck():
+            raise Unanswered(build_silence_error(stuck, self._heartbeat.limit, verb))
+
+    def _build_late_error(self, verb: str, time_limit: str) -> WorkerLost:
+        signs = self._heartbeat.get_signs()
+        late = [rank for rank, sign in signs.items() if sign.work]
+        names = ", ".join(f"trainer {rank}" for rank in late) or "the other trainers"
+        return WorkerLost(
+            f"no answer to {verb} in {time_limit} from {names}; look at its machine, then go on with "
+            f"{spell_options(resume=True)}"
+        )
+
+    def _exchange(self, request: Request) -> list[tuple[Any, Exception | None]]:
+        """Send a request, do this rank's part, and return the outcomes of all ranks."""
+        self._send(request)
+        outcomes: list[Any] = [None] * self.count
+        outcome = self._perform(request)
+        # This process already has its outcome and needs no copy.
+        dist.gather_object(pack(None), outcomes, dst=0, group=self._control)
+        # This process's error is its own object: that of a cancelled thread has no copy.
+        return [outcome, *map(unpack, outcomes[1:])]
 
     def _send(self, message: Request | int | None) -> Any:
         """Return the message of the first process: a request, or the exit code of its run."""
-        messages = [message]
+        messages = [pack(message)]
         dist.broadcast_object_list(messages, src=0, group=self._control)
-        return messages[0]
+        return unpack(messages[0])
 
     def _perform(self, request: Request) -> tuple[Any, Exception | None]:
         """Do this rank's part; return its answer, and the error of a part that was done apart."""
         owner = self.processes[request.number] if request.number else self
         arguments = request.shares[self.rank if len(request.shares) > 1 else 0]
+        self._heartbeat.work = request.verb
         try:
             return getattr(owner, request.verb)(*arguments), None
         except (PracticumError, OSError, Cancelled) as error:
             if not request.apart:
                 raise
             return None, error
+        finally:
+            self._heartbeat.work = ""
 
     def serve(self) -> int:
         """Do what the first process asks until its run ends; return the run's exit code.
 
         Raises WorkerLost if the first process was lost.
         """
+        end = _Countdown(2 * AFTERMATH_SECONDS)
+
+        def check() -> None:
+            if not self._heartbeat.has_ended:
+                self._check_signs("a request")
+            # The first process has ended, and this one waits for another one that cannot.
+            elif end.is_over():
+                raise RunEnded
+
         try:
-            with _repeat(self._beat, BEAT_SECONDS):
-                while not isinstance(request := self._send(None), int):
-                    dist.gather_object(self._perform(request), dst=0, group=self._control)
-                return request
+            return self._run(self._serve_requests, check)
+        except Unanswered as error:
+            raise error.loss from None
         except BaseException as error:
-            trouble = _describe_trouble(error)
-            with suppress(RuntimeError):
-                self._store.set(f"trouble-{self.rank}", f"{trouble.code} {trouble.text}")
+            trouble = Trouble.describe(error)
+            self._set_key(f"trouble-{self.rank}", f"{trouble.code} {trouble.text}")
             if trouble.is_bug:
                 raise
             if trouble.code:
@@ -182,9 +282,16 @@ class LockstepGroup:
             f"{spell_options(resume=True)}"
         )
 
-    def _beat(self) -> None:
-        with suppress(RuntimeError):
-            self._store.add(f"beat-{self.rank}", 1)
+    def _serve_requests(self) -> int:
+        while not isinstance(request := self._send(None), int):
+            dist.gather_object(pack(self._perform(request)), dst=0, group=self._control)
+        return request
+
+    def _set_key(self, key: str, text: str) -> None:
+        """Write into the store if it is there."""
+        if not self._heartbeat.is_cut_off:
+            with suppress(RuntimeError):
+                self._store.set(key, text)
 
     def _await_keys(self, keys: Sequence[str], seconds: float) -> bool:
         """Return True once the store has all keys, False if it has not after some seconds."""
@@ -197,14 +304,21 @@ class LockstepGroup:
     def _end_with(self, error: BaseException, verb: str) -> NoReturn:
         """End the group, of which a rank cannot go on, and raise what explains it best."""
         self._loss = WorkerLost(f"{verb} failed")
-        if _describe_trouble(error).is_elsewhere:
-            raise self._explain_loss(error, verb) from error
-        raise error
+        if not Trouble.describe(error).is_elsewhere:
+            raise error
+        reason = self._explain_loss(error, verb)
+        # The others may wait for a process that is stuck, and the end of a run takes a while.
+        self._set_key(ENDED, str(reason.exit_code))
+        raise reason from error
 
-    def _explain_loss(self, error: BaseException, verb: str) -> Exception:
+    def _explain_loss(self, error: BaseException, verb: str) -> PracticumError:
         """Return the error that a rank wrote down, or else who broke the link."""
+        if isinstance(error, Unanswered) and self._heartbeat.is_cut_off:
+            return error.loss
         ranks = range(1, self.count)
-        before = [self._count_beats(rank) for rank in ranks]
+        # The last sign of a process that died may not have been read yet.
+        time.sleep(2 * BEAT_SECONDS)
+        before = self._heartbeat.get_signs()
         with suppress(RuntimeError):
             self._await_keys([f"trouble-{rank}" for rank in ranks], AFTERMATH_SECONDS)
         troubles = [self._read_trouble(rank) for rank in ranks]
@@ -213,56 +327,52 @@ class LockstepGroup:
                 error_there = PracticumError(trouble.text)
                 error_there.exit_code = trouble.code
                 return error_there
+        if isinstance(error, Unanswered):
+            return error.loss
         failed = [rank for rank, trouble in zip(ranks, troubles, strict=True) if trouble.is_bug]
-        silent = [
-            rank
-            for rank, beats in zip(ranks, before, strict=True)
-            if beats == self._count_beats(rank)
-        ]
+        after = self._heartbeat.get_signs()
+        silent = [rank for rank in ranks if before.get(rank) == after.get(rank)]
         names = ", ".join(f"trainer {rank}" for rank in failed or silent)
-        names = names or f"a trainer ({_shorten(error)})"
+        names = names or f"a trainer ({shorten(error)})"
         reason = next((f" ({trouble.text})" for trouble in troubles if trouble.is_bug), "")
-        go_on = spell_options(resume=True)
-        if not failed and "Timed out" in str(error):
-            return WorkerLost(
-                f"no answer to {verb} in {self._patience:g} s (backend.patience) from {names}; look "
-                f"at its machine, then go on with {go_on}"
-            )
         return WorkerLost(
             f"{names} was lost in {verb}{reason}; nothing of this step is kept, go on from the "
-            f"newest checkpoint with {go_on}"
+            f"newest checkpoint with {spell_options(resume=True)}"
         )
 
-    def _count_beats(self, rank: int) -> int:
-        try:
-            return self._store.add(f"beat-{rank}", 0)
-        except RuntimeError:
-            return 0
-
-    def _read_trouble(self, rank: int) -> "_Trouble":
+    def _read_trouble(self, rank: int) -> "Trouble":
         key = f"trouble-{rank}"
         with suppress(RuntimeError):
             if self._store.check([key]):
                 code, _, text = self._store.get(key).decode().partition(" ")
-                return _Trouble(int(code), text)
-        return _Trouble(0)
+                return Trouble(int(code), text)
+        return Trouble(0)
 
     @contextmanager
     def lead(self) -> Iterator[None]:
         """Let the others hear of this process within their patience, and of the end of its run."""
         code = PracticumError.exit_code
         try:
-            with _repeat(self._ask_for_nothing, self._patience / 4):
+            with _repeat(self._ask_for_nothing, self._limit.total_seconds() / 4):
                 yield
             code = 0
         except PracticumError as error:
             code = error.exit_code
             raise
         finally:
+            self._set_key(ENDED, str(code))
+            if self._loss is None:
+                self._dismiss(code)
+
+    def _dismiss(self, code: int) -> None:
+        """Let the others end with the exit code of the run."""
+        try:
             with suppress(RuntimeError):
-                self._store.set(ENDED, str(code))
-                if self._loss is None:
-                    self._send(code)
+                self._run(partial(self._send, code), self._build_check("end"))
+        except Unanswered as error:
+            # The error of a run that failed is on its way.
+            if not code:
+                raise error.loss from None
 
     def _ask_for_nothing(self) -> None:
         # A loss is for the next request to raise.
@@ -278,7 +388,7 @@ def join_processes(config: Config) -> Iterator[bool]:
     The others serve until its run has ended, and end with its exit code if it failed.
     """
     _check_start(config)
-    Membership.group = group = LockstepGroup(config.patience)
+    Membership.group = group = LockstepGroup(config)
     try:
         if group.rank == 0:
             with group.lead():
@@ -292,7 +402,7 @@ def join_processes(config: Config) -> Iterator[bool]:
         yield False
     finally:
         Membership.group = None
-        dist.destroy_process_group()
+        group.close()
 
 
 def _check_start(config: Config) -> None:
@@ -346,35 +456,13 @@ def _repeat(act: Callable[[], None], seconds: float) -> Iterator[None]:
         thread.join()
 
 
-@dataclass(frozen=True, slots=True)
-class _Trouble:
-    """The reason why a rank cannot go on: an exit code and a text for the user.
+@dataclass(slots=True)
+class _Countdown:
+    """A time that begins with the first question whether it is over."""
 
-    The code 0 is a link that another rank broke, and -1 an error that nobody foresaw.
-    """
+    seconds: float
+    _end: float | None = None
 
-    code: int
-    text: str = ""
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """True if another rank is the cause."""
-        return self.code == 0
-
-    @property
-    def is_bug(self) -> bool:
-        """True if the error is none for the user."""
-        return self.code < 0
-
-
-def _describe_trouble(error: BaseException) -> _Trouble:
-    if isinstance(error, PracticumError | OSError):
-        kind = error if isinstance(error, PracticumError) else PracticumError
-        return _Trouble(kind.exit_code, _shorten(error))
-    if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
-        return _Trouble(0)
-    return _Trouble(-1, f"{type(error).__name__}: {_shorten(error)}")
-
-
-def _shorten(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400]
+    def is_over(self) -> bool:
+        self._end = self._end or time.monotonic() + self.seconds
+        return time.monotonic() > self._end

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from practicum.backends._sharded.following import ShardedSelfTeacher
 from practicum.backends._sharded.rank_verbs import ModelSettings, ProcessSettings
-from practicum.backends.local.backend import prepare_folder
+from practicum.backends.local.backend import prepare_folder, record_files
 from practicum.backends.torchrun import Config
 from practicum.backends.torchrun.lockstep import LockstepGroup, Membership
 from practicum.backends.torchrun.rank_process import STUDENT
@@ -136,14 +136,16 @@ class RankBackend:
     def load_student(self, config: StudentConfig) -> RankStudent:
         """Let all ranks load the student: its shards, and a whole one to sample from."""
         folder = prepare_folder(config, STUDENT, self._context)
-        model = ModelSettings(config, folder, STUDENT, self._context.seed)
+        record = record_files(config, folder, self._context)
+        model = ModelSettings(config, folder, STUDENT, self._context.seed, record=record)
         facts = self._verbs.load("load", model)
         return RankStudent(trainer=RankTrainer(self._verbs), **facts)
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Let all ranks load a frozen model; they share its requests."""
         folder = prepare_folder(config, name, self._context)
-        facts = self._verbs.load("load_scorer", ModelSettings(config, folder, name))
+        record = record_files(config, folder, self._context)
+        facts = self._verbs.load("load_scorer", ModelSettings(config, folder, name, record=record))
         answering = self._verbs.name_model(name)
         client = RankClient(self._verbs, lambda: answering, facts["no_sampling_reason"])
         return Model(client=client, **facts)

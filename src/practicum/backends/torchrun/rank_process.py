@@ -14,6 +14,7 @@ from practicum.backends._sharded.rank_verbs import (
     collect_notes,
     describe_model,
 )
+from practicum.backends._sharded.recording import load_recorded
 from practicum.backends._sharded.sharding import gather_tensor
 from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.host_states import HostStates
@@ -59,6 +60,8 @@ class RankProcess(ShardedRank):
         # What it has to say was said of the shards.
         with hide_notes():
             loaded = load_by_role(model.config, model.seed, model.folder, limits.decoding)
+        if facts["record"] is not None:
+            facts["record"].check(thorough=False)
         language_model = loaded.language_model
         batch = build_limits(language_model.device, limits)
         self._clients[STUDENT] = LocalSampler(
@@ -71,14 +74,17 @@ class RankProcess(ShardedRank):
         config, limits = model.config, self._settings.limits
         assert isinstance(config, ScorerConfig), "a frozen model is a scorer"
         with collect_notes() as notes:
-            loaded = load_by_role(config, model.seed, model.folder, limits.decoding)
-        facts = describe_model(loaded) | {"notes": notes}
+            loaded, record = load_recorded(
+                lambda: load_by_role(config, model.seed, model.folder, limits.decoding),
+                model.record,
+            )
+        facts = describe_model(loaded) | {"record": record, "notes": notes}
         language_model = loaded.language_model
         facts |= {"no_sampling_reason": language_model.no_sampling_reason}
         batch = build_limits(language_model.device, limits)
         del language_model
         self._clients[model.name] = build_scorer(
-            loaded, config, batch.sampling_batch, batch.chunk_tokens
+            loaded, config, batch.sampling_batch, batch.chunk_tokens, record
         )
         return facts
 

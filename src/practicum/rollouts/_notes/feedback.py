@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from practicum.ports import Task
+from practicum.ports.gate import ask_feedback
 from practicum.ports.notes import Note, NoteConfig, NoteContext, NoteMoment
-from practicum.ports.tasks import GivesFeedback
 from practicum.rollouts.fields import classify_outcome
 from practicum.types import Rollout
 
@@ -41,7 +41,7 @@ class TaskFeedback(Note):
             return None
         if NOTE in rollout.notes:
             return rollout.notes[NOTE]
-        return self.task.feedback(rollout) if isinstance(self.task, GivesFeedback) else None
+        return ask_feedback(self.task, rollout)
 
 
 def build(config: Config, context: NoteContext) -> Note:

@@ -31,6 +31,7 @@ from practicum.ports import (
     TeacherConfig,
     TeacherRequest,
 )
+from practicum.ports.gate import ask_reward
 from practicum.ports.notes import Note, NoteConfig, NoteContext, NoteMoment
 from practicum.rollouts.annotating import set_note
 from practicum.rollouts.fields import (
@@ -344,7 +345,7 @@ class WrittenNote(Note):
         for (row, text), prompt, sample in zip(pairs, prompts, samples, strict=True):
             reply = Rollout.from_text(prompt, self._decode(sample))
             is_failed = sample.stop_reason in FAILURES
-            if not is_failed and (self.task.reward(reply) or 0.0) >= 1.0:
+            if not is_failed and (ask_reward(self.task, reply).reward or 0.0) >= 1.0:
                 right[row].append(text)
         return right
 

@@ -12,7 +12,7 @@ typedef struct {
     float *student;
     const float *teacher;
     long rows, columns;
-    float *numbers; /* [5][rows]: both log-normalisers, reverse KL, both entropies */
+    float *numbers; /* [7][rows]: both highest logits, both log-normalisers above them, reverse KL, both entropies */
     const float *coefficients;
 } loss;
 
@@ -21,28 +21,30 @@ static vector raise(vector x, float least) { return choose(x < least, fill(least
 
 static void measure_row(const loss *j, long row) {
     const float *student = j->student + row * j->columns, *teacher = j->teacher + row * j->columns;
-    float highest = find_highest(teacher, j->columns);
+    float teacher_highest = find_highest(teacher, j->columns);
     double total = 0.0, mean = 0.0, difference = 0.0;
     for (long first = 0; first < j->columns; first += BLOCK) {
         vector totals = {0}, means = {0};
         for (long i = first; i < first + BLOCK && i < j->columns; i += LANES) {
-            vector x = raise(load_some(teacher, i, j->columns, -INFINITY) - highest, LOWEST);
+            vector x = raise(load_some(teacher, i, j->columns, -INFINITY) - teacher_highest, LOWEST);
             vector weight = exponentiate(x);
             totals += weight;
             means += weight * x;
         }
         total += sum(totals), mean += sum(means);
     }
-    float teacher_level = highest + log(total);
-    j->numbers[j->rows + row] = teacher_level;
-    j->numbers[4 * j->rows + row] = log(total) - mean / total;
-    highest = find_highest(student, j->columns);
+    /* The highest logit is subtracted first: a level of both would round the digits of large logits away. */
+    float teacher_level = log(total);
+    j->numbers[j->rows + row] = teacher_highest;
+    j->numbers[3 * j->rows + row] = teacher_level;
+    j->numbers[6 * j->rows + row] = log(total) - mean / total;
+    float highest = find_highest(student, j->columns);
     total = mean = 0.0;
     for (long first = 0; first < j->columns; first += BLOCK) {
         vector totals = {0}, means = {0}, differences = {0};
         for (long i = first; i < first + BLOCK && i < j->columns; i += LANES) {
             vector x = raise(load_some(student, i, j->columns, -INFINITY) - highest, LOWEST);
-            vector y = raise(load_some(teacher, i, j->columns, 0.0f) - teacher_level, FLOOR);
+            vector y = raise(load_some(teacher, i, j->columns, 0.0f) - teacher_highest - teacher_level, FLOOR);
             vector weight = exponentiate(x);
             totals += weight;
             means += weight * x;
@@ -50,10 +52,11 @@ static void measure_row(const loss *j, long row) {
         }
         total += sum(totals), mean += sum(means), difference += sum(differences);
     }
-    j->numbers[row] = highest + log(total);
+    j->numbers[row] = highest;
+    j->numbers[2 * j->rows + row] = log(total);
     /* A token to which the student too gives less than the floor has no weight that float32 could add. */
-    j->numbers[2 * j->rows + row] = difference / total - log(total);
-    j->numbers[3 * j->rows + row] = log(total) - mean / total;
+    j->numbers[4 * j->rows + row] = difference / total - log(total);
+    j->numbers[5 * j->rows + row] = log(total) - mean / total;
 }
 
 static void measure_rows(team *t, void *argument, long thread) {
@@ -70,11 +73,12 @@ static void differentiate_rows(team *t, void *argument, long thread) {
     for (long row = from; row < to; row++) {
         float *student = j->student + row * j->columns;
         const float *teacher = j->teacher + row * j->columns;
-        float level = j->numbers[row], teacher_level = j->numbers[j->rows + row];
-        float mean = j->numbers[2 * j->rows + row], coefficient = j->coefficients[row];
+        float highest = j->numbers[row], teacher_highest = j->numbers[j->rows + row];
+        float level = j->numbers[2 * j->rows + row], teacher_level = j->numbers[3 * j->rows + row];
+        float mean = j->numbers[4 * j->rows + row], coefficient = j->coefficients[row];
         for (long i = 0; i < j->columns; i += LANES) {
-            vector x = raise(load_some(student, i, j->columns, 0.0f) - level, LOWEST);
-            vector y = raise(load_some(teacher, i, j->columns, 0.0f) - teacher_level, FLOOR);
+            vector x = raise(load_some(student, i, j->columns, 0.0f) - highest - level, LOWEST);
+            vector y = raise(load_some(teacher, i, j->columns, 0.0f) - teacher_highest - teacher_level, FLOOR);
             store_some(student, i, j->columns, coefficient * exponentiate(x) * (x - y - mean));
         }
     }

@@ -20,9 +20,9 @@ class NativeReverseKL:
 
     def measure(
         self, student: Float[Tensor, "T V"], teacher: Float[Tensor, "T V"]
-    ) -> Float[Tensor, "5 T"]:
+    ) -> Float[Tensor, "7 T"]:
         """Return the numbers of each row; see `ReverseKLKernel.measure`."""
-        numbers = torch.empty(5, len(student))
+        numbers = torch.empty(7, len(student))
         self.library.call("measure_loss", student, teacher, *student.shape, numbers)
         return numbers
 
@@ -30,7 +30,7 @@ class NativeReverseKL:
         self,
         student: Float[Tensor, "T V"],
         teacher: Float[Tensor, "T V"],
-        numbers: Float[Tensor, "5 T"],
+        numbers: Float[Tensor, "7 T"],
         coefficients: Float[Tensor, " T"],
     ) -> None:
         """Write the gradient over the student's logits; see `ReverseKLKernel.differentiate`."""

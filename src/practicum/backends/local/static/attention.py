@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from practicum.backends.local.varlen import HAS_KERNEL, WIDEST_HEAD, Kernel
+from practicum.backends.local.varlen import HAS_PAGES, WIDEST_HEAD, Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def attend_by_flash(
 def can_attend_by_flash(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
     """Return True if the flash kernel is for this device, dtype and width."""
     fits = head_width % 8 == 0 and head_width <= WIDEST_HEAD
-    return HAS_KERNEL and device.type == "cuda" and dtype == torch.bfloat16 and fits
+    return HAS_PAGES and device.type == "cuda" and dtype == torch.bfloat16 and fits
 
 
 def _load_kernel() -> Kernel:

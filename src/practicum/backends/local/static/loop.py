@@ -164,6 +164,7 @@ def open_static_loop(
     """Start sampling, or return None if the model or the texts are not for the static program."""
     prompts = [request.prompt_tokens for request in requests]
     longest = max(map(len, prompts)) + params.max_new_tokens
+    language_model.check_length(longest)
     if longest > language_model.max_packed_tokens:
         return None
     language_model.model.eval()
