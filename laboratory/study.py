@@ -16,7 +16,8 @@ from laboratory.results import TEACHER, Results
 from practicum.core.calls import suggest_name
 from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import RecipeError
-from practicum.recipe import merge_recipes, read_recipe, validate_fields
+from practicum.recipe import find_recipe, merge_recipes, read_recipe, validate_fields
+from practicum.recipe.layers import merge_layers, read_layers
 from practicum.runs.console import Console
 from practicum.types import FrozenConfig
 
@@ -239,12 +240,22 @@ def load_reproduction(source: str | Path) -> LoadedReproduction:
                 f"{suggest_name(str(source), list_reproductions())}"
             )
         path = FOLDER / f"{source}.yaml"
-    recipe_data = read_recipe(path)
+    recipe_data = _read_study(path)
     fields = {key: recipe_data.pop(key) for key in Reproduction.model_fields if key in recipe_data}
     spec = validate_fields(Reproduction, fields, str(source))
     _check_arms(spec, str(source))
     _check_stages(spec, [stage["name"] for stage in recipe_data.get("stages", ())], str(source))
     return LoadedReproduction(name=path.stem, file=path, recipe=recipe_data, spec=spec)
+
+
+def _read_study(path: Path) -> dict[str, Any]:
+    """Return the data of a reproduction, merged over the whole recipe that it is `of`, setting included."""
+    recipe_data = merge_layers(read_layers(path))
+    studied = recipe_data.pop("of", None)
+    if studied is not None:
+        recipe_data = merge_recipes(read_recipe(find_recipe(studied)), recipe_data)
+    recipe_data.setdefault("base_dir", str(path.parent.resolve()))
+    return recipe_data
 
 
 def _check_arms(spec: Reproduction, source: str) -> None:

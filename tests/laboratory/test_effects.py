@@ -19,11 +19,8 @@ def mean(results: Results, arm: str, measure: str = "accuracy") -> float:
 
 def only(name: str, arms: list[str], steps: int, folder: Path) -> Path:
     """A reproduction with some of its arms alone, its quick form with so many steps."""
-    path = FOLDER / f"{name}.yaml"
-    data = yaml.safe_load(path.read_text())
+    data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     spec = load_reproduction(name).spec
-    if "extends" in data:
-        data["extends"] = str((path.parent / data["extends"]).resolve())
     data["arms"] = {arm: data["arms"][arm] for arm in arms}
     first, second = arms[:2]
     data["claims"] = [
@@ -42,7 +39,6 @@ def only(name: str, arms: list[str], steps: int, folder: Path) -> Path:
 
 def test_the_whole_vocabulary_has_several_times_the_signal_of_the_sampled_token(tmp_path):
     data = yaml.safe_load((FOLDER / "signal.yaml").read_text())
-    data["extends"] = str((FOLDER / data["extends"]).resolve())
     # Pretraining the teacher took most of the time; what it knows after a fourth of the steps is enough.
     data["teacher"] = {"model": {"pretrain": {"steps": 300}}}
     data["measure"]["quick_batches"] = 12

@@ -30,7 +30,7 @@ def test_every_packaged_recipe_is_valid(validator: Draft202012Validator) -> None
 
 def test_the_schema_knows_every_section(validator: Draft202012Validator) -> None:
     known = validator.schema["properties"].keys()
-    assert known == {*Recipe.model_fields, "extends", "stages"}
+    assert known == {*Recipe.model_fields, "extends", "setting", "stages"}
 
 
 @pytest.mark.parametrize(

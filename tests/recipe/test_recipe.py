@@ -177,7 +177,7 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     "NUL": (b"seed: \x00", "not YAML"),
     "other text": (b"\xff\xfes\x00e\x00", "cannot be read|not YAML"),
     "a list": (b"- 1\n- 2", "a recipe is a mapping"),
-    "nothing": (b"", "a recipe is a mapping"),
+    "nothing": (b"", "the file is empty; write a recipe into it"),
     "numbers for names": (b"1: 2", "a recipe is a mapping"),
     "a list for a name": (b"? [a, b]\n: 1", "not YAML|a recipe is a mapping"),
     "a mapping for a name": (b"? {a: b}\n: 1", "not YAML|a recipe is a mapping"),
@@ -448,13 +448,40 @@ def test_any_override_gives_a_recipe_or_is_refused(text: str) -> None:
 
 def test_a_recipe_extends_a_file_beside_it_or_a_packaged_one(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
-    base.write_text("extends: smoke/toy\ntrain: {steps: 3}\n")
+    base.write_text("extends: smoke/toy\ntrain: {steps: 3}\nstudent: {model: {hidden_size: 16}}\n")
     mine = tmp_path / "mine.yaml"
-    mine.write_text("extends: base.yaml\nseed: 7\ntask: {type: skills, skills: [reverse]}\n")
+    mine.write_text(
+        "extends: base.yaml\nseed: 7\ntask: {type: skills, skills: [reverse]}\nteacher: {model: {seed: 2}}\n"
+    )
     recipe = load_recipe(mine)
     assert (recipe.seed, recipe.train.steps, recipe.task.type) == (7, 3, "skills")
-    assert recipe.train.prompts_per_step == load_recipe("smoke/toy").train.prompts_per_step
+    assert recipe.objective == load_recipe("smoke/toy").objective
     assert recipe.name == "mine"
+
+
+def test_files_in_overrides_start_at_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both kinds in one command: a task's file and a model's folder."""
+    folder, here = tmp_path / "recipes", tmp_path / "here"
+    for place in (folder, here):
+        place.mkdir()
+        (place / "rows.jsonl").write_text("{}\n")
+    (folder / "only.jsonl").write_text("{}\n")
+    (here / "teacher").mkdir()
+    mine = folder / "mine.yaml"
+    mine.write_text("student: org/m-1B\nteacher: org/m-8B\ntask: {type: jsonl, path: rows.jsonl}\n")
+    monkeypatch.chdir(here)
+    recipe = load_recipe(mine)
+    assert str(Path(recipe.base_dir) / recipe.task.path) == str(folder / "rows.jsonl")
+    both = load_recipe(mine, ["task.path=rows.jsonl", "teacher.model=teacher"])
+    assert str(both.task.path) == str(here / "rows.jsonl") and both.teacher.model == "teacher"
+    whole = load_recipe(mine, ["task={type: jsonl, path: [rows.jsonl, only.jsonl], heldout: 0.5}"])
+    assert list(map(str, whole.task.path)) == [str(here / "rows.jsonl"), str(folder / "only.jsonl")]
+    assert whole.task.heldout == 0.5
+    gone = load_recipe(mine, ["task.path=gone.jsonl", "task={type: reverse}"])
+    assert gone.task.type == "reverse"
+    assert str(load_recipe(mine, ["task.path=gone.jsonl"]).task.path) == "gone.jsonl"
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,10 @@ def test_a_recipe_with_models_from_scratch_runs_two_steps(name: str, tmp_path: P
         "train.steps=2",
         "train.prompts_per_step=4",
         "evaluation.prompts=4",
-        "student.model.pretrain.steps=2",
     ]
+    assert isinstance(recipe.student.model, ScratchConfig)
+    if recipe.student.model.pretrain.steps:
+        short.append("student.model.pretrain.steps=2")
     short += [
         ".".join(("teacher", *keys, "model.pretrain.steps=2"))
         for keys, teacher in walk(recipe.teacher)
@@ -80,6 +82,17 @@ def test_a_recipe_with_models_from_scratch_runs_two_steps(name: str, tmp_path: P
     result = run(name, short, out=tmp_path)
     assert [row["step"] for row in rows(result.folder / "metrics.jsonl")] == [1, 2]
     assert result.folder.name == recipe.name
+
+
+@pytest.mark.slow
+def test_the_first_run_of_the_readme_succeeds_in_five_seeds(tmp_path: Path) -> None:
+    """The student comes from below 0.2 to within 0.1 of its teacher."""
+    for seed in range(5):
+        summary = run("smoke/toy", [f"seed={seed}"], out=tmp_path / str(seed)).summary
+        before, after, teacher = (
+            summary[when]["accuracy"]["mean"] for when in ("before", "after", "teacher")
+        )
+        assert before < 0.2 and after >= teacher - 0.1 and teacher >= 0.95, seed
 
 
 def test_a_toy_is_among_them() -> None:

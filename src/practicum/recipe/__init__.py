@@ -16,14 +16,15 @@ from practicum.recipe.controls import (
     remove_switch,
 )
 from practicum.recipe.families import FAMILIES, Family
+from practicum.recipe.layers import read_recipe
 from practicum.recipe.loader import load_recipe, parse_recipe
 from practicum.recipe.mistakes import validate_fields
-from practicum.recipe.older import bring_up
 from practicum.recipe.overrides import is_named, override, override_all
 from practicum.recipe.possible import explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schema import WORDS, Recipe, resolve_recipe
 from practicum.recipe.sections import Prices, TrainConfig
-from practicum.recipe.yaml_files import FILE_KEYS, find_recipe, merge_recipes, read_recipe
+from practicum.recipe.settings import choose_setting, fill_setting
+from practicum.recipe.yaml_files import FILE_KEYS, find_recipe, merge_recipes
 
 __all__ = [
     "FAMILIES",
@@ -36,12 +37,13 @@ __all__ = [
     "Recipe",
     "TeacherSwitch",
     "TrainConfig",
-    "bring_up",
     "build_control",
+    "choose_setting",
     "describe_control",
     "explain_clip",
     "explain_no_control",
     "explain_staleness",
+    "fill_setting",
     "find_capability_problems",
     "find_recipe",
     "is_named",

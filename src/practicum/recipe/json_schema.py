@@ -40,7 +40,8 @@ def build_schema() -> Schema:
     properties = schema["properties"]
     properties["objective"] = _allow_single_term(properties["objective"], defs)
     properties["monitors"] = _build_monitors(defs)
-    properties["extends"] = {"type": "string", "description": "a recipe that this one changes"}
+    properties["extends"] = {"type": "string", "description": "the recipe whose method this is"}
+    properties["setting"] = _build_setting(properties)
     _allow_stages_as_models([*defs.values(), *rooms.values()])
     properties["stages"] = _build_stages(properties)
     combined = {"$schema": DIALECT, **schema, "$defs": {**defs, **rooms}}
@@ -170,6 +171,15 @@ def _allow_stages_as_models(definitions: Iterable[Schema]) -> None:
         if model is not None and "anyOf" in model:
             model["anyOf"].append(stage)
         _allow_stages_as_models(definition.get("anyOf", ()))
+
+
+def _build_setting(properties: Mapping[str, Schema]) -> Schema:
+    """Return the schema of a setting: the name of a pair or a file, or sections over it."""
+    sections = {"type": "object", "properties": dict(properties), "additionalProperties": False}
+    return {
+        "anyOf": [{"type": "string"}, sections],
+        "description": "the models, task and numbers that a method is tried on",
+    }
 
 
 def _build_stages(properties: Mapping[str, Schema]) -> Schema:

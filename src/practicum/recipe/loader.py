@@ -8,13 +8,15 @@ from typing import Any
 from practicum.errors import RecipeError
 from practicum.monitors import read_number
 from practicum.recipe.controls import build_control, explain_no_control, remove_switch
+from practicum.recipe.layers import read_recipe
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.overrides import is_named, override_all
 from practicum.recipe.possible import correct_for_engine
 from practicum.recipe.schedule import SCHEDULED, Adaptive, compute_value, extract_schedules
 from practicum.recipe.schema import Recipe, resolve_recipe
+from practicum.recipe.settings import fill_setting, list_setting_names
 from practicum.recipe.short_forms import expand_models
-from practicum.recipe.yaml_files import find_recipe, read_recipe
+from practicum.recipe.yaml_files import find_recipe
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     overrides, switch = remove_switch(overrides)
     path = find_recipe(source)
-    recipe_data = read_recipe(path)
+    recipe_data = read_recipe(path, overrides)
     if "stages" in recipe_data:
         raise RecipeError(
             f"{source}: a pipeline, since it has stages; run it with practicum.run, "
@@ -35,6 +37,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         )
     for note in override_all(recipe_data, overrides):
         log.info(f"{source}: {note}")
+    _check_models(recipe_data, str(source))
     recipe_data.setdefault("name", path.stem)
     recipe = parse_recipe(recipe_data, str(source))
     if switch is None:
@@ -45,10 +48,22 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return control.model_copy(update={"name": recipe.name}) if is_named(overrides) else control
 
 
+def _check_models(recipe_data: Mapping[str, Any], source: str) -> None:
+    """Raise RecipeError if a recipe has no student or task, as one that only extends a method."""
+    missing = [f"`{key}`" for key in ("student", "task") if key not in recipe_data]
+    if missing:
+        raise RecipeError(
+            f"{source}: no {' and no '.join(missing)}; name your own, or one of the pairs that methods "
+            f"are tried on, such as setting: pair ({', '.join(list_setting_names())})"
+        )
+
+
 def parse_recipe(recipe_data: Mapping[str, Any], source: str) -> Recipe:
     """Validate a recipe's data. Raises RecipeError with a line per problem that names its field."""
     try:
-        plain, schedules = extract_schedules(_put_term_in_list(expand_models(recipe_data)))
+        plain, schedules = extract_schedules(
+            put_term_in_list(fill_setting(expand_models(recipe_data)))
+        )
     except ValueError as error:
         raise RecipeError(f"{source}: {error}") from None
     if schedules:
@@ -97,7 +112,7 @@ def _check_changes(recipe: Recipe, source: str) -> None:
                 ) from None
 
 
-def _put_term_in_list(recipe_data: Mapping[str, Any]) -> dict[str, Any]:
+def put_term_in_list(recipe_data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data with a single loss term moved into `losses`, so that paths have one form."""
     objective = recipe_data.get("objective")
     if not isinstance(objective, Mapping) or "losses" in objective:

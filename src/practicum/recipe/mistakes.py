@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from practicum.core.calls import suggest_name
 from practicum.core.plugins import load_plugin
 from practicum.errors import CapabilityError, RecipeError
-from practicum.recipe.older import MOVED
+from practicum.recipe.keys import find_key
 from practicum.recipe.yaml_files import FILE_KEYS
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -37,11 +37,12 @@ def _format_problem(entry: Any, model: type[BaseModel], fields: Mapping[str, Any
     """Return a problem as one line: the field, the mistake, and what to write instead."""
     field = ".".join(str(part) for part in entry["loc"])
     message = entry["msg"].removeprefix("Value error, ")
-    if entry["type"] == "extra_forbidden" and field in MOVED:
-        return f"{field}: no such key any more; write {MOVED[field]}"
     if entry["type"] == "extra_forbidden":
         names = _list_fields(model, entry["loc"][:-1], fields)
         names += FILE_KEYS if len(entry["loc"]) == 1 else ()
+        full_key = find_key(field) if len(entry["loc"]) == 1 else None
+        if full_key is not None:
+            return f"{field}: no such key; write {full_key}"
         hint = f"; {suggest_name(str(entry['loc'][-1]), names)}" if names else ""
         return f"{field}: no such key{hint}"
     if entry["type"] == "string_pattern_mismatch":
@@ -49,6 +50,9 @@ def _format_problem(entry: Any, model: type[BaseModel], fields: Mapping[str, Any
             f"{field}: {entry['input']!r} cannot name a folder; "
             "write letters, digits, '.', '_' and '-', at most 80"
         )
+    if entry["type"] == "string_type" and isinstance(entry["input"], bool):
+        # YAML reads off, on, yes and no as booleans.
+        return f"{field}: YAML reads this value as {str(entry['input']).lower()}; write a text in quotes, '\"off\"'"
     if entry["type"] == "missing":
         return f"{field}: missing; write it"
     if entry["type"] in ("value_error", "literal_error") and not field:

@@ -1,21 +1,28 @@
 """Overrides `key.sub=value` of the command line."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from practicum.errors import RecipeError
+from practicum.models.packaged import PACKAGED
 from practicum.objective import Objective, Term
 from practicum.recipe.schema import Recipe
 from practicum.recipe.yaml_files import StrictLoader
+
+PATH_KEYS = ("path", "heldout", "model")
+"""The keys of a recipe under which a file or folder is named."""
 
 
 def override_all(recipe_data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
     """Apply overrides in their order, and return a line for each section that starts anew.
 
     A section starts anew when its `type` changes: its other keys belong to the type before. Keys of
-    it that another override sets stay. Raises RecipeError if an override cannot be applied.
+    it that another override sets stay. Files start at the working directory, not at the recipe's
+    folder. Raises RecipeError if an override cannot be applied.
     """
     notes, applied = [], []
     for text in overrides:
@@ -36,7 +43,44 @@ def override_all(recipe_data: dict[str, Any], overrides: Sequence[str]) -> list[
         if lost_keys:
             notes.append(f"{text} starts {section[:-1]} anew, without its {', '.join(lost_keys)}")
         applied.append(text)
+    for text in applied:
+        notes += _resolve_files(recipe_data, text.partition("=")[0].split("."))
     return notes
+
+
+def _resolve_files(recipe_data: dict[str, Any], keys: Sequence[str]) -> list[str]:
+    """Let the files that an override names start at the working directory, in place.
+
+    If a file exists in the recipe's folder only, use that one and return a note. A text that names no
+    file is not changed: it may be the name of a model.
+    """
+    section: Any = recipe_data
+    for key in keys[:-1]:
+        # Another override may have replaced the section, and loss terms name no files.
+        section = section.get(key) if isinstance(section, dict) else None
+    notes: list[str] = []
+    if isinstance(section, dict) and keys[-1] in section:
+        folder = Path(str(recipe_data.get("base_dir", ".")))
+        section[keys[-1]] = _resolve_file(section[keys[-1]], keys[-1], folder, notes)
+    return notes
+
+
+def _resolve_file(entry: Any, key: str, folder: Path, notes: list[str]) -> Any:
+    """Return an entry of a recipe with its files resolved, and add the notes about them."""
+    if isinstance(entry, Mapping):
+        return {name: _resolve_file(inner, name, folder, notes) for name, inner in entry.items()}
+    if isinstance(entry, list):
+        return [_resolve_file(inner, key, folder, notes) for inner in entry]
+    if not isinstance(entry, str) or key not in PATH_KEYS or entry in PACKAGED:
+        return entry
+    path = Path(entry).expanduser()
+    # `os.path` and not `Path.exists`, which raises OSError of a name that is too long.
+    if not entry or path.is_absolute() or os.path.exists(path):
+        return entry if key == "model" or not entry else str(path.absolute())
+    if os.path.exists(folder / path):
+        notes.append(f"{entry} is not in the working directory; it is {folder / path}")
+        return str(folder / path)
+    return entry
 
 
 def override(recipe_data: dict[str, Any], text: str) -> list[str]:
@@ -47,6 +91,11 @@ def override(recipe_data: dict[str, Any], text: str) -> list[str]:
     key, equals, new_value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise RecipeError(f"override {text!r} is not key=value; write for example train.steps=4")
+    if key.partition(".")[0] in ("setting", "extends"):
+        raise RecipeError(
+            f"override {text!r}: setting and extends are keys of a file; write one with both, such as "
+            "extends: papers/gkd and setting: pair"
+        )
     *parents, last = key.split(".")
     section = recipe_data
     for depth, name in enumerate(parents, start=1):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from practicum.objective import VERIFIER, ClipEntries, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.ports.notes import NoteConfig
-from practicum.ports.scoring import ReadsNotes, RejectingSettings
+from practicum.ports.scoring import ReadsNotes, RejectingSettings, TeacherImitator
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import (
     Correct,
@@ -14,6 +14,7 @@ from practicum.rollouts import (
     Served,
     Source,
     StudentSource,
+    list_other_writers,
     name_guide,
     name_own_note,
     needs_reference_samples,
@@ -23,6 +24,9 @@ from practicum.rollouts import (
 from practicum.rollouts.fields import ROLLOUT_FIELDS
 
 STALENESS = "rollout.max_staleness"
+
+PREFERRED = frozenset({"teacher", "dataset"})
+"""The writers that a discriminator prefers to the student."""
 
 ENGINE_CORRECTION = "ratio_truncate(2)"
 """The importance correction of sampled tokens that an engine samples."""
@@ -131,6 +135,14 @@ def find_scorer_problems(
         if term.scorer not in (VERIFIER, *scorers)
     ]
     problems += _find_guide_problems(scorers, rollout)
+    if not PREFERRED & set(list_other_writers(rollout.source)):
+        problems += [
+            f"scorers.{name}: it learns to prefer the teacher's answers to the student's, and with "
+            f"rollout.source: {rollout.source.type} no rollout is the teacher's; write "
+            "rollout.source: join(teacher), or join(dataset) for stored answers"
+            for name, config in scorers.items()
+            if isinstance(config, TeacherImitator) and config.imitates_teacher
+        ]
     if VERIFIER in scorers:
         problems.append(
             f"scorers.{VERIFIER}: that is the name of the task's own reward; choose another name"

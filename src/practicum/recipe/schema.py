@@ -33,7 +33,7 @@ from practicum.recipe.sections import (
     RolloutConfig,
     TrainConfig,
 )
-from practicum.rollouts import NOTE_KINDS, list_source_problems
+from practicum.rollouts import NOTE_KINDS, FunctionSource, list_source_problems
 from practicum.types import FrozenConfig
 
 WORDS = ("about", "family", "paper", "claim", "differs", "formula", "reduced", "slot")
@@ -202,6 +202,11 @@ class Recipe(FrozenConfig):
             *map(round, lengths.get("rollout.max_new_tokens", [])),
         )
 
+    @property
+    def longest_text(self) -> int:
+        """The most tokens of a prompt with its answer."""
+        return self.prompt_tokens + self.longest_answer
+
     def replace_numbers(self, numbers: Mapping[str, float]) -> "Recipe":
         """Return the recipe with some numbers replaced, by path.
 
@@ -211,6 +216,9 @@ class Recipe(FrozenConfig):
             return self
         recipe_data = resolve_recipe(self)
         apply_values(recipe_data, numbers)
+        if isinstance(self.rollout.source, FunctionSource):
+            # The text of a source does not hold the function.
+            recipe_data["rollout"]["source"] = self.rollout.source
         return validate_fields(Recipe, recipe_data, self.name)
 
 

@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from practicum.core.plugins import Plugin
+from practicum.models.starting_values import CAREFUL
 from practicum.ports import AdamParams
 from practicum.rollouts import Prefix, SourceChoice, StudentSource
 from practicum.types import FrozenConfig, Pace, SamplingParams
+
+BY_STUDENT = "by the student: see [settings](settings.md)"
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -58,7 +61,7 @@ class RolloutConfig(FrozenConfig):
         "itself: see [engines](engines.md)",
     )
     n: int = Field(default=1, ge=1, description="completions per prompt")
-    max_new_tokens: int = Field(default=256, ge=1)
+    max_new_tokens: int = Field(default=CAREFUL.max_new_tokens, ge=1, description=BY_STUDENT)
     segment_tokens: int | None = Field(
         default=None,
         ge=1,
@@ -116,9 +119,11 @@ class RolloutConfig(FrozenConfig):
 class OptimizerConfig(FrozenConfig):
     """The settings of AdamW and the schedule of its learning rate."""
 
-    learning_rate: float = Field(default=1e-5, gt=0)
+    learning_rate: float = Field(default=CAREFUL.learning_rate, gt=0, lt=10, description=BY_STUDENT)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(
+        default=0, ge=0, description="by the student, if the recipe sets no learning rate either"
+    )
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -194,8 +199,8 @@ class Prices(FrozenConfig):
 class TrainConfig(FrozenConfig):
     """The length of a run, the size of a step, and checkpoints."""
 
-    steps: int = Field(ge=1)
-    prompts_per_step: int = Field(default=16, ge=1)
+    steps: int = Field(default=CAREFUL.steps, ge=1, description=BY_STUDENT)
+    prompts_per_step: int = Field(default=CAREFUL.prompts_per_step, ge=1, description=BY_STUDENT)
     updates_per_step: int = Field(
         default=1, ge=1, description="optimizer steps (mini-batches) per training step"
     )

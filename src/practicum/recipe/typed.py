@@ -19,6 +19,7 @@ class StudentSection(TypedDict, total=False):
     thinking: bool | None
     stop: Sequence[str]
     trust_remote_code: bool
+    longest_text: int | None
     lora: Mapping[str, Any] | None
     trainable_layers: int | None
     dropout: bool
@@ -36,6 +37,8 @@ class BackendSection(TypedDict, total=False):
     trainers: int
     nodes: int
     patience: float
+    start_patience: float
+    silence: float
     samplers: int
     teachers: int | Literal["beside"]
     teacher_shards: int
@@ -97,6 +100,7 @@ class TeacherSection(TypedDict, total=False):
     thinking: bool | None
     stop: Sequence[str] | str | None
     trust_remote_code: bool
+    longest_text: int | None
     residency: Literal["resident", "swap", "disk", "shared"]
     quantization: Literal["int8", "nf4", "nvfp4"] | None
     tokenizer: str | None
@@ -165,7 +169,7 @@ class TaskSection(TypedDict, total=False):
     heldout: int | float | str | Sequence[str]
     columns: Mapping[str, Any]
     strict: bool
-    verifier: Literal["exact", "contains", "number", "first_line", "math"] | str | Any
+    verifier: Literal["exact", "contains", "number", "first_line", "math", "tests"] | str | Any
     reward_range: Sequence[float]
     step_rewards: bool
     sandbox: Literal["require", "best_effort", "off"] | Literal["require", "best_effort"]
@@ -203,7 +207,7 @@ class TaskSection(TypedDict, total=False):
     boxes: int
     walls: float
     tools: Sequence[str | Mapping[str, Any]]
-    calls: Literal["auto", "hermes", "xml", "mistral", "pythonic", "json"]
+    calls: Literal["auto", "hermes", "xml", "glm", "mistral", "lfm", "pythonic", "json"]
     characters: int
     tries: int
     right: str

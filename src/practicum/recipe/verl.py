@@ -1,9 +1,9 @@
 """Turn the configuration of a verl distillation run into a recipe.
 
 The keys are those of verl's `main_ppo` with `distillation.enabled` (docs/algo/opd.md there, August
-2026). The file is a whole configuration, the part that someone changed, or Hydra's
-`overrides.yaml`. For the keys of `TAKEN` and of the functions below, verl's own default stands in
-where the file has none. Every other key is named, so that nobody believes it was taken.
+2026). The file is a whole configuration, the part that someone changed, Hydra's `overrides.yaml`,
+or the script that starts verl. If the file lacks a key of `TAKEN` or of the functions below, verl's
+own default is used. Every other key is named, so that no user believes it was taken.
 """
 
 import os
@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from practicum.errors import RecipeError
+from practicum.recipe.launch_script import read_launch_script
 from practicum.recipe.yaml_files import StrictLoader
 from practicum.tasks import count_rows
 
@@ -130,6 +131,7 @@ LOSSES: dict[tuple[str, bool], dict[str, Any]] = {
 }
 """The term of each `loss_mode`, with and without `use_policy_gradient`."""
 SAME_LOSS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+SCRIPTS = (".sh", ".bash")
 ADVANTAGES = {"grpo": "group_normalized", "rloo": "leave_one_out"}
 
 
@@ -138,7 +140,8 @@ def convert_verl(path: Path, target: Path) -> tuple[dict[str, Any], list[str]]:
 
     Raises RecipeError if the file is no configuration of a distillation.
     """
-    config = VerlConfig(dict(_flatten(_read_config(path))))
+    notes: list[str] = []
+    config = VerlConfig(dict(_flatten(_read_config(path, notes))))
     if not any(key.startswith("distillation.") for key in config.leaves):
         raise RecipeError(
             f"{path}: no key `distillation`, so this is no configuration of verl's distillation"
@@ -152,18 +155,22 @@ def convert_verl(path: Path, target: Path) -> tuple[dict[str, Any], list[str]]:
     alpha = config.take(f"{STUDENT}.model.lora_alpha", 16)
     if "lora" in recipe.get("student", {}):
         recipe["student"]["lora"]["alpha"] = alpha
-    notes: list[str] = []
     recipe["teacher"] = _convert_teachers(config)
     recipe["task"] = _convert_data(config, target, notes)
-    recipe["objective"] = _convert_loss(config, notes)
+    recipe["objective"] = _convert_loss(config, recipe, notes)
     _convert_steps(config, recipe, notes)
     notes += [f"not taken: {key} = {leaf}" for key, leaf in config.list_left()]
     return recipe, notes
 
 
-def _read_config(path: Path) -> Any:
+def _read_config(path: Path, notes: list[str]) -> Any:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
+        text = path.read_text(encoding="utf-8")
+        if path.suffix in SCRIPTS:
+            script = read_launch_script(text, str(path))
+            notes += script.notes
+            return {key: _parse_value(text) for key, text in script.arguments.items()}
+        content = yaml.load(text, StrictLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:400]
         raise RecipeError(f"{path}: cannot be read as YAML ({reason})") from error
@@ -236,6 +243,11 @@ def _convert_data(config: VerlConfig, target: Path, notes: list[str]) -> dict[st
     if question != "prompt":
         answer = "reward_model.ground_truth"
         task["columns"] = {"prompt": question, "answer": answer, "domain": "data_source"}
+    images = config.take("data.image_key")
+    if images is not None:
+        notes.append(
+            f"data.image_key = {images}: only text is read, and rows with pictures are refused"
+        )
     notes.append(
         "task.verifier: verl chooses the reward by data_source; `math` is written, which needs "
         "practicum[tasks]; exact, contains and number are others"
@@ -257,7 +269,7 @@ def _list_files(files: Any) -> list[str]:
     return [str(name) for name in (files if isinstance(files, list) else [files])]
 
 
-def _convert_loss(config: VerlConfig, notes: list[str]) -> dict[str, Any]:
+def _convert_loss(config: VerlConfig, recipe: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     mode = str(config.take(f"{LOSS}.loss_mode", "k3"))
     is_policy_gradient = bool(config.take(f"{LOSS}.use_policy_gradient", False))
     name = SAME_LOSS.get(mode, mode)
@@ -284,14 +296,19 @@ def _convert_loss(config: VerlConfig, notes: list[str]) -> dict[str, Any]:
     if not config.take(f"{LOSS}.use_task_rewards", True):
         return {**term, **objective}
     return {
-        "losses": [_convert_reward(config, notes), {**term, "coefficient": coefficient}],
+        "losses": [_convert_reward(config, recipe, notes), {**term, "coefficient": coefficient}],
         **objective,
     }
 
 
-def _convert_reward(config: VerlConfig, notes: list[str]) -> dict[str, Any]:
-    """Return the term of the task's reward, for `use_task_rewards`."""
+def _convert_reward(config: VerlConfig, recipe: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Return the term of the task's reward, for `use_task_rewards`, and give the recipe its critic."""
+    low, high = (config.take(f"{ACTOR}.clip_ratio_{end}", 0.2) for end in ("low", "high"))
+    correction = f"ratio_clip({low}, {high})"
     estimator = str(config.take("algorithm.adv_estimator", "gae"))
+    if estimator == "gae":
+        recipe["scorers"] = {"critic": _convert_critic(config, notes)}
+        return {"signal": "score(none)", "scorer": "critic", "correction": correction}
     advantage = ADVANTAGES.get(estimator)
     if advantage == "group_normalized":
         normalises = config.take("algorithm.norm_adv_by_std_in_grpo", True)
@@ -300,11 +317,35 @@ def _convert_reward(config: VerlConfig, notes: list[str]) -> dict[str, Any]:
         notes.append(
             f"objective: adv_estimator {estimator} has no name here; group_normalized is written"
         )
-    low, high = (config.take(f"{ACTOR}.clip_ratio_{end}", 0.2) for end in ("low", "high"))
-    return {
-        "signal": f"score({advantage or 'group_normalized'})",
-        "correction": f"ratio_clip({low}, {high})",
+    return {"signal": f"score({advantage or 'group_normalized'})", "correction": correction}
+
+
+def _convert_critic(config: VerlConfig, notes: list[str]) -> dict[str, Any]:
+    """Return the critic of verl's estimator `gae`, which normalises advantages over a batch."""
+    batch = config.take_number("data.train_batch_size", 1024)
+    mini_batch = config.take_number("critic.ppo_mini_batch_size") or config.take_number(
+        f"{ACTOR}.ppo_mini_batch_size", 256
+    )
+    epochs = config.take_number("critic.ppo_epochs") or config.take_number(f"{ACTOR}.ppo_epochs", 1)
+    critic: dict[str, Any] = {
+        "type": "value",
+        "gamma": config.take("algorithm.gamma", 1.0),
+        "gae_lambda": config.take("algorithm.lam", 1.0),
+        "normalize": True,
+        "clip": config.take_number("critic.cliprange_value", 0.5),
+        "learning_rate": config.take_number("critic.optim.lr", 1e-5),
+        "max_grad_norm": config.take_number("critic.grad_clip", 1.0),
+        "updates": max(1, int(batch // mini_batch) * int(epochs)),
     }
+    model = config.take("critic.model.path")
+    if model is None:
+        notes.append(
+            "scorers.critic: verl's estimator gae has a critic, and critic.model.path is missing; "
+            "it begins as a copy of the student"
+        )
+    else:
+        critic["model"] = {"model": model}
+    return critic
 
 
 def _convert_steps(config: VerlConfig, recipe: dict[str, Any], notes: list[str]) -> None:

@@ -21,10 +21,12 @@ DEEPEST_RECIPE = 64
 """Levels of nested mappings and lists; a recipe needs about ten."""
 
 LONGEST_REASON = 400
-DEEPEST_EXTENDS = 8
 
 FILE_KEYS = {
-    "extends": "the recipe over which this file is merged: a file, relative to this one's folder, or a packaged name",
+    "extends": "the recipe whose method this file takes: a file, relative to this one's folder, or a packaged name; "
+    "its `setting` and the words that describe it are left out",
+    "setting": "the models, task, rates, lengths and batches that a method is tried on: the name of a packaged pair, a file, or "
+    "a mapping over the one that it `extends`: see [settings](settings.md)",
     "stages": "the stages of a [pipeline](pipelines.md), each a recipe over the keys beside it",
 }
 """Keys of a file that are no field of a recipe: reading the file uses them up."""
@@ -55,37 +57,29 @@ def _suggest_recipe(source: str) -> str:
     return f"did you mean {names[matches[0]]!r}? " if matches else ""
 
 
-def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return the data of a recipe file, merged over the recipe that it `extends`.
+def expand_file(path: Path) -> dict[str, Any]:
+    """Return the data of a recipe file with short forms written out and model paths resolved."""
+    return expand_section(read_yaml(path), path.parent.resolve())
 
-    `above` are the files that extend this one.
-    """
-    folder = path.parent.resolve()
-    recipe_data = expand_models(read_yaml(path), folder)
+
+def expand_section(recipe_data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a recipe's data with short forms written out, and model paths relative to `folder` absolute."""
+    expanded = expand_models(recipe_data, folder)
     for role in ("student", "teacher", "reference", "stages"):
-        _resolve_model_paths(recipe_data.get(role), folder)
-    # The paths of a task belong to the file with the task, also if another file extends it.
-    if "task" in recipe_data:
-        recipe_data.setdefault("base_dir", str(folder))
-    parent = recipe_data.pop("extends", None)
-    if parent is not None:
-        file = _find_parent(path, str(parent))
-        if file in above or len(above) > DEEPEST_EXTENDS:
-            raise RecipeError(f"{path}: extends {str(parent)!r}, which extends this one again")
-        recipe_data = merge_recipes(read_recipe(file, (*above, path.resolve())), recipe_data)
-    recipe_data.setdefault("base_dir", str(folder))
-    return recipe_data
+        _resolve_model_paths(expanded.get(role), folder)
+    return expanded
 
 
-def _find_parent(path: Path, parent: str) -> Path:
+def find_parent(path: Path, parent: str) -> Path:
     """Return the file that a recipe extends: beside the recipe, or a packaged one by its name."""
     file = path.parent.resolve() / parent
-    if file.is_file():
+    # Unlike `Path.is_file`, which raises OSError of a name that is too long.
+    if os.path.isfile(file):
         return file
     if parent in list_recipe_names():
         return locate_packaged_recipes() / f"{parent}.yaml"
     raise RecipeError(
-        f"{path}: extends {parent!r}: neither a file, relative to {path.parent.resolve()}, nor a "
+        f"{path}: extends {parent!r:.200}: neither a file, relative to {path.parent.resolve()}, nor a "
         f"packaged recipe; {_suggest_recipe(parent)}practicum ls recipes lists the packaged ones"
     )
 
@@ -119,7 +113,7 @@ def _resolve_model_paths(section: Any, folder: Path) -> None:
     if not isinstance(section, dict):
         return
     model = section.get("model")
-    if isinstance(model, str) and ((folder / model).is_dir() or is_gguf(str(folder / model))):
+    if isinstance(model, str) and (os.path.isdir(folder / model) or is_gguf(str(folder / model))):
         section["model"] = str(folder / model)
     for inner in section.values():
         _resolve_model_paths(inner, folder)
@@ -179,6 +173,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise RecipeError(
             f"{path}: not YAML ({' '.join(str(error).split())[:LONGEST_REASON]})"
         ) from error
+    if document is None:
+        raise RecipeError(
+            f"{path}: the file is empty; write a recipe into it, for example `extends: quickstart`"
+        )
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise RecipeError(
             f"{path}: a recipe is a mapping of names such as `student:` and `teacher:`"

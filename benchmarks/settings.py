@@ -1,0 +1,129 @@
+"""Learning rates of the packaged 135M model, all weights and adapters: which ones learn, and which ones destroy it.
+
+    python -m benchmarks settings [--rates 1e-6 1e-2] [--record]
+
+The student is distilled by GKD from itself with a system turn in view. Each run starts from the same weights and sees
+the same prompts. The held-out reverse KL, the share of cut answers and the accuracy are those before and after.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import describe_commit, format_table
+from practicum.recipe import load_recipe
+from practicum.runs import run
+
+RECORD = Path(__file__).resolve().parents[1] / "docs" / "settings.json"
+
+RATES = (1e-6, 1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 2e-3, 1e-2)
+
+SYSTEM = "Answer with an equation such as 7 * 9 = 63."
+"""The system turn that the teacher sees and the student does not."""
+
+KINDS = {"all weights": [], "adapters": ["student.lora={}"]}
+
+HEAD = ["training", "rate", "reverse KL before", "after", "entropy", "accuracy", "cut", "alarms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one run: held-out values, and the monitors that raised an alarm."""
+
+    training: str
+    rate: float
+    before: dict[str, float]
+    after: dict[str, float]
+    alarms: list[str]
+
+
+def main() -> None:
+    """Train at each rate, print the table, and record it if asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--record", action="store_true", help="write docs/settings.json")
+    parser.add_argument("--quick", action="store_true", help="one step at one rate of each kind")
+    arguments = parser.parse_args()
+    rates, steps = ([5e-5], 1) if arguments.quick else (arguments.rates, arguments.steps)
+    outcomes: list[Outcome] = []
+    for kind in arguments.kinds:
+        for rate in rates:
+            outcomes.append(measure(kind, rate, steps))
+            print(format_table(HEAD, [list_cells(outcomes[-1])]), flush=True)
+    print(format_table(HEAD, [list_cells(outcome) for outcome in outcomes]))
+    if arguments.record:
+        content = {
+            "commit": describe_commit(),
+            "date": date.today().isoformat(),
+            "steps": steps,
+            "runs": [asdict(outcome) for outcome in outcomes],
+        }
+        RECORD.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(kind: str, rate: float, steps: int) -> Outcome:
+    """Return the outcome of one run at one learning rate."""
+    overrides = [
+        *KINDS[kind],
+        f"optimizer.learning_rate={rate}",
+        f"train.steps={steps}",
+        "train.prompts_per_step=16",
+        "train.threads=1",
+        "rollout.max_new_tokens=24",
+        "evaluation.max_new_tokens=24",
+        "evaluation.prompts=36",
+        "student.trainable_layers=null",
+        f"teacher={{type: model, model: smollm2-135m-instruct, system: {json.dumps(SYSTEM)}}}",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Path(folder) / "rates.yaml"
+        recipe.write_text("extends: papers/gkd\nsetting: smollm2\n", encoding="utf-8")
+        result = run(load_recipe(recipe, overrides), out=Path(folder) / "runs")
+        alarms = sorted({alarm["id"] for alarm in read_alarms(result.folder)})
+        summary = result.summary
+    return Outcome(kind, rate, pick(summary["before"]), pick(summary["after"]), alarms)
+
+
+def read_alarms(folder: Path) -> list[dict[str, str]]:
+    """Return the alarms of a run."""
+    path = folder / "alarms.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def pick(evaluation: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of an evaluation that are compared."""
+    return {
+        "reverse_kl": evaluation["reverse_kl"],
+        "entropy": evaluation["student_entropy"],
+        "accuracy": evaluation["accuracy"]["mean"],
+        "cut": evaluation["truncated"],
+    }
+
+
+def list_cells(outcome: Outcome) -> Sequence[str]:
+    """Return the cells of an outcome's line."""
+    before, after = outcome.before, outcome.after
+    return [
+        outcome.training,
+        f"{outcome.rate:g}",
+        f"{before['reverse_kl']:.3f}",
+        f"{after['reverse_kl']:.3f}",
+        f"{before['entropy']:.2f} to {after['entropy']:.2f}",
+        f"{before['accuracy']:.2f} to {after['accuracy']:.2f}",
+        f"{before['cut']:.2f} to {after['cut']:.2f}",
+        " ".join(outcome.alarms) or "none",
+    ]
+
+
+if __name__ == "__main__":
+    main()
