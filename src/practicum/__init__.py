@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from practicum import functional
     from practicum.errors import PracticumError
     from practicum.recipe import Recipe, load_recipe
-    from practicum.runs import RunResult, distill
+    from practicum.runs import RunResult, distill, load_run
     from practicum.runs.pipeline.runner import run
     from practicum.studies.compare import compare
     from practicum.studies.doctor import Diagnosis, doctor
@@ -33,6 +33,7 @@ __all__ = [
     "doctor",
     "functional",
     "load_recipe",
+    "load_run",
     "run",
 ]
 
@@ -45,6 +46,7 @@ _HOMES = {
     "distill": "practicum.runs",
     "doctor": "practicum.studies.doctor",
     "load_recipe": "practicum.recipe",
+    "load_run": "practicum.runs",
     "run": "practicum.runs.pipeline.runner",
 }
 

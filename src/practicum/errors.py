@@ -26,9 +26,13 @@ from collections.abc import Sequence
 
 
 class PracticumError(Exception):
-    """Base of every error meant for a user; `exit_code` is what the command line returns."""
+    """Base of every error meant for a user; `exit_code` is what the command line returns.
+
+    `was_shown` is True if the user has read it already, because the end of the run takes long.
+    """
 
     exit_code = 1
+    was_shown = False
 
 
 class RecipeError(PracticumError, ValueError):

@@ -5,7 +5,9 @@ module. Without a colon, the longest beginning that is a module is the module.
 """
 
 import difflib
+import hashlib
 import importlib.util
+import inspect
 import operator
 import os
 import pkgutil
@@ -13,6 +15,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -63,6 +66,47 @@ def explain_missing(name: str) -> str:
     top = dotted.partition(".")[0]
     is_known = top in sys.modules or importlib.util.find_spec(top) is not None
     return "" if is_known else _explain_missing_module(dotted)
+
+
+def name_object(entry: Any) -> str:
+    """Return the text of an object in a recipe: `module:name` of a function or of an object's class."""
+    if isinstance(entry, str):
+        return entry
+    is_named = inspect.isroutine(entry) or inspect.isclass(entry)
+    named = entry if is_named else type(entry)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def digest_code(entry: Any) -> str | None:
+    """Return a digest of the source of a function or of an object's class; None without source."""
+    is_named = inspect.isroutine(entry) or inspect.isclass(entry)
+    named = entry if is_named else type(entry)
+    # In a notebook, Python only finds the source of a class's methods.
+    methods = filter(inspect.isfunction, vars(named).values()) if inspect.isclass(named) else ()
+    sources = []
+    for part in (named, *methods):
+        with suppress(OSError, TypeError):
+            sources.append(inspect.getsource(part))
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:12] if sources else None
+
+
+def takes_arguments(entry: Any, *names: str) -> bool:
+    """Return True if an object can be called with these arguments in this order."""
+    if not callable(entry):
+        return False
+    try:
+        signature = inspect.signature(entry)
+        signature.bind(*names)
+    except TypeError:
+        return False
+    except ValueError:
+        # A function in C without a signature: the first call tells.
+        return True
+    places = list(signature.parameters)[: len(names)]
+    # `(answer, prompt)` is the order of a verifier.
+    return not any(
+        name in names and names.index(name) != place for place, name in enumerate(places)
+    )
 
 
 def describe_error(error: BaseException, file: str | None = None) -> str:

@@ -8,17 +8,55 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call that a model wrote. Nothing has checked the name or the arguments."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(hash=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the call as chat templates and servers read it."""
+        return {
+            "type": "function",
+            "function": {"name": self.name, "arguments": dict(self.arguments)},
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation, for example `Message("user", "What is 8 times 7?")`.
 
-    `name` is the tool whose result this is, in a turn of the role `tool`. `tokens` are those by which
-    it made a stored conversation longer, with what the template wrote around it.
+    `name` is the tool that returned this result, in a turn of the role `tool`. `tokens` are the tokens
+    that the turn added to a stored conversation, including the template's text around it. An
+    assistant's turn may have `reasoning`, the thoughts before its text, and `tool_calls`. `reasoning`
+    is None if the thoughts are unknown or part of the text, for example between `<think>` and
+    `</think>`.
     """
 
     role: str
     content: str
     name: str | None = None
     tokens: tuple[int, ...] = ()
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the turn as rows of `messages` write it, without its tokens."""
+        calls = [call.to_json() for call in self.tool_calls]
+        return {
+            "role": self.role,
+            "content": self.content,
+            **({} if self.name is None else {"name": self.name}),
+            **({} if self.reasoning is None else {"reasoning_content": self.reasoning}),
+            **({"tool_calls": calls} if calls else {}),
+        }
+
+    @classmethod
+    def from_saved(cls, fields: Mapping[str, Any]) -> "Message":
+        """Return the message of the fields that `dataclasses.asdict` gives, read back from JSON."""
+        calls = tuple(ToolCall(**call) for call in fields.get("tool_calls", ()))
+        tokens = tuple(fields.get("tokens", ()))
+        return cls(**{**fields, "tokens": tokens, "tool_calls": calls})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +86,12 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that a model wrote: data, which nothing has checked."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Prompt:
     """A question as text, as a task yields it, before tokenization.
 
     A verifier compares with `answer`. `response` is a full worked solution to imitate; without it,
-    `answer` is imitated. `privileged` holds the fields that only a teacher may see (a solution, a
+    `answer` is imitated. `reasoning` are the thoughts before the response, if they are known apart
+    from its text. `privileged` holds the fields that only a teacher may see (a solution, a
     hint, a document). `domain` labels the prompt in reports, `teacher` routes it to a teacher.
     """
 
@@ -71,6 +102,7 @@ class Prompt:
     domain: str | None = None
     teacher: str | None = None
     privileged: Mapping[str, str] = field(default_factory=dict)
+    reasoning: str | None = None
 
     @property
     def question(self) -> str:
@@ -81,10 +113,7 @@ class Prompt:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Prompt":
         """Return the prompt of the fields that `dataclasses.asdict` gives, read back from JSON."""
-        messages = tuple(
-            Message(**{**message, "tokens": tuple(message.get("tokens", ()))})
-            for message in fields["messages"]
-        )
+        messages = tuple(map(Message.from_saved, fields["messages"]))
         return cls(**{**fields, "messages": messages})
 
 

@@ -20,6 +20,7 @@ from practicum.prompts import ToolCall as ToolCall
 from practicum.prompts import ToolSchema as ToolSchema
 from practicum.prompts import ToolUse as ToolUse
 from practicum.prompts import Turn as Turn
+from practicum.thoughts import read_answer
 
 StopReason = Literal["stop", "length", "error", "timeout", "turns", "bad_calls"]
 """A completion's end: a stop, the token limit, an environment's failure or timeout, the limit of
@@ -145,6 +146,8 @@ class Judgement:
 
     value: float | None
     tokens: Float[Tensor, " T"] | None = None
+    rejected: tuple[str, ...] = ()
+    """The faults of the scorer's own judgement, which this one replaces; see `practicum.ports.gate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +155,15 @@ class SearchStep:
     """One step of an answer that a tree search found: its node, its tokens and its value.
 
     `node` names the node that the step ends at, `0.2.1` the second child of the third child of the
-    root. `value` is the mean reward of the `visits` answers through the node, or None without any.
+    root. `reward` is the mean reward of the `visits` answers through it, or None without any, and
+    `value` the same with a scorer's value as one more answer, which guided the search.
     """
 
     node: str
     tokens: int
     visits: int
     value: float | None
+    reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +184,8 @@ class Rollout:
     kept, from the first token on; the tokens after them belong to a step that did not hold.
     `reward` is the verifier's, and `judgements` are the scorers', by the names that the recipe gives
     them. `states` is what the student computed as it wrote the text, for the update of its step.
-    `versions` holds the policy's version at each token; None means that it is `policy_version`,
-    otherwise the oldest of them.
+    `versions` holds each token's policy version; `policy_version` is the oldest, or all without them.
+    With `opens_thoughts` the text begins inside thoughts. `rejected` are kinds of refused values.
     """
 
     prompt: Prompt
@@ -203,6 +208,8 @@ class Rollout:
     steps: tuple[SearchStep, ...] = ()
     states: TextStates | None = field(default=None, compare=False, repr=False)
     versions: Int[Tensor, " T"] | None = None
+    opens_thoughts: bool = False
+    rejected: tuple[str, ...] = ()
 
     @classmethod
     def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":
@@ -214,6 +221,11 @@ class Rollout:
         turns = tuple(Turn("assistant", 0, reply) for reply in replies) if len(replies) > 1 else ()
         text = "\n".join(replies)
         return cls(prompt, (), none.long(), none.bool(), none, none, 0, "stop", text, turns=turns)
+
+    @property
+    def answer(self) -> str:
+        """The text after the model's thoughts, which verifiers read; empty if they never end."""
+        return read_answer(self.text, self.opens_thoughts)
 
     @property
     def replies(self) -> tuple[str, ...]:

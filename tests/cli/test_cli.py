@@ -65,19 +65,19 @@ def test_every_packaged_recipe_is_read_without_transformers() -> None:
     code = (
         "import sys; sys.argv = ['practicum', 'check', 'quickstart']\n"
         "from practicum.cli import main\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        "assert 'transformers' not in sys.modules, 'quickstart'\n"
         "from practicum.runs.pipeline import load_pipeline_or_recipe as load\n"
         "from practicum.recipe import list_recipe_names\n"
         "for name in list_recipe_names():\n"
         "    load(name)\n"
-        "    assert 'transformers' not in sys.modules, name"
+        "    assert 'transformers' not in sys.modules, name\n"
+        # The check compares the rows with the chat template of a model that is there.
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "quickstart: no mistakes found\n"
+    assert done.stdout.endswith("\nquickstart: no mistakes found\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -100,7 +100,7 @@ def test_a_run_and_everything_after_it(models: Path, tmp_path: Path) -> None:
     status, text = said(
         tmp_path, "run", str(recipe), "train.steps=2", "--out", str(tmp_path / "runs")
     )
-    assert status != 0 and "--resume" in text and len(text.splitlines()) == 1
+    assert status == 0 and "runs/toy holds a finished run, so this one is toy-2" in text
     status, text = said(tmp_path, "eval", str(folder), "--json")
     assert status == 0
     summary = json.loads((folder / "summary.json").read_text())

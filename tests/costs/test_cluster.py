@@ -11,6 +11,7 @@ from practicum.costs.cluster import (
     EFFICIENCY,
     HIDDEN_SHARE,
     choose_split,
+    count_sampler_weights,
     count_site_bytes,
     forecast_step,
     scale_workload,
@@ -77,19 +78,19 @@ def test_a_step_by_hand() -> None:
     forecast = forecast_step(work, cluster, Split(4, 2, 2), ahead=False)
     gpu = cluster.gpu
     assert forecast.seconds["score"] == pytest.approx(
-        work.scorers[0].flops / (2 * gpu.flops * EFFICIENCY["score"])
+        work.scorers[0].flops / (2 * gpu.bfloat16_flops * EFFICIENCY["score"])
     )
     assert forecast.seconds["update"] == pytest.approx(
-        work.update_flops / (4 * gpu.flops * EFFICIENCY["update"])
+        work.update_flops / (4 * gpu.bfloat16_flops * EFFICIENCY["update"])
     )
     sent = work.sampled_tokens * 2 * LARGE.width
     assert forecast.links["hidden states to trainers"] == sent
     assert forecast.seconds["send"] == pytest.approx(sent / (2 * 40e9))
     assert forecast.links["weights to samplers"] == 2 * 4 * SMALL.parameters
     assert forecast.step_seconds == pytest.approx(sum(forecast.seconds.values()))
-    # Each sampler holds the weights; between two updates they are read once a decode step.
+    # Each sampler holds the weights; its packed copy is read once per decode step.
     assert forecast.memory["sampler"] <= cluster.usable_memory
-    kept = 2 * SMALL.parameters
+    kept = count_sampler_weights(work)
     slots = (cluster.usable_memory - kept) // SMALL.count_kv_bytes(
         work.contexts // work.sampled_tokens, 2
     )
@@ -98,6 +99,60 @@ def test_a_step_by_hand() -> None:
     assert forecast.seconds["sample"] == pytest.approx(
         read / (gpu.bandwidth * EFFICIENCY["sample"]), rel=1e-3
     )
+
+
+def in_float32(work: Workload) -> Workload:
+    """The same work of models in float32."""
+    scorers = tuple(replace(scorer, item_bytes=4) for scorer in work.scorers)
+    learners = tuple(replace(learner, item_bytes=4) for learner in work.learners)
+    return replace(work, scorers=scorers, learners=learners, item_bytes=4)
+
+
+def test_a_sampler_holds_what_learns_in_float32_rounded_and_packed() -> None:
+    """8 bytes per weight of the layers, in both dtypes; 4 of a frozen one in bfloat16."""
+    work = build_work()
+    maps, rest = SMALL.body, SMALL.parameters - SMALL.body
+    assert count_sampler_weights(work) == 8 * maps + 4 * rest + 2 * SMALL.head
+    assert count_sampler_weights(in_float32(work)) == 8 * maps + 4 * rest
+    adapters = TrainableDims(40_000_000, 36, 0, 40_000_000, False)
+    frozen = SMALL.parameters - 40_000_000
+    adapted = replace(work, learning=adapters)
+    assert count_sampler_weights(adapted) == 4 * 40_000_000 + 2 * frozen + 2 * maps
+
+
+def test_products_in_float32_take_as_much_longer_as_the_data_sheet_says() -> None:
+    work, cluster, split = build_work(), build_cluster(64), Split(24, 16, 24, 4)
+    half, full = (forecast_step(w, cluster, split, ahead=False) for w in (work, in_float32(work)))
+    for phase in ("score", "update"):
+        assert full.seconds[phase] == pytest.approx(half.seconds[phase] * 989 / 67)
+    assert full.seconds["sample"] >= 2 * half.seconds["sample"]
+    assert full.seconds["send"] == 2 * half.seconds["send"]
+
+
+@given(
+    st.integers(1, 256),
+    st.booleans(),
+    st.booleans(),
+    st.integers(4, 48),
+    st.sampled_from(sorted(GPUS)),
+    st.booleans(),
+)
+def test_a_plan_in_float32_is_never_faster(
+    answers: int, taught: bool, adapted: bool, gpus: int, gpu: str, ahead: bool
+) -> None:
+    work, cluster = build_work(answers, LARGE if taught else None), build_cluster(gpus, gpu)
+    if adapted:
+        adapters = TrainableDims(40_000_000, 36, 0, 40_000_000, False)
+        work = replace(work, learning=adapters, learners=(LearningWork("critic", 10**9, 10**15),))
+    try:
+        slow = choose_split(in_float32(work), cluster, ahead=ahead)[0]
+    except ResourceError:
+        return  # float32 takes more memory, too
+    fast = choose_split(work, cluster, ahead=ahead)[0]
+    assert slow.step_seconds >= fast.step_seconds
+    same = forecast_step(work, cluster, slow.split, ahead=ahead)
+    assert slow.step_seconds >= same.step_seconds
+    assert all(slow.seconds[phase] >= same.seconds[phase] for phase in ("sample", "update"))
 
 
 def test_rollouts_ahead_hide_the_faster_pools_behind_the_slowest() -> None:
@@ -195,8 +250,8 @@ def test_what_cannot_fit_is_refused_with_what_to_do() -> None:
         match=r"GPUs that hold it in shards.*or serve it elsewhere and write teacher=",
     ):
         choose_split(build_work(teacher=vast), cluster, ahead=False)
-    long = replace(build_work(teacher=None), longest=200_000)
-    with pytest.raises(ResourceError, match=r"a text of 200,000 tokens takes .* in an update"):
+    long = replace(build_work(teacher=None), longest=60_000)
+    with pytest.raises(ResourceError, match=r"a text of 60,000 tokens takes .* in an update"):
         choose_split(long, cluster, ahead=False)
     vast_student = replace(build_work(), student=vast)
     with pytest.raises(ResourceError, match="each sampler holds the whole student; take larger"):
@@ -225,7 +280,7 @@ def test_a_teacher_larger_than_a_gpu_is_held_in_shards() -> None:
     passes = -(-work.sampled_tokens // 4 // 16384)
     assert forecast.links["between a teacher's shards"] == 4 * passes * 2 * large.body // 2
     # Products of passes so long hide all gathers within a node.
-    alone = work.scorers[0].flops / (4 * cluster.gpu.flops * EFFICIENCY["score"])
+    alone = work.scorers[0].flops / (4 * cluster.gpu.bfloat16_flops * EFFICIENCY["score"])
     assert forecast.seconds["score"] == pytest.approx(alone)
 
 
@@ -246,7 +301,7 @@ def test_a_teacher_beside_the_trainers_takes_their_time_and_memory() -> None:
     assert with_it - without == shard + head
     seconds = beside.seconds
     assert seconds["score"] == pytest.approx(
-        scorer.flops / (6 * cluster.gpu.flops * EFFICIENCY["score"])
+        scorer.flops / (6 * cluster.gpu.bfloat16_flops * EFFICIENCY["score"])
     )
     learning = seconds["score"] + seconds["send"] + seconds["update"] + seconds["wait"]
     assert beside.step_seconds == pytest.approx(max(seconds["sample"], learning) + seconds["copy"])

@@ -93,11 +93,15 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M35": {"constant_teacher": 1.0},
     "M36": {"scorer-discriminator/gap": 0.6, "scorer-discriminator/agreement": 0.5},
     "M37": {"calls_surplus": 2.0},
+    "M38": {"scorer-discriminator/skipped": 2.0},
+    "M39": {"heldout_reverse_kl": 0.8, "heldout_reverse_kl_rise": 0.45},
+    "M40": {"heldout_reverse_kl": 0.8, "heldout_reverse_kl_rise": 0.45},
 }
 
 RECIPE = resolve_recipe(load_recipe("smoke/toy"))
 REWARDED = resolve_recipe(load_recipe("papers/kdrl"))
-OURS = {"M24": REWARDED, "M36": resolve_recipe(load_recipe("papers/gad"))}
+GAD = resolve_recipe(load_recipe("papers/gad"))
+OURS = {"M24": REWARDED, "M36": GAD, "M38": GAD, "M40": REWARDED}
 
 
 def watch(recipe: dict[str, Any] = RECIPE, **settings: MonitorSettings) -> Watch:
@@ -116,6 +120,31 @@ def test_a_healthy_run_is_quiet():
         assert {alarm.id for alarm in alarms} <= {"M9"}, (
             "numbers that never move are stalled, and nothing else"
         )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_alarm"),
+    [
+        (0.368, 5.656, True),
+        (0.368, 0.822, True),
+        (0.368, 0.7, False),
+        (0.02, 0.15, False),
+        (0.02, 0.23, True),
+        (3.0, 3.5, False),
+        (-0.01, 0.25, True),
+    ],
+)
+@pytest.mark.parametrize(("recipe", "name"), [(RECIPE, "M39"), (REWARDED, "M40")])
+def test_one_evaluation_far_from_the_teacher_is_enough(
+    before: float, after: float, is_alarm: bool, recipe: dict[str, Any], name: str
+) -> None:
+    """Twice as far and 0.2 nats per token farther; no baseline of steps is needed."""
+    readings = {"heldout_reverse_kl": after, "heldout_reverse_kl_rise": after - before}
+    alarms = watch(recipe).replay([{"step": 1, **HEALTHY, **readings}])
+    assert {alarm.id for alarm in alarms} & {"M39", "M40"} == ({name} if is_alarm else set())
+    assert [alarm.action for alarm in alarms if alarm.id == name] == is_alarm * [
+        "stop" if name == "M39" else "warn"
+    ]
 
 
 @pytest.mark.parametrize("name", TROUBLE)

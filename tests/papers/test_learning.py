@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from practicum.recipe import find_recipe, list_recipe_names, load_recipe
-from practicum.recipe.yaml_files import read_yaml
+from practicum.recipe.layers import read_layers
 from practicum.runs import run
 
 ELSEWHERE = {
@@ -25,9 +25,7 @@ ON_THE_PAIR = [
     for name in list_recipe_names()
     if name.startswith("papers/")
     and name not in ELSEWHERE
-    and str(read_yaml(find_recipe(name)).get("extends", "")).endswith(
-        ("base/pair.yaml", "base/letters.yaml")
-    )
+    and read_layers(find_recipe(name))[0].origin == "setting pair"
 ]
 
 

@@ -402,21 +402,22 @@ def test_what_was_dropped_adds_up(rich: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "mean", "word"),
+    ("verdict", "found", "word"),
     [
-        ("GO", 0.5, "held"),
-        ("NO-GAP", 0.5, "did not hold"),
-        ("NO-GAP", 0.0, "held"),
-        ("INCONCLUSIVE", 0.5, "neither"),
+        ("GO", "BETTER", "held"),
+        ("NO-GAP", "BETTER", "did not hold"),
+        ("NO-GAP", "NO DETECTABLE CHANGE", "held"),
+        ("INCONCLUSIVE", "BETTER", "neither"),
     ],
 )
 def test_what_was_foretold_is_held_against_the_outcome(
-    rich: Path, verdict: str, mean: float, word: str
+    rich: Path, verdict: str, found: str, word: str
 ) -> None:
     run = read_run(rich)
-    gain = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
-    before = {**run.summary["before"], "prompts": 36}
-    summary = {**run.summary, "gain": gain, "before": before}
+    low = 0.4 if found == "BETTER" else -0.1
+    gain = {"mean": low + 0.1, "low": low, "high": low + 0.2}
+    judged = {"verdict": found, "reasons": ["so it is"], "next": []}
+    summary = {**run.summary, "gain": gain, "verdict": judged}
     run = _with(run, doctor={"verdict": verdict, "checks": []}, summary=summary)
     assert word in build_page_parts(run).html["doctor"]
 
@@ -435,6 +436,50 @@ def test_a_gain_on_few_prompts_has_no_interval_on_the_page(rich: Path) -> None:
     assert describe_gain(Interval(1.0, -0.3, 1.0), 2) == (
         "1.00 (2 held-out prompts: too few for an interval)"
     )
+
+
+def test_an_interval_of_zero_width_is_not_shown(rich: Path) -> None:
+    run = read_run(rich)
+    gain = {"mean": 0.2, "low": 0.2, "high": 0.2}
+    before = {**run.summary["before"], "prompts": 12}
+    run = _with(run, summary={**run.summary, "gain": gain, "before": before})
+    html = build_page_parts(run).html["verdict"]
+    assert "all prompts agree; no interval" in html and "95 % interval +0.20" not in html
+    assert describe_gain(Interval(**gain), 12) == "0.20 (all prompts agree; no interval)"
+
+
+def test_the_verdict_is_the_first_line_of_the_page(rich: Path) -> None:
+    run = read_run(rich)
+    verdict = {
+        "verdict": "COLLAPSED",
+        "reasons": ["<b>15 times"],
+        "next": ["practicum doctor RECIPE"],
+    }
+    html = build_page_parts(_with(run, summary={**run.summary, "verdict": verdict})).html
+    start = html["verdict"].index("COLLAPSED")
+    assert start < html["verdict"].index('class="gain"')
+    assert "&lt;b&gt;15 times" in html["verdict"]
+    assert "<code>practicum doctor RECIPE</code>" in html["verdict"]
+    assert 'class="outcome bad"' in html["verdict"]
+    unfinished = build_page_parts(_with(run, summary=None)).html["verdict"]
+    assert "outcome" not in unfinished
+
+
+def test_a_reward_between_0_and_1_is_a_number(rich: Path) -> None:
+    """A reward of 0.8 was shown in red as wrong."""
+    run = read_run(rich)
+    trace = {**run.after["traces"][0], "reward": 0.8}
+    samples = [{**run.summary["samples"][0], "reward_before": 0.25, "reward_after": 0.8}]
+    run = _with(
+        run,
+        after={**run.after, "traces": [trace]},
+        summary={**run.summary, "samples": samples},
+    )
+    html = build_page_parts(run).html
+    heat = next(part for part in html.values() if 'class="graded"' in part)
+    assert "reward 0.8" in heat
+    assert 'class="wrong"' not in html["answers"] and "reward 0.25" in html["answers"]
+    assert "1 got a higher reward, 0 a lower one, 0 the same" in html["answers"]
 
 
 def test_the_doctor_is_found_in_the_folder_or_beside_it(rich: Path, tmp_path: Path) -> None:

@@ -198,5 +198,10 @@ def test_a_student_learns_from_another_family_in_two_commands(models: Path, tmp_
     assert [row["from_dataset"] for row in metrics] == [1.0, 1.0, 1.0]
     # The student has no token for some letters of the teacher's, and writes <unk> for them.
     renderer = load_model(ScorerConfig(model=str(models / "student"))).renderer
-    texts = {renderer.decode(renderer.encode_answer(row["response"], 5)) for row in rows(path)}
+    texts = {
+        renderer.decode(
+            renderer.encode_answer([Message("user", row["prompt"])], row["response"], 5)
+        )
+        for row in rows(path)
+    }
     assert {row["text"] for row in rows(tmp_path / "runs" / "toy" / "rollouts.jsonl")} <= texts

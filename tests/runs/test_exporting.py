@@ -13,12 +13,13 @@ import yaml
 from hub_double import HubDouble
 from huggingface_hub import constants
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from toy import make_model, toy_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from practicum.errors import ModelError, RecipeError, ResourceError
 from practicum.models.config import ScorerConfig
-from practicum.runs import open_student
+from practicum.runs import exporting, open_student
 from practicum.runs.exporting import export_run
 from practicum.runs.opening import load_model
 
@@ -84,7 +85,7 @@ def test_a_card_says_what_the_run_measured(whole: Path, tmp_path: Path) -> None:
     assert "Step 4, one seed (0)." in text
     assert "| before | 0.00 [0.00, " in text
     assert "8 held-out prompts" in text
-    assert re.search(r"Gain in accuracy: 0\.\d\d \(\d held-out prompts: too few", text)
+    assert "Verdict against the base model: TOO FEW PROMPTS: accuracy 0." in text
     assert re.search(r"Cost: .* tokens trained on, [\d.]+ [MG]FLOP\.", text)
     assert "divergence: reverse_kl" in text
     assert f"torch {torch.__version__}" in text
@@ -149,13 +150,13 @@ def test_an_unfinished_run_claims_nothing(
 def test_a_push_uploads_every_file_to_a_new_repository(
     whole: Path, tmp_path: Path, hub: HubDouble, private: bool
 ) -> None:
-    export = export_run(whole, tmp_path / "out", push_to=NAME, private=private)
+    export = export_run(whole, tmp_path / "out", push_to_hub=NAME, public=not private)
     assert hub.repositories[NAME]["visibility"] == ("private" if private else "public")
     files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert hub.files[NAME] == files
     assert export.address == f"{hub.url}/{NAME}"
     assert export.describe()[-1] == f"pushed to {hub.url}/{NAME}"
-    export_run(whole, tmp_path / "again", push_to=NAME)
+    export_run(whole, tmp_path / "again", push_to_hub=NAME)
     assert hub.commits <= 2
 
 
@@ -170,7 +171,7 @@ def test_a_refusal_of_the_hub_comes_before_the_export(
     with pytest.raises(
         ResourceError, match=f"{NAME}: the hub answered {status} .*{advice}"
     ) as error:
-        export_run(whole, tmp_path / "out", push_to=NAME)
+        export_run(whole, tmp_path / "out", push_to_hub=NAME)
     assert hub.token not in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
@@ -181,7 +182,7 @@ def test_a_failed_upload_leaves_the_export_and_says_how_to_go_on(
 ) -> None:
     hub.refuse["/api/models/org/my-model/commit"] = 403
     with pytest.raises(ResourceError, match=r"answered 403 .*hf upload org/my-model") as error:
-        export_run(whole, tmp_path / "out", push_to=NAME)
+        export_run(whole, tmp_path / "out", push_to_hub=NAME)
     assert hub.token not in str(error.value)
     assert (tmp_path / "out" / "config.json").is_file()
 
@@ -191,21 +192,21 @@ def test_without_a_token_or_a_network_a_push_is_one_line(
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ResourceError, match="the hub cannot be reached"):
-        export_run(whole, tmp_path / "out", push_to=NAME)
+        export_run(whole, tmp_path / "out", push_to_hub=NAME)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ResourceError, match=r"offline|cannot be reached"):
-        export_run(whole, tmp_path / "out", push_to=NAME)
+        export_run(whole, tmp_path / "out", push_to_hub=NAME)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     with pytest.raises(ResourceError, match="not logged in to the hub; log in with"):
-        export_run(whole, tmp_path / "out", push_to=NAME)
+        export_run(whole, tmp_path / "out", push_to_hub=NAME)
 
 
 def test_a_name_that_no_repository_can_have_is_refused(
     whole: Path, tmp_path: Path, hub: HubDouble
 ) -> None:
     with pytest.raises(ResourceError, match=r"--push-to-hub a/b/c: "):
-        export_run(whole, tmp_path / "out", push_to="a/b/c")
+        export_run(whole, tmp_path / "out", push_to_hub="a/b/c")
 
 
 @pytest.mark.long
@@ -226,6 +227,40 @@ def test_the_command_pushes_and_shows_no_token(
     assert f"pushed to {hub.url}/{NAME}" in done.stdout
     assert hub.token not in done.stdout + done.stderr
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= set(hub.files[NAME])
+
+
+def test_a_student_with_its_own_head_is_exported_and_read_as_a_run(
+    models: Path, tmp_path: Path
+) -> None:
+    """Its config says that the head is the embedding, as folders of merged adapters do."""
+    student = make_model(tmp_path / "student", seed=1)
+    weights = load_file(student / "model.safetensors")
+    head = weights["model.embed_tokens.weight"].flip(0).contiguous()
+    save_file({**weights, "lm_head.weight": head}, student / "model.safetensors", {"format": "pt"})
+    changes = {"student.model": str(student), "train.steps": 1}
+    run = toy_run(models, tmp_path / "runs", changes).folder
+    export_run(run, tmp_path / "out")
+    tokens = torch.tensor([[3, 4, 5, 6]])
+    _, trained = open_student(run)
+    expected = trained.loaded.language_model.model(tokens).logits  # type: ignore[attr-defined]
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(tokens).logits
+    assert torch.equal(found, expected)
+    again = load_model(ScorerConfig(model=str(run)))
+    assert (Path(again.source) / "config.json").read_text() == (
+        tmp_path / "out" / "config.json"
+    ).read_text()
+
+
+def test_an_export_that_fails_leaves_nothing(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(facts: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exporting, "build_card", fail)
+    with pytest.raises(ResourceError, match=r"out: cannot be written \(No space left"):
+        export_run(whole, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_exists_is_left_alone(whole: Path, tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """`practicum check` opens the data and the settings of models."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from text.test_renderer import byte_tokenizer
+from toy import make_model, toy_run
 
 from practicum.errors import RecipeError
 from practicum.recipe import parse_recipe
@@ -33,6 +36,7 @@ def write_model(folder: Path) -> str:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
+    (folder / "tokenizer.json").write_text("{}")
     return str(folder)
 
 
@@ -40,7 +44,11 @@ def test_everything_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     (tmp_path / "held.csv").write_text("question\nq\n")
-    members = {"a": {"type": "model", "model": str(tmp_path / "broken")}}
+    (Path(write_model(tmp_path / "wordless")) / "tokenizer.json").unlink()
+    members = {
+        "a": {"type": "model", "model": str(tmp_path / "broken")},
+        "b": {"type": "model", "model": str(tmp_path / "wordless")},
+    }
     lines = problems(
         recipe(
             tmp_path,
@@ -55,6 +63,7 @@ def test_everything_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
         f"r.yaml: task: {tmp_path}/held.csv: none of its 1 rows can be used; row 1 is",
         "r.yaml: student: no model './missing'",
         f"r.yaml: teacher.teachers.a: {tmp_path}/broken/config.json: not JSON",
+        f"r.yaml: teacher.teachers.b: {tmp_path}/wordless: no tokenizer (tokenizer.json, or",
         f"r.yaml: reference: {tmp_path}: no config.json",
     ]
     assert len(lines) == len(starts)
@@ -64,6 +73,7 @@ def test_everything_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
 def test_what_is_there_or_elsewhere_is_no_problem(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "p", "answer": 1}\n{"prompt": "q"}\n')
     student = {"model": write_model(tmp_path / "student")}
+    byte_tokenizer().save_pretrained(tmp_path / "student")
     check_inputs(parse_recipe(recipe(tmp_path, student=student), "r.yaml"), "r.yaml")
     assert not (tmp_path / "rejected.jsonl").exists()
     task = {"type": "datasets", "path": "openai/gsm8k"}
@@ -80,6 +90,22 @@ def test_a_missing_file_of_two_stages_is_reported_once(tmp_path: Path) -> None:
         check_inputs(pipeline, "p.yaml")
     (line,) = str(refusal.value).splitlines()
     assert "rows.jsonl cannot be read" in line
+
+
+def test_the_folder_of_a_run_is_a_model(tmp_path: Path, notes: list[str]) -> None:
+    make_model(tmp_path / "student", seed=1)
+    make_model(tmp_path / "teacher", seed=2)
+    run_folder = toy_run(tmp_path, tmp_path, {"train.steps": 1}).folder
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "p", "answer": 1}\n{"prompt": "q"}\n')
+    model = {"model": str(run_folder)}
+    given = recipe(tmp_path, student=model, teacher={"type": "model", **model})
+    check_inputs(parse_recipe(given, "r.yaml"), "r.yaml")
+    assert not any("as a model folder" in note for note in notes), "check loads no model"
+    shutil.rmtree(next((run_folder / "checkpoints").iterdir()))
+    assert problems(given) == [
+        f"r.yaml: {role}: {run_folder}: no checkpoint yet; resume the run, or give a model folder instead"
+        for role in ("student", "teacher")
+    ]
 
 
 def test_rows_are_read_to_the_end(tmp_path: Path) -> None:

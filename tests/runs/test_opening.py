@@ -11,7 +11,7 @@ from toy import make_model, toy_recipe, toy_run
 from practicum.errors import CheckpointError, RecipeError
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.runs import open_student, run
-from practicum.runs.opening import is_run, load_model, resolve_run
+from practicum.runs.opening import is_run, load_model, resolve_model, resolve_run
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +98,11 @@ def test_a_run_without_a_checkpoint_is_refused_in_one_line(models: Path, tmp_pat
     (result.folder / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
         run(toy_recipe(models, {"student": str(result.folder)}), out=tmp_path / "second")
+
+
+def test_a_model_of_a_run_serves_its_longest_text(tmp_path):
+    recipe = toy_recipe(tmp_path, {"prompt_tokens": 100, "rollout.max_new_tokens": 28})
+    resolved = resolve_model(recipe.student, recipe)
+    assert resolved.longest_text == recipe.longest_text == 128
+    named = recipe.student.model_copy(update={"longest_text": 500})
+    assert resolve_model(named, recipe).longest_text == 500

@@ -33,6 +33,7 @@ from practicum.recipe import Recipe, load_recipe
 from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import read_json
 from practicum.runs import RunResult, open_run, open_student
+from practicum.runs.naming import choose_name
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
 from practicum.runs.pipeline.runner import run
 
@@ -240,7 +241,8 @@ class TestMistakes:
 
     def test_what_is_missing_or_wrong_in_what_is_shared_is_said_once(self) -> None:
         data = toy_data(NO_MODELS, *THREE, about=3)
-        del data["student"], data["train"]["steps"]
+        data["train"]["steps"] = 0
+        del data["student"]
         with pytest.raises(RecipeError) as caught:
             parse_pipeline(data, "x")
         fields = sorted(line.split(": ")[1] for line in caught.value.problems)
@@ -646,8 +648,13 @@ class TestStopping:
     def test_a_folder_that_is_taken_is_refused_and_one_without_a_pipeline_is_not_resumed(
         self, models: Path, finished: Path, tmp_path: Path
     ) -> None:
+        (tmp_path / finished.name).mkdir()
+        shutil.copy(finished / "pipeline.json", tmp_path / finished.name)
         with pytest.raises(RecipeError, match="already holds a run; write resume=True"):
-            toy_run(toy(models, *THREE), finished.parent)
+            toy_run(toy(models, *THREE), tmp_path)
+        shutil.copy(finished / "summary.json", tmp_path / finished.name)
+        assert choose_name(tmp_path, finished.name) == f"{finished.name}-2"
+        shutil.rmtree(tmp_path / finished.name)
         with pytest.raises(RecipeError, match=r"holds no pipeline: there is no such folder"):
             toy_run(toy(models, *THREE), tmp_path, resume=True)
 

@@ -44,11 +44,13 @@ def test_the_typed_dicts_are_those_of_the_models() -> None:
     assert TARGET.read_text(encoding="utf-8") == format_module(), "python -m tests.test_docs"
 
 
-def test_a_cell_can_be_run_again_and_the_error_names_how(models: Path, tmp_path: Path) -> None:
+def test_a_cell_can_be_run_again_under_the_next_name_or_in_its_place(
+    models: Path, tmp_path: Path
+) -> None:
     data: dict[str, Any] = toy_data(models, {"train.steps": 1})
     first = practicum.distill(**data, out=tmp_path, progress=False)
-    with pytest.raises(RecipeError, match=r"resume=True to continue it, overwrite=True to replace"):
-        practicum.distill(**data, out=tmp_path)
+    second = practicum.distill(**data, out=tmp_path, progress=False)
+    assert second.folder.name == f"{first.folder.name}-2"
     (first.folder / "mine.txt").write_text("kept")
     again = practicum.distill(**data, out=tmp_path, overwrite=True, progress=False)
     assert again.summary == first.summary and (first.folder / "mine.txt").is_file()
@@ -68,17 +70,18 @@ def test_a_teacher_is_given_where_the_objective_asks_one(models: Path, tmp_path:
 def test_a_result_is_a_line_a_card_and_a_table(models: Path, finished: Path) -> None:
     result = toy_run(models, finished.parent, {"evaluation.prompts": 8}, resume=True)
     assert len(repr(result)) < 200 and "\n" not in repr(result)
-    assert repr(result).startswith(f"RunResult({finished}: held-out accuracy 0.")
+    assert repr(result).startswith(f"RunResult({finished}: TOO FEW PROMPTS: accuracy 0.")
     card = result._repr_html_()
-    assert "<th>teacher</th>" in card and "held-out accuracy" in card
+    assert "<th>teacher</th>" in card and "toy: TOO FEW PROMPTS" in card and "Try next:" in card
     table = pandas.DataFrame(result.metrics())
     assert list(table["step"]) == [1, 2, 3, 4] and "reverse_kl" in table
 
 
 def test_a_card_escapes_the_texts_of_a_run(tmp_path: Path) -> None:
     summary = {"name": "<script>", "gain": None, "steps": 3, "ended": "<b>", "domains": []}
+    verdict = {"verdict": "WORSE", "reasons": ["<i>"], "next": ["<i>"]}
     evaluations = dict.fromkeys(("before", "after", "teacher"))
-    card = RunResult(tmp_path / "<i>", {**summary, **evaluations})._repr_html_()
+    card = RunResult(tmp_path / "<i>", {**summary, **evaluations, "verdict": verdict})._repr_html_()
     assert "<script>" not in card and "<b>" not in card.replace("<p><b>", "") and "<i>" not in card
 
 

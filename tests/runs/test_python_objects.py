@@ -159,7 +159,7 @@ def test_objects_that_are_no_models_are_refused_before_anything_is_written(
     model, tokenizer = read(models / "student")
     with pytest.raises(RecipeError, match=r"student=\(model, tokenizer\)"):
         distill(student=model)
-    with pytest.raises(RecipeError, match=r"teacher: an object of type int is no model"):
+    with pytest.raises(RecipeError, match=r"teacher: an object of type int is not accepted; give"):
         distill(teacher=3)
     with pytest.raises(RecipeError, match="objective"):
         distill(student=(model, tokenizer), objective={"divergenc": "jsd(0.1)"})

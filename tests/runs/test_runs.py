@@ -399,7 +399,10 @@ FILES: dict[str, tuple[Mapping[str, Any] | str, str]] = {
     "teacher/added_tokens.json": ("{}", "is new"),
     "teacher/vocab.json": ("{}", "is new"),
     "teacher/merges.txt": ("a b", "is new"),
-    "student/chat_template.jinja": ("{{ messages }}", "changed"),
+    "student/chat_template.jinja": (
+        "{% for m in messages %}{{ m.content }}.{% endfor %}",
+        "changed",
+    ),
     "teacher/additional_chat_templates/tools.jinja": ("{{ messages }}", "is new"),
     "teacher/model.safetensors.index.json": ("{}", "is new"),
 }
@@ -489,23 +492,6 @@ def test_each_of_several_teachers_and_the_reference_has_its_files(
     } <= built.identify().keys()
 
 
-@pytest.mark.long
-def test_a_run_of_an_older_version_says_what_is_not_compared_and_goes_on(
-    models: Path, tmp_path: Path
-) -> None:
-    assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
-    path = tmp_path / "toy" / "recipe.json"
-    saved = json.loads(path.read_text())
-    del saved["changes"]
-    path.write_text(
-        json.dumps({**saved, "identity": {"student": "0", "teacher": "0", "prompts": "0"}})
-    )
-    console = RecordingConsole()
-    toy_run(models, tmp_path, resume=True, console=console)
-    assert any("from now on they are compared" in text for text in console.events)
-    assert "student/config.json" in json.loads(path.read_text())["identity"]
-
-
 @pytest.mark.parametrize("place", ["nothing-there", "empty"])
 def test_resuming_what_is_no_run_is_a_clear_mistake(
     models: Path, tmp_path: Path, place: str
@@ -513,13 +499,6 @@ def test_resuming_what_is_no_run_is_a_clear_mistake(
     (tmp_path / "empty").mkdir()
     with pytest.raises((RecipeError, CheckpointError), match=place):
         toy_run(models, tmp_path, {"name": place}, resume=True)
-
-
-def test_a_name_that_is_taken_is_refused(models: Path, finished: Path) -> None:
-    before = (finished / "metrics.jsonl").read_bytes()
-    with pytest.raises((RecipeError, ResourceError), match="resume"):
-        toy_run(models, finished.parent, {"evaluation.prompts": 8})
-    assert (finished / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.long
@@ -566,26 +545,6 @@ def test_the_student_of_a_run_has_the_weights_of_its_last_checkpoint(finished: P
     saved = load_file(finished / "checkpoints" / "step-4" / "student.safetensors")
     assert student.weights is not None
     assert all(student.weights[name].equal(value) for name, value in saved.items())
-
-
-def as_earlier(folder: Path) -> None:
-    """Write the run's recipe as versions did in which the local backend had no settings of its own."""
-    path = folder / "recipe.json"
-    saved = json.loads(path.read_text())
-    backend = saved["recipe"].pop("backend")
-    del backend["decoding"]
-    saved["recipe"]["train"] |= {key: value for key, value in backend.items() if key != "type"}
-    path.write_text(json.dumps(saved))
-
-
-@pytest.mark.long
-def test_a_run_of_an_earlier_version_is_resumed(models: Path, tmp_path: Path) -> None:
-    whole = toy_run(models, tmp_path / "whole").folder
-    assert forked(lambda: toy_run(models, tmp_path / "cut"), {"PRACTICUM_FAULT": "update:3"}) == 137
-    as_earlier(tmp_path / "cut" / "toy")
-    assert open_student(tmp_path / "cut" / "toy")[1].context_length > 0
-    cut = toy_run(models, tmp_path / "cut", resume=True).folder
-    assert curve(cut, "loss") == curve(whole, "loss")
 
 
 def test_a_run_knows_its_own_recipe(models: Path, finished: Path) -> None:
@@ -666,7 +625,7 @@ def test_a_damaged_file_is_named_by_whatever_reads_it(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", ["recipe.json", "before.json", "metrics.jsonl", "alarms.jsonl", "vocabulary.jsonl"]
+    "name", ["recipe.json", "before.json", "metrics.jsonl", "vocabulary.jsonl"]
 )
 def test_a_run_with_a_damaged_file_is_not_resumed(models: Path, tmp_path: Path, name: str) -> None:
     changes = {"evaluation.prompts": 4}
@@ -676,7 +635,7 @@ def test_a_run_with_a_damaged_file_is_not_resumed(models: Path, tmp_path: Path, 
     (tmp_path / "toy" / name).write_text('{"step": 1}\n')
     where = re.escape(name) + (" line 1" if name.endswith("l") else "")
     with pytest.raises(
-        CheckpointError, match=rf"{where} is damaged \(\w+: Field required\)"
+        CheckpointError, match=rf"{where} (is damaged \(\w+: Field required\)|differs from what)"
     ) as caught:
         toy_run(models, tmp_path, changes, resume=True)
     assert "\n" not in str(caught.value)

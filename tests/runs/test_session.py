@@ -110,9 +110,9 @@ def test_two_runs_in_two_threads_keep_their_notes_apart(
     names = ("one", "two")
     loading, both_there = threading.Lock(), threading.Barrier(2, timeout=60)
 
-    def one_after_the_other(*arguments: Any) -> Any:
+    def one_after_the_other(*arguments: Any, keeps_records: bool = False) -> Any:
         with loading:  # transformers loads one model at a time in a process
-            built = assemble_run(*arguments)
+            built = assemble_run(*arguments, keeps_records=keeps_records)
         both_there.wait()
         return built
 

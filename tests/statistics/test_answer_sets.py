@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from practicum.statistics import (
     calibration_error,
     distinct_ngrams,
+    equal_share,
     majority_agreement,
     pass_at_k,
     similarity,
@@ -37,6 +38,13 @@ def test_ngrams_are_counted_over_answers_of_equal_length() -> None:
     assert distinct_ngrams([[1, 2, 3, 9, 9], [1, 2, 4]], 2) == pytest.approx(3 / 4)
     assert distinct_ngrams([[1, 1, 1, 1]], 1) == 0.25
     assert distinct_ngrams([[1], [2]], 2) is None and distinct_ngrams([], 1) is None
+
+
+def test_equal_answers_are_counted_over_prompts() -> None:
+    assert equal_share([["a"], ["a"], ["b"], ["a"]]) == 0.75
+    assert equal_share([["a", "a"], ["b", "a"], ["c", "d"], ["e"]]) == 0.5
+    assert equal_share([["a"], ["b"], ["c"]]) == 0.0, "no answer was given twice"
+    assert equal_share([["a", "a"]]) == equal_share([]) == 0.0, "a single prompt"
 
 
 def test_shares_of_answers() -> None:

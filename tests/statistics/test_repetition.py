@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.statistics import is_degenerate, longest_run, repeated_share, repeated_tokens
+from practicum.statistics import (
+    is_degenerate,
+    is_looping,
+    longest_run,
+    repeated_share,
+    repeated_tokens,
+)
 
 TOKENS = st.lists(st.integers(0, 2), max_size=24)
 
@@ -24,6 +30,21 @@ def test_an_answer_is_degenerate_by_the_definition_of_the_paper() -> None:
     for text in (loop, noise, noise + loop, loop + noise):
         tail = text[-10_000:].encode()
         assert is_degenerate(text) is (len(tail) / len(zlib.compress(tail)) > 10.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cccccccc", True),
+        ("the capital of Peru is the capital of Peru is the capital of Peru is", True),
+        ("12 and 12 and 12 and", True),
+        ("1111", False),
+        ("Lima is the capital of Peru.", False),
+        ("", False),
+    ],
+)
+def test_a_loop_repeats_over_half_of_a_short_answer(text: str, expected: bool) -> None:
+    assert is_looping(text) is expected
 
 
 @pytest.mark.parametrize(

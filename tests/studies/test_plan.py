@@ -11,7 +11,8 @@ from toy import command, forked, make_model, rows, toy_recipe, toy_run, write_re
 
 from practicum.backends.local.paper import measure_footprint
 from practicum.costs import ModelDims, TrainableDims, count_read_tokens
-from practicum.costs.workload import Gpu
+from practicum.costs.cluster import forecast_step
+from practicum.costs.workload import Gpu, Split
 from practicum.errors import ModelError, RecipeError, ResourceError, TeacherError
 from practicum.models.sources import locate
 from practicum.objective import Objective
@@ -327,9 +328,24 @@ def test_a_teacher_with_the_weights_of_the_student_needs_no_gpus(models: Path) -
     assert cluster["splits"][0]["seconds"]["score"] > 0
 
 
+def test_a_cluster_plan_of_float32_is_slower_than_of_bfloat16(models: Path) -> None:
+    """The dtype of the recipe reaches the rates of student and teacher."""
+    half = {"student.dtype": "bfloat16", "teacher.dtype": "bfloat16"}
+    works = [build_workload(plan(toy_recipe(models, changes)).run) for changes in ({}, half)]
+    assert [work.item_bytes for work in works] == [4, 2]
+    assert [work.teachers[0].item_bytes for work in works] == [4, 2]
+    cluster = parse_cluster("8xh100")
+    split = Split(4, 2, 2)
+    full, half_seconds = (
+        forecast_step(work, cluster, split, ahead=False).seconds for work in works
+    )
+    assert full["update"] == pytest.approx(half_seconds["update"] * 989 / 67)
+    assert full["score"] == pytest.approx(half_seconds["score"] * 989 / 67)
+
+
 def test_what_fits_on_no_split_is_said_beside_the_clusters_that_hold_it(models: Path) -> None:
     run = plan(toy_recipe(models)).run
-    tiny = replace(parse_cluster("8xh100"), gpu=Gpu("tiny", 1e12, 1e12, 1000))
+    tiny = replace(parse_cluster("8xh100"), gpu=Gpu("tiny", 1e12, 1e12, 1e12, 1000))
     small, large = describe_clusters(run, [tiny, parse_cluster("8xh100")])
     assert "each sampler holds the whole student" in small["refused"] and not small["splits"]
     assert large["refused"] is None and large["splits"]

@@ -4,9 +4,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from practicum.cli._output import print_note
 from practicum.cli.completion import complete_recipe
@@ -14,6 +15,26 @@ from practicum.core.launched import is_first_to_say
 from practicum.core.notes import show_notes
 from practicum.core.options import spell_for_shell
 from practicum.errors import PracticumError
+
+
+class RecipeCommand(TyperCommand):
+    """A command that takes overrides: an unknown option that is a key of a recipe is named as one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words; fail with the override to write in place of an option."""
+        options = {option for param in self.get_params(ctx) for option in param.opts}
+        options |= {option for param in self.get_params(ctx) for option in param.secondary_opts}
+        for index, word in enumerate(args):
+            option, equals, number = word.partition("=")
+            if option.startswith("--") and len(option) > 2 and option not in options:
+                # Imported here: it takes torch with it.
+                from practicum.recipe.keys import find_key
+
+                number = number if equals else next(iter(args[index + 1 :]), "VALUE")
+                if key := find_key(option[2:]):
+                    ctx.fail(f"no option {option}: a key of a recipe is written {key}={number}")
+        return super().parse_args(ctx, args)
+
 
 RecipeArgument = Annotated[
     str,
@@ -51,7 +72,7 @@ def handle_errors(debug: bool) -> Iterator[None]:
         if debug:
             raise
         lines = str(error).splitlines() or [type(error).__name__]
-        if is_first_to_say(str(error)):
+        if not error.was_shown and is_first_to_say(str(error)):
             print(f"error: {lines[0]}", *lines[1:], sep="\n  ", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
@@ -61,3 +82,13 @@ def handle_errors(debug: bool) -> Iterator[None]:
         # fail again, so stdout goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+    except OSError as error:
+        # A read-only disk or a file of another user: the reason is the system's, not a mistake here.
+        if debug:
+            raise
+        # Imported here: it takes torch with it, and few commands fail.
+        from practicum.run_dir.files import build_resource_error
+
+        lack = build_resource_error(str(error.filename or type(error).__name__), error)
+        print(f"error: {' '.join(str(lack).split())}", file=sys.stderr)
+        raise SystemExit(lack.exit_code) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.cli._output import show_waiting
+from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.core.waits import show_wait
 from practicum.errors import DataError, RecipeError
@@ -44,6 +45,7 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
     target = resolve_stage(target)
     if _is_run(target):
         return _evaluate_run(Path(target), overrides)
+    _refuse_missing_run(target)
     if recipe is None:
         raise RecipeError(
             f"{target} is not a run folder; to evaluate a model, say on which task: --recipe RECIPE"
@@ -65,6 +67,7 @@ def hold_chat(
 ) -> None:
     """Read questions from standard input and print the answers; each question is a new chat."""
     target = resolve_stage(target)
+    _refuse_missing_run(target)
     if teacher and not _is_run(target):
         raise RecipeError(
             f"{target} is not a run folder, so it has no teacher; leave --teacher out"
@@ -191,6 +194,17 @@ def _print_turns(conversation: Conversation) -> None:
             print(f"  ({call.tool or 'a call'}: {call.outcome})", flush=True)
     if conversation.sample.stop_reason != "stop":
         print(f"(ended: {conversation.sample.stop_reason})", flush=True)
+
+
+def _refuse_missing_run(target: str) -> None:
+    """Raise RecipeError if a text means a run beside others, and there is no such folder.
+
+    As a name on the hub it would go out to the network.
+    """
+    path = Path(target)
+    runs = sorted(str(file.parent) for file in path.parent.glob("*/recipe.json"))
+    if runs and len(path.parts) > 1 and not path.exists():
+        raise RecipeError(f"there is no folder {path.absolute()}; {suggest_name(target, runs)}")
 
 
 def _is_run(target: str) -> bool:

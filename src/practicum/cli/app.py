@@ -20,12 +20,14 @@ from practicum.cli._arguments import (
     Json,
     Overrides,
     RecipeArgument,
+    RecipeCommand,
     RunOrModel,
     handle_errors,
 )
 from practicum.cli._output import print_summary, show_waiting
 from practicum.cli.asking import answers, score
 from practicum.cli.inspecting import check, convert, laws, list_choices, schema, show
+from practicum.core.leaving import leave_if_stuck
 
 app = typer.Typer(
     name="practicum",
@@ -37,7 +39,7 @@ app = typer.Typer(
 )
 
 
-@app.command(epilog="Example: practicum run quickstart train.steps=4 --out runs")
+@app.command(epilog="Example: practicum run quickstart train.steps=4 --out runs", cls=RecipeCommand)
 def run(  # noqa: PLR0913  (its options, one by one)
     recipe: RecipeArgument,
     overrides: Overrides = None,
@@ -58,12 +60,6 @@ def run(  # noqa: PLR0913  (its options, one by one)
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="replace an earlier run in the run folder")
     ] = False,
-    track: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="also send metrics to trackio, wandb, tensorboard or mlflow"
-        ),
-    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -73,23 +69,23 @@ def run(  # noqa: PLR0913  (its options, one by one)
         from practicum.runs.progress import open_console
 
         with closing(open_console(as_json=as_json)) as console:
-            changes = [*(overrides or []), *([] if track is None else [f"tracking={track}"])]
-            run_recipe(
+            result = run_recipe(
                 recipe,
-                changes,
+                overrides or (),
                 out=out,
                 resume=resume,
                 allow_changed=allow_changed or (),
                 overwrite=overwrite,
                 console=console,
             )
+        result.check_rows()
 
 
-app.command(epilog="Example: practicum check my.yaml")(check)
+app.command(epilog="Example: practicum check my.yaml", cls=RecipeCommand)(check)
 app.command(epilog="Example: practicum convert verl.yaml --out recipe.yaml")(convert)
 
 
-@app.command(epilog="Example: practicum doctor quickstart --prompts 32")
+@app.command(epilog="Example: practicum doctor quickstart --prompts 32", cls=RecipeCommand)
 def doctor(
     recipe: RecipeArgument,
     overrides: Overrides = None,
@@ -121,13 +117,15 @@ def doctor(
     raise typer.Exit(code)
 
 
-app.command(epilog="Example: practicum show quickstart objective.divergence='jsd(0.3)'")(show)
+app.command(
+    epilog="Example: practicum show quickstart objective.divergence='jsd(0.3)'", cls=RecipeCommand
+)(show)
 app.command(epilog="Example: practicum schema > recipe.schema.json")(schema)
 app.command("ls", epilog="Example: practicum ls recipes --like entropy")(list_choices)
 app.command(epilog="Example: practicum laws my_package.losses:chi_square")(laws)
 
 
-@app.command("plan", epilog="Example: practicum plan quickstart --memory 2GiB")
+@app.command("plan", epilog="Example: practicum plan quickstart --memory 2GiB", cls=RecipeCommand)
 def plan_recipe(  # noqa: PLR0913  (its options, one by one)
     recipe: RecipeArgument,
     overrides: Overrides = None,
@@ -163,11 +161,17 @@ def plan_recipe(  # noqa: PLR0913  (its options, one by one)
         print(json.dumps(plan_json) if as_json else "\n".join(format_plan(plan_json)))
 
 
-app.command(epilog="Example: practicum answers my.yaml --out answers.jsonl --n 4")(answers)
-app.command(epilog="Example: practicum score my.yaml --out scored.jsonl")(score)
+app.command(
+    epilog="Example: practicum answers my.yaml --out answers.jsonl --n 4", cls=RecipeCommand
+)(answers)
+app.command(epilog="Example: practicum score my.yaml --out scored.jsonl", cls=RecipeCommand)(score)
 
 
-@app.command("eval", epilog="Example: practicum eval runs/quickstart evaluation.prompts=121")
+@app.command(
+    "eval",
+    epilog="Example: practicum eval runs/quickstart evaluation.prompts=121",
+    cls=RecipeCommand,
+)
 def evaluate(
     target: RunOrModel,
     overrides: Overrides = None,
@@ -228,10 +232,9 @@ def export(
     with handle_errors(debug):
         from practicum.runs.exporting import export_run
 
-        private = not public
         with show_waiting():
             result = export_run(
-                run_folder, folder, adapter=adapter, push_to=push_to_hub, private=private
+                run_folder, folder, adapter=adapter, push_to_hub=push_to_hub, public=public
             )
         print(*result.describe(), sep="\n")
 
@@ -303,7 +306,7 @@ def compare(  # noqa: PLR0913  (its options, one by one)
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="replace an earlier comparison in the folder")
     ] = False,
-    changes: Annotated[
+    set: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="an override for every arm"),
     ] = None,
@@ -326,7 +329,7 @@ def compare(  # noqa: PLR0913  (its options, one by one)
             jobs,
             out,
             resume,
-            tuple(changes or ()),
+            tuple(set or ()),
             overwrite=overwrite,
         )
         compare_arms(arms, settings, as_json)
@@ -465,7 +468,11 @@ def main() -> None:
     logging.getLogger("practicum").propagate = False
     # At the end the collector need not look at every module once more, which takes a second.
     atexit.register(gc.freeze)
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        leave_if_stuck(end.code if isinstance(end.code, int) else 0)
+        raise
 
 
 def _drop_start_folder() -> None:

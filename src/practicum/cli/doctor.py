@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from practicum.recipe import load_recipe
+from practicum.run_dir import prepare_folder
 from practicum.runs.console import Console, JsonConsole
 from practicum.runs.progress import show_progress
 from practicum.studies.doctor import SHOWN_METHODS, CheckResult, Diagnosis, doctor
-from practicum.studies.doctor.findings import describe_skipped, format_interval
+from practicum.studies.doctor.diagnosis import name_file
+from practicum.studies.doctor.findings import STATUS_ORDER, describe_skipped, format_interval
 from practicum.text import make_printable
 
 LOUD = {"warn": "WARN", "fail": "FAIL"}
@@ -26,6 +28,7 @@ def examine_recipe(
     recipe = load_recipe(source, overrides)
     path = Path("runs") / f"{recipe.name}.doctor.json" if out is None else out
     with show_progress(console):
+        prepare_folder(name_file(path, recipe.name).parent)
         diagnosis = doctor(recipe, prompts=prompts, samples=samples)
     path, page = diagnosis.write(path)
     verdict = diagnosis.verdict
@@ -48,6 +51,7 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
     applicable = [
         result for result in diagnosis.results if result.outcome.status != "not applicable"
     ]
+    applicable.sort(key=lambda result: STATUS_ORDER.index(result.outcome.status))
     rows = [
         [
             result.check.id,

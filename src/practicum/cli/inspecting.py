@@ -14,10 +14,13 @@ from practicum.cli._output import print_rows
 def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = False) -> None:
     """Report all mistakes of a recipe, its data and its models. Loads no model."""
     with handle_errors(debug):
+        from practicum.recipe.origins import trace_origins
         from practicum.runs.inputs import check_inputs
         from practicum.runs.pipeline import load_pipeline_or_recipe
 
         check_inputs(load_pipeline_or_recipe(recipe, overrides or []), recipe)
+        for line in trace_origins(recipe, overrides or []).describe_setting():
+            print(line)
         print(f"{recipe}: no mistakes found")
 
 
@@ -26,7 +29,8 @@ def convert(
         Path,
         typer.Argument(
             metavar="CONFIG",
-            help="YAML file of a verl distillation run, or the folder of a run that corrects turns",
+            help="YAML file or launch script of a verl distillation run, or the folder of a run that "
+            "corrects turns",
         ),
     ],
     out: Annotated[
@@ -34,7 +38,7 @@ def convert(
     ] = Path("recipe.yaml"),
     debug: Debug = False,
 ) -> None:
-    """Turn a verl distillation config into a recipe. Names each key that is not taken.
+    """Turn a verl distillation config or launch script into a recipe. Names each key that is not taken.
 
     A run with `rollout.source: correct` becomes easydistill's rows of corrected steps.
     """
@@ -48,6 +52,9 @@ def show(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     plot: Annotated[bool, typer.Option("--plot", help="draw the schedules instead")] = False,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="say where each value comes from instead")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -58,11 +65,21 @@ def show(
         from practicum.cli.drawing import draw_schedules
         from practicum.recipe import resolve_recipe
         from practicum.recipe.methods import describe_axes
+        from practicum.recipe.origins import list_paths, trace_origins
         from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
 
         loaded = load_pipeline_or_recipe(recipe, overrides or [])
         recipes = loaded.build_recipes() if isinstance(loaded, Pipeline) else {"": loaded}
         settings = loaded.resolve() if isinstance(loaded, Pipeline) else resolve_recipe(loaded)
+        if origin:
+            origins = trace_origins(recipe, overrides or [])
+            for name, stage in recipes.items():
+                within = origins.narrow(name) if name else origins
+                if name:
+                    print(f"# stage {name}")
+                for path, value in list_paths(resolve_recipe(stage)):
+                    print(f"{path}: {json.dumps(value)} # {within.find(path)}")
+            return
         if as_json:
             print(json.dumps(settings))
             return

@@ -25,14 +25,14 @@ def build_plan(
     memory: str | None,
     answer_tokens: int | None,
     calibrate: bool,
-    clusters: Sequence[str] = (),
+    cluster: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the plan as JSON data, also for clusters such as `64xh100`.
 
     Raises RecipeError for a pipeline.
     """
     limit = None if memory is None else parse_bytes(memory)
-    parsed = [parse_cluster(text) for text in clusters]
+    parsed = [parse_cluster(text) for text in cluster]
     loaded = load_pipeline_or_recipe(recipe, list(overrides))
     if isinstance(loaded, Pipeline):
         raise RecipeError(

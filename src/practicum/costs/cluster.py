@@ -2,7 +2,7 @@
 
 A phase takes as long as its operations at the rate of its GPUs, or as long as it takes to read its
 bytes, whichever is more. Collectives of the trainers are hidden behind their products as far as
-these last. Rates are those of the data sheets times `EFFICIENCY`, which is an assumption until
+these last. Rates come from the data sheets, by the models' dtypes, times `EFFICIENCY`, which is an assumption until
 `python -m benchmarks gpu` has run on the GPU in question.
 """
 
@@ -105,7 +105,8 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
         "sample": _time_decoding(work, cluster, split, slots),
         # The samplers score for a teacher with the student's weights.
         "score": scoring
-        + student_flops / (cluster.gpu.flops * split.samplers * EFFICIENCY["score"]),
+        + student_flops
+        / (cluster.gpu.get_flops(work.item_bytes) * split.samplers * EFFICIENCY["score"]),
         "send": sent
         / (cluster.network_link * min(split.teacher_gpus or split.trainers, split.trainers)),
         "update": update,
@@ -144,6 +145,7 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
             split.trainers,
             shards,
             count_passes(work, split, pass_tokens),
+            work.item_bytes,
         ),
         "between a teacher's shards": _count_teacher_gathers(work, split, shards),
     }
@@ -261,12 +263,12 @@ def _count_trainer_bytes(
     """Return the bytes of one trainer's GPU while it computes a pass of so many tokens."""
     student, learning = work.student, work.learning
     frozen = student.parameters - learning.parameters
-    state_bytes = (STATE_BYTES * learning.parameters + HALF_BYTES * frozen) // shards
+    state_bytes = (STATE_BYTES * learning.parameters + work.item_bytes * frozen) // shards
     # Two gathered layers, the second on its way while the first computes, and one's gradient.
     layer = student.body // max(student.layers, 1)
-    layer_bytes = 2 * HALF_BYTES * layer + (FLOAT_BYTES * layer if learning.body else 0)
+    layer_bytes = 2 * work.item_bytes * layer + (FLOAT_BYTES * layer if learning.body else 0)
     heads = _count_head_bytes(work)
-    heads += (HALF_BYTES + FLOAT_BYTES * learning.head) * student.head
+    heads += (work.item_bytes + FLOAT_BYTES * learning.head) * student.head
     passes = work.graph.compute_bytes(pass_tokens)
     update_bytes = layer_bytes + heads + passes + work.logit_bytes
     if split.teachers != "beside":
@@ -287,8 +289,8 @@ def _count_slots(work: Workload, cluster: Cluster, split: Split) -> int:
     """Return the completions at once on a sampler; ResourceError if not one longest text fits."""
     # Keys and values are paged, so that completions take their mean length, half of what they may
     # become; only one must fit at its longest.
-    weights = HALF_BYTES * work.student.parameters
-    longest = work.student.count_kv_bytes(work.longest, HALF_BYTES)
+    weights = count_sampler_weights(work)
+    longest = work.student.count_kv_bytes(work.longest, work.item_bytes)
     room = cluster.usable_memory - weights
     if room < longest:
         raise ResourceError(
@@ -301,17 +303,32 @@ def _count_slots(work: Workload, cluster: Cluster, split: Split) -> int:
     return max(min(room // _count_completion_bytes(work), wanted_rows), 1)
 
 
+def count_sampler_weights(work: Workload) -> int:
+    """Return the bytes of the student's weights on a sampler: 8 per weight if all of them learn.
+
+    Learned weights are kept in float32, and their maps are rounded once if the student multiplies in
+    bfloat16. The decode step packs a copy of the layers' maps in that dtype. Measured
+    as 4, 2 and 2 bytes per weight of a student in bfloat16.
+    """
+    student, learning = work.student, work.learning
+    frozen = student.parameters - learning.parameters
+    learned_maps = learning.body + (student.head if learning.head else 0)
+    rounded = HALF_BYTES * learned_maps if work.item_bytes == HALF_BYTES else 0
+    unrounded = FLOAT_BYTES * learning.parameters + work.item_bytes * frozen
+    return unrounded + rounded + work.item_bytes * student.body
+
+
 def _count_completion_bytes(work: Workload) -> int:
     """Return the bytes of keys and values of a completion of the mean context length."""
     mean_context = max(work.contexts // max(work.sampled_tokens, 1), 1)
-    return work.student.count_kv_bytes(mean_context, HALF_BYTES)
+    return work.student.count_kv_bytes(mean_context, work.item_bytes)
 
 
 def _count_sampler_bytes(work: Workload, slots: int) -> int:
     """Return the bytes of a sampler's GPU."""
-    longest = work.student.count_kv_bytes(work.longest, HALF_BYTES)
+    longest = work.student.count_kv_bytes(work.longest, work.item_bytes)
     completions = max(slots * _count_completion_bytes(work), longest)
-    return HALF_BYTES * work.student.parameters + completions
+    return count_sampler_weights(work) + completions
 
 
 def _time_decoding(work: Workload, cluster: Cluster, split: Split, slots: int) -> float:
@@ -320,10 +337,12 @@ def _time_decoding(work: Workload, cluster: Cluster, split: Split, slots: int) -
         return 0.0
     share = 1 / split.samplers
     steps = max(work.longest_answer, math.ceil(work.sampled_tokens * share / slots))
-    read_bytes = steps * HALF_BYTES * (work.student.body + work.student.head)
-    read_bytes += work.student.count_kv_bytes(work.contexts, HALF_BYTES) * share
+    read_bytes = steps * work.item_bytes * (work.student.body + work.student.head)
+    read_bytes += work.student.count_kv_bytes(work.contexts, work.item_bytes) * share
     by_bytes = read_bytes / (cluster.gpu.bandwidth * EFFICIENCY["sample"])
-    by_flops = work.sample_flops * share / (cluster.gpu.flops * EFFICIENCY["sample"])
+    by_flops = (
+        work.sample_flops * share / (cluster.gpu.get_flops(work.item_bytes) * EFFICIENCY["sample"])
+    )
     return max(by_bytes, by_flops, steps * DECODE_STEP_SECONDS)
 
 
@@ -366,13 +385,15 @@ def _time_judging(work: Workload, cluster: Cluster) -> float:
                 f"{cluster.gpu.name} has {format_bytes(cluster.usable_memory)} to plan with: a "
                 "scorer that learns is not put in shards; give it a smaller model, or adapters"
             )
-    flops = sum(learner.flops for learner in work.learners)
-    return flops / (cluster.gpu.flops * EFFICIENCY["update"])
+    times = (learner.flops / cluster.gpu.get_flops(learner.item_bytes) for learner in work.learners)
+    return sum(times) / EFFICIENCY["update"]
 
 
 def _time_teacher(teacher: ScoringWork, cluster: Cluster, gpus: int, shards: int) -> float:
     """Return the seconds in which so many GPUs score, with gathers that no product hides."""
-    products = teacher.flops / (cluster.gpu.flops * gpus * EFFICIENCY["score"])
+    products = teacher.flops / (
+        cluster.gpu.get_flops(teacher.item_bytes) * gpus * EFFICIENCY["score"]
+    )
     link = cluster.node_link if shards <= cluster.per_node else cluster.network_link
     gathers = teacher.count_gathered_bytes(gpus, shards) / link
     return products + max(gathers - HIDDEN_SHARE * products, 0.0)
@@ -392,11 +413,15 @@ def _time_update(
     """Return the seconds of the update's products, and those of its collectives."""
     # A text is never split, so more trainers than texts have nothing to do.
     busy = min(split.trainers, max(work.texts, 1))
-    update = work.update_flops / (cluster.gpu.flops * busy * EFFICIENCY["update"])
+    update = work.update_flops / (
+        cluster.gpu.get_flops(work.item_bytes) * busy * EFFICIENCY["update"]
+    )
     # A ring over several nodes is as fast as its slowest link.
     link = cluster.node_link if shards <= cluster.per_node else cluster.network_link
     passes = count_passes(work, split, pass_tokens)
-    total = count_collective_bytes(work.student, work.learning, split.trainers, shards, passes)
+    total = count_collective_bytes(
+        work.student, work.learning, split.trainers, shards, passes, work.item_bytes
+    )
     copies = split.trainers // shards
     summed = count_summed_bytes(work.student, work.learning, passes)
     # Copies on other nodes are summed over the network, everything else within.

@@ -1,16 +1,21 @@
 """The bytes that the trainers of a cluster exchange in an update, by the sizes of the student.
 
-As FSDP2 sends them (arXiv 2304.11277): each pass gathers the layers in 16 bits, once forward and
+As FSDP2 sends them (arXiv 2304.11277): each pass gathers the layers in the student's dtype, once forward and
 once backward, and adds up their gradients in float32; an embedding apart from the head is gathered
 once a pass, the head once an update.
 """
 
 from practicum.costs.shape import ModelDims, TrainableDims
-from practicum.costs.workload import FLOAT_BYTES, HALF_BYTES
+from practicum.costs.workload import FLOAT_BYTES
 
 
 def count_collective_bytes(
-    student: ModelDims, learning: TrainableDims, trainers: int, shards: int, passes: int
+    student: ModelDims,
+    learning: TrainableDims,
+    trainers: int,
+    shards: int,
+    passes: int,
+    item_bytes: int,
 ) -> int:
     """Return the bytes that all trainers receive in an update of so many passes.
 
@@ -18,20 +23,23 @@ def count_collective_bytes(
     """
     gradients = count_summed_bytes(student, learning, passes)
     copies = trainers // shards
-    within = copies * (count_gathered_bytes(student, learning, passes) + gradients) * (shards - 1)
+    gathered = count_gathered_bytes(student, learning, passes, item_bytes)
+    within = copies * (gathered + gradients) * (shards - 1)
     # A sum that all get, over copies as over adapters, takes two rounds in a ring.
     between = 2 * (copies - 1) * gradients
     return within + between + 2 * (trainers - 1) * FLOAT_BYTES * learning.adapters
 
 
-def count_gathered_bytes(student: ModelDims, learning: TrainableDims, passes: int) -> int:
+def count_gathered_bytes(
+    student: ModelDims, learning: TrainableDims, passes: int, item_bytes: int
+) -> int:
     """Return the bytes of the weights that are gathered in an update."""
     # A learning head stays in float32, and is rounded where it is read.
-    head_item = FLOAT_BYTES if learning.head else HALF_BYTES
+    head_item = FLOAT_BYTES if learning.head else item_bytes
     is_tied = student.parameters - student.body < 2 * student.head
     embedding = 0 if is_tied else student.head
     layers = student.parameters - student.adapters - student.head - embedding
-    return passes * HALF_BYTES * (2 * layers + embedding) + head_item * student.head
+    return passes * item_bytes * (2 * layers + embedding) + head_item * student.head
 
 
 def count_summed_bytes(student: ModelDims, learning: TrainableDims, passes: int) -> int:

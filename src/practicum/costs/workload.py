@@ -18,22 +18,28 @@ SCORED_TOKENS = 16384
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU by its data sheet: dense bfloat16 operations a second, bytes a second, bytes."""
+    """A GPU by its data sheet: dense operations per second in two dtypes, bytes per second, bytes."""
 
     name: str
-    flops: float
+    bfloat16_flops: float
+    float32_flops: float
     bandwidth: float
     memory: int
 
+    def get_flops(self, item_bytes: int) -> float:
+        """Return the operations per second of products, by the bytes of an operand."""
+        return self.float32_flops if item_bytes == FLOAT_BYTES else self.bfloat16_flops
 
-# https://www.nvidia.com/en-us/data-center/: the SXM versions, without sparsity.
+
+# https://www.nvidia.com/en-us/data-center/: the SXM versions, without sparsity. Products in float32
+# run at the rate of FP32: torch uses TF32 (h100: 495e12) only on request.
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("a100", 312e12, 2.04e12, 80 * 10**9),
-        Gpu("h100", 989e12, 3.35e12, 80 * 10**9),
-        Gpu("h200", 989e12, 4.8e12, 141 * 10**9),
-        Gpu("b200", 2250e12, 8.0e12, 180 * 10**9),
+        Gpu("a100", 312e12, 19.5e12, 2.04e12, 80 * 10**9),
+        Gpu("h100", 989e12, 67e12, 3.35e12, 80 * 10**9),
+        Gpu("h200", 989e12, 67e12, 4.8e12, 141 * 10**9),
+        Gpu("b200", 2250e12, 75e12, 8.0e12, 180 * 10**9),
     )
 }
 """The GPUs that a plan knows, by name."""
@@ -110,12 +116,13 @@ class LearningWork:
     """The work of a scorer that learns, on a GPU of its own.
 
     `num_bytes` are its weights, moments and the longest text's graph, `flops` those of its
-    judgements and updates in a step.
+    judgements and updates in a step, `item_bytes` the bytes of an operand of its products.
     """
 
     name: str
     num_bytes: int
     flops: int
+    item_bytes: int = HALF_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +150,8 @@ class Workload:
     logit_bytes: int
     scorers: tuple[ScoringWork, ...]
     learners: tuple[LearningWork, ...] = ()
+    item_bytes: int = HALF_BYTES
+    """The bytes of an operand of the student's products, and of its keys and values."""
 
     @property
     def teachers(self) -> tuple[ScoringWork, ...]:

@@ -100,12 +100,27 @@ def reduce_staleness(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {"rollout.replay_size": max(recipe["rollout"]["replay_size"] // 2, 1)}
 
 
+def leave_engine_out(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Sample in the trainer, so the sampler's probabilities are the learner's."""
+    return None if recipe["rollout"]["engine"] is None else {"rollout.engine": None}
+
+
 def use_verifier(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Take the verifier's reward in the first term that learns from another scorer's."""
     for number, term in enumerate(recipe["objective"]["losses"]):
         if term["scorer"] != VERIFIER:
             return {f"objective.losses.{number}.scorer": VERIFIER}
     return None
+
+
+def halve_scorer_rates(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Halve the learning rate of each scorer that learns."""
+    rates = {
+        f"scorers.{name}.learning_rate": round_digits(scorer["learning_rate"] / 2)
+        for name, scorer in (recipe.get("scorers") or {}).items()
+        if "learning_rate" in scorer
+    }
+    return rates or None
 
 
 save_every_step = _write_always("train.checkpoint_every", 1)

@@ -368,6 +368,8 @@ def compute_evaluation_readings(
     accuracy_gain = None if before is None else compare_accuracy(before, current, seed)
     if accuracy_gain is not None:
         readings |= {"heldout_gain": accuracy_gain.mean, "heldout_gain_high": accuracy_gain.high}
+    if before is not None and before.reverse_kl is not None and current.reverse_kl is not None:
+        readings["heldout_reverse_kl_rise"] = current.reverse_kl - before.reverse_kl
     return _drop_unknown(readings)
 
 

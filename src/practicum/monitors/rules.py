@@ -331,6 +331,16 @@ def judge_scorer_gap(view: StepView, limits: Thresholds) -> RuleResult | None:
     return _find_worst(results)
 
 
+def judge_scorer_numbers(view: StepView, limits: Thresholds) -> RuleResult | None:
+    """Updates of a scorer in the last 20 steps left out because its loss or gradient was not finite."""
+    names = {name for name in view.history.list_names("scorer-") if name.endswith("/skipped")}
+    counts = {
+        name: float(sum(bool(row.get(name)) for row in view.history.get_rows(20))) for name in names
+    }
+    level = _require(limits.level)
+    return _find_worst([RuleResult(name, n, n / level) for name, n in sorted(counts.items())])
+
+
 def judge_teacher_shares(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The share of the loss that comes from each of several teachers."""
     smoothed = {name: view.smooth(name, 5) for name in view.history.list_names("teacher_share/")}
@@ -361,12 +371,34 @@ def judge_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The divergence to the teacher against the first step, if the objective uses no rewards."""
     # The baseline of ten steps is no use: too high a learning rate has ruined the student by then.
     divergence, start = view.smooth("reverse_kl", 5), view.history.get_first("reverse_kl", 1)
-    if divergence is None or view.facts.has_rewards or view.step < 6:
+    if divergence is None or view.facts.has_rewards or view.step < 3:
         return None
     base = start[0]
     ratio = divergence / (_require(limits.change) * max(base, TINY))
     score = min(ratio, (divergence - base) / _require(limits.level))
     return RuleResult("reverse_kl", divergence, score, base)
+
+
+def judge_distance(view: StepView, limits: Thresholds) -> RuleResult | None:
+    """The held-out divergence to the teacher compared with that before training, in a run without rewards."""
+    return None if view.facts.has_rewards else _judge_heldout_divergence(view, limits)
+
+
+def judge_distance_with_rewards(view: StepView, limits: Thresholds) -> RuleResult | None:
+    """The held-out divergence to the teacher compared with that before training, in a run with rewards."""
+    return _judge_heldout_divergence(view, limits) if view.facts.has_rewards else None
+
+
+def _judge_heldout_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:
+    readings = view.get_all("heldout_reverse_kl", "heldout_reverse_kl_rise")
+    if readings is None:
+        return None
+    divergence, rise = readings
+    before = divergence - rise
+    ratio = divergence / (_require(limits.change) * max(before, TINY))
+    return RuleResult(
+        "heldout_reverse_kl", divergence, min(ratio, rise / _require(limits.level)), before
+    )
 
 
 def judge_overconfidence(view: StepView, limits: Thresholds) -> RuleResult | None:

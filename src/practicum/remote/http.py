@@ -26,6 +26,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from practicum.core import abandon
 from practicum.core.randomness import seed_of
+from practicum.core.strict_json import JsonError, parse_json
 from practicum.core.waits import Wait, show_wait
 from practicum.errors import PracticumError, RecipeError, TeacherError
 from practicum.remote.address import (
@@ -412,10 +413,8 @@ class JsonClient:
             text = f"{where}: {question.name} was refused with {status} ({detail})"
             raise RequestRefused(text, status)
         try:
-            return json.loads(
-                body, parse_constant=_reject_constant, object_pairs_hook=_reject_twins
-            )
-        except (ValueError, RecursionError) as error:
+            return parse_json(body)
+        except JsonError as error:
             kind = self.quote(headers.get("Content-Type", "no type"))
             why = f"({kind}, {len(body)} bytes: {self.quote(str(error), 80)})"
             raise _RetryableError(f"the answer is not JSON {why}", garbage=True) from None
@@ -456,14 +455,3 @@ def _read_retry_after(headers: httpx2.Headers) -> float:
         return 0.0
     until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
     return min(max((until - datetime.now(UTC)).total_seconds(), 0.0), MAX_WAIT_SECONDS)
-
-
-def _reject_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _reject_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError("a key stands twice")
-    return members

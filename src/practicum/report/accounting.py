@@ -17,7 +17,7 @@ from practicum.report.markup import (
 )
 from practicum.report.run_data import Row, RunData
 from practicum.report.verdict import count_tokens, format_signed
-from practicum.statistics import FEWEST_PROMPTS, Interval, contains_zero
+from practicum.statistics import Interval
 
 MAX_REASONS = 8
 
@@ -109,7 +109,7 @@ def _is_skipped(row: Row) -> bool:
 
 
 def _count_supervised(row: Row) -> float:
-    """Return the number of tokens in a step's loss; older runs did not record it and used all."""
+    """Return the number of tokens in a step's loss; services do not say it and use all."""
     return row.get("supervised", row["tokens"])
 
 
@@ -231,14 +231,13 @@ def _describe_outcome(word: str, run: RunData) -> str:
     if run.summary["gain"] is None:
         return "The run measured no gain."
     gain = Interval(**run.summary["gain"])
-    is_better = gain.mean > 0 and not contains_zero(gain)
-    if run.summary["before"]["prompts"] < FEWEST_PROMPTS:
+    if run.summary["verdict"]["verdict"] == "TOO FEW PROMPTS":
         return f"The run gained {format_signed(gain.mean)} on too few prompts to judge the verdict."
     ends = f"[{format_signed(gain.low)}, {format_signed(gain.high)}]"
     outcome = f"The run gained {format_signed(gain.mean)} {ends}"
     if word not in (*GAIN_EXPECTED, *NO_GAIN_EXPECTED):
         return f"{outcome}; this verdict foretold neither a gain nor none."
-    has_held = is_better == (word in GAIN_EXPECTED)
+    has_held = (gain.low > 0) == (word in GAIN_EXPECTED)
     return f"{outcome}: the verdict {'held' if has_held else 'did not hold'}."
 
 

@@ -319,7 +319,7 @@ def build_answers_section(run: RunData) -> Section | None:
 
 
 def _describe_changes(samples: Sequence[Row]) -> str:
-    """Count the completions that became right or wrong, and those that stayed so."""
+    """Count the completions that became or stayed right or wrong, or how many rewards changed."""
     graded = [
         sample
         for sample in samples
@@ -327,7 +327,13 @@ def _describe_changes(samples: Sequence[Row]) -> str:
     ]
     if not graded:
         return ""
-    moves = [(sample["reward_before"] >= 1.0, sample["reward_after"] >= 1.0) for sample in graded]
+    rewards = [(sample["reward_before"], sample["reward_after"]) for sample in graded]
+    if any(reward not in (0.0, 1.0) for pair in rewards for reward in pair):
+        rises = sum(after > before for before, after in rewards)
+        falls = sum(after < before for before, after in rewards)
+        same = len(rewards) - rises - falls
+        return f"{rises} got a higher reward, {falls} a lower one, {same} the same"
+    moves = [(before == 1.0, after == 1.0) for before, after in rewards]
     return (
         f"{moves.count((False, True))} became right, {moves.count((True, False))} became wrong, "
         f"{moves.count((True, True))} stayed right, {moves.count((False, False))} stayed wrong"
@@ -335,5 +341,10 @@ def _describe_changes(samples: Sequence[Row]) -> str:
 
 
 def _render_completion(text: str, reward: float | None) -> str:
-    kind = "" if reward is None else f' class="{"right" if reward >= 1.0 else "wrong"}"'
-    return f"<span{kind}>{escape_text(text)}</span>"
+    kinds = {0.0: "wrong", 1.0: "right"}
+    if reward is None or reward in kinds:
+        kind = "" if reward is None else f' class="{kinds[reward]}"'
+        return f"<span{kind}>{escape_text(text)}</span>"
+    return (
+        f'<span>{escape_text(text)}</span> <span class="note">reward {format_number(reward)}</span>'
+    )

@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.report.markup import escape_text, format_number
-from practicum.report.tables import ALL_DONE, describe_gain
-from practicum.report.verdict import format_signed, judge_gain
-from practicum.statistics import FEWEST_PROMPTS, Interval
+from practicum.report.tables import ALL_DONE
 
 
 def render_card(
@@ -28,29 +26,23 @@ def render_card(
 
 
 def render_run_card(name: str, folder: str, summary: Mapping[str, Any]) -> str:
-    """Render the summary of a run: the gain with its interval, and the evaluations."""
+    """Render the summary of a run: the verdict with its reasons, and the evaluations."""
     columns = {who: summary[who] for who in ("before", "after", "teacher") if summary[who]}
     quantities = {"accuracy": "accuracy", "reverse KL": "reverse_kl", "length": "length"}
     rows = [
         [label, *(format_number(evaluation[key]) for evaluation in columns.values())]
         for label, key in quantities.items()
     ]
-    steps = (
-        f"{summary['steps']} steps, {summary.get('ended', ALL_DONE)}; report.html is in {folder}"
-    )
-    return render_card(f"{name}: {describe_summary(summary)}", [steps], ["", *columns], rows)
+    verdict = summary["verdict"]
+    lines = [
+        "; ".join(verdict["reasons"]),
+        *(f"Try next: {command}" for command in verdict["next"]),
+        f"{summary['steps']} steps, {summary.get('ended', ALL_DONE)}; report.html is in {folder}",
+    ]
+    return render_card(f"{name}: {verdict['verdict']}", lines, ["", *columns], rows)
 
 
 def describe_summary(summary: Mapping[str, Any]) -> str:
-    """Return the gain of a run in one sentence, or the number of its steps."""
-    if summary["gain"] is None:
-        return f"{summary['steps']} steps, no held-out accuracy was measured"
-    gain = Interval(**summary["gain"])
-    before, after = (summary[when]["accuracy"]["mean"] for when in ("before", "after"))
-    if (prompts := summary["before"]["prompts"]) < FEWEST_PROMPTS:
-        return f"held-out accuracy {before:.2f} to {after:.2f}, gain {describe_gain(gain, prompts)}"
-    bounds = f"{format_signed(gain.low)} to {format_signed(gain.high)}"
-    return (
-        f"held-out accuracy {before:.2f} to {after:.2f}, {format_signed(gain.mean)} "
-        f"[{bounds}]: {judge_gain(gain)[1]}"
-    )
+    """Return the verdict of a run with its first reason."""
+    verdict = summary["verdict"]
+    return f"{verdict['verdict']}: {verdict['reasons'][0]}"

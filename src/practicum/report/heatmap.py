@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from practicum.report.markup import Section, escape_text
+from practicum.report.markup import Section, escape_text, format_number
 from practicum.report.run_data import Row, RunData
 from practicum.text import make_printable
 
@@ -181,12 +181,15 @@ def _build_trace_view(when: str, trace: Row, expected: str | None) -> View:
 
 
 def _render_reward(reward: float | None, expected: str | None = None) -> str:
-    """Render if an answer is right, and beside a wrong one the expected answer if it is known."""
+    """Render if an answer is right or wrong, or its reward, and the expected answer if known."""
     if reward is None:
         return ""
-    if reward >= 1.0:
+    if reward == 1.0:
         return ' <span class="right">right</span>'
     hint = "" if expected is None else f", expected {escape_text(expected)}"
+    # A graded task gives part of a reward, or more than 1: a number, and not a mistake.
+    if reward != 0.0:
+        return f' <span class="graded">reward {format_number(reward)}{hint}</span>'
     return f' <span class="wrong">wrong{hint}</span>'
 
 

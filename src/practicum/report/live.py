@@ -14,6 +14,7 @@ from practicum.report.markup import format_duration
 from practicum.report.page import PageParts, build_page_parts, render_navigation, render_page
 from practicum.report.run_data import RunData, read_run
 from practicum.run_dir import is_alive
+from practicum.run_dir.files import parse_json
 
 MAX_ROLLOUTS = 400
 """The number of rollouts that a live page reads, so that it renders within a second."""
@@ -143,7 +144,8 @@ def _join_version(digests: Mapping[str, str]) -> str:
 def _describe_status(run: RunData) -> tuple[str, str]:
     """Return one line about the run, and the kind of news that it is."""
     if run.is_finished:
-        return "finished", "done"
+        assert run.summary is not None, "a finished run has a summary"
+        return f"finished: {run.summary['verdict']['verdict']}", "done"
     step = f"step {run.last_step} of {run.num_steps}" if run.last_step else "no step finished yet"
     stamps = [_read_stamp(run.folder / name) for name in FILES]
     last_written = max((stamp[1] for stamp in stamps if stamp is not None), default=0) / 1e9
@@ -172,7 +174,7 @@ def find_writer_state(folder: Path) -> Literal["alive", "gone", "unknown"]:
     # The lock itself is not tried: holding it for a moment could turn away a run that just starts.
     try:
         text = (folder / "run.lock").read_text(encoding="utf-8")
-        signature = json.loads(text) if text.strip() else None
+        signature = parse_json(text.encode()) if text.strip() else None
     except (OSError, ValueError):
         return "unknown"
     if signature is None:

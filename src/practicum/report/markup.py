@@ -1,11 +1,17 @@
 """Small pieces of HTML: escaped text, numbers, tables, bars and sections."""
 
+import base64
+import hashlib
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from practicum.text import make_printable
+
+FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
+"""A folder of a run relative to a page, as `RunDir` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +104,40 @@ def render_panels(bodies: Mapping[str, str]) -> str:
     return f'<div class="panels">{panels}</div>'
 
 
+def render_policy(style: str, script: str | None = None, *, server: str = "'none'") -> str:
+    """Render a content security policy that allows this style and this script, and nothing else.
+
+    Digests replace 'unsafe-inline': text of a model that slipped through as markup still could not
+    run. `server` is the source that the page may connect to.
+    """
+    rules = [
+        "default-src 'none'",
+        f"style-src '{_digest(style)}'",
+        f"script-src '{_digest(script)}'" if script is not None else "script-src 'none'",
+        f"connect-src {server}",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(rules)}">'
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def render_report_link(folder: str, text: str) -> str:
+    """Render a link to the report of a run below this page; only the text if it leads elsewhere."""
+    # A folder comes from a file: a scheme such as `javascript:` must not become a link.
+    if FOLDER.fullmatch(folder) is None or ".." in folder.split("/"):
+        return text
+    return f'<a href="{html.escape(folder)}/report.html">{text}</a>'
+
+
 def render_document(title: str, style: str, body: str) -> str:
     """Render a page that loads nothing; `title` and `body` are HTML."""
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"{render_policy(style)}<title>{title}</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{style}</style></head><body>{body}</body></html>\n"
     )

@@ -11,7 +11,7 @@ import yaml
 from practicum.costs.amounts import format_flops
 from practicum.recipe import Recipe, resolve_recipe
 from practicum.recipe.methods import describe_method
-from practicum.report.tables import describe_gain
+from practicum.report.outcome_verdict import format_reasons
 from practicum.run_dir import Checkpoint
 from practicum.statistics import Interval
 from practicum.text import make_printable
@@ -99,9 +99,7 @@ def _describe_results(facts: CardFacts) -> list[str]:
         )
     else:
         table.append("Accuracy on held-out prompts was not measured.")
-    if summary["gain"]:
-        prompts = summary["after"]["prompts"]
-        table.append(f"Gain in accuracy: {describe_gain(Interval(**summary['gain']), prompts)}.")
+    table.append(f"Verdict against the base model: {format_reasons(summary['verdict'])}.")
     flops = summary["cost"]["flops"]
     trained = f"{summary['rollouts']} completions, {summary['tokens']} tokens trained on"
     table.append(f"Cost: {trained}" + (f", {format_flops(flops)}." if flops else "."))

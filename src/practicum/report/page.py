@@ -1,7 +1,5 @@
 """The page: its sections in order, in one file that cannot load anything."""
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from typing import Any
 from practicum.report import accounting, answers
 from practicum.report.curves import build_curves_section
 from practicum.report.heatmap import build_heatmap_section
-from practicum.report.markup import Section, escape_text
+from practicum.report.markup import Section, escape_text, render_policy
 from practicum.report.run_data import RunData
 from practicum.report.tokens import build_tokens_section
 from practicum.report.turns import build_turns_section
@@ -68,9 +66,10 @@ def render_page(parts: PageParts, version: str | None = None) -> str:
     status = '<p class="live" role="status"></p>' if is_live else ""
     state = f' data-live="{version}"' if is_live else ""
     title = escape_text(parts.title)
+    server = "'self'" if is_live else "'none'"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"{_render_policy(is_live)}<title>{title}</title>"
+        f"{render_policy(STYLE, SCRIPT, server=server)}<title>{title}</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head>"
         f'<body{state}><a class="skip" href="#verdict">to the verdict</a>'
@@ -100,25 +99,3 @@ def _render_section(section: Section) -> str:
         f'<section id="{section.id}" aria-labelledby="{section.id}-title">'
         f'<h2 id="{section.id}-title">{section.title}</h2>{about}{section.body}</section>'
     )
-
-
-def _render_policy(is_live: bool) -> str:
-    """Render a content security policy that allows this style and this script, and nothing else.
-
-    Digests stand in place of 'unsafe-inline': text of a model that slipped through as markup still
-    could not run. A live page may connect to its own server.
-    """
-    server = "'self'" if is_live else "'none'"
-    rules = [
-        "default-src 'none'",
-        f"style-src '{_digest(STYLE)}'",
-        f"script-src '{_digest(SCRIPT)}'",
-        f"connect-src {server}",
-        "base-uri 'none'",
-        "form-action 'none'",
-    ]
-    return f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(rules)}">'
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

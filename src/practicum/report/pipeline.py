@@ -1,13 +1,12 @@
 """The report of a pipeline: one self-contained page with its stages and the accuracy after each."""
 
-import html
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from practicum.report import STYLE, escape_text, render_document
-from practicum.report.markup import format_number
+from practicum.report.markup import format_number, render_report_link
 from practicum.report.tables import ALL_DONE
 from practicum.run_dir import read_json, shapes, write_text
 
@@ -61,7 +60,7 @@ def _render_stages(
     rows = ""
     # A pipeline that is still going has fewer summaries than stages.
     for stage, summary in zip(stages, summaries, strict=False):
-        link = f"{html.escape(summary['folder'])}/report.html"
+        link = render_report_link(summary["folder"], escape_text(summary["name"]))
         slot = escape_text((stage.get("slot") or "").replace("_", " "))
         ended = summary.get("ended", ALL_DONE)
         steps = f"{summary['steps']}" + ("" if ended == ALL_DONE else f", {escape_text(ended)}")
@@ -70,7 +69,7 @@ def _render_stages(
             for when in ("before", "after")
         )
         rows += (
-            f'<tr><td><a href="{link}">{escape_text(summary["name"])}</a></td>'
+            f"<tr><td>{link}</td>"
             f"<td>{slot}</td><td>{escape_text(summary['start'])}</td><td>{escape_text(summary['method'])}</td>"
             f"<td>{steps}</td><td>{before}</td><td>{after}</td></tr>"
         )

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from practicum.errors import RecipeError
 from practicum.run_dir import parse_row, read_json, read_rows, shapes
+from practicum.run_dir.journal import open_journal
 
 MAX_ROLLOUTS = 2000
 """The number of rollouts, spread evenly over the run, that the panels about tokens read."""
@@ -137,7 +138,7 @@ def sample_rows(
     """
     if not path.is_file():
         return [], 0
-    with path.open("rb") as file:
+    with open_journal(path) as file:
         # A last line without its end is a row that the run is still writing.
         starts = [0]
         for line in file:

@@ -1,10 +1,12 @@
 """The tables and lines that a run prints while it goes on and at its end."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from practicum.costs import PHASES, BudgetTracker, format_bytes, format_flops
 from practicum.recipe import Recipe
+from practicum.report.outcome_verdict import has_width
 from practicum.statistics import FEWEST_PROMPTS, Interval
 from practicum.text import make_printable
 from practicum.training.evaluation import Evaluation
@@ -49,7 +51,15 @@ def describe_gain(gain: Interval, prompts: int) -> str:
     """Describe a gain with its interval, or say that the prompts are too few for one."""
     if prompts < FEWEST_PROMPTS:
         return f"{gain.mean:.2f} ({prompts} held-out prompts: too few for an interval)"
+    if not has_width(asdict(gain)):
+        return f"{gain.mean:.2f} (all prompts agree; no interval)"
     return f"{gain} (95 % interval, paired by prompt)"
+
+
+def describe_lost_rows(lost_rows: Mapping[str, int]) -> str:
+    """Describe the rows that could not be written, by the name of the journal."""
+    parts = [f"{count} rows of {name}" for name, count in lost_rows.items()]
+    return f"{', '.join(parts)} could not be written"
 
 
 def pair_completions(before: Evaluation | None, after: Evaluation | None) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""The first section of the page: what was gained, how much of the gap was closed, and the cost."""
+"""The first section of the page: the verdict, the gain, how much of the gap was closed, and the cost."""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from practicum.costs import PHASES, format_flops, summarize_costs
 from practicum.recipe import Prices
@@ -13,8 +14,9 @@ from practicum.report.markup import (
     format_number,
     format_percent,
 )
+from practicum.report.outcome_verdict import has_width
 from practicum.report.run_data import Row, RunData
-from practicum.report.tables import ALL_DONE
+from practicum.report.tables import ALL_DONE, describe_lost_rows
 from practicum.statistics import (
     FEWEST_PROMPTS,
     Interval,
@@ -30,6 +32,7 @@ def render_verdict(run: RunData) -> str:
     """Render the gain with its interval, the accuracies on one scale, and the figures."""
     return (
         '<section id="verdict" class="verdict" aria-label="verdict">'
+        f"{_render_word(run)}"
         f'<div class="headline">{_render_headline(run)}</div>'
         f'{_render_accuracies(run)}<dl class="figures">{_render_figures(run)}</dl></section>'
     )
@@ -67,6 +70,31 @@ def estimate_recovery(run: RunData) -> Interval | None:
     return ratio(gains, leads, run.seed)
 
 
+TONES = {
+    "COLLAPSED": ("bad", "✖"),
+    "WORSE": ("bad", "▼"),
+    "NO DETECTABLE CHANGE": ("", "="),
+    "TOO FEW PROMPTS": ("", "?"),
+    "BETTER": ("good", "▲"),
+}
+"""The tone and the sign of each verdict, so that it is not the colour that says it."""
+
+
+def _render_word(run: RunData) -> str:
+    """Render the stored verdict with its reasons and what to try next; nothing while running."""
+    if run.summary is None:
+        return ""
+    verdict = run.summary["verdict"]
+    tone, sign = TONES[verdict["verdict"]]
+    reasons = "".join(f"<li>{escape_text(reason)}</li>" for reason in verdict["reasons"])
+    commands = ", ".join(f"<code>{escape_text(command)}</code>" for command in verdict["next"])
+    advice = f'<p class="what">try next: {commands}</p>' if commands else ""
+    return (
+        f'<div class="outcome {tone}"><p class="word"><span aria-hidden="true">{sign}</span> '
+        f"{verdict['verdict']}</p><ul>{reasons}</ul>{advice}</div>"
+    )
+
+
 def _render_headline(run: RunData) -> str:
     if run.summary is None:
         return (
@@ -87,21 +115,15 @@ def _render_headline(run: RunData) -> str:
             f'<p class="what">accuracy on {prompts} held-out prompts, '
             "which are too few for an interval</p>"
         )
-    tone, meaning = judge_gain(gain)
-    return (
-        f'<p class="gain {tone}">{format_signed(gain.mean)}</p>'
-        '<p class="what">accuracy on held-out prompts, 95 % interval '
-        f"{format_signed(gain.low)} to {format_signed(gain.high)}, paired by prompt: {meaning}</p>"
+    interval = (
+        f"95 % interval {format_signed(gain.low)} to {format_signed(gain.high)}, paired by prompt"
+        if has_width(run.summary["gain"])
+        else "all prompts agree; no interval"
     )
-
-
-def judge_gain(gain: Interval) -> tuple[str, str]:
-    """Return the tone in which a gain is shown, and what it means."""
-    if contains_zero(gain):
-        return "", "not told apart from no change"
-    if gain.mean > 0:
-        return "good", "the student is better"
-    return "bad", "the student is worse"
+    return (
+        f'<p class="gain">{format_signed(gain.mean)}</p>'
+        f'<p class="what">accuracy on held-out prompts, {interval}</p>'
+    )
 
 
 def format_signed(difference: float) -> str:
@@ -147,6 +169,7 @@ def _render_figures(run: RunData) -> str:
     return "".join(
         [
             _render_end(run),
+            _render_lost_rows(run),
             _render_recovery(run),
             _render_distance(run),
             _render_tokens(run),
@@ -170,18 +193,30 @@ def _render_end(run: RunData) -> str:
     return _render_figure("ended at", step, escape_text(run.summary["ended"]))
 
 
+def _render_lost_rows(run: RunData) -> str:
+    """Render the number of rows that the disk did not take."""
+    lost_rows = {} if run.summary is None else run.summary.get("lost_rows", {})
+    if not lost_rows:
+        return ""
+    about = escape_text(describe_lost_rows(lost_rows))
+    return _render_figure("rows lost", str(sum(lost_rows.values())), about)
+
+
 def _render_recovery(run: RunData) -> str:
     if run.summary is None or run.teacher is None:
         return ""
     recovery = estimate_recovery(run)
     if recovery is None:
-        about = "the teacher's lead before training is not told apart from none"
+        about = "the teacher had no measurable lead before training"
         return _render_figure("gap recovered", "unknown", about)
     # A rounded integer has no sign at zero, which "-0 %" would have.
     mean, low, high = (
         f"{round(100 * share)} %" for share in (recovery.mean, recovery.low, recovery.high)
     )
-    return _render_figure("gap recovered", mean, f"95 % interval {low} to {high}")
+    about = f"95 % interval {low} to {high}"
+    if not has_width(asdict(recovery)):
+        about = "all prompts agree; no interval"
+    return _render_figure("gap recovered", mean, about)
 
 
 def _render_distance(run: RunData) -> str:
@@ -233,7 +268,8 @@ def _render_money(run: RunData) -> str:
     """Render the cost of the steps so far at the recipe's prices, if it has any."""
     if run.recipe.get("prices") is None:
         return ""
-    prices = Prices.model_validate(run.recipe["prices"])
+    names = Prices.model_fields.keys() & run.recipe["prices"].keys()
+    prices = Prices.model_validate({name: run.recipe["prices"][name] for name in names})
     items = prices.compute_money(summarize_costs(run.metrics), sum(_sum_phases(run).values()))
     about = ", ".join(f"{escape_text(name)} {amount:.3g}" for name, amount in items.items())
     total = f"{sum(items.values()):.3g} {escape_text(prices.currency)}"

@@ -15,6 +15,7 @@ Everything on disk is JSON or safetensors: a pickle could run code when it is re
 from practicum.run_dir import shapes
 from practicum.run_dir.changes import propose_flags, split_changes
 from practicum.run_dir.checkpoints import MANIFEST, Checkpoint, find_checkpoint
+from practicum.run_dir.contents import JournalRecord, check_journal
 from practicum.run_dir.differences import (
     Difference,
     collect_versions,
@@ -25,6 +26,7 @@ from practicum.run_dir.differences import (
 from practicum.run_dir.files import (
     RESTORE,
     is_alive,
+    prepare_folder,
     read_json,
     shorten_path,
     to_json_number,
@@ -32,7 +34,7 @@ from practicum.run_dir.files import (
     write_text,
 )
 from practicum.run_dir.folder import RunDir
-from practicum.run_dir.journal import Journal, parse_row, read_rows
+from practicum.run_dir.journal import Journal, parse_row, read_rows, truncate_journal
 from practicum.run_dir.saving import CheckpointWriter, check_space, save_checkpoint
 
 __all__ = [
@@ -42,7 +44,9 @@ __all__ = [
     "CheckpointWriter",
     "Difference",
     "Journal",
+    "JournalRecord",
     "RunDir",
+    "check_journal",
     "check_space",
     "collect_versions",
     "compare_versions",
@@ -51,6 +55,7 @@ __all__ = [
     "list_changed_fields",
     "list_changed_parts",
     "parse_row",
+    "prepare_folder",
     "propose_flags",
     "read_json",
     "read_rows",
@@ -59,6 +64,7 @@ __all__ = [
     "shorten_path",
     "split_changes",
     "to_json_number",
+    "truncate_journal",
     "write_json",
     "write_text",
 ]

@@ -17,10 +17,14 @@ from torch import Tensor
 from practicum.core.options import spell_options
 from practicum.errors import CheckpointError
 from practicum.models.tensors import read_tensors
+from practicum.run_dir.contents import RECORDS, JournalRecord
 from practicum.run_dir.files import parse_json
 from practicum.run_dir.folder import RunDir
 
 MANIFEST = "MANIFEST.json"
+JOURNALS = "journals.json"
+"""The file of a checkpoint with the digests of the run's journals."""
+
 # `step-N.old-K` is the earlier save of step N, which exists only between the renames of a new one.
 _FOLDER = re.compile(r"step-(0|[1-9][0-9]{0,17})(\.old-[0-9]+)?")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -29,12 +33,16 @@ _MAX_MANIFEST_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose files have been verified, with its step, state and versions."""
+    """A checkpoint with verified files, and its step, state and versions.
+
+    `journals` are the records of the run's journals by name, empty if it has none.
+    """
 
     path: Path
     step: int
     state: dict[str, Any]
     versions: dict[str, Any]
+    journals: dict[str, JournalRecord]
 
     def read_tensors(self, stem: str) -> dict[str, Tensor]:
         """Read the tensors of one file, onto the CPU."""
@@ -147,7 +155,16 @@ def _verify(path: Path, step: int) -> Checkpoint:
     state, versions = (_read_object(path, name, sums) for name in ("state.json", "versions.json"))
     if state.get("step") != step:
         raise CheckpointDamage(f"state.json is of step {state.get('step')!a:.40}")
-    return Checkpoint(path, step, state, versions)
+    return Checkpoint(path, step, state, versions, _read_journals(path, sums))
+
+
+def _read_journals(path: Path, sums: Mapping[str, str]) -> dict[str, JournalRecord]:
+    if JOURNALS not in sums:
+        return {}
+    try:
+        return RECORDS.validate_json((path / JOURNALS).read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointDamage(f"{JOURNALS} cannot be read: {type(error).__name__}") from error
 
 
 def _read_object(path: Path, name: str, sums: Mapping[str, str]) -> dict[str, Any]:

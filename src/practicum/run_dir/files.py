@@ -6,13 +6,16 @@ import math
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from practicum.core.options import spell_options
+from practicum.core import strict_json
+from practicum.core.strict_json import JsonError
 from practicum.errors import CheckpointError, ResourceError
+from practicum.run_dir.shaping import select_known
 
 # A process that dies while it writes or removes leaves `NAME.tmp-PID` or `trash-NAME-PID`.
 _DEBRIS = re.compile(r"(?:.+\.tmp|trash-.+)-([0-9]{1,9})")
@@ -20,18 +23,18 @@ _REMEDIES = {
     errno.ENOSPC: "free space and resume",
     errno.EDQUOT: "free space and resume",
     errno.EFBIG: "raise the file size limit (ulimit -f) and resume",
-    errno.EACCES: "make it writable or write {elsewhere}",
-    errno.EPERM: "make it writable or write {elsewhere}",
-    errno.EROFS: "make it writable or write {elsewhere}",
-    errno.ENOENT: "the folder was moved or deleted; put it back and resume, or write {elsewhere}",
+    errno.EACCES: "make it writable, or use another folder",
+    errno.EPERM: "make it writable, or use another folder",
+    errno.EROFS: "make it writable, or use another folder",
+    errno.ENOENT: "the folder was moved or deleted; put it back and resume, or use another folder",
 }
-"""The remedies of failed system calls; `elsewhere` is the option that names another folder."""
+"""The remedies of failed system calls. Not every command has an option for another folder."""
 
 RESTORE = "put it back from a copy, or start a new run"
 """The advice about a damaged file."""
 
-MAX_DIGITS = 40
-"""The digits of a whole number in a file of a run, at most: seeds have up to 19."""
+DEEPEST = 100
+"""The levels of a file of a run: a recipe's are up to 64, and others hold it."""
 
 
 def to_json_number(number: float) -> float | None:
@@ -54,32 +57,8 @@ def encode_json(value: object, indent: int | None = None) -> str:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse strict JSON; ValueError if the text is something else."""
-    try:
-        return json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_parse_float, parse_int=_parse_int
-        )
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _parse_float(text: str) -> float:
-    # Python reads 1e999 as infinity, which encode_json would refuse to write again.
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{text[:20]} is larger than any number")
-    return number
-
-
-def _parse_int(text: str) -> int:
-    # The time to read a whole number grows with the square of its digits.
-    if len(text) > MAX_DIGITS:
-        raise ValueError(f"{text[:20]}... has {len(text)} digits")
-    return int(text)
+    """Parse strict JSON of a run; JsonError if the text is something else."""
+    return strict_json.parse_json(text, DEEPEST)
 
 
 def read_json(path: Path, shape: TypeAdapter[Any] | None = None) -> Any:
@@ -92,26 +71,23 @@ def read_json(path: Path, shape: TypeAdapter[Any] | None = None) -> Any:
         ) from error
     try:
         content = parse_json(text)
-    except ValueError as error:
+    except JsonError as error:
         raise CheckpointError(f"{path} is not JSON ({error}); {RESTORE}") from error
-    problem = find_shape_problem(text, shape)
-    if problem is not None:
-        raise CheckpointError(f"{path} is damaged ({problem}); {RESTORE}")
-    return content
-
-
-def find_shape_problem(text: bytes, shape: TypeAdapter[Any] | None) -> str | None:
-    """Describe in one line how a JSON text differs from a shape, or return None if it fits."""
     if shape is None:
-        return None
+        return content
     try:
-        shape.validate_json(text, strict=True)
+        return select_known(content, shape.validate_json(text, strict=True))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        # A key in the place is text of the file: ascii() keeps it from moving the cursor.
-        return ascii(f"{place}: {first['msg']}" if place else first["msg"])[1:-1][:200]
-    return None
+        problem = describe_mismatch(error)
+        raise CheckpointError(f"{path} is damaged ({problem}); {RESTORE}") from error
+
+
+def describe_mismatch(error: ValidationError) -> str:
+    """Describe in one line how a JSON text differs from its shape."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    # A key in the place is text of the file: ascii() keeps it from moving the cursor.
+    return ascii(f"{place}: {first['msg']}" if place else first["msg"])[1:-1][:200]
 
 
 def write_json(path: Path, value: object) -> None:
@@ -129,7 +105,23 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         raise build_resource_error(f"{path} cannot be written", error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # On a read-only disk this fails too, and the first error has the reason.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make a folder and write into it, so that a command fails before its work and not after it.
+
+    Raises ResourceError if the folder cannot be made or takes no file.
+    """
+    probe = folder / f"probe.tmp-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise build_resource_error(f"{folder} cannot be written", error) from error
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -151,8 +143,7 @@ def sync(path: Path) -> None:
 
 def build_resource_error(problem: str, error: OSError) -> ResourceError:
     """Return the error of a failed system call: the problem, the system's reason and the remedy."""
-    remedy = _REMEDIES.get(error.errno or 0, "check the disk and resume")
-    remedy = remedy.format(elsewhere=spell_options(out="another folder"))
+    remedy = _REMEDIES.get(error.errno or 0, "check the disk and try again")
     return ResourceError(f"{problem}: {error.strerror or error}; {remedy}")
 
 

@@ -1,12 +1,13 @@
 """`RunDir`: the paths of a run's files, and the lock that lets one process write them."""
 
+import errno
 import fcntl
 import os
 import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,6 +38,7 @@ RUN_FILES = (
     "before.json",
     "after.json",
     "tracking.json",
+    "error.json",
     "report.html",
     "summary.json",
     "metrics.jsonl",
@@ -44,6 +46,9 @@ RUN_FILES = (
     "pipeline.json",
 )
 """The files and folders that a run or a pipeline writes, except for the lock."""
+
+REUSED = ("models", "scores")
+"""The folders that a run uses again if an earlier attempt failed before its first step."""
 
 _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGNORECASE)
 
@@ -150,8 +155,8 @@ class RunDir:
             # Another process may have made a run here between `create` and the lock.
             if self._is_new:
                 self._refuse_existing_run()
-                if self._overwrites and self._has_recipe():
-                    self._remove_run()
+                if self._has_recipe():
+                    self._remove_run(() if self._overwrites else REUSED)
                 self._is_new = False
             remove_debris(self.path)
             try:
@@ -160,7 +165,9 @@ class RunDir:
                 self._remove_unused()
                 raise
             finally:
-                os.ftruncate(descriptor, 0)
+                # The kernel releases the lock in any case; the signature is for people.
+                with suppress(OSError):
+                    os.ftruncate(descriptor, 0)
         finally:
             os.close(descriptor)
 
@@ -195,10 +202,14 @@ class RunDir:
             # What cannot be removed is left: the error that ended the run is the one to show.
             shutil.rmtree(self.path, ignore_errors=True)
 
+    def has_begun(self) -> bool:
+        """Return True if the folder holds a step of a run, or a pipeline."""
+        has_rows = self.metrics_jsonl.exists() and self.metrics_jsonl.stat().st_size > 0
+        return has_rows or any(self.checkpoints.glob("step-*")) or self.pipeline_json.exists()
+
     def _refuse_existing_run(self) -> None:
         """Raise RecipeError if a new run would mix its rows and checkpoints with another's."""
-        has_rows = self.metrics_jsonl.exists() and self.metrics_jsonl.stat().st_size > 0
-        if not (has_rows or any(self.checkpoints.glob("step-*")) or self.pipeline_json.exists()):
+        if not self.has_begun():
             return
         elsewhere = spell_options(out="another folder")
         if not self._overwrites:
@@ -228,15 +239,15 @@ class RunDir:
             with self.lock():
                 self._remove_run()
 
-    def _remove_run(self) -> None:
-        """Remove what a run has written, and nothing else that lies in the folder.
+    def _remove_run(self, reused: Sequence[str] = ()) -> None:
+        """Remove the files that a run has written, except for `reused`.
 
         The caller holds the lock, so no process writes the run.
         """
         # What names the folder a run goes last: if this is killed, the next call can go on.
         for name in RUN_FILES:
             path = self.path / name
-            if path.is_symlink() or path.exists():
+            if name not in reused and (path.is_symlink() or path.exists()):
                 remove(path)
         _create_folder(self.path, self.checkpoints.name)
 
@@ -247,7 +258,13 @@ def _create_folder(root: Path, name: str) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise build_resource_error(f"{path.absolute()} cannot be made", error) from error
+        problem = f"{path.absolute()} cannot be made"
+        if error.errno == errno.ENOENT:
+            # Every parent is made too, so the place allows no folders; none was moved or deleted.
+            raise ResourceError(
+                f"{problem}: this place allows no new folder; write {spell_options(out='another folder')}"
+            ) from error
+        raise build_resource_error(problem, error) from error
     if path.resolve().parent != root.resolve():
         raise RecipeError(f"{path.absolute()} leads out of {root}; give the run another name")
 

@@ -3,20 +3,21 @@
 import mmap
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from practicum.errors import CheckpointError
+from practicum.run_dir.contents import JournalContents, JournalRecord
 from practicum.run_dir.files import (
     RESTORE,
     build_resource_error,
+    describe_mismatch,
     encode_json,
-    find_shape_problem,
     parse_json,
 )
-from practicum.run_dir.shapes import STEPPED
 
 
 class Journal:
@@ -28,15 +29,19 @@ class Journal:
     text is escaped, so the file is safe to print anywhere.
     """
 
-    def __init__(self, path: Path, *, essential: bool) -> None:
+    def __init__(self, path: Path, *, essential: bool, dropped: int = 0) -> None:
         self.path = path
         self.essential = essential
-        self.dropped = 0
+        self.dropped = dropped
+        self._contents = JournalContents()
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             self._descriptor = os.open(path, flags, 0o666)
             self._size = _complete_size(self._descriptor)
             os.ftruncate(self._descriptor, self._size)
+            with path.open("rb") as file:
+                for line in file:
+                    self._contents.add(line)
         except OSError as error:
             raise build_resource_error(f"{path} cannot be opened", error) from error
 
@@ -50,29 +55,18 @@ class Journal:
         try:
             _write_all(self._descriptor, line)
         except OSError as error:
-            os.ftruncate(self._descriptor, self._size)
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
             if self.essential:
                 raise build_resource_error(f"{self.path} cannot take another row", error) from error
             self.dropped += 1
             return
         self._size += len(line)
+        self._contents.add(line)
 
-    def truncate_after(self, step: int) -> int:
-        """Cut the file at the first row of a later step; return the number of rows cut.
-
-        Rows after the last checkpoint are about work that a resumed run does again. Cutting them
-        makes the file of the resumed run equal to that of an uninterrupted one, byte for byte.
-        """
-        cut, size = 0, self._size
-        for offset, row in _read_offsets(self.path, STEPPED):
-            # After the first row that is cut every other goes too, whatever its step.
-            if cut or row.get("step", step) > step:
-                size = size if cut else offset
-                cut += 1
-        os.ftruncate(self._descriptor, size)
-        self._size = size
-        self.sync()
-        return cut
+    def record(self) -> JournalRecord:
+        """Return the digests of the rows until now, for a checkpoint."""
+        return self._contents.record(self.dropped)
 
     def sync(self) -> None:
         """Wait until all rows are on the disk, so no checkpoint outlives the rows before it."""
@@ -88,13 +82,41 @@ class Journal:
             self._descriptor = -1
 
 
+def truncate_journal(path: Path, size: int) -> None:
+    """Cut a journal to its first bytes; an absent file counts as an empty one.
+
+    Rows after the last checkpoint are about work that a resumed run does again. Cutting them makes
+    the file of the resumed run equal to the file of an uninterrupted run, byte for byte.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            os.ftruncate(descriptor, size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise build_resource_error(f"{path} cannot be cut", error) from error
+
+
 def read_rows(path: Path, shape: TypeAdapter[Any] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the rows of a journal, oldest first, without a torn last line.
 
     Raises CheckpointError at a row of another shape.
     """
-    for _, row in _read_offsets(path, shape):
-        yield row
+    with open_journal(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            yield parse_row(path, number, line, shape)
+
+
+def open_journal(path: Path) -> BinaryIO:
+    """Open a journal to read its lines; CheckpointError if it cannot be opened."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from error
 
 
 def parse_row(
@@ -106,30 +128,16 @@ def parse_row(
         raise CheckpointError(
             f"{path} line {number} is not a JSON object; remove the line and try again"
         )
-    problem = find_shape_problem(line, shape)
-    if problem is not None:
-        raise CheckpointError(
-            f"{path} line {number} is damaged ({problem}); "
-            "put it back from a copy, or remove the line"
-        )
-    return row
-
-
-def _read_offsets(
-    path: Path, shape: TypeAdapter[Any] | None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each complete row after the offset of its first byte."""
-    offset = 0
+    if shape is None:
+        return row
     try:
-        file = path.open("rb")
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from error
-    with file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            yield offset, parse_row(path, number, line, shape)
-            offset += len(line)
+        shape.validate_json(line, strict=True)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path} line {number} is damaged ({describe_mismatch(error)}); "
+            "put it back from a copy, or remove the line"
+        ) from error
+    return row
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:

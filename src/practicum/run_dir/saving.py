@@ -19,12 +19,14 @@ from practicum.errors import ResourceError
 from practicum.models.tensors import HEADER_BYTES, SavedTensor, write_tensors
 from practicum.run_dir.checkpoints import (
     FILE_NAME,
+    JOURNALS,
     MANIFEST,
     CheckpointDamage,
     check_manifest,
     compute_sha256,
     step_folders,
 )
+from practicum.run_dir.contents import RECORDS, JournalRecord
 from practicum.run_dir.differences import collect_versions
 from practicum.run_dir.files import (
     build_resource_error,
@@ -62,13 +64,14 @@ def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
     keep: int = 2,
     tag: str | None = None,
     packages: Sequence[str] = (),
+    journals: Mapping[str, JournalRecord] | None = None,
 ) -> Path:
     """Save `tensors` (file stem to named tensors), `state` and the files of `writer` as `step-N`.
 
     Then remove all but the `keep` newest checkpoints: by default two, one to resume from and one to
     fall back to if the disk damages the first. A checkpoint with a `tag` (the reason to keep it) is
     never removed and does not count. `packages` are the packages of this run besides practicum's
-    requirements; their versions are recorded.
+    requirements; their versions are recorded. `journals` are the records of the run's journals.
     """
     assert keep >= 1, f"keep is {keep}, but a run keeps at least the checkpoint it just wrote"
     assert state.get("step", step) == step, f"step is {step}, the state says {state.get('step')}"
@@ -76,6 +79,7 @@ def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
         "state.json": encode_json({**state, "step": step}) + "\n",
         "versions.json": encode_json(collect_versions(packages), indent=2) + "\n",
         **({} if tag is None else {TAG: tag + "\n"}),
+        **({} if journals is None else {JOURNALS: RECORDS.dump_json(dict(journals)).decode()}),
     }
     folder = run_dir.checkpoints
     temporary = folder / f"step-{step}.tmp-{os.getpid()}"
@@ -202,5 +206,8 @@ def _explain_failure(step: int, needed: int, folder: Path, error: OSError) -> Re
     problem = f"cannot be saved in {folder}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         free = shutil.disk_usage(folder).free
+        if error.errno == errno.ENOSPC and free >= needed and not os.statvfs(folder).f_favail:
+            reason = "the disk has no inodes left; remove files and resume"
+            return ResourceError(f"checkpoint of step {step} cannot be saved in {folder}: {reason}")
         problem = f"needs {needed / _MIB:.1f} MiB, {free / _MIB:.1f} MiB free in {folder}"
     return build_resource_error(f"checkpoint of step {step} {problem}", error)

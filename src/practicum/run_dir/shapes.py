@@ -1,25 +1,29 @@
-"""The shapes of a run's files, one per file, to validate the fields that something reads.
+"""The shapes of a run's files, one per file, with every field that something reads.
 
-A file may hold more than its shape says. A field that older versions did not write has a default.
+A file may hold more keys than its shape, at any level: `read_json` leaves them out. So a run that a
+later version wrote can be shown and resumed. A field without a default must be in the file.
 """
 
 from collections.abc import Sized
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from practicum.rollouts import RolloutRow
 from practicum.run_dir.differences import Change
+from practicum.run_dir.shaping import COMPLETE, Count, Number, Step
 from practicum.statistics import Interval
-from practicum.training.evaluation import Evaluation
-
-Number = Annotated[float, Field(allow_inf_nan=False, gt=-1e100, lt=1e100)]
-Step = Annotated[int, Field(ge=0, lt=2**53)]
-Count = Annotated[int, Field(ge=0, lt=2**53)]
+from practicum.training.evaluation import Calibration, Evaluation
 
 
 class _OpenShape(BaseModel):
-    """An object that may hold more."""
+    """An object without its further keys."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _WholeShape(BaseModel):
+    """An object with its further keys, because all of it is read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -29,13 +33,23 @@ class _Train(_OpenShape):
     threads: int | None = None
 
 
-class _RecipeShape(_OpenShape):
+Price = Annotated[float, Field(ge=0, lt=1e100)]
+
+
+class _PricesShape(_OpenShape):
+    currency: Annotated[str, Field(max_length=12)] = ""
+    machine_hour: Price | None = None
+    million_sampled_tokens: Price | None = None
+    million_scored_tokens: Price | None = None
+
+
+class _RecipeShape(_WholeShape):
     name: str = ""
     about: str | None = None
     seed: int = 0
     train: _Train
     task: dict[str, Any] = {}
-    prices: dict[str, Any] | None = None
+    prices: _PricesShape | None = None
 
 
 class _Prompts(_OpenShape):
@@ -43,14 +57,20 @@ class _Prompts(_OpenShape):
     too_long: Count
 
 
-class _Set(_OpenShape):
+class _Set(_WholeShape):
     set: dict[str, Any] = {}
 
 
-class _Resolved(_OpenShape):
+class _Resolved(_WholeShape):
     """A recipe or a pipeline of a comparison, with the fields that a report on changes reads."""
 
     monitors: dict[str, _Set] = {}
+
+
+ChangeShape = Annotated[Change, COMPLETE]
+IntervalShape = Annotated[Interval, COMPLETE]
+CalibrationShape = Annotated[Calibration, COMPLETE]
+EvaluationShape = Annotated[Evaluation, COMPLETE]
 
 
 class SavedRun(_OpenShape):
@@ -59,7 +79,7 @@ class SavedRun(_OpenShape):
     recipe: dict[str, Any]
     identity: dict[str, str] = {}
     prompts: _Prompts | None = None
-    changes: list[Change] = []
+    changes: list[ChangeShape] = []
 
 
 class _Shown(SavedRun):
@@ -68,18 +88,14 @@ class _Shown(SavedRun):
     recipe: _RecipeShape  # type: ignore[assignment]
 
 
-class _Stepped(_OpenShape):
-    step: Step = 0
-
-
-class _Timings(_OpenShape):
+class _Timings(_WholeShape):
     """A row of seconds and bytes by name."""
 
     __pydantic_extra__: dict[str, Number]  # pyright: ignore[reportIncompatibleVariableOverride]
     step: Step
 
 
-class _Metrics(_OpenShape):
+class _Metrics(_WholeShape):
     """A row of numbers by name, null where one is not finite."""
 
     __pydantic_extra__: dict[  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -89,6 +105,8 @@ class _Metrics(_OpenShape):
     rollouts: Number
     tokens: Number
     length: Number
+    supervised: Number = 0.0
+    unsupervised_prompts: Number = 0.0
 
     @model_validator(mode="after")
     def _check_costs(self) -> "_Metrics":
@@ -109,7 +127,7 @@ class _RolloutShape(RolloutRow):
     weight: list[Number | None] | None = None
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> "_RolloutShape":
+    def _check_columns(self) -> "_RolloutShape":
         optional = (self.student_entropy, self.teacher_entropy, self.weight)
         columns = (self.teacher_logprobs, self.divergence, *optional)
         if any(column is not None and len(column) != len(self.tokens) for column in columns):
@@ -132,9 +150,18 @@ class _Token(_OpenShape):
     control: bool
 
 
+class _Versions(_WholeShape):
+    """The versions of packages by name."""
+
+    __pydantic_extra__: dict[  # pyright: ignore[reportIncompatibleVariableOverride]
+        str, str | int
+    ]
+    threads: int
+
+
 class _Start(_OpenShape):
     first: Step
-    versions: dict[str, str | int]
+    versions: _Versions
 
 
 def _check_counts(evaluation: Evaluation) -> Evaluation:
@@ -153,13 +180,13 @@ def _check_counts(evaluation: Evaluation) -> Evaluation:
     return evaluation
 
 
-Measured = Annotated[Evaluation, AfterValidator(_check_counts)]
+Measured = Annotated[EvaluationShape, AfterValidator(_check_counts)]
 
 
 class _Before(_OpenShape):
     student: Measured | None
     teacher: Measured | None
-    cost: dict[str, Number] = {}
+    cost: dict[str, Number]
 
 
 class _After(_OpenShape):
@@ -169,10 +196,17 @@ class _After(_OpenShape):
 class _Measured(_OpenShape):
     """An evaluation without its answers."""
 
-    accuracy: Interval | None
-    by_domain: dict[str, Interval]
+    prompts: Count
+    completions: Count
+    equal_answers: Number
+    looping_answers: Number
+    accuracy: IntervalShape | None
+    by_domain: dict[str, IntervalShape]
     reverse_kl: Number | None
     length: Number
+    truncated: Number
+    student_entropy: Number | None
+    calibration: CalibrationShape | None
 
 
 class _SampleShape(_OpenShape):
@@ -184,16 +218,49 @@ class _SampleShape(_OpenShape):
     reward_after: Number | None
 
 
+class _Cost(_WholeShape):
+    flops: Number
+
+
+VerdictWord = Literal["COLLAPSED", "WORSE", "NO DETECTABLE CHANGE", "BETTER", "TOO FEW PROMPTS"]
+
+
+class _RunVerdictShape(_OpenShape):
+    """The verdict of a run, with its reasons and the commands to try next."""
+
+    verdict: VerdictWord
+    reasons: list[str]
+    next: list[str]
+
+
 class _Summary(_OpenShape):
     name: str
+    seed: int
     steps: Step
-    ended: str = ""
+    ended: str
+    lost_rows: dict[str, Count]
     rollouts: Count
+    tokens: Count
+    skipped_updates: Count
+    empty_updates: Count
     before: _Measured | None
     teacher: _Measured | None
     after: _Measured | None
-    gain: Interval | None
+    gain: IntervalShape | None
+    verdict: _RunVerdictShape
+    alarms: dict[str, Count]
+    cost: _Cost
+    scaling: dict[str, Any]
     samples: list[_SampleShape]
+
+    @model_validator(mode="after")
+    def _check_gain(self) -> "_Summary":
+        evaluations = (self.before, self.after)
+        if self.gain is not None and any(
+            evaluation is None or evaluation.accuracy is None for evaluation in evaluations
+        ):
+            raise ValueError("gain without an accuracy before and after")
+        return self
 
 
 class _Scaling(_OpenShape):
@@ -211,33 +278,34 @@ class _Scaled(_OpenShape):
     scaling: _Scaling | None = None
 
 
-class _StageShape(_OpenShape):
+class _StageShape(_WholeShape):
     name: str
     slot: str | None = None
 
 
-class _PipelineShape(_OpenShape):
+class _PipelineShape(_WholeShape):
     stages: list[_StageShape]
 
 
-class _StageSummary(_OpenShape):
+class _StageSummary(_WholeShape):
     name: str
     start: str
     method: str
     folder: str
     steps: Step
-    ended: str = ""
+    ended: str
+    lost_rows: dict[str, Count]
     before: _Measured | None
     after: _Measured | None
 
 
 class _Accuracy(_OpenShape):
     stage: str
-    all: Interval | None
-    by_domain: dict[str, Interval]
+    all: IntervalShape | None
+    by_domain: dict[str, IntervalShape]
 
 
-class _PipelineSummary(_OpenShape):
+class _PipelineSummary(_WholeShape):
     name: str
     stages: list[_StageSummary]
     domains: list[str]
@@ -249,7 +317,7 @@ class _Tracking(_OpenShape):
     id: str
 
 
-class _Doctor(_OpenShape):
+class _Doctor(_WholeShape):
     checks: list[dict[str, Any]] = []
 
 
@@ -266,7 +334,6 @@ TRACKING = TypeAdapter(_Tracking)
 PIPELINE = TypeAdapter(_PipelineShape)
 PIPELINE_SUMMARY = TypeAdapter(_PipelineSummary)
 
-STEPPED = TypeAdapter(_Stepped)
 METRICS = TypeAdapter(_Metrics)
 TIMINGS = TypeAdapter(_Timings)
 ROLLOUT = TypeAdapter(_RolloutShape)

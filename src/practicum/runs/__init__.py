@@ -7,19 +7,22 @@ if TYPE_CHECKING:
     from practicum.runs.launch import (
         check_resumes,
         distill,
-        restore_components,
+        record_loss,
         run,
         run_in_folder,
     )
     from practicum.runs.opening import open_run, open_student
-    from practicum.runs.result import RunResult
+    from practicum.runs.result import RunResult, load_run
+    from practicum.runs.state import restore_components
 
 __all__ = [
     "RunResult",
     "check_resumes",
     "distill",
+    "load_run",
     "open_run",
     "open_student",
+    "record_loss",
     "restore_components",
     "run",
     "run_in_folder",
@@ -29,6 +32,8 @@ _MODULES = {
     "open_run": "practicum.runs.opening",
     "open_student": "practicum.runs.opening",
     "RunResult": "practicum.runs.result",
+    "load_run": "practicum.runs.result",
+    "restore_components": "practicum.runs.state",
 }
 
 

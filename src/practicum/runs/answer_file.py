@@ -21,6 +21,7 @@ from practicum.ports import (
     Teacher,
     TeacherRequest,
 )
+from practicum.ports.gate import repair_text
 from practicum.recipe import Recipe
 from practicum.rollouts import TeacherSource
 from practicum.run_dir import Journal
@@ -64,6 +65,7 @@ def write_answers(
     answers, and DataError if the file exists with answers of other settings.
     """
     _check_recipe(recipe)
+    folders.prepare_folder(path.parent)
     console = console or SilentConsole()
     with (
         tempfile.TemporaryDirectory(prefix="practicum-answers-") as models,
@@ -205,9 +207,9 @@ def _build_rows(
     has_several: bool,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of answers, in the fields of the task `jsonl`."""
-    texts = renderer.decode_all([sample.tokens.tolist() for sample in samples])
-    for (prompt, number), sample, text in zip(keys, samples, texts, strict=True):
-        turns = [{"role": turn.role, "content": turn.content} for turn in prompt.messages]
+    for (prompt, number), sample in zip(keys, samples, strict=True):
+        text = renderer.read_answer(prompt.messages, sample.tokens.tolist())
+        turns = [turn.to_json() for turn in prompt.messages]
         is_question = len(turns) == 1 and turns[0]["role"] == "user"
         fields = {
             "id": f"{prompt.id}#{number}" if has_several else prompt.id,
@@ -225,4 +227,4 @@ def _build_rows(
 
 def _make_storable(text: str) -> str:
     """Return a model's text without what no row may hold: NUL, and halves of surrogate pairs."""
-    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+    return repair_text(text.replace("\x00", "\ufffd"))

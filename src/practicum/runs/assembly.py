@@ -19,26 +19,25 @@ from practicum.models.files import digest_file
 from practicum.ports import (
     Backend,
     BackendContext,
-    HoldsTeachers,
     Model,
     ModelEnding,
     SelfTeacher,
     Student,
     Task,
     Teacher,
-    TeacherConfig,
     TeacherContext,
     TrainingClient,
     WeightUpdateRule,
-    walk,
 )
 from practicum.ports.engines import EngineChoice
+from practicum.ports.gate import check_prompts
 from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.ports.paper import PaperBackend
 from practicum.ports.scoring import ScalarSettings, Scorer
 from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
+    check_responses,
     list_observation_problems,
     list_source_problems,
     list_task_problems,
@@ -47,6 +46,7 @@ from practicum.rollouts import (
 )
 from practicum.runs.identity import (
     add_prefix,
+    digest_loaded,
     digest_prompts,
     digest_student,
     digest_tokenizer,
@@ -59,12 +59,14 @@ from practicum.runs.opening import (
     load_ending,
     open_backend,
     open_local,
+    resolve_model,
     resolve_run,
 )
-from practicum.runs.scoring import ScorerBuilder, ScorerInfo, build_notes
+from practicum.runs.row_texts import describe_texts
+from practicum.runs.scoring import ScorerBuilder, ScorerInfo, build_notes, name_scorers
 from practicum.runs.unfinished import load_archive, open_segments
+from practicum.tasks import describe_long_answers
 from practicum.text import Renderer
-from practicum.text.stored import comes_back
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings
 from practicum.training.loop import StepComponents, StepPlan, StepSettings
@@ -121,17 +123,21 @@ def assemble_run(
     rejected: Path | None = None,
     scores: Path | None = None,
     exit_stack: ExitStack | None = None,
+    *,
+    keeps_records: bool = False,
 ) -> RunComponents:
     """Assemble a run.
 
     `models` is the folder of from-scratch models, `rejected` the file for rows that cannot be used.
     `scores` is the folder of `cached` teachers that name none; with None they do not store scores.
     `exit_stack`, or without it `RunComponents.close`, closes what was opened, also after an error.
+    With `keeps_records`, the files of models are recorded before their first load, and every
+    process compares them.
     """
     warnings = explain_staleness(recipe.objective, recipe.rollout), explain_clip(recipe.objective)
     for warning in filter(None, warnings):
         log.warning(warning)
-    return _Assembly(recipe, models, rejected, scores, exit_stack).build()
+    return _Assembly(recipe, models, rejected, scores, exit_stack, keeps_records).build()
 
 
 def assemble_on_paper(
@@ -196,8 +202,8 @@ def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> Step
 
 def choose_engine(recipe: Recipe) -> EngineChoice | None:
     """Return the engine that samples for the student; None: the backend samples itself."""
-    config, longest = recipe.rollout.engine, recipe.prompt_tokens + recipe.longest_answer
-    return None if config is None else EngineChoice(config, longest)
+    config = recipe.rollout.engine
+    return None if config is None else EngineChoice(config, recipe.longest_text)
 
 
 def build_evaluation_settings(
@@ -205,7 +211,7 @@ def build_evaluation_settings(
 ) -> EvaluationSettings | None:
     """Return the held-out prompts and their sampling settings, or None if there are no prompts."""
     config = recipe.evaluation
-    prompts, too_long = split_by_length(task.heldout_prompts(), student, recipe)
+    prompts, too_long = split_by_length(check_prompts(task.heldout_prompts()), student, recipe)
     if too_long:
         log.info(
             f"{len(too_long)} of {len(too_long) + len(prompts)} held-out prompts left out: too long"
@@ -225,18 +231,20 @@ def split_training_prompts(
     task: Task, student: Student, recipe: Recipe
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Return the prompts to train on as `split_by_length` does; DataError if none fits."""
-    prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
+    prompts, too_long = split_by_length(check_prompts(task.train_prompts()), student, recipe)
     if not prompts:
         raise DataError(
             f"none of the {len(too_long)} training prompts fits: prompt_tokens is "
             f"{recipe.prompt_tokens} and rollout.max_new_tokens {recipe.longest_answer}, in a "
             f"context of {student.context_length}"
         )
-    if respelled := sum(not comes_back(prompt.messages, student.renderer) for prompt in prompts):
-        log.info(
-            f"{respelled} of {len(prompts)} stored prompts are rendered in other tokens than they had: "
-            "the student's tokenizer, template or system turn is another one"
-        )
+    for note in describe_texts(prompts, student.renderer):
+        log.info(note)
+    check_responses(prompts, student.renderer, recipe.rollout.source, recipe.longest_answer)
+    limit = recipe.rollout.max_new_tokens
+    note = describe_long_answers(recipe.task, prompts, student.renderer.encode, limit)
+    if note is not None:
+        log.info(note)
     return prompts, too_long
 
 
@@ -261,6 +269,7 @@ class _Assembly:
         rejected: Path | None = None,
         scores: Path | None = None,
         exit_stack: ExitStack | None = None,
+        keeps_records: bool = False,
     ) -> None:
         if recipe.train.threads is not None:
             torch.set_num_threads(recipe.train.threads)
@@ -277,7 +286,7 @@ class _Assembly:
         self.after_training: list[Callable[[], None]] = []
         self.exit_stack = exit_stack or ExitStack()
         self.scorers: list[ScorerInfo] = []
-        # Digests are read on request: large files take long to hash, and a dry run needs none.
+        # Read on request: a dry run needs no digests, and digesting prompts takes a while.
         self.identities: list[Callable[[], Mapping[str, str]]] = []
         self.backend_context = BackendContext(
             seed=seed_of(recipe.seed, "student"),
@@ -293,6 +302,7 @@ class _Assembly:
             at_end=self.exit_stack,
             meter=self.ledger.meter("student"),
             engine=choose_engine(recipe),
+            keeps_records=keeps_records,
         )
 
     def build(self, backend: Backend | None = None, *, on_paper: bool = False) -> RunComponents:
@@ -303,7 +313,7 @@ class _Assembly:
         recipe, task, ledger = self.recipe, self.task, self.ledger
         self.backend = backend or open_backend(recipe, self.backend_context)
         self.on_paper = on_paper
-        student = self.backend.load_student(resolve_run(recipe.student))
+        student = self.backend.load_student(resolve_model(recipe.student, recipe))
         self.student = student = replace(student, renderer=add_tools(student.renderer, task))
         engine = self.backend_context.engine
         is_unused = engine and not student.decoding.startswith(engine.config.type)
@@ -450,7 +460,7 @@ class _Assembly:
 
     def load_model(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model; raises a PracticumError if it does not fit the student."""
-        model = self.backend.load_scorer(resolve_run(config), name)
+        model = self.backend.load_scorer(resolve_model(config, self.recipe), name)
         model = replace(model, renderer=add_tools(model.renderer, self.task))
         is_reference = name.startswith("reference")
         if model.no_sampling_reason and self._needs_samples(is_reference):
@@ -459,7 +469,7 @@ class _Assembly:
                 "false and rollout.source: student"
             )
         self.identities.append(
-            lambda: add_prefix(name, digest_model(model.source)) | name_decoding(name, model)
+            lambda: add_prefix(name, digest_loaded(model)) | name_decoding(name, model)
         )
         if model.dims is not None:
             self.ledger.dims[name] = model.dims
@@ -486,12 +496,3 @@ class _Assembly:
             return needs_reference_samples(self.recipe.rollout.source)
         evaluation, source = self.recipe.evaluation, self.recipe.rollout.source
         return needs_teacher_samples(source) or (evaluation.teacher and evaluation.prompts > 0)
-
-
-def name_scorers(role: str, config: TeacherConfig) -> dict[int, str]:
-    """Return the names of a teacher's models, such as `teacher/math`, by `id` of the settings."""
-    return {
-        id(inside): "/".join([role, *(key.partition(".")[2] for key in keys if "." in key)])
-        for keys, inside in walk(config)
-        if not isinstance(inside, HoldsTeachers)
-    }

@@ -15,7 +15,7 @@ def begin_file(path: Path, settings: Mapping[str, Any]) -> None:
     """
     settings_path = path.with_name(f"{path.name}.settings.json")
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folders.prepare_folder(path.parent)
         folders.write_json(settings_path, dict(settings))
         return
     if not settings_path.is_file():

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from practicum.core.waits import show_wait
@@ -112,18 +113,23 @@ class RunEvaluator:
 
     def _read_back(self) -> None:
         path, settings = self._run_dir.path / "before.json", self._components.evaluation
-        saved = read_json(path, shapes.BEFORE)
-        self._costs["before"] = saved.get("cost", {})
-        self._before, self._teacher = (
-            None if saved[who] is None else Evaluation.from_json(saved[who])
-            for who in ("student", "teacher")
-        )
+        self._before, self._teacher, self._costs["before"] = read_evaluations(path)
         count = 0 if settings is None else len(settings.prompts) * settings.samples
         if self._before is not None and len(self._before.answers) != count:
             raise CheckpointError(
                 f"{path} is damaged (student.answers: {len(self._before.answers)} instead of "
                 f"{count}); {RESTORE}"
             )
+
+
+def read_evaluations(path: Path) -> tuple[Evaluation | None, Evaluation | None, Metrics]:
+    """Return the evaluations of student and teacher in before.json, and their cost."""
+    saved = read_json(path, shapes.BEFORE)
+    student, teacher = (
+        None if saved[who] is None else Evaluation.from_json(saved[who])
+        for who in ("student", "teacher")
+    )
+    return student, teacher, saved["cost"]
 
 
 def _select_notes(recipe: Recipe, notes: Mapping[str, Note]) -> Mapping[str, Note]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from practicum import run_dir as folders
 from practicum.errors import RecipeError, ResourceError
+from practicum.models.files import name_when_complete
 from practicum.models.sources import find_base
 from practicum.report.model_card import CardFacts, build_card
 from practicum.report.tables import format_bytes
@@ -45,41 +46,44 @@ def export_run(
     folder: Path,
     *,
     adapter: bool = False,
-    push_to: str | None = None,
-    private: bool = True,
+    push_to_hub: str | None = None,
+    public: bool = False,
 ) -> Export:
     """Write the run's student as a model folder, or as an adapter folder of peft, with a card.
 
-    With `push_to`, also upload it to this name at the hub. Raises RecipeError if the folder exists,
+    With `push_to_hub`, also upload it to this name at the hub, `public` or not. Raises RecipeError if the folder exists,
     ModelError if the run trained no adapters, ResourceError if the hub refuses.
     """
     if folder.exists():
         raise RecipeError(f"{folder} exists already; name a folder that does not")
+    folders.prepare_folder(folder.absolute().parent)
     # First, so that a refusal of the hub comes before the minutes of an export.
-    if push_to is not None:
-        create_repository(push_to, private=private)
+    if push_to_hub is not None:
+        create_repository(push_to_hub, private=not public)
     path = resolve_stage(str(run_folder))
     backend, student = open_student(path)
-    backend.export(student, folder, adapter=adapter)
-    run_dir, recipe = open_run(path)
-    base = find_base(student.source)
-    facts = CardFacts(
-        recipe=recipe,
-        checkpoint=require_newest(run_dir),
-        summary=folders.read_json(run_dir.summary_json, folders.shapes.SUMMARY)
-        if run_dir.summary_json.is_file()
-        else None,
-        is_adapter=adapter,
-        has_template=student.renderer.tokenizer.chat_template is not None,
-    )
-    folders.write_text(folder / "README.md", build_card(facts))
+    has_template = student.renderer.tokenizer.chat_template is not None
+    facts = read_facts(Path(path), is_adapter=adapter, has_template=has_template)
+    # The folder gets its name when it is complete, card included.
+    with name_when_complete(folder) as staging:
+        backend.export(student, staging, adapter=adapter)
+        folders.write_text(staging / "README.md", build_card(facts))
     address = None
-    if push_to is not None:
+    if push_to_hub is not None:
         try:
-            address = push_folder(folder, push_to)
+            address = push_folder(folder, push_to_hub)
         except ResourceError as error:
             raise ResourceError(
-                f"{error} (the export is in {folder}; push it later with: hf upload {push_to} "
+                f"{error} (the export is in {folder}; push it later with: hf upload {push_to_hub} "
                 f"{folder})"
             ) from None
-    return Export(folder, base if adapter else None, address)
+    return Export(folder, find_base(student.source) if adapter else None, address)
+
+
+def read_facts(run_folder: Path, *, is_adapter: bool, has_template: bool) -> CardFacts:
+    """Read the facts of a model card from a run's folder; raises CheckpointError of a damaged file."""
+    run_dir, recipe = open_run(run_folder)
+    summary = None
+    if run_dir.summary_json.is_file():
+        summary = folders.read_json(run_dir.summary_json, folders.shapes.SUMMARY)
+    return CardFacts(recipe, require_newest(run_dir), summary, is_adapter, has_template)

@@ -9,6 +9,7 @@ from typing import Any
 from practicum.models.config import ModelConfig
 from practicum.models.digests import digest_model
 from practicum.ports import Model, Student
+from practicum.ports.scoring import LoadedScalar
 from practicum.recipe import Recipe
 from practicum.text import Renderer
 from practicum.types import Prompt, ToolUse
@@ -28,10 +29,13 @@ def digest_student(student: Student, *, is_local: bool) -> dict[str, str]:
     A student at a service has its name and the digests of its tokenizer instead.
     """
     if is_local:
-        return add_prefix("student", digest_model(student.source)) | name_decoding(
-            "student", student
-        )
+        return add_prefix("student", digest_loaded(student)) | name_decoding("student", student)
     return {"student/name": student.source, **digest_tokenizer("student", student.renderer)}
+
+
+def digest_loaded(model: Student | Model | LoadedScalar) -> Mapping[str, str]:
+    """Return the digests of a model's files, from the record of its load if it has one."""
+    return digest_model(model.source) if model.record is None else model.record.digests
 
 
 def warn_of_equal_teacher(recipe: Recipe, identity: Mapping[str, str]) -> None:
@@ -98,10 +102,7 @@ def digest_tools(tools: ToolUse | None) -> dict[str, str]:
 
 def _encode_prompt(prompt: Prompt) -> list[Any]:
     """Return a prompt as JSON data, with its labels: they may decide which teacher is asked."""
-    # Most messages have no tokens, and the digests of earlier versions stay theirs.
-    turns = [
-        [message.role, message.content, *([message.tokens] if message.tokens else [])]
-        for message in prompt.messages
-    ]
+    turns = [[message.to_json(), message.tokens] for message in prompt.messages]
+    imitated = [prompt.response, prompt.reasoning]
     labels = [prompt.domain, prompt.teacher]
-    return [prompt.id, turns, prompt.answer, prompt.response, *labels, dict(prompt.privileged)]
+    return [prompt.id, turns, prompt.answer, *imitated, *labels, dict(prompt.privileged)]

@@ -1,23 +1,30 @@
 """Look at the data files and model folders that a recipe names, without loading a model."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from practicum.errors import ModelError, RecipeError
+from practicum.errors import CheckpointError, ModelError, RecipeError
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.models.sources import is_gguf, locate
 from practicum.ports import walk
-from practicum.ports.inputs import ReadsFiles
+from practicum.ports.inputs import ChecksPrompts, ReadsFiles
 from practicum.recipe import Recipe
+from practicum.rollouts import check_responses
+from practicum.runs.opening import build_task, find_origin
 from practicum.runs.pipeline.stages import PLACEHOLDER, Pipeline
+from practicum.runs.row_texts import describe_texts
+from practicum.text.tokenizers import load_renderer
+
+log = logging.getLogger(__name__)
 
 
 def check_inputs(loaded: Recipe | Pipeline, source: str) -> None:
     """Raise RecipeError with a line for each data file and model folder that cannot be used.
 
     Data files are read to the end. Of a model, its settings are read and its files counted. Names
-    on the hub and at services are not asked for.
+    on the hub and at services are not asked for. Raises DataError for answers that cannot be imitated.
     """
     recipes = loaded.build_recipes() if isinstance(loaded, Pipeline) else {"": loaded}
     problems = [
@@ -26,6 +33,41 @@ def check_inputs(loaded: Recipe | Pipeline, source: str) -> None:
     if problems:
         # Stages share what they do not set themselves; each line is said once.
         raise RecipeError(list(dict.fromkeys(problems)))
+    for recipe in recipes.values():
+        for note in _list_notes(recipe):
+            log.info(note)
+
+
+def _list_notes(recipe: Recipe) -> list[str]:
+    """Return notes on the rows, also of the student's tokenizer if both are on this machine.
+
+    Raises DataError if a teacher cannot score a row, or if the recipe imitates answers of rows and
+    the chat template cannot write some.
+    """
+    student = find_origin(recipe.student)
+    has_student = isinstance(student.model, str) and Path(student.model).expanduser().is_dir()
+    # The rows of a dataset may be on the hub.
+    is_dataset = recipe.task.type == "datasets"
+    if not isinstance(recipe.task, ReadsFiles) or (is_dataset and not has_student):
+        return []
+    # The rows have been read once, and what there is to note of them is noted.
+    logging.disable(logging.INFO)
+    try:
+        task = build_task(recipe)
+        prompts, heldout = task.train_prompts(), task.heldout_prompts()
+    finally:
+        logging.disable(logging.NOTSET)
+    for _, config in walk(recipe.teacher):
+        if isinstance(config, ChecksPrompts):
+            config.check_prompts([*prompts, *heldout])
+    notes = []
+    if recipe.evaluation.prompts and not heldout:
+        notes.append(f"0 of {len(prompts)} rows held out: nothing will be measured")
+    if not has_student:
+        return notes
+    renderer = load_renderer(student)
+    check_responses(prompts, renderer, recipe.rollout.source, recipe.longest_answer)
+    return [*notes, *describe_texts(prompts, renderer)]
 
 
 def _list_problems(recipe: Recipe) -> Iterator[str]:
@@ -33,13 +75,13 @@ def _list_problems(recipe: Recipe) -> Iterator[str]:
         for problem in recipe.task.find_problems(Path(recipe.base_dir)):
             yield problem if problem.startswith("task.") else f"task: {problem}"
     for role, config in _list_models(recipe).items():
-        if isinstance(config.model, ScratchConfig) or is_gguf(config.model):
-            continue
-        if config.model.startswith(PLACEHOLDER):
+        if isinstance(config.model, str) and config.model.startswith(PLACEHOLDER):
             continue
         try:
-            locate(config)
-        except ModelError as error:
+            origin = find_origin(config)
+            if not isinstance(origin.model, ScratchConfig) and not is_gguf(origin.model):
+                locate(origin)
+        except (CheckpointError, ModelError) as error:
             yield f"{role}: {error}"
 
 

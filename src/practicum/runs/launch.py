@@ -5,16 +5,19 @@ was killed and resumed writes the same bytes as one that was not. Seconds go to 
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from practicum.core.notes import hide_notes
 from practicum.core.options import spell_options
 from practicum.core.stopping import Stop, catch_stop_signals
-from practicum.errors import RecipeError, TooFewGpus, WorkerLost
+from practicum.errors import PracticumError, RecipeError, ResourceError, TooFewGpus, WorkerLost
 from practicum.objective import Objective
+from practicum.ports import Task
+from practicum.ports.given.teacher import ScoresRollouts
+from practicum.ports.scoring import Scorer
+from practicum.prompts import Prompt
 from practicum.recipe import Recipe, load_recipe, override_all, parse_recipe, resolve_recipe
 from practicum.recipe.typed import (
     BackendSection,
@@ -29,21 +32,26 @@ from practicum.recipe.typed import (
     TrackingSection,
     TrainSection,
 )
-from practicum.run_dir import RunDir
-from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.run_dir import RunDir, write_json
 from practicum.runs.console import Console
-from practicum.runs.opening import join_processes, require_newest
+from practicum.runs.naming import choose_name, explain_name
+from practicum.runs.opening import join_processes
 from practicum.runs.progress import show_progress
 from practicum.runs.python_objects import name_objects, write_objects
 from practicum.runs.result import RunResult
 from practicum.runs.session import Session
-from practicum.runs.state import load_followers
 from practicum.runs.tracked import RunTracker
 
 log = logging.getLogger(__name__)
 
+ERROR_JSON = "error.json"
+"""The error that ended a run, until it is resumed."""
+
 Section = Mapping[str, Any]
 """A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
+
+Rows = Iterable[Mapping[str, Any]]
+"""The rows of a task, for example `[{"prompt": "2 + 2", "answer": "4"}]`."""
 
 ModelSection = Section | str | Path | tuple[Any, Any]
 """A section that names a model: as data, as the model's path or name, or `(model, tokenizer)`."""
@@ -63,7 +71,8 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
 ) -> RunResult:
     """Run a recipe in a folder of `out` named after it, or resume from its newest checkpoint.
 
-    `allow_changed` names recipe fields that may differ from the start of the run, such as
+    If the run of that name is finished, the new run is NAME-2, NAME-3 and so on. `allow_changed`
+    names recipe fields that may differ from the start of the run, such as
     `optimizer.learning_rate`. `overwrite` replaces an earlier run in the folder. The run calls
     `stop` after every step; without it, the run handles SIGINT and SIGTERM itself. Progress is
     shown as `show_progress` explains; with `progress=False`, messages are only logged under
@@ -74,7 +83,14 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
     with show_progress(console, progress=progress) as screen:
         if not isinstance(recipe, Recipe):
             recipe = load_recipe(recipe, overrides)
-        with join_processes(recipe.backend) as leads:
+        name = recipe.name
+        if not (resume or overwrite):
+            recipe = recipe.model_copy(update={"name": choose_name(Path(out), name)})
+        with (
+            explain_name(name, recipe.name),
+            record_loss(Path(out) / recipe.name),
+            join_processes(recipe.backend) as leads,
+        ):
             if not leads:
                 return RunResult.read(Path(out) / recipe.name)
             return run_in_folder(
@@ -113,7 +129,8 @@ def run_in_folder(
             try:
                 with ExitStack() as exit_stack:
                     session = Session(run_dir, recipe, console, stop_check, tracker, exit_stack)
-                    return session.execute(allow_changed, resume=resume)
+                    with _write_error(run_dir):
+                        return session.execute(allow_changed, resume=resume)
             except WorkerLost as loss:
                 losses += 1
                 # Without recipe.json nothing had begun, and there is nothing to go on with.
@@ -127,6 +144,41 @@ def run_in_folder(
                 log.warning(f"{lack.problem}; going on with {' '.join(lack.overrides)}")
                 recipe = _change(recipe, lack.overrides)
             allow_changed, resume = (), True
+
+
+@contextmanager
+def _write_error(run_dir: RunDir) -> Iterator[None]:
+    """Write the error that ends a run into its folder, before processes are ended that may be stuck."""
+    path = run_dir.path / ERROR_JSON
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+    try:
+        yield
+    except PracticumError as error:
+        record_error(run_dir.path, error)
+        raise
+
+
+@contextmanager
+def record_loss(folder: Path) -> Iterator[None]:
+    """Record that the processes of a run, or of a pipeline's newest stage, were lost.
+
+    The process that leads the run may be the one that was lost, so the others record it too.
+    """
+    try:
+        yield
+    except WorkerLost as error:
+        newest = [folder, *sorted((folder / "stages").glob("*"))][-1]
+        record_error(newest, error)
+        raise
+
+
+def record_error(folder: Path, error: PracticumError) -> None:
+    """Write the error that ended a run into its folder, if the run had begun."""
+    if (folder / "recipe.json").is_file():
+        # What cannot be written is shown all the same.
+        with suppress(ResourceError, OSError):
+            write_json(folder / ERROR_JSON, {"exit_code": error.exit_code, "error": str(error)})
 
 
 def _change(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -153,8 +205,8 @@ def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     *,
     student: StudentSection | ModelSection,
-    teacher: TeacherSection | ModelSection | None = None,
-    task: TaskSection | Section | Iterable[Mapping[str, Any]],
+    teacher: TeacherSection | ModelSection | ScoresRollouts | None = None,
+    task: TaskSection | Section | Rows | tuple[Rows, Callable[..., Any]] | Task,
     objective: ObjectiveSection | Section | Objective | None = None,
     rollout: RolloutSection | Section | None = None,
     optimizer: OptimizerSection | Section | None = None,
@@ -162,8 +214,8 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     evaluation: EvaluationSection | Section | None = None,
     monitors: Section | None = None,
     backend: BackendSection | Section | None = None,
-    reference: TeacherSection | Section | None = None,
-    scorers: Mapping[str, Section] | None = None,
+    reference: TeacherSection | ModelSection | ScoresRollouts | None = None,
+    scorers: Mapping[str, Section | Scorer | Callable[[Prompt, str], float]] | None = None,
     notes: Mapping[str, Section] | None = None,
     tracking: TrackingSection | Section | str | None = None,
     prices: PricesSection | Section | None = None,
@@ -189,9 +241,12 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
 
     `student`, `teacher` and a `model` inside them may be a path, a hub name or a pair
     `(model, tokenizer)` of transformers' or peft's objects; `task`, and its `path` and `heldout`,
-    may be rows, such as a list of dicts or a `datasets.Dataset`. Objects are copied once into
-    `OUT/NAME.inputs` and never changed: give the same objects to resume. The other options are
-    those of `run`. Raises RecipeError with every problem in the recipe.
+    may be rows, such as a list of dicts or a `datasets.Dataset`, and `task` a pair `(rows,
+    verifier)`. Models and rows are copied once into `OUT/NAME.inputs` and never changed. A
+    `teacher`, a `task` and a scorer may also be an object with the methods of `practicum.ports`, a
+    scorer a function `(prompt, answer) -> float`, and the source of `rollout` a function `(prompt,
+    seed) -> str`: see docs/notebooks.md. Give the same objects to resume. All further options
+    belong to `run`. Raises RecipeError with every problem in the recipe.
     """
     sections = {
         "student": student,
@@ -227,13 +282,3 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
         progress=progress,
         console=console,
     )
-
-
-def restore_components(run_dir: RunDir, recipe: Recipe) -> RunComponents:
-    """Assemble a run with the weights of its newest intact checkpoint."""
-    with hide_notes():
-        components = assemble_run(recipe, run_dir.models)
-    checkpoint = require_newest(run_dir)
-    components.backend.load(components.student, checkpoint.path, moments=False)
-    load_followers(components, checkpoint)
-    return components

@@ -15,7 +15,7 @@ from practicum.models.files import digest_file
 from practicum.models.sources import locate_cache
 from practicum.ports import Backend, BackendContext, HasTools, Model, ModelEnding, Student, Task
 from practicum.ports.hosting import Hosted
-from practicum.recipe import Recipe, bring_up, parse_recipe
+from practicum.recipe import Recipe, parse_recipe
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.runs.identity import digest_student
 from practicum.tasks import TaskContext
@@ -104,7 +104,7 @@ def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Student]:
     seed = seed_of(recipe.seed, "student")
     context = BackendContext(seed, models, lambda: build_task(recipe), lambda: open_local(context))
     backend = open_backend(recipe, context)
-    return backend, backend.load_student(resolve_run(recipe.student))
+    return backend, backend.load_student(resolve_model(recipe.student, recipe))
 
 
 def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
@@ -112,7 +112,7 @@ def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
     run_dir = RunDir.open(Path(path))
     saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN)
     try:
-        return run_dir, parse_recipe(bring_up(saved["recipe"]), str(run_dir.recipe_json))
+        return run_dir, parse_recipe(saved["recipe"], str(run_dir.recipe_json))
     except RecipeError as error:
         more = f" and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
         raise CheckpointError(f"{error.problems[0]}{more}; {folders.RESTORE}") from error
@@ -154,11 +154,30 @@ def is_run(model: object) -> bool:
     return is_single or folder.pipeline_json.is_file()
 
 
+def find_origin(config: ModelConfig) -> ModelConfig:
+    """Return the settings with the model that a run began with in place of its folder.
+
+    Nothing is loaded. Raises CheckpointError if a run is damaged or has no checkpoint.
+    """
+    while is_run(config.model):
+        run_dir, recipe = open_run(resolve_stage(str(Path(str(config.model)).expanduser())))
+        require_newest(run_dir)
+        config = config.model_copy(update={"model": recipe.student.model})
+    return config
+
+
 def resolve_stage(target: str) -> str:
     """Return the last started stage of a pipeline's folder; other targets are unchanged."""
     # Names of stage folders begin with their numbers, so the last in order is the last begun.
     stages = sorted(path.parent for path in RunDir(Path(target)).stages.glob("*/recipe.json"))
     return str(stages[-1]) if stages else target
+
+
+def resolve_model(config: AnyModelConfig, recipe: Recipe) -> AnyModelConfig:
+    """Return the settings of a model of a run: see `resolve_run`, and the run's longest text."""
+    resolved = resolve_run(config)
+    longest = resolved.longest_text or recipe.longest_text
+    return resolved.model_copy(update={"longest_text": longest})
 
 
 def resolve_run(config: AnyModelConfig) -> AnyModelConfig:

@@ -7,11 +7,13 @@ from typing import Any
 
 from practicum.costs import ModelDims, summarize_costs
 from practicum.recipe import Recipe
+from practicum.report.outcome_verdict import RunSettings, format_verdict, judge_run
 from practicum.report.tables import (
     ALL_DONE,
     build_comparison,
     build_completion_rows,
     describe_gain,
+    describe_lost_rows,
     pair_completions,
 )
 from practicum.run_dir import RunDir, read_rows, shapes
@@ -43,12 +45,24 @@ def build_summary(
     evaluations: RunEvaluations,
     model_shapes: Mapping[str, ModelDims],
     end_reason: str | None,
+    lost_rows: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Return the content of summary.json, without seconds; `end_reason` says why it ended early."""
+    """Return the content of summary.json, without seconds; `end_reason` says why it ended early.
+
+    `lost_rows` counts the rows that could not be written, by the name of the journal.
+    """
     rows = list(read_rows(run_dir.metrics_jsonl, shapes.METRICS))
     alarms = Counter(row["id"] for row in read_rows(run_dir.alarms_jsonl, shapes.ALARM))
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
     accuracy_gain = evaluations.compare_accuracy(recipe.seed)
+    gain = None if accuracy_gain is None else asdict(accuracy_gain)
+    numbers = {
+        "before": None if before is None else before.summarize(),
+        "teacher": None if teacher is None else teacher.summarize(),
+        "after": None if after is None else after.summarize(),
+        "gain": gain,
+        "alarms": dict(sorted(alarms.items())),
+    }
     evaluation_costs = {when: summarize_costs([cost]) for when, cost in evaluations.costs.items()}
     return {
         "name": recipe.name,
@@ -61,15 +75,26 @@ def build_summary(
         "empty_updates": int(
             sum(row.get("empty_updates", 0.0) for row in rows if not row.get("nonfinite"))
         ),
-        "before": None if before is None else before.summarize(),
-        "teacher": None if teacher is None else teacher.summarize(),
-        "after": None if after is None else after.summarize(),
-        "gain": None if accuracy_gain is None else asdict(accuracy_gain),
-        "alarms": dict(sorted(alarms.items())),
+        **numbers,
+        "verdict": asdict(judge_run(numbers, _read_settings(recipe))),
+        "lost_rows": dict(lost_rows),
         "cost": {**summarize_costs(rows), "evaluation": evaluation_costs},
         "scaling": build_scaling_record(model_shapes, rows, after),
         "samples": pair_completions(before, after),
     }
+
+
+def _read_settings(recipe: Recipe) -> RunSettings:
+    """Return the settings of a recipe that the verdict depends on."""
+    terms = recipe.objective.losses
+    has_reward = any(term.learns_from_reward for term in terms)
+    return RunSettings(
+        learning_rate=recipe.optimizer.learning_rate,
+        prompts=recipe.evaluation.prompts,
+        steps=recipe.train.steps,
+        aims_at_teacher=not has_reward and any(term.needs_teacher for term in terms),
+        teacher_moves=recipe.teacher.capabilities().follows_student,
+    )
 
 
 def build_scaling_record(
@@ -104,7 +129,7 @@ def print_outcome(
     summary: Mapping[str, Any],
     extra_rows: Mapping[str, object],
 ) -> None:
-    """Show the end of a run: answers, numbers, gain, alarms, and `extra_rows` below them."""
+    """Show the end of a run: answers, numbers, gain, alarms, `extra_rows`, and last the verdict."""
     if summary["samples"]:
         columns = ["prompt", "before", "after"]
         cells = build_completion_rows(summary["samples"], columns)
@@ -120,4 +145,6 @@ def print_outcome(
     if summary["alarms"]:
         counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
         rows["alarms"] = f"{counts}; see alarms.jsonl"
-    console.finish({**rows, **extra_rows})
+    if summary["lost_rows"]:
+        rows["rows lost"] = describe_lost_rows(summary["lost_rows"])
+    console.finish({**rows, **extra_rows, "verdict": format_verdict(summary["verdict"])})

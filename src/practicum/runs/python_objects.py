@@ -1,8 +1,9 @@
-"""Python objects in the sections of a recipe: models with their tokenizers, and rows of a task.
+"""Python objects in the sections of a recipe: models, rows, teachers, tasks and scorers.
 
-Each object is copied into a file beside the run, named by its content, and the recipe names the
-file. So the run can be resumed, evaluated and exported like any other, and the user's object stays
-as it is. An object of other content has another name, which a resumed run refuses.
+Models and rows are copied into a file next to the run, named by its content, and the recipe names
+the file. So the run can be resumed, evaluated and exported like any run, and the user's object does
+not change. An object of different content has a different name, which a resumed run refuses. Teachers,
+tasks and scorers are not copied: they are the `object` of a plug-in of `practicum.ports.given`.
 """
 
 import hashlib
@@ -20,10 +21,18 @@ from pydantic import BaseModel
 
 from practicum.errors import DataError, RecipeError
 from practicum.models.digests import compute_fingerprint
+from practicum.ports import Task
 
 log = logging.getLogger(__name__)
 
 TEACHERS = ("teacher", "reference")
+TEACHER, TASK, SCORER = (
+    "practicum.ports.given.teacher",
+    "practicum.ports.given.task",
+    "practicum.ports.given.scorer",
+)
+"""The plug-ins that hold an object of Python."""
+
 ROWS = ("path", "heldout")
 """The keys of a task that name a file of rows."""
 
@@ -64,20 +73,26 @@ def _replace_objects(sections: Mapping[str, Any], replace: Replace) -> dict[str,
     """Return the sections with each object replaced."""
     replaced = dict(sections)
     if "student" in replaced:
-        student = _wrap_model(replaced["student"], {})
+        student = replaced["student"]
+        student = student if _is_section(student) else {"model": student}
         replaced["student"] = _replace_model("student", student, replace)
     for role in TEACHERS:
         if role in replaced:
             replaced[role] = _replace_teacher(role, replaced[role], replace)
     if "task" in replaced:
         replaced["task"] = _replace_rows(replaced["task"], replace)
+    scorers = replaced.get("scorers")
+    if isinstance(scorers, Mapping):
+        replaced["scorers"] = {
+            name: scorer if _is_section(scorer) else {"type": SCORER, "object": scorer}
+            for name, scorer in scorers.items()
+        }
     return replaced
 
 
-def _wrap_model(section: Any, fields: Mapping[str, Any]) -> Any:
-    """Return an object in place of a section as the section of a model with these fields."""
-    is_section = section is None or isinstance(section, str | Mapping | BaseModel)
-    return section if is_section else {**fields, "model": section}
+def _is_section(section: Any) -> bool:
+    """Return True if a section is given as data, and not as an object in its place."""
+    return section is None or isinstance(section, str | Mapping | BaseModel)
 
 
 def _replace_model(role: str, section: Any, replace: Replace) -> Any:
@@ -93,7 +108,13 @@ def _replace_model(role: str, section: Any, replace: Replace) -> Any:
 
 def _replace_teacher(role: str, section: Any, replace: Replace) -> Any:
     """Return the section of a teacher with the models of it and of those inside it replaced."""
-    section = _replace_model(role, _wrap_model(section, {"type": "model"}), replace)
+    if not _is_section(section):
+        section = (
+            {"type": "model", "model": section}
+            if _is_model(section)
+            else {"type": TEACHER, "object": section}
+        )
+    section = _replace_model(role, section, replace)
     if not isinstance(section, Mapping):
         return section
     replaced = dict(section)
@@ -108,12 +129,30 @@ def _replace_teacher(role: str, section: Any, replace: Replace) -> Any:
     return replaced
 
 
+def _is_model(candidate: Any) -> bool:
+    """Return True if an object is the path of a model, a model, or a pair with a model."""
+    # Imported here: a recipe without objects needs no transformers.
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+    first = candidate[0] if isinstance(candidate, tuple) and candidate else candidate
+    return isinstance(first, os.PathLike | PreTrainedModel | PeftModel)
+
+
 def _replace_rows(task: Any, replace: Replace) -> Any:
     """Return the section of a task with rows replaced by the file that holds them."""
-    if isinstance(task, str | BaseModel):
-        return task
-    if not isinstance(task, Mapping):
-        task = {"type": "jsonl", "path": task}
+    match task:
+        case str() | BaseModel():
+            return task
+        case (rows, verifier) if callable(verifier):
+            task = {"type": "jsonl", "path": rows, "verifier": verifier}
+        case Task():
+            return {"type": TASK, "object": task}
+        case Iterable() if not isinstance(task, Mapping):
+            task = {"type": "jsonl", "path": task}
+        case _ if not isinstance(task, Mapping):
+            # Its settings refuse the object, with the types that a task may have.
+            return {"type": TASK, "object": task}
     rows = {
         key: replace(key, task[key])
         for key in ROWS
@@ -124,7 +163,6 @@ def _replace_rows(task: Any, replace: Replace) -> Any:
 
 def _check_model(role: str, candidate: Any) -> None:
     """Raise RecipeError unless an object is a pair of a model and its tokenizer."""
-    # Imported here: a recipe of texts alone needs no transformers.
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 

@@ -5,9 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from practicum.costs import WIRE_BYTES
+from practicum.errors import CheckpointError
 from practicum.monitors import Alarm
 from practicum.rollouts import RolloutRow, to_exact_floats
-from practicum.run_dir import Journal, RunDir, read_rows, shapes, to_json_number
+from practicum.run_dir import (
+    Checkpoint,
+    Journal,
+    JournalRecord,
+    RunDir,
+    check_journal,
+    read_rows,
+    shapes,
+    to_json_number,
+    truncate_journal,
+)
 from practicum.text import Renderer
 from practicum.training.loop import StepResult
 from practicum.types import Rollout, TokenRecord
@@ -18,23 +29,26 @@ class RunJournals:
 
     Only `timings.jsonl` depends on the clock, so the other files are the same however often a run
     is resumed. With `rollouts_required`, a run that cannot write its rollouts stops. With a
-    `renderer`, `vocabulary.jsonl` gets each token as text when it first occurs.
+    `renderer`, `vocabulary.jsonl` gets each token as text when it first occurs. `checkpoint` is the
+    one that the run resumes from, if any.
     """
 
     def __init__(
-        self, run_dir: RunDir, renderer: Renderer | None = None, *, rollouts_required: bool = False
+        self,
+        run_dir: RunDir,
+        renderer: Renderer | None = None,
+        *,
+        rollouts_required: bool = False,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
-        self._metrics = Journal(run_dir.metrics_jsonl, essential=True)
-        self._rollouts = Journal(run_dir.rollouts_jsonl, essential=rollouts_required)
-        self._timings = Journal(locate_timings(run_dir), essential=False)
-        self._alarms = Journal(run_dir.alarms_jsonl, essential=False)
-        self._vocabulary = Journal(locate_vocabulary(run_dir), essential=False)
-        self._journals = (
-            self._metrics,
-            self._rollouts,
-            self._timings,
-            self._alarms,
-            self._vocabulary,
+        required = {run_dir.metrics_jsonl, *[run_dir.rollouts_jsonl] * rollouts_required}
+        lost_rows = count_lost_rows(checkpoint)
+        self._journals = [
+            Journal(path, essential=path in required, dropped=lost_rows.get(path.name, 0))
+            for path in list_journals(run_dir)
+        ]
+        self._metrics, self._rollouts, self._timings, self._alarms, self._vocabulary = (
+            self._journals
         )
         self._renderer = renderer
         # A resumed run does not write the tokens of earlier steps again.
@@ -46,11 +60,6 @@ class RunJournals:
     def __exit__(self, *_: object) -> None:
         for journal in self._journals:
             journal.close()
-
-    def truncate_after(self, step: int) -> None:
-        """Remove the rows of later steps, which a resumed run writes again."""
-        for journal in self._journals:
-            journal.truncate_after(step)
 
     def write(self, result: StepResult) -> None:
         """Append a row of metrics, a row of timings, and a row for each rollout."""
@@ -90,13 +99,47 @@ class RunJournals:
         for journal in self._journals:
             journal.sync()
 
-    def describe_losses(self) -> list[str]:
-        """Return a line for each journal that lost rows."""
-        return [
-            f"{journal.dropped} rows of {journal.path.name} could not be written"
-            for journal in self._journals
-            if journal.dropped
-        ]
+    def record(self) -> dict[str, JournalRecord]:
+        """Return the digests of all journals by name, for a checkpoint."""
+        return {journal.path.name: journal.record() for journal in self._journals}
+
+    @property
+    def lost_rows(self) -> dict[str, int]:
+        """The number of rows that could not be written, by the name of the journal."""
+        return {journal.path.name: journal.dropped for journal in self._journals if journal.dropped}
+
+
+def list_journals(run_dir: RunDir) -> list[Path]:
+    """Return the paths of metrics, rollouts, timings, alarms and vocabulary."""
+    return [
+        run_dir.metrics_jsonl,
+        run_dir.rollouts_jsonl,
+        locate_timings(run_dir),
+        run_dir.alarms_jsonl,
+        locate_vocabulary(run_dir),
+    ]
+
+
+def count_lost_rows(checkpoint: Checkpoint | None) -> dict[str, int]:
+    """Return the number of rows that were lost before a checkpoint, by the name of the journal."""
+    records = {} if checkpoint is None else checkpoint.journals
+    return {name: record.lost_rows for name, record in records.items() if record.lost_rows}
+
+
+def check_journals(run_dir: RunDir, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError unless the journals hold what they held at a checkpoint."""
+    for path in list_journals(run_dir):
+        if path.name not in checkpoint.journals:
+            raise CheckpointError(
+                f"{checkpoint.path} has no digests of {path.name}; start a new run"
+            )
+        check_journal(path, checkpoint.journals[path.name])
+
+
+def truncate_journals(run_dir: RunDir, checkpoint: Checkpoint | None) -> None:
+    """Cut the rows after a checkpoint, which the resumed run writes again."""
+    for path in list_journals(run_dir):
+        truncate_journal(path, 0 if checkpoint is None else checkpoint.journals[path.name].size)
 
 
 def locate_timings(run_dir: RunDir) -> Path:

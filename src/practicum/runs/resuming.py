@@ -38,7 +38,7 @@ def check_changes(
         saved, resolve_recipe(recipe), [*allow_changed, *more_steps]
     )
     if refused:
-        heading = "the recipe changed since the run began; start a new run, or undo:"
+        heading = f"the recipe changed since the run began; {_advise_new()}, or undo:"
         reasons = []
         if dependent and any(change.field == STEPS for change in refused):
             reasons.append(
@@ -82,8 +82,9 @@ def write_recipe(
     if run_dir.recipe_json.is_file():
         saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN)
         before, may_differ = saved.get("identity", {}), "backend.decoding" in allow_changed
-        changes = [*changes, *_compare_decoding(run_dir, before, identity, may_differ)]
+        # Other files decode otherwise, too; the files are the reason then.
         _compare_files(run_dir, before, identity)
+        changes = [*changes, *_compare_decoding(run_dir, before, identity, may_differ)]
         # Steps that are repeated from an earlier checkpoint run with the newer value.
         earlier = [
             {**change, "step": min(change["step"], first)} for change in saved.get("changes", [])
@@ -108,12 +109,6 @@ def write_recipe(
 
 def _compare_files(run_dir: RunDir, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
     """Raise RecipeError if model files, prompts or held-out rows changed since the run began."""
-    if not any("/" in name for name in saved):
-        log.warning(
-            "this run was begun before the files of models were written down one by one, so models "
-            "and prompts are taken to be the same; from now on they are compared"
-        )
-        return
     saved_files, current_files = (
         {name: text for name, text in identity.items() if not _is_decoding(name)}
         for identity in (saved, current)
@@ -122,8 +117,16 @@ def _compare_files(run_dir: RunDir, saved: Mapping[str, str], current: Mapping[s
     if changed:
         raise RecipeError(
             f"{run_dir.path}: since the run began, {', '.join(changed)}; a run only resumes on the "
-            "same models, prompts and held-out rows: put back what was there, or start a new run"
+            f"same models, prompts and held-out rows: put back what was there, or {_advise_new()}"
         )
+
+
+def _advise_new() -> str:
+    """Return how to run from the start where a resume is refused."""
+    return (
+        f"leave {spell_options(resume=True)} out for a new run, with "
+        f"{spell_options(overwrite=True)} in place of this one"
+    )
 
 
 def _is_decoding(name: str) -> bool:
@@ -148,7 +151,8 @@ def _compare_decoding(
         raise RecipeError(
             f"{run_dir.path}: the {part} decoded by {difference.before} when the run began, and by "
             f"{difference.after} here, so about one token in 10,000 would be another; go on where "
-            f"the run began, or accept it: {spell_options(allow_changed=['backend.decoding'])}"
+            f"the run began, or accept it: {spell_options(allow_changed=['backend.decoding'])}; or "
+            f"{_advise_new()}"
         )
     return differences
 

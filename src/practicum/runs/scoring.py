@@ -11,16 +11,25 @@ from practicum.core.randomness import seed_of
 from practicum.costs import Ledger, ModelDims
 from practicum.errors import VocabularyError
 from practicum.models.config import ScorerConfig, ScratchConfig, StudentConfig
-from practicum.models.digests import digest_model
 from practicum.models.files import digest_file
-from practicum.ports import Backend, BackendContext, SamplingClient, Student, Task, Teacher
+from practicum.ports import (
+    Backend,
+    BackendContext,
+    HoldsTeachers,
+    SamplingClient,
+    Student,
+    Task,
+    Teacher,
+    TeacherConfig,
+    walk,
+)
 from practicum.ports.metering import MeteredScalar
 from practicum.ports.notes import Note, NoteContext, name_note_role
 from practicum.ports.scoring import LoadsScalars, Scorer, ScorerContext, name_role
 from practicum.recipe import Recipe
 from practicum.rollouts import NOTE_KINDS
-from practicum.runs.identity import add_prefix
-from practicum.runs.opening import resolve_run
+from practicum.runs.identity import add_prefix, digest_loaded
+from practicum.runs.opening import resolve_model
 from practicum.text import Renderer, compare_renderers
 
 
@@ -84,7 +93,9 @@ class ScorerBuilder:
         backend = self.backend
         loader = backend if isinstance(backend, LoadsScalars) else self.backend_context.local()
         assert isinstance(loader, LoadsScalars), "the local backend holds such models"
-        loaded = loader.load_scalar(resolve_run(config or self._describe_student()), role)
+        loaded = loader.load_scalar(
+            resolve_model(config or self._describe_student(), self.recipe), role
+        )
         if compare_renderers(self.student.renderer, loaded.renderer) is not None:
             raise VocabularyError(
                 f"scorers.{role.partition('-')[2]}.model: {loaded.source} reads other tokens than "
@@ -93,7 +104,7 @@ class ScorerBuilder:
             )
         self.ledger.dims[role] = loaded.dims
         if config is not None:
-            self.identities.append(lambda: add_prefix(role, digest_model(loaded.source)))
+            self.identities.append(lambda: add_prefix(role, digest_loaded(loaded)))
         return MeteredScalar(loaded, self.ledger.meter(role))
 
     def _describe_student(self) -> StudentConfig:
@@ -124,3 +135,12 @@ def build_notes(
         )
         notes[name] = load_plugin(NOTE_KINDS, config.type).build(config, context)
     return notes
+
+
+def name_scorers(role: str, config: TeacherConfig) -> dict[int, str]:
+    """Return the names of a teacher's models, such as `teacher/math`, by `id` of the settings."""
+    return {
+        id(inside): "/".join([role, *(key.partition(".")[2] for key in keys if "." in key)])
+        for keys, inside in walk(config)
+        if not isinstance(inside, HoldsTeachers)
+    }

@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any
 
 from practicum import run_dir as folders
 from practicum.core.options import spell_options
@@ -20,7 +19,7 @@ from practicum.report import write_report
 from practicum.report.markup import format_duration
 from practicum.report.tables import describe_cost
 from practicum.rollouts import needs_replay
-from practicum.run_dir import Journal, RunDir
+from practicum.run_dir import Checkpoint, Journal, RunDir
 from practicum.runs import state
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console
@@ -36,7 +35,7 @@ from practicum.runs.observers import (
     sound_alarms,
 )
 from practicum.runs.outcome import RunEvaluations, build_summary, print_outcome
-from practicum.runs.records import RunJournals
+from practicum.runs.records import RunJournals, count_lost_rows
 from practicum.runs.result import RunResult
 from practicum.runs.resuming import check_changes, write_recipe
 from practicum.runs.tracked import RunTracker
@@ -72,10 +71,15 @@ class Session:
         finished = self._read_finished(has_changed=bool(changes)) if resume else None
         if finished is not None:
             return finished
-        components = assemble_run(
-            recipe, run_dir.models, run_dir.rejected_jsonl, run_dir.scores, self.exit_stack
-        )
         checkpoint = state.find_newest(run_dir, recipe) if resume else None
+        components = assemble_run(
+            recipe,
+            run_dir.models,
+            run_dir.rejected_jsonl,
+            run_dir.scores,
+            self.exit_stack,
+            keeps_records=True,
+        )
         first = 1 if checkpoint is None else checkpoint.step + 1
         # The recipe is checked before the journals are cut, so a refused resume loses no rows.
         identity = write_recipe(run_dir, recipe, components, changes, first, allow_changed)
@@ -91,9 +95,8 @@ class Session:
         self._write_start(first, components)
         self._raise_if_interrupted(first)
         ending = Ending(recipe.train)
-        in_flight = () if checkpoint is None else checkpoint.state.get("begun", ())
-        self._train(components, first, evaluator, ending, in_flight)
-        return self._summarize(components, evaluator.evaluate_after(), ending)
+        lost_rows = self._train(components, checkpoint, evaluator, ending)
+        return self._summarize(components, evaluator.evaluate_after(), ending, lost_rows)
 
     def _read_finished(self, *, has_changed: bool) -> RunResult | None:
         """Return the result of a run that is already finished, or None."""
@@ -105,7 +108,7 @@ class Session:
         log.info(f"nothing to do: {self.run_dir.path} is finished; see its summary.json")
         if not self.run_dir.report_html.is_file():
             write_report(self.run_dir.path)
-        return RunResult(self.run_dir.path, summary)
+        return RunResult(self.run_dir.path, summary, self.recipe)
 
     def _log_skipped_prompts(self, components: RunComponents) -> None:
         """Log the number of training prompts that are left out."""
@@ -133,24 +136,31 @@ class Session:
     def _train(
         self,
         components: RunComponents,
-        first: int,
+        checkpoint: Checkpoint | None,
         evaluator: RunEvaluator,
         ending: Ending,
-        in_flight: Sequence[Mapping[str, Any]],
-    ) -> None:
-        """Train to the end; `in_flight` are the steps in flight that a checkpoint holds."""
+    ) -> dict[str, int]:
+        """Train to the end from a checkpoint, if there is one.
+
+        Returns the number of rows that could not be written, by the name of the journal.
+        """
+        first = 1 if checkpoint is None else checkpoint.step + 1
+        in_flight = () if checkpoint is None else checkpoint.state.get("begun", ())
         ending.recall_spending(self.run_dir)
         watch = open_watch(self.run_dir, self.recipe, components.schedule_state, ending)
         if ending.reason is not None:
             log.info(f"no step is left to train: {ending.reason}")
-            return
+            return count_lost_rows(checkpoint)
         steps, lag = self.recipe.train.steps, self.recipe.rollout.max_staleness
         rollouts_required = needs_replay(self.recipe.rollout.source)
         roles = self._find_synchronous_roles()
         self.console.begin(steps, first)
         with (
             RunJournals(
-                self.run_dir, components.parts.renderer, rollouts_required=rollouts_required
+                self.run_dir,
+                components.parts.renderer,
+                rollouts_required=rollouts_required,
+                checkpoint=checkpoint,
             ) as records,
             open_step_runner(
                 components.parts, components.settings, steps, lag, roles, in_flight
@@ -175,10 +185,9 @@ class Session:
             ]
             results = train(first, steps, components.parts, components.settings, runner.step)
             Training(runner, watch, evaluator, ending, saving, observers).follow(results)
-        for line in records.describe_losses():
-            log.warning(line)
         for call in components.after_training:
             call()
+        return records.lost_rows
 
     def _open_saving(
         self,
@@ -189,7 +198,9 @@ class Session:
         saved: int,
     ) -> SaveCheckpoints:
         """Return the observer that saves checkpoints, after those up to `saved`."""
-        prepare = partial(state.prepare_save, self.run_dir, self.recipe, components, runner)
+        prepare = partial(
+            state.prepare_save, self.run_dir, self.recipe, components, runner, records
+        )
         train = self.recipe.train
         return SaveCheckpoints(
             records,
@@ -213,11 +224,16 @@ class Session:
         ]
 
     def _summarize(
-        self, components: RunComponents, evaluations: RunEvaluations, ending: Ending
+        self,
+        components: RunComponents,
+        evaluations: RunEvaluations,
+        ending: Ending,
+        lost_rows: Mapping[str, int],
     ) -> RunResult:
         """Write the summary and the report, and show the outcome of the run."""
+        model_shapes = components.parts.ledger.dims
         summary = build_summary(
-            self.run_dir, self.recipe, evaluations, components.parts.ledger.dims, ending.reason
+            self.run_dir, self.recipe, evaluations, model_shapes, ending.reason, lost_rows
         )
         folders.write_json(self.run_dir.summary_json, summary)
         self.tracker.finish(summary)
@@ -233,4 +249,4 @@ class Session:
         folder = folders.shorten_path(self.run_dir.path)
         rows = {**times, **cost, "run folder": folder, "report": "report.html in it"}
         print_outcome(self.console, evaluations, summary, rows)
-        return RunResult(self.run_dir.path, summary)
+        return RunResult(self.run_dir.path, summary, self.recipe)

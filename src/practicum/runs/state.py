@@ -7,20 +7,25 @@ from functools import partial
 from torch import Tensor
 
 from practicum import run_dir as folders
+from practicum.core.notes import hide_notes
 from practicum.errors import RecipeError
 from practicum.models.tensors import SavedTensor, copy_to_host
 from practicum.recipe import Recipe
 from practicum.rollouts import needs_replay
 from practicum.run_dir import Checkpoint, RunDir
-from practicum.runs.assembly import RunComponents
-from practicum.runs.records import RunJournals
+from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.runs.opening import require_newest
+from practicum.runs.records import RunJournals, check_journals, truncate_journals
 from practicum.training.asynchronous import StepRunner
 
 log = logging.getLogger(__name__)
 
 
 def find_newest(run_dir: RunDir, recipe: Recipe) -> Checkpoint | None:
-    """Return the newest intact checkpoint; raises RecipeError if the recipe ends before it."""
+    """Return the newest intact checkpoint.
+
+    Raises RecipeError if the recipe ends before it, CheckpointError if a journal has other rows.
+    """
     checkpoint, warnings = folders.find_checkpoint(run_dir)
     for warning in warnings:
         log.warning(warning)
@@ -29,6 +34,8 @@ def find_newest(run_dir: RunDir, recipe: Recipe) -> Checkpoint | None:
             f"train.steps is {recipe.train.steps}, and {run_dir.path} has done {checkpoint.step} "
             f"already; write at least {checkpoint.step}"
         )
+    if checkpoint is not None:
+        check_journals(run_dir, checkpoint)
     return checkpoint
 
 
@@ -37,11 +44,10 @@ def restore(
 ) -> None:
     """Load a checkpoint, if there is one, and remove the rows after it from the journals."""
     # The steps after the checkpoint are repeated and write their rows again.
-    step = 0 if checkpoint is None else checkpoint.step
-    with RunJournals(run_dir) as records:
-        records.truncate_after(step)
+    truncate_journals(run_dir, checkpoint)
     if checkpoint is None:
         return
+    step = checkpoint.step
     versions = folders.collect_versions(components.packages)
     for line in folders.compare_versions(checkpoint.versions, versions):
         log.warning(f"{line}; bit-exact resume is not promised")
@@ -57,11 +63,12 @@ def restore(
     log.info(f"resumed after step {step}")
 
 
-def prepare_save(
+def prepare_save(  # noqa: PLR0913  (the parts of a run's state)
     run_dir: RunDir,
     recipe: Recipe,
     components: RunComponents,
     runner: StepRunner,
+    records: RunJournals,
     step: int,
     tag: str | None = None,
     *,
@@ -79,7 +86,7 @@ def prepare_save(
     segments = components.parts.segments
     if segments is not None:
         state["open_answers"] = segments.save_state()
-    backend, student = components.backend, components.student
+    backend, student, journals = components.backend, components.student, records.record()
     if is_copied:
         tensors = {role: copy_to_host(named) for role, named in tensors.items()}
         write = backend.copy_state(student)
@@ -96,6 +103,7 @@ def prepare_save(
             keep=recipe.train.keep_checkpoints,
             tag=tag,
             packages=components.packages,
+            journals=journals,
         )
 
     return save
@@ -135,3 +143,13 @@ def load_role_tensors(checkpoint: Checkpoint, role: str) -> dict[str, Tensor]:
     """Return the saved tensors of a teacher or scorer by its role, empty if it has none."""
     is_saved = (checkpoint.path / f"{role}.safetensors").is_file()
     return checkpoint.read_tensors(role) if is_saved else {}
+
+
+def restore_components(run_dir: RunDir, recipe: Recipe) -> RunComponents:
+    """Assemble a run with the weights of its newest intact checkpoint."""
+    with hide_notes():
+        components = assemble_run(recipe, run_dir.models)
+    checkpoint = require_newest(run_dir)
+    components.backend.load(components.student, checkpoint.path, moments=False)
+    load_followers(components, checkpoint)
+    return components

@@ -61,7 +61,7 @@ def _convert_rows(path: Path, prompts: Mapping[str, Prompt]) -> Iterator[dict[st
 def build_step_row(prompt: Prompt, row: RolloutRow) -> dict[str, Any]:
     """Return the row of one conversation."""
     turns = [turn.to_turn() for turn in row.turns]
-    messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+    messages = [message.to_json() for message in prompt.messages]
     answer = {"gt_answer": prompt.answer or ""}
     number = row.notes.get(CORRECTED, "none")
     if number == "none":

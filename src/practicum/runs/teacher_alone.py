@@ -30,6 +30,7 @@ from practicum.runs.opening import (
     load_ending,
     open_backend,
     open_local,
+    resolve_model,
     resolve_run,
 )
 from practicum.text import Renderer, compare_renderers
@@ -111,7 +112,7 @@ class TeacherLoader:
     @cached_property
     def student(self) -> Student:
         """Return the student as it begins."""
-        student = self.backend.load_student(resolve_run(self.recipe.student))
+        student = self.backend.load_student(resolve_model(self.recipe.student, self.recipe))
         self.lengths.append(student.context_length)
         is_local = self.recipe.backend.checkpoints_here
         self.identity |= digest_student(student, is_local=is_local)
@@ -130,7 +131,9 @@ class TeacherLoader:
         return self.backend.build_self_teacher(self.student, rule, "teacher")
 
     def _load_model(self, config: ScorerConfig) -> Model:
-        model = self.backend.load_scorer(resolve_run(config), f"teacher-{len(self.renderers)}")
+        model = self.backend.load_scorer(
+            resolve_model(config, self.recipe), f"teacher-{len(self.renderers)}"
+        )
         if model.no_sampling_reason and not self._scores:
             raise CapabilityError(f"{model.no_sampling_reason}; take another teacher")
         self.renderers.append(model.renderer)

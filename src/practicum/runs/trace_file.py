@@ -15,7 +15,7 @@ from practicum.errors import CapabilityError, Interrupted, RecipeError
 from practicum.objective import Sampled
 from practicum.recipe import Recipe
 from practicum.rollouts import Traces, list_traced_rollouts
-from practicum.run_dir import Journal
+from practicum.run_dir import Journal, prepare_folder
 from practicum.runs.begun_file import begin_file
 from practicum.runs.identity import digest_prompts
 from practicum.runs.teacher_alone import OpenedTeacher, TeacherLoader
@@ -56,6 +56,7 @@ def score_traces(recipe: Recipe, path: Path) -> ScoredTraces:
             "rollout.source has no traces to write into; write rollout.source: traces(FILE.jsonl)"
         )
     file = Path(recipe.base_dir) / source.path
+    prepare_folder(path.parent)
     with (
         tempfile.TemporaryDirectory(prefix="practicum-traces-") as models,
         ExitStack() as exit_stack,

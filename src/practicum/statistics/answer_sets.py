@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations, pairwise
 
 
@@ -37,6 +37,18 @@ def majority_agreement(answers: Sequence[object], right: Sequence[bool]) -> tupl
     """Return the share of the most common answer, and 1.0 if that answer is right, else 0.0."""
     commonest, count = Counter(answers).most_common(1)[0]
     return count / len(answers), float(right[list(answers).index(commonest)])
+
+
+def equal_share(answers: Sequence[Collection[object]]) -> float:
+    """Return the share of prompts that got the answer that most prompts got.
+
+    `answers` has the answers to each prompt. A single prompt has nothing to agree with: 0.
+    """
+    if len(answers) < 2:
+        return 0.0
+    counts = Counter(answer for group in answers for answer in set(group))
+    most = max(counts.values(), default=0)
+    return most / len(answers) if most > 1 else 0.0
 
 
 def similarity(answers: Sequence[Sequence[int]]) -> float | None:

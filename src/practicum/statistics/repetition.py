@@ -17,6 +17,25 @@ FEWEST_ROUNDS = 3
 """The fewest rounds of a loop whose tokens count as repeated."""
 
 
+LOOPED_TAIL, SHORTEST_LOOPED = 1_000, 8
+"""The tail of an answer that `is_looping` reads, and the shortest answer it judges, in characters."""
+
+
+def is_looping(text: str) -> bool:
+    """Return True if over half of an answer's tail repeats what is before it.
+
+    The repeated parts are up to 8 characters or 8 words long. An answer shorter than 8 characters
+    is never a loop: a number such as 111 is none.
+    """
+    tail = text[-LOOPED_TAIL:]
+    if len(tail) < SHORTEST_LOOPED:
+        return False
+    return any(
+        2 * sum(repeated_tokens(numbers)) > len(numbers)
+        for numbers in map(_number_parts, (tail, tail.split()))
+    )
+
+
 def is_degenerate(text: str) -> bool:
     """Return True if a long answer ends in a loop (arXiv 2604.08527); False if it is shorter."""
     if len(text) <= LONG_TEXT:
@@ -47,6 +66,12 @@ def repeated_share(tokens: Sequence[int], n: int = 3) -> float:
     grams = Counter(tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1))
     total = sum(grams.values())
     return sum(count for count in grams.values() if count > 1) / total if total else 0.0
+
+
+def _number_parts(parts: Sequence[str]) -> list[int]:
+    """Return a number for each part, the same for equal parts."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(part, len(numbers)) for part in parts]
 
 
 def _runs(tokens: Sequence[int]) -> list[tuple[int, int, int]]:

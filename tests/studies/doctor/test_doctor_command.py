@@ -13,6 +13,7 @@ from practicum.errors import PracticumError, RecipeError
 from practicum.recipe import load_recipe
 from practicum.statistics import Interval
 from practicum.studies.doctor import CHECKS, GO, RULES, CheckResult
+from practicum.studies.doctor.diagnosis_page import choose_tone
 from practicum.studies.doctor.findings import (
     CheckOutcome,
     find_worst_status,
@@ -160,9 +161,11 @@ def _results(**statuses: str) -> list[CheckResult]:
     values = {"below": Interval(-0.2, -0.3, -0.1), "within": Interval(0.0, -0.02, 0.02)}
     for check, status in statuses.items():
         word = "fail" if status in values else status.partition("+")[0]
+        details = {"accuracy of the teacher": 0.0} if status == "unseen" else {}
+        word = "inconclusive" if status == "unseen" else word
         fix = ("train.steps=2",) if status.endswith("+fix") else ()
         findings[check] = CheckOutcome(
-            word, check, values.get(status, Interval(0.5, 0.4, 0.6)), fix=fix
+            word, check, values.get(status, Interval(0.5, 0.4, 0.6)), fix=fix, details=details
         )  # type: ignore[arg-type]
     return [CheckResult(check, findings[check.id]) for check in CHECKS]
 
@@ -181,14 +184,34 @@ def _results(**statuses: str) -> list[CheckResult]:
         ({"P6": "fail", "P10": "inconclusive"}, "COLD-START-FIRST"),
         ({"P9": "fail+fix", "P10": "inconclusive"}, "GO-WITH-CHANGES"),
         ({"P6": "warn+fix"}, "GO-WITH-CHANGES"),
+        ({"P9": "fail"}, "GO-WITH-CHANGES"),
+        ({"P9": "warn"}, "GO"),
+        ({"P9": "fail+fix", "P10": "unseen"}, "INCONCLUSIVE"),
         ({"P10": "inconclusive", "P12": "warn"}, "INCONCLUSIVE"),
-        ({"P11": "inconclusive", "P12": "fail", "P16": "warn+fix", "P14": "warn"}, "GO"),
+        ({"P11": "inconclusive", "P16": "warn+fix", "P14": "warn"}, "GO"),
+        ({"P12": "fail"}, "GO-WITH-CHANGES"),
     ],
 )
 def test_the_first_rule_that_holds_decides(statuses: dict[str, str], word: str) -> None:
     verdict = decide(_results(**statuses), None)
     assert verdict.word == word
     assert word == "GO" or all(line.split()[0] in statuses for line in verdict.because)
+
+
+@pytest.mark.parametrize(
+    ("word", "statuses", "tone"),
+    [
+        ("GO", ["pass", "warn"], "good"),
+        ("GO", ["pass", "fail"], "mixed"),
+        ("GO-WITH-CHANGES", ["fail"], "mixed"),
+        ("NO-GO", ["fail"], "bad"),
+        ("INCONCLUSIVE", ["pass"], ""),
+    ],
+)
+def test_no_verdict_is_green_beside_a_failing_check(
+    word: str, statuses: list[str], tone: str
+) -> None:
+    assert choose_tone(word, statuses) == tone
 
 
 def test_sft_instead_where_answers_are_short_and_the_teacher_is_far_larger() -> None:

@@ -252,12 +252,12 @@ def test_a_learning_rate_that_is_a_hundred_times_too_large_is_named(folder: Path
     recipe = pair(folder, {"optimizer.learning_rate": 0.1})
     found = diagnosed(recipe, folder)
     assert (
-        finding(found, "P19").status == "warn"
-        and "learning rate 0.1" in finding(found, "P19").sentence
+        finding(found, "P19").status == "fail"
+        and "learning rate 0.1 is 100 times that of the table" in finding(found, "P19").sentence
     )
     again = fixed(recipe, found, "P19")
     assert (
-        again.optimizer.learning_rate < 0.001
+        again.optimizer.learning_rate == 0.001
         and finding(diagnosed(again, folder), "P19").status == "pass"
     )
 

@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,7 +18,7 @@ from practicum.core.options import spell_options
 from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.errors import Interrupted, RecipeError
 from practicum.models.config import ScratchConfig
-from practicum.recipe import Recipe, bring_up
+from practicum.recipe import Recipe
 from practicum.recipe.methods import describe_method
 from practicum.report.pipeline import write_pipeline_report
 from practicum.report.tables import build_stage_rows
@@ -33,6 +34,7 @@ from practicum.run_dir import (
 )
 from practicum.runs import RunResult, open_student
 from practicum.runs.console import Console
+from practicum.runs.naming import choose_name, explain_name
 from practicum.runs.opening import (
     build_task,
     create_scratch_model,
@@ -67,7 +69,8 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
 
     `allow_changed` names recipe fields that may differ from the start of the run, such as
     `optimizer.learning_rate`, or `stages.NAME.optimizer.learning_rate` for the unfinished stage of
-    a pipeline. `overwrite` replaces an earlier run in the folder. Progress is shown on the screen
+    a pipeline. If the run of that name is finished, the new run is NAME-2, NAME-3 and so on.
+    `overwrite` replaces an earlier run in the folder. Progress is shown on the screen
     unless `progress` is off. Raises a PracticumError with its documented exit code; the results
     until then are in the run folder.
     """
@@ -86,8 +89,14 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
             )
         _check_stages(allow_changed, [stage.name for stage in recipe.stages])
         _check_backends(recipe)
-        name, out = recipe.recipe.name, Path(out)
-        with join_processes(recipe.recipe.backend) as leads:
+        out, original = Path(out), recipe.recipe.name
+        name = original if resume or overwrite else choose_name(out, original)
+        recipe = replace(recipe, recipe=recipe.recipe.model_copy(update={"name": name}))
+        with (
+            explain_name(original, name),
+            runs.record_loss(out / name),
+            join_processes(recipe.recipe.backend) as leads,
+        ):
             if not leads:
                 return RunResult.read(out / name)
             run_dir = (
@@ -163,7 +172,6 @@ class _PipelineRun:
         if not self.run_dir.pipeline_json.is_file():
             return False
         saved = read_json(self.run_dir.pipeline_json, shapes.PIPELINE)
-        saved = {**saved, "stages": [bring_up(stage) for stage in saved["stages"]]}
         current = self.pipeline.resolve()
         refused, proposed, outdated = [], [], []
         for index, saved_stage in enumerate(saved["stages"]):

@@ -18,6 +18,7 @@ from practicum.recipe import (
     build_control,
     describe_control,
     explain_no_control,
+    fill_setting,
     find_recipe,
     is_named,
     load_recipe,
@@ -109,7 +110,7 @@ def load_pipeline_or_recipe(source: str | Path, overrides: Sequence[str] = ()) -
     a teacher. Raises RecipeError with every problem.
     """
     path = find_recipe(source)
-    data = read_recipe(path)
+    data = read_recipe(path, remove_switch(overrides)[0])
     if "stages" not in data:
         return load_recipe(source, overrides)
     data.setdefault("name", path.stem)
@@ -231,7 +232,7 @@ def _build_stage(
     special = [text.removeprefix(prefix) for text in overrides if text.startswith(prefix)]
     inherited = drop_keys(pipeline, "stages", *PIPELINE_KEYS)
     merged = merge_recipes(inherited, pipeline["stages"][index])
-    stage = _apply_overrides(merged, general + special, notes)
+    stage = fill_setting(_apply_overrides(merged, general + special, notes))
     start = str(stage.pop("start", None) or (names[index - 1] if index else BASE))
     base, student = pipeline.get("student"), stage.get("student")
     # A stage that inherits the pipeline's student starts from the student of an earlier stage; one

@@ -236,7 +236,7 @@ def _require_equal_controls(design: Design, may_differ: frozenset[str]) -> None:
                 raise RecipeError(
                     f"arms {first.name!r} and {arm.name!r} differ in {name}{values}; "
                     "a comparison shares task, evaluation and budget, "
-                    f"so set it for all with {spell_options(changes=['KEY=VALUE'])}, "
+                    f"so set it for all with {spell_options(set=['KEY=VALUE'])}, "
                     "or compare other recipes"
                 )
 
@@ -268,7 +268,7 @@ def _collect_controls(recipe: Recipe, budget: ComparisonBudget) -> dict[str, obj
 def _hash_prompts(prompts: Sequence[Prompt]) -> str:
     """Return the SHA-256 of the prompts' messages and expected answers, in hexadecimal."""
     content: list[Any] = [
-        [prompt.id, [[message.role, message.content] for message in prompt.messages], prompt.answer]
+        [prompt.id, [message.to_json() for message in prompt.messages], prompt.answer]
         for prompt in prompts
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

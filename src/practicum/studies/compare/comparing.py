@@ -9,7 +9,7 @@ from typing import Any
 from practicum.core.stopping import catch_stop_signals
 from practicum.errors import PracticumError
 from practicum.recipe.methods import describe_method
-from practicum.run_dir import RunDir, shorten_path, write_json
+from practicum.run_dir import RunDir, prepare_folder, shorten_path, write_json
 from practicum.runs import check_resumes
 from practicum.runs.console import Console, SilentConsole
 from practicum.runs.progress import show_progress
@@ -45,18 +45,18 @@ def compare(  # noqa: PLR0913  (the options of a comparison, one by one)
     out: str | Path = "runs/compare",
     resume: bool = False,
     overwrite: bool = False,
-    changes: Sequence[str] = (),
+    set: Sequence[str] = (),
     progress: bool = True,
 ) -> ComparisonResult:
     """Compare methods on the same task, prompts, seeds and budget, as `practicum compare` does.
 
-    An arm is a recipe or `NAME=RECIPE,key=value,...`; `changes` are overrides of every arm;
+    An arm is a recipe or `NAME=RECIPE,key=value,...`; `set` are overrides of every arm;
     `overwrite` replaces an earlier comparison in the folder. Every run is a process of its own.
     Raises what `run_comparison` raises.
     """
     limit = ComparisonBudget.parse(budget)
     settings = ComparisonSettings(
-        seeds, limit, jobs, Path(out), resume, tuple(changes), overwrite=overwrite
+        seeds, limit, jobs, Path(out), resume, tuple(set), overwrite=overwrite
     )
     with show_progress(progress=progress) as console:
         return run_comparison(arms, settings, console)
@@ -103,7 +103,7 @@ def run_arms(words: Sequence[str], settings: ComparisonSettings, console: Consol
     if settings.overwrite:
         clear_comparison(folder)
     jobs = plan_jobs(design, folder, settings.resume)
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare_folder(folder)
     # The lock keeps a second comparison out of the folder while this one runs.
     with RunDir(folder).lock(), catch_stop_signals() as stop:
         failed = run_jobs(jobs, settings.max_parallel_runs, console, stop)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.report import STYLE, escape_text, render_document
-from practicum.report.markup import render_table
+from practicum.report.markup import render_report_link, render_table
 from practicum.run_dir import write_text
 from practicum.statistics import group_pairs
 from practicum.studies.compare.tables import Table, build_arm_table, build_pair_table
@@ -33,8 +33,8 @@ PAGE_STYLE = """
 .verdict { font-size: 1.25rem; margin: 1.2rem 0 .4rem; }
 .more { margin: 0 0 1.2rem; padding-left: 1.1rem; color: var(--soft); }
 .legend span { display: inline-block; margin-right: 1.1rem; } .legend p { margin: .2rem 0; }
-.legend i { display: inline-block; width: .7rem; height: .7rem;
-  border-radius: .2rem; margin-right: .35rem; }
+.dot { display: inline-block; width: .7rem; height: .7rem;
+  margin-right: .35rem; }
 .one { fill: none; stroke-width: 1; opacity: .4; } .bar { stroke-width: 3; }
 .mean { fill: none; stroke-width: 2.5; } .grid { stroke: var(--line); stroke-dasharray: 2 4; }
 .name { fill: var(--ink); }
@@ -53,8 +53,7 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
     first, *further_lines = content["verdict"]
     title = "Comparison of " + ", ".join(names)
     legend = "".join(
-        f'<span><i style="background:{colour}"></i>{escape_text(name)}</span>'
-        for name, colour in colours.items()
+        f"<span>{_render_dot(colour)}{escape_text(name)}</span>" for name, colour in colours.items()
     )
     body = (
         f'<h1>{escape_text(title)}</h1><p class="about">{escape_text(about)}</p>'
@@ -80,7 +79,7 @@ def _render_table(table: Table) -> str:
 def _render_methods(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
     """Render the description of each arm's method."""
     rows = "".join(
-        f'<p><i style="background:{colours[arm["arm"]]}"></i><b>{escape_text(arm["arm"])}</b>: '
+        f"<p>{_render_dot(colours[arm['arm']])}<b>{escape_text(arm['arm'])}</b>: "
         f"{escape_text(arm['method'])}</p>"
         for arm in content["arms"]
     )
@@ -280,15 +279,20 @@ def build_mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tu
     ]
 
 
+def _render_dot(colour: str) -> str:
+    """Render a dot of a colour; the page's policy forbids style attributes."""
+    return f'<svg class="dot" viewBox="0 0 8 8"><circle cx="4" cy="4" r="4" fill="{colour}"/></svg>'
+
+
 def _render_runs(content: Mapping[str, Any]) -> str:
     """Render every run with a link to its report, and the reasons of failed runs."""
     rows = ""
     for outcome in content["outcomes"]:
         metric = outcome["reverse_kl"] if outcome["accuracy"] is None else outcome["accuracy"]
-        report = f"{html.escape(outcome['folder'])}/report.html"
+        report = render_report_link(outcome["folder"], "report")
         rows += (
             f"<tr><td>{escape_text(outcome['arm'])}</td><td>{outcome['seed']}</td><td>{metric:.3f}</td>"
-            f'<td><a href="{report}">report</a></td></tr>'
+            f"<td>{report}</td></tr>"
         )
     for failure in content["failures"]:
         rows += (

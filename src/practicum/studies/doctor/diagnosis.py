@@ -13,7 +13,7 @@ from practicum.core.waits import show_wait
 from practicum.errors import RecipeError, VocabularyError
 from practicum.recipe import Recipe, load_recipe
 from practicum.report.cards import render_card
-from practicum.run_dir import to_json_number, write_text
+from practicum.run_dir import prepare_folder, to_json_number, write_text
 from practicum.runs.assembly import assemble_run
 from practicum.runs.progress import show_progress
 from practicum.studies.doctor.allowed import AllowedMethods, diagnose_methods
@@ -83,18 +83,22 @@ class Diagnosis:
         }
 
     def write(self, path: Path) -> tuple[Path, Path]:
-        """Write the JSON file, in a folder NAME.doctor.json, and an HTML page beside it; return
-        both paths."""
-        if path.is_dir():
-            path /= f"{self.name}.doctor.json"
-        # The page has the ending .html, so the findings cannot.
-        path = path.with_suffix(".json") if path.suffix == ".html" else path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Write the JSON file and an HTML page next to it; return both paths. See `name_file`."""
+        path = name_file(path, self.name)
+        prepare_folder(path.parent)
         content = self.to_json()
         write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
         page_path = path.with_suffix(".html")
         write_text(page_path, render_page(content))
         return path, page_path
+
+
+def name_file(path: Path, name: str) -> Path:
+    """Return the path of the JSON file; in a folder it is NAME.doctor.json."""
+    if path.is_dir():
+        path /= f"{name}.doctor.json"
+    # The page has the ending .html, so the findings cannot.
+    return path.with_suffix(".json") if path.suffix == ".html" else path
 
 
 def doctor(
@@ -118,6 +122,8 @@ def doctor(
         )
     with show_progress(progress=progress):
         recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+        if out is not None:
+            prepare_folder(name_file(Path(out), recipe.name).parent)
         diagnosis = _examine(recipe, prompts, samples)
     if out is not None:
         diagnosis.write(Path(out))

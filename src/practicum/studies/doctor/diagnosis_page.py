@@ -1,20 +1,33 @@
 """The diagnosis as one HTML page that loads no other file, in the style of the report."""
 
+from collections.abc import Collection
 from typing import Any
 
 from practicum.report import STYLE
 from practicum.report.markup import escape_text, render_document, render_note, render_table
 from practicum.statistics import Interval
-from practicum.studies.doctor.findings import describe_skipped, format_interval, format_number
+from practicum.studies.doctor.findings import (
+    STATUS_ORDER,
+    describe_skipped,
+    format_interval,
+    format_number,
+)
 
-TONES = {"BROKEN-SETUP": "bad", "NO-GO": "bad", "GO": "good", "GO-WITH-CHANGES": "good"}
+TONES = {"BROKEN-SETUP": "bad", "NO-GO": "bad", "GO": "good", "GO-WITH-CHANGES": "mixed"}
 """The colour of a verdict; others have none."""
+
+
+def choose_tone(word: str, statuses: Collection[str]) -> str:
+    """Return the colour of a verdict, never green if a check fails."""
+    tone = TONES.get(word, "")
+    return "mixed" if tone == "good" and "fail" in statuses else tone
 
 
 def render_page(diagnosis: dict[str, Any]) -> str:
     """Render the HTML page of a diagnosis from the content of its doctor.json."""
     verdict, name = diagnosis["verdict"], escape_text(diagnosis["name"])
     word = verdict["word"]
+    tone = choose_tone(word, [check["status"] for check in diagnosis["checks"]])
     prompts, samples, seed = (diagnosis[key] for key in ("prompts", "samples", "seed"))
     sampled = f"{prompts} prompts, {samples} answers each, seed {seed}"
     # The table holds the sentence of each check, so its name is enough here.
@@ -22,7 +35,7 @@ def render_page(diagnosis: dict[str, Any]) -> str:
     meaning = escape_text(verdict["meaning"] + (f", because of {because}" if because else ""))
     body = (
         f'<header><h1>{name}</h1><p class="about">before training: {sampled}</p></header>'
-        f'<main><section><p class="gain {TONES.get(word, "")}">{word}</p>'
+        f'<main><section><p class="gain {tone}">{word}</p>'
         f'<p class="what">{meaning}</p></section>'
         f"<section><h2>SFT, OPD or RL?</h2><p>{escape_text(verdict['advice'])}</p></section>"
         f"{_render_list('Changes', diagnosis['changes'], code=True)}"
@@ -44,7 +57,9 @@ def _render_list(title: str, lines: list[str], *, code: bool = False) -> str:
 
 def _render_checks(checks: list[dict[str, Any]]) -> str:
     """Render a row for each check that applies, and a note for each reason why others do not."""
-    rows = [_build_row(check) for check in checks if check["status"] != "not applicable"]
+    applicable = [check for check in checks if check["status"] != "not applicable"]
+    applicable.sort(key=lambda check: STATUS_ORDER.index(check["status"]))
+    rows = [_build_row(check) for check in applicable]
     skipped = [(check["id"], check["status"], check["sentence"]) for check in checks]
     notes = "".join(render_note(escape_text(line)) for line in describe_skipped(skipped))
     return render_table(["check", "status", "number", "finding"], rows, label="checks") + notes

@@ -14,6 +14,10 @@ Status = Literal["fail", "warn", "inconclusive", "pass", "not applicable"]
 """The statuses of a check, most severe first."""
 
 
+STATUS_ORDER = ("fail", "warn", "inconclusive", "pass", "not applicable")
+"""The order of the rows in a table of checks: what asks for a decision comes first."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
     """The outcome of one check.

@@ -3,6 +3,7 @@
 from statistics import median_high
 
 from practicum.errors import PracticumError
+from practicum.recipe import Recipe, choose_setting, resolve_recipe
 from practicum.statistics import Interval
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import CheckOutcome, skip_check
@@ -12,6 +13,8 @@ GIB = 2**30
 MEMORY_SHARE = (0.7, 0.95)
 TEMPERATURES = (0.7, 1.3)
 MAX_STEP = 1.0
+RATE_RATIOS = (3.0, 8.0)
+"""The learning rate over the table's, above which it is a warning, and above which it destroys a pretrained model."""
 
 
 def check_memory(evidence: Evidence) -> CheckOutcome:
@@ -32,8 +35,8 @@ def check_memory(evidence: Evidence) -> CheckOutcome:
 
 
 def check_settings(evidence: Evidence) -> CheckOutcome:
-    """P19: Check the sampling temperature, and how far one step of AdamW can move a layer's
-    output."""
+    """P19: Check the sampling temperature, and the learning rate against the table of settings; of a
+    model from scratch, how far one step of AdamW can move a layer's output."""
     recipe = evidence.recipe
     temperature, rate = evidence.plan.sampling.temperature, recipe.optimizer.learning_rate
     low, high = TEMPERATURES
@@ -46,7 +49,11 @@ def check_settings(evidence: Evidence) -> CheckOutcome:
             "so the student practises on answers that it would not give"
         )
         fix.append("rollout.temperature=1")
-    if step > MAX_STEP and recipe.student.lora is None:
+    too_high = _compare_with_table(recipe)
+    if too_high:
+        warnings.append(too_high.sentence)
+        fix += too_high.fix
+    elif step > MAX_STEP and recipe.student.lora is None:
         warnings.append(
             f"one step at learning rate {rate:g} can change what a layer gives out "
             f"by {step:.0%} of its size"
@@ -57,8 +64,26 @@ def check_settings(evidence: Evidence) -> CheckOutcome:
         f"by {step:.1%} of its size"
     )
     exact = Interval(step, step, step)
-    status = "warn" if warnings else "pass"
+    status = too_high.status if too_high else "warn" if warnings else "pass"
     return CheckOutcome(status, text, exact, "of a layer's output a step", tuple(fix))
+
+
+def _compare_with_table(recipe: Recipe) -> CheckOutcome | None:
+    """Return a warning or failure if the learning rate is far above the table's; None otherwise."""
+    choice = choose_setting(resolve_recipe(recipe))
+    if choice is None or choice.setting.parameters is None:
+        return None
+    rate = recipe.optimizer.learning_rate
+    usual = choice.list_values()["optimizer.learning_rate"]
+    high, destructive = RATE_RATIOS
+    if rate <= high * usual:
+        return None
+    text = (
+        f"learning rate {rate:g} is {rate / usual:.0f} times that of the table of settings for "
+        f"this student: {choice.describe()}"
+    )
+    status = "fail" if rate > destructive * usual else "warn"
+    return CheckOutcome(status, text, fix=(f"optimizer.learning_rate={usual:g}",))
 
 
 def _estimate_sensitivity(evidence: Evidence) -> float:

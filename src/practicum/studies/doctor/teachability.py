@@ -30,6 +30,10 @@ MIN_SOLVED_SOMETIMES = 0.3
 MAX_ROLLOUTS = 100_000
 
 
+TEACHER_ACCURACY = "accuracy of the teacher"
+"""The name of a number of P10."""
+
+
 def check_gap(evidence: Evidence) -> CheckOutcome:
     """P10: Compare how often teacher and student are right on the same prompts."""
     divergence = evidence.estimate_mean(lambda row: row.divergence)
@@ -52,7 +56,7 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
     teacher_accuracy, student_accuracy = sum(teacher) / len(pairs), sum(student) / len(pairs)
     only_teacher = sum(max(learner) < 1 <= max(expert) for expert, learner in pairs)
     details = {
-        "accuracy of the teacher": teacher_accuracy,
+        TEACHER_ACCURACY: teacher_accuracy,
         "of the student": student_accuracy,
         "prompts that only the teacher solves": only_teacher / len(pairs),
     }
@@ -61,7 +65,10 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
         f"the student in {student_accuracy:.0%}"
     )
     status, needs = "fail", None
-    if gap.low > 0:
+    if teacher_accuracy == 0:
+        status, needs = "inconclusive", 2 * len(evidence.rollouts)
+        text += ": no right answer of the teacher was seen"
+    elif gap.low > 0:
         status = "pass"
     elif gap.high < 0:
         text += ": the student would unlearn"

@@ -7,6 +7,7 @@ from typing import Literal
 
 from practicum.studies.doctor.checks import Check
 from practicum.studies.doctor.findings import CheckOutcome, format_interval
+from practicum.studies.doctor.teachability import TEACHER_ACCURACY
 
 Word = Literal[
     "BROKEN-SETUP", "NO-GO", "NO-GAP", "COLD-START-FIRST", "GO-WITH-CHANGES", "INCONCLUSIVE", "GO"
@@ -61,6 +62,10 @@ def _is_no_gap(result: CheckResult) -> bool:
     return result.check.id == "P10" and result.has_failed and not _is_below_student(result)
 
 
+def _has_no_right_answer(result: CheckResult) -> bool:
+    return result.check.id == "P10" and result.outcome.details.get(TEACHER_ACCURACY) == 0.0
+
+
 # The order is the verdict: a broken setup makes every number below it meaningless, a teacher
 # without a gap makes changes pointless, and changes come before more answers, since they change the
 # answers.
@@ -96,9 +101,16 @@ RULES = (
         23,
     ),
     Rule(
+        "INCONCLUSIVE",
+        _has_no_right_answer,
+        "no right answer of the teacher was seen",
+        "nothing shows that this teacher knows the task: ask it more, or other prompts",
+        24,
+    ),
+    Rule(
         "GO-WITH-CHANGES",
-        lambda result: bool(result.outcome.fix) and result.needs_change,
-        "a check warns or fails and has a fix",
+        lambda result: result.needs_change and (result.has_failed or bool(result.outcome.fix)),
+        "a check fails, or warns and has a fix",
         "run it with the changes below",
         0,
     ),

@@ -15,7 +15,6 @@ from practicum.costs.cluster import (
 )
 from practicum.costs.workload import (
     GPUS,
-    HALF_BYTES,
     Cluster,
     LearningWork,
     ScoringWork,
@@ -27,6 +26,7 @@ from practicum.studies.plan.memory import (
     FLOAT_BYTES,
     count_frozen_bytes,
     count_tiles,
+    get_item_bytes,
     sends_hidden,
 )
 
@@ -109,6 +109,7 @@ def build_workload(run: DryRun) -> Workload:
         * FLOAT_BYTES,
         scorers=scorers,
         learners=tuple(_build_learning(run, name) for name in record.scalars),
+        item_bytes=get_item_bytes(recipe.student.dtype),
     )
 
 
@@ -132,6 +133,7 @@ def _build_learning(run: DryRun, name: str) -> LearningWork:
             else learning.count_update_flops(dims, read, 0)
             for verb, read in calls
         ),
+        item_bytes=get_item_bytes(scalar.dtype),
     )
 
 
@@ -145,7 +147,6 @@ def _build_scoring(run: DryRun, name: str) -> ScoringWork:
     read = count_read_tokens([(request.prompt_tokens, len(request.tokens)) for request in requests])
     tokens = sum(len(request.tokens) for request in requests)
     gives_states = sends_hidden(run, name)
-    is_half = scorer.config is not None and scorer.config.dtype == "bfloat16"
     flops = scorer.dims.count_hidden_flops(read.tokens, read.contexts)
     return ScoringWork(
         name=name,
@@ -153,7 +154,7 @@ def _build_scoring(run: DryRun, name: str) -> ScoringWork:
         tokens=tokens,
         flops=flops + (0 if gives_states else scorer.dims.count_head_flops(tokens)),
         forward=scorer.body.forward,
-        item_bytes=HALF_BYTES if is_half else FLOAT_BYTES,
+        item_bytes=get_item_bytes((scorer.config or run.recipe.student).dtype),
         sends_hidden=gives_states,
         is_student=scorer.config is None,
     )

@@ -96,7 +96,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     fitted = FLOAT_BYTES * sum(s.trainable_dims.parameters for s in record.scalars.values())
     always = {
         "Python and libraries": process + LIBRARY_BYTES,
-        "student": _get_item_bytes(recipe.student.dtype) * frozen + trained,
+        "student": get_item_bytes(recipe.student.dtype) * frozen + trained,
         "teachers": sum(resident) + sum(bases.values()),
         "scorers that learn": fitted + sum(map(count_frozen_bytes, record.scalars.values())),
         "weights laid out for scoring": sum(layouts),
@@ -204,7 +204,8 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def _get_item_bytes(dtype: str) -> int:
+def get_item_bytes(dtype: str) -> int:
+    """Return the bytes of a weight in a dtype of a recipe."""
     return FLOAT_BYTES if dtype == "float32" else 2
 
 
@@ -213,7 +214,7 @@ def _count_weight_bytes(run: DryRun, name: str) -> int:
     scorer = run.record.scorers[name]
     if scorer.config is None:
         return 0
-    item_bytes = _get_item_bytes(scorer.config.dtype)
+    item_bytes = get_item_bytes(scorer.config.dtype)
     dims, quantization = scorer.dims, scorer.config.quantization
     return count_weight_bytes(dims.parameters, dims.body, item_bytes, quantization)
 
@@ -221,7 +222,7 @@ def _count_weight_bytes(run: DryRun, name: str) -> int:
 def count_frozen_bytes(scalar: PaperScalarDims) -> int:
     """Return the bytes of the weights of a scorer that do not learn."""
     frozen = scalar.dims.parameters - scalar.trainable_dims.parameters
-    return frozen * _get_item_bytes(scalar.dtype)
+    return frozen * get_item_bytes(scalar.dtype)
 
 
 def sends_hidden(run: DryRun, name: str) -> bool:

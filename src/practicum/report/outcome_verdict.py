@@ -1,0 +1,246 @@
+"""The verdict of a finished run, from the evaluations before and after training.
+
+The verdict is computed once, stored in `summary.json`, and read from there by everything that shows
+it: the terminal, the page, the notebook, the model card, comparisons and trackers. Both evaluations
+are known, so no rule needs a baseline of several steps. docs/evaluation.md has the rules as a table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from practicum.run_dir.shapes import VerdictWord
+from practicum.statistics import FEWEST_PROMPTS
+
+MOVED, MIN_NATS = 1.25, 0.02
+"""The ratio of two reverse KLs, and their difference in nats per token, that count as a change."""
+
+FAR, FAR_NATS = 3.0, 1.0
+"""The ratio and the difference in nats per token at which the divergence alone is a collapse."""
+
+DOUBLED = 2.0
+"""The ratio of two reverse KLs that is one sign of a collapse."""
+
+RISE, MOST, LOW_ENTROPY = 0.5, 0.9, 0.05
+"""The rise of a share of answers that is a sign, the share of equal answers that is a sign, and the
+share of the entropy before below which the entropy after is a sign.
+"""
+
+SIGNS = 2
+"""The number of signs that make a collapse."""
+
+ZERO_WIDTH = 1e-9
+"""An interval narrower than this has no width: all prompts agree, and nothing is known of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """The settings of a run that its verdict depends on, and that its next command changes.
+
+    `aims_at_teacher` is True if the objective minimizes a divergence and has no reward. Closeness
+    to a teacher that follows the student (`teacher_moves`) is not an improvement.
+    """
+
+    learning_rate: float
+    prompts: int
+    steps: int
+    aims_at_teacher: bool
+    teacher_moves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """The verdict in one word, the reasons with their numbers, and commands to try next."""
+
+    verdict: VerdictWord
+    reasons: list[str]
+    next: list[str]
+
+
+class _CollapseSign(NamedTuple):
+    name: Literal["cut", "loops", "equal", "entropy", "divergence"]
+    reason: str
+
+
+def judge_run(summary: Mapping[str, Any], settings: RunSettings) -> RunVerdict:
+    """Judge a run from its summary: `before`, `after`, `gain` and `alarms`."""
+    before, after = summary["before"], summary["after"]
+    if before is None or after is None:
+        reason = "no held-out prompts were evaluated before and after training"
+        return RunVerdict("TOO FEW PROMPTS", [reason], _ask_for_prompts(0, settings))
+    prompts = min(before["prompts"], after["prompts"])
+    has_few = prompts < FEWEST_PROMPTS
+    accuracy = 0 if has_few else _judge_gain(summary["gain"])
+    closeness = _judge_divergence(before["reverse_kl"], after["reverse_kl"])
+    signs = _find_signs(before, after)
+    # A sharp teacher with one answer makes its student so; only without it is that a collapse.
+    counted = [sign for sign in signs if closeness < 1 or sign.name not in ("equal", "entropy")]
+    is_far = settings.aims_at_teacher and _is_far(before["reverse_kl"], after["reverse_kl"])
+    word: VerdictWord
+    if accuracy < 1 and (is_far or len(counted) >= SIGNS):
+        word = "COLLAPSED"
+    elif has_few:
+        word = "TOO FEW PROMPTS"
+    elif accuracy:
+        word = "BETTER" if accuracy > 0 else "WORSE"
+    elif settings.aims_at_teacher and closeness < 0:
+        word = "WORSE"
+    elif settings.aims_at_teacher and closeness > 0 and not settings.teacher_moves:
+        # Loops are easy to predict: a low divergence says nothing if answers stopped ending.
+        is_cut = any(sign.name in ("cut", "loops") for sign in signs)
+        word = "NO DETECTABLE CHANGE" if is_cut else "BETTER"
+    else:
+        word = "NO DETECTABLE CHANGE"
+    reasons = [
+        *_describe_accuracy(summary),
+        *_describe_divergence(before["reverse_kl"], after["reverse_kl"], closeness),
+        *(sign.reason for sign in signs if sign.reason),
+    ]
+    if summary["alarms"]:
+        reasons.append(f"alarms: {', '.join(sorted(summary['alarms'], key=_order_alarm))}")
+    if not reasons:
+        reasons.append("neither an accuracy nor a reverse KL was measured")
+    if word == "TOO FEW PROMPTS":
+        reasons.append(_describe_few(prompts, summary["gain"], closeness))
+    return RunVerdict(word, reasons, _list_next(word, settings, prompts))
+
+
+def format_verdict(verdict: Mapping[str, Any]) -> str:
+    """Return a stored verdict as one line: the word, its reasons, and what to try first."""
+    line = format_reasons(verdict)
+    return f"{line}. Try next: {verdict['next'][0]}" if verdict["next"] else line
+
+
+def format_reasons(verdict: Mapping[str, Any]) -> str:
+    """Return a stored verdict as one line: the word and its reasons."""
+    return f"{verdict['verdict']}: {'; '.join(verdict['reasons'])}"
+
+
+def has_width(interval: Mapping[str, float]) -> bool:
+    """Return False if both ends of an interval are the same number."""
+    return interval["high"] - interval["low"] > ZERO_WIDTH
+
+
+def _judge_gain(gain: Mapping[str, float] | None) -> int:
+    """Return 1 if accuracy rose by more than chance, -1 if it fell, and 0 if neither is known."""
+    if gain is None or not has_width(gain):
+        return 0
+    return (gain["low"] > 0.0) - (gain["high"] < 0.0)
+
+
+def _judge_divergence(before: float | None, after: float | None) -> int:
+    """Return 1 if the student came closer to its teacher, -1 if it went away, else 0."""
+    if before is None or after is None or abs(after - before) < MIN_NATS:
+        return 0
+    # Estimates from sampled tokens can be negative, and then have no ratio.
+    if after > before:
+        return -1 if after >= MOVED * max(before, 0.0) else 0
+    return 1 if before >= MOVED * max(after, 0.0) else 0
+
+
+def _is_far(before: float | None, after: float | None) -> bool:
+    if before is None or after is None:
+        return False
+    return after >= FAR * max(before, 0.0) and after - before >= FAR_NATS
+
+
+def _find_signs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_CollapseSign]:
+    """Return what the answers after training show of a collapse, compared with those before."""
+    signs: list[_CollapseSign] = []
+    if after["truncated"] - before["truncated"] >= RISE:
+        signs.append(_describe_shares("cut", "of the answers cut off", before, after))
+    if after["looping_answers"] - before["looping_answers"] >= RISE:
+        signs.append(_describe_shares("loops", "of the answers loop", before, after))
+    if after["equal_answers"] >= MOST and before["equal_answers"] <= RISE:
+        signs.append(_describe_shares("equal", "of the prompts got the same answer", before, after))
+    old, new = before["student_entropy"], after["student_entropy"]
+    if old is not None and new is not None and old > 0.0 and new <= LOW_ENTROPY * old:
+        signs.append(_CollapseSign("entropy", f"entropy {old:.2f} to {new:.2f} nats per token"))
+    old, new = before["reverse_kl"], after["reverse_kl"]
+    if _judge_divergence(old, new) < 0 and new >= DOUBLED * max(old, 0.0):
+        # The reason is the one of the divergence itself.
+        signs.append(_CollapseSign("divergence", ""))
+    return signs
+
+
+def _describe_shares(
+    name: Literal["cut", "loops", "equal"],
+    what: str,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+) -> _CollapseSign:
+    key = {"cut": "truncated", "loops": "looping_answers", "equal": "equal_answers"}[name]
+    old, new = (round(100 * evaluation[key]) for evaluation in (before, after))
+    return _CollapseSign(name, f"{new} % {what} ({old} % before)")
+
+
+def _describe_accuracy(summary: Mapping[str, Any]) -> list[str]:
+    gain = summary["gain"]
+    if gain is None:
+        return []
+    before, after = summary["before"], summary["after"]
+    text = f"accuracy {before['accuracy']['mean']:.2f} to {after['accuracy']['mean']:.2f}"
+    prompts = before["prompts"]
+    if prompts < FEWEST_PROMPTS:
+        return [f"{text} on {prompts} prompts"]
+    if not has_width(gain):
+        return [f"{text} (all prompts agree; no interval)"]
+    interval = f"{gain['mean']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
+    resolved = "" if _judge_gain(gain) else ", no detectable change"
+    return [f"{text} ({interval}{resolved})"]
+
+
+def _describe_divergence(before: float | None, after: float | None, closeness: int) -> list[str]:
+    if before is None or after is None:
+        return []
+    numbers = f"{before:.2f} to {after:.2f}"
+    if closeness == 0:
+        # More digits, because two would often show the same number twice.
+        return [f"reverse KL to the teacher {before:.3f} to {after:.3f}, no detectable change"]
+    if closeness > 0:
+        return [f"closer to the teacher: reverse KL {numbers}"]
+    # Below one hundredth of a nat the ratio would divide by almost nothing.
+    ratio = after / before if before > 0.01 else None
+    if ratio is None or ratio < DOUBLED:
+        return [f"further from the teacher: reverse KL {numbers}"]
+    times = f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
+    return [f"reverse KL to the teacher {times} times as high ({numbers})"]
+
+
+def _describe_few(prompts: int, gain: Mapping[str, float] | None, closeness: int) -> str:
+    few = f"{prompts} held-out prompts are too few for a verdict"
+    direction = 0 if gain is None else (gain["mean"] > 0) - (gain["mean"] < 0)
+    if direction and direction == closeness:
+        return f"{few}, but both point to {'better' if direction > 0 else 'worse'}"
+    return few
+
+
+def _order_alarm(name: str) -> tuple[int, str]:
+    """Sort M3 before M12."""
+    return len(name), name
+
+
+def _list_next(word: VerdictWord, settings: RunSettings, prompts: int) -> list[str]:
+    """Return the commands to try next, the most promising one first."""
+    lower_rate = f"practicum run RECIPE optimizer.learning_rate={settings.learning_rate / 10:.3g}"
+    doctor = "practicum doctor RECIPE"
+    match word:
+        case "COLLAPSED":
+            return [lower_rate, doctor]
+        case "WORSE":
+            return [doctor, lower_rate]
+        case "TOO FEW PROMPTS":
+            return _ask_for_prompts(prompts, settings)
+        case "NO DETECTABLE CHANGE":
+            more_steps = f"practicum run RECIPE train.steps={4 * settings.steps}"
+            return [more_steps, *_ask_for_prompts(prompts, settings), doctor]
+        case "BETTER":
+            return []
+
+
+def _ask_for_prompts(prompts: int, settings: RunSettings) -> list[str]:
+    """Return the command that evaluates on more prompts: 64, or four times as many."""
+    if settings.prompts > prompts:
+        # The recipe allows more prompts than there were, so a higher limit would change nothing.
+        return [f"add held-out prompts to the task, which has {prompts or 'none'}"]
+    return [f"practicum run RECIPE evaluation.prompts={max(64, 4 * prompts)}"]
