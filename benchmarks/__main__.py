@@ -27,6 +27,8 @@ NAMES = (
     "weighted",
     "startup",
     "journey",
+    "golds",
+    "settings",
     "house",
     "digests",
     "endurance",
@@ -48,9 +50,22 @@ NAMES = (
     "credit",
     "plan",
     "gpu",
+    "gpu_models",
+    "gpu_profile",
+    "wheels",
     "page",
 )
-SEVERAL_THREADS = ("demo", "broken", "broken_server", "papers", "gpu", "page")
+SEVERAL_THREADS = (
+    "demo",
+    "broken",
+    "broken_server",
+    "papers",
+    "gpu",
+    "gpu_models",
+    "gpu_profile",
+    "wheels",
+    "page",
+)
 """Those that do not compare processor times, or set the threads of their processes themselves."""
 
 

@@ -193,10 +193,10 @@ FAILURES: dict[str, FailedRun] = {
     ),
     "no numbers": FailedRun(
         "M1",
-        {"optimizer.learning_rate": 1e30, "train.steps": 12},
-        {"optimizer.learning_rate": 0.001},
+        {"optimizer.weight_decay": 1e30, "train.steps": 12},
+        {"optimizer.weight_decay": 0.0},
         "skipped",
-        "the learning rate as it was",
+        "the weight decay as it was",
         "common practice",
     ),
     "self-play saturation": FailedRun(

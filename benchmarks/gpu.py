@@ -4,8 +4,9 @@
     python -m benchmarks gpu --quick        # tiny sizes, on a CPU too: whether it works, not how fast
 
 Students of the shape of Qwen3-0.6B and 4B, teachers of 4B and 8B, random weights, products in bfloat16. A measurement prints its
-line when it is done, beside what this device gave the last time; --record keeps it at once in docs/gpu/DEVICE.json, so a run that
-is cut keeps what it has. TRL's kernel is measured beside the loss, and its two trainers beside the step, where TRL is installed.
+line when it is done, next to the figures of the last run on this device; --record stores it at once in docs/gpu/DEVICE.json, so a
+run that is cut keeps its lines. A measurement that fails prints its traceback, the next one begins, and the exit code is 1.
+TRL's kernel is measured next to the loss, and its two trainers next to the step, where TRL is installed.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +35,13 @@ from benchmarks.measuring import (
     open_session,
     round_digits,
 )
+from practicum.backends.local.device_limits import size_gpu
 
 FOLDER = ROOT / "docs" / "gpu"
 SECONDS = 540.0
 """No measurement begins after so many seconds."""
+CHUNK = size_gpu(0).chunk_tokens
+"""The tokens of a loss chunk, as a run on a GPU takes them."""
 NOTHING = "no CUDA device is at hand; python -m benchmarks gpu --quick runs the same at tiny sizes on the CPU"
 GOALS = {
     "loss 8k": {"of_products": "gpu.loss.products", "loss_gib": "gpu.loss.memory"},
@@ -58,17 +63,19 @@ class Measurement:
 def list_measurements() -> Iterator[Measurement]:
     """Yield the measurements, those that a cut run should have first."""
     yield Measurement("ceilings", "ceilings", lambda b, c: gpu_parts.measure_ceilings(b, 8192))
-    yield _build_loss("loss 8k", Size(8192, 151936, 1024, 4096), 2048)
+    yield _build_loss("loss 8k", Size(8192, 151936, 1024, 4096), CHUNK)
     yield _build_update("update 0.6B 8k", "0.6B", "8B", 8192)
     yield _build_decoding("decode 0.6B", "0.6B", (64, 512, 256), "graph")
     yield _build_step("step 0.6B 4B", ("0.6B", "4B"), 64, 512, 256)
     yield _build_scoring("score 4B", "4B", 16, 2048)
     yield _build_scoring("score 8B", "8B", 16, 2048)
+    for chunk in (256, 512, 2048):
+        yield _build_loss(f"loss 8k by {chunk}", Size(8192, 151936, 1024, 4096), chunk)
     yield _build_step("step 4B 8B", ("4B", "8B"), 64, 512, 256, lora=True)
     yield _build_decoding("decode 4B", "4B", (64, 512, 256), "graph")
     yield _build_decoding("decode 0.6B torch", "0.6B", (64, 512, 256), "torch")
     yield _build_update("update 0.6B 64k", "0.6B", "8B", 65536)
-    yield _build_loss("loss 64k", Size(65536, 151936, 1024, 4096), 2048)
+    yield _build_loss("loss 64k", Size(65536, 151936, 1024, 4096), CHUNK)
 
 
 def list_quick() -> Iterator[Measurement]:
@@ -142,6 +149,7 @@ def main() -> None:
     record = read_record(path)
     before = record.get("measurements", {})
     figures: dict[str, Figures] = {}
+    failed: list[str] = []
     start = time.monotonic()
     print(f"on {name}, torch {torch.__version__}")
     measurements = list(list_quick() if options.quick else list_measurements())
@@ -155,11 +163,14 @@ def main() -> None:
             continue
         line = _measure(measurement, bench, figures.get("ceilings", {}), session)
         figures[measurement.name] = line["figures"]
+        failed += [measurement.name] if line["failed"] else []
         _compare(line, before.get(measurement.name))
         if options.record and not options.quick:
             record = {**record, "device": name}
             record["measurements"] = {**record.get("measurements", {}), measurement.name: line}
             write_record(path, record)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def _parse_options() -> argparse.Namespace:
@@ -177,13 +188,14 @@ def _parse_options() -> argparse.Namespace:
 def _measure(
     measurement: Measurement, bench: Bench, ceilings: Mapping[str, float], session: Session
 ) -> dict[str, Any]:
-    """Print and return the line of a measurement; one that lacks memory says so."""
+    """Print and return the line of a measurement; the line of a failed one names its error."""
     start, failure = time.monotonic(), None
     figures: Figures = {}
     try:
         figures = measurement.run(bench, ceilings)
-    except (torch.OutOfMemoryError, gpu_trl.PeerError) as error:
-        failure = str(error).partition("\n")[0]
+    except Exception as error:  # GPU time is scarce: an error in one part must not stop the rest.
+        traceback.print_exc(file=sys.stdout)
+        failure = str(error).partition("\n")[0] or type(error).__name__
     # The models of this measurement must be gone before the next one makes its own.
     gc.collect()
     if bench.device == "cuda":

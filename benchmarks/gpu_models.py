@@ -1,11 +1,19 @@
-"""The models that a GPU is measured with: the shapes of Qwen3 with random weights, made on the device."""
+"""Write a model folder of the shape of a Qwen3 with random weights, which `practicum run` reads.
 
+    python -m benchmarks gpu_models 0.6B FOLDER
+
+The benchmarks of a GPU make the same models in memory.
+"""
+
+import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from benchmarks.models import build_tokenizer
 from practicum.backends.local.adapters import add_adapters
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import enable_packing
@@ -68,7 +76,9 @@ def build_config(shape: Shape) -> Qwen3Config:
         "tie_word_embeddings": shape.tied,
         "bos_token_id": None,
         "eos_token_id": 1,
-        "pad_token_id": 0,
+        # The embedding of a padding token is zero, and a text that begins with one overflows the
+        # gradient of 28 norms.
+        "pad_token_id": None,
     }
     return Qwen3Config(**settings)
 
@@ -89,3 +99,25 @@ def build_model(
             if weight.requires_grad:
                 weight.data = weight.data.float()
     return enable_packing(LanguageModel(model, SHAPES[name].vocabulary, autocast=True), LONGEST)
+
+
+def write_folder(shape: str, folder: Path, *, learns: bool = False) -> None:
+    """Write a model and a tokenizer with a word per token; a model that learns has weights in float32."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    build_model(shape, device, learns=learns).model.save_pretrained(folder)
+    build_tokenizer(SHAPES[shape].vocabulary).save_pretrained(folder)
+
+
+def main() -> None:
+    """Write the folder that the command line names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shape", choices=list(SHAPES))
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    write_folder(options.shape, options.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -54,9 +54,12 @@ class Bench:
     rounds: int = 3
 
     def time(self, work: Callable[[], object]) -> tuple[float, float]:
-        """Return the median seconds of some work after one round that warms up, and its peak GiB."""
-        work()
+        """Return the median seconds of some work after a warm-up round, and its peak GiB.
+
+        The memory is counted from before the warm-up, which allocates buffers that later rounds use again.
+        """
         before = self.begin()
+        work()
         seconds = []
         for _ in range(self.rounds):
             self.synchronize()
@@ -115,7 +118,7 @@ def measure_loss(bench: Bench, size: Size, chunk: int) -> Figures:
         if name != "products"
     }
     if errors["loss"] > TOLERANCE:
-        raise SystemExit(
+        raise ArithmeticError(
             f"the loss's gradient differs from that in float64 by {errors['loss']:.2g}"
         )
     inputs = make_inputs(size, 0, bench.device, torch.bfloat16)
@@ -212,7 +215,7 @@ def measure_update(bench: Bench, name: str, teacher: str, tokens: int) -> Figure
     rollout = build_rollout("0", text[:1], torch.tensor(text[1:]))
     data = [Datum(rollout, TeacherSignal(hidden=states, head=head))]
     trainer = LocalTrainer(student)
-    seconds, _ = bench.time(lambda: _update(trainer, data))
+    seconds, _ = bench.time(lambda: run_update(trainer, data))
     return {"tokens_per_second": tokens / seconds, "peak_gib": bench.measure_peak(before)}
 
 
@@ -220,10 +223,11 @@ def _draw_matrix(rows: int, columns: int, device: str) -> torch.Tensor:
     return torch.randn(rows, columns, device=device, dtype=torch.bfloat16) * columns**-0.5
 
 
-def _update(trainer: LocalTrainer, data: list[Datum]) -> None:
+def run_update(trainer: LocalTrainer, data: list[Datum]) -> None:
+    """Take one step of reverse KL over the data."""
     result = trainer.forward_backward(data, Objective(), 0)
     if result.metrics.get("nonfinite"):
-        raise SystemExit("the loss is not finite")
+        raise ArithmeticError("the loss is not finite")
     trainer.optim_step(AdamParams(learning_rate=1e-6))
 
 
@@ -259,10 +263,10 @@ def _run_steps(
         samples = trainer.build_sampling_client().sample(requests, SamplingParams(new))
         bench.synchronize()
         marks.append(time.perf_counter())
-        data = _score(teacher, prompts, samples)
+        data = build_data(teacher, prompts, samples)
         bench.synchronize()
         marks.append(time.perf_counter())
-        _update(trainer, data)
+        run_update(trainer, data)
         bench.synchronize()
         marks.append(time.perf_counter())
         if number:
@@ -277,7 +281,7 @@ def _run_steps(
     }
 
 
-def _score(
+def build_data(
     teacher: LocalSampler, prompts: list[tuple[int, ...]], samples: list[Sample]
 ) -> list[Datum]:
     """Return the answers with the teacher's hidden states."""

@@ -5,10 +5,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu_models import SHAPES, build_model
+from benchmarks.gpu_models import SHAPES, write_folder
 from benchmarks.gpu_parts import Bench, Figures, draw_tokens
 from benchmarks.measuring import run_in_process
-from benchmarks.models import build_tokenizer
 
 TRAINERS = ("gkd", "distillation")
 ROWS_A_PASS = 8
@@ -29,7 +28,7 @@ def measure_trl_step(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for role, shape in zip(("student", "teacher"), pair, strict=True):
-            _write_folder(shape, folder / role, learns=role == "student")
+            write_folder(shape, folder / role, learns=role == "student")
         job = build_job(folder, trainer, pair[0], sizes, bench)
         path = folder / "job.json"
         path.write_text(json.dumps(job), encoding="utf-8")
@@ -44,13 +43,6 @@ def measure_trl_step(
         "sample_share": sum(answer["sample"]) / seconds,
         "peak_gib": answer["peak_mib"] / 1024,
     }
-
-
-def _write_folder(shape: str, folder: Path, *, learns: bool) -> None:
-    """Write the model that this library is measured with, and a tokenizer."""
-    model = build_model(shape, "cpu", learns=learns).model
-    model.save_pretrained(folder)
-    build_tokenizer(SHAPES[shape].vocabulary).save_pretrained(folder)
 
 
 def build_job(

@@ -153,7 +153,7 @@ def build_ours(name: str, chunk: int = CHUNK) -> Kernel:
                 objective,
                 tiles,
             )
-            share = compute_coefficients(objective.losses[0], side.values[0], batch[part])
+            share = compute_coefficients(objective.losses[0], side.values[0], tokens)
             total = total + (share * side.values[0].loss_value).sum().item()
             gradients.append(side.backward([share]))
         return total, torch.cat(gradients)

@@ -79,6 +79,7 @@ NEWER_SETTINGS = (
     ("choose", "longest"),
     ("likeliest", 4),
     ("votes", 1),
+    ("longest_text", None),
 )
 """Settings with their defaults that are newer than the lines and change nothing."""
 

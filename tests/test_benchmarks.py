@@ -17,6 +17,7 @@ from benchmarks import (
     gpu,
     gpu_models,
     gpu_parts,
+    gpu_profile,
     gpu_trl,
     measuring,
     models,
@@ -24,6 +25,7 @@ from benchmarks import (
     papers,
     peers,
     rollout,
+    wheels,
 )
 from practicum.recipe import build_control, load_recipe
 
@@ -295,7 +297,8 @@ def test_trls_steps_stand_beside_the_gpus_and_a_failure_of_one_is_a_line(
     monkeypatch.setattr(gpu_trl, "run_in_process", answer)
     monkeypatch.setattr(gpu.peers, "find_installed", lambda names, python: names)
     monkeypatch.setattr(gpu, "list_quick", lambda: iter(()))
-    run_gpu(monkeypatch, "--quick", "--only", "step", "--peer-python", "python-with-trl")
+    with pytest.raises(SystemExit, match=r"^failed: step trl gkd$"):
+        run_gpu(monkeypatch, "--quick", "--only", "step", "--peer-python", "python-with-trl")
     output = capsys.readouterr().out.splitlines()
     first, second = [json.loads(line) for line in output if line.startswith("{")]
     assert (first["failed"], first["figures"]) == ("CUDA out of memory", {})
@@ -309,16 +312,19 @@ def test_trls_steps_stand_beside_the_gpus_and_a_failure_of_one_is_a_line(
     assert all(len(job["prompts"]) % job["batch"] == 0 for job in jobs)
 
 
-def test_a_gpu_run_that_is_cut_keeps_what_it_has_and_the_next_one_is_compared_with_it(
+def test_a_gpu_run_keeps_its_lines_when_it_is_cut_or_a_part_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """The second part stops the run; the third never begins."""
+    """First the second part interrupts the run; then two parts fail and all other parts are measured."""
 
     def stop(bench: gpu_parts.Bench, ceilings: object) -> gpu_parts.Figures:
         raise KeyboardInterrupt
 
     def fill(bench: gpu_parts.Bench, ceilings: object) -> gpu_parts.Figures:
         raise gpu.torch.OutOfMemoryError("CUDA out of memory\nlong text")
+
+    def refuse(bench: gpu_parts.Bench, ceilings: object) -> gpu_parts.Figures:
+        raise RuntimeError("self dtype must match mat1 dtype")
 
     first = gpu.Measurement("ceilings", "ceilings", lambda b, c: {"copy_gb": 2.0})
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
@@ -336,16 +342,49 @@ def test_a_gpu_run_that_is_cut_keeps_what_it_has_and_the_next_one_is_compared_wi
     assert list(record["measurements"]) == ["ceilings"]
     assert record["measurements"]["ceilings"]["figures"] == {"copy_gb": 2.0}
     faster = gpu.Measurement("ceilings", "ceilings", lambda b, c: {"copy_gb": 3.0})
-    monkeypatch.setattr(
-        gpu, "list_measurements", lambda: iter([faster, gpu.Measurement("step", "step", fill)])
-    )
-    capsys.readouterr()
-    gpu.main()
-    assert ["copy_gb", "3", "2", "1.5"] in [
-        line.split() for line in capsys.readouterr().out.splitlines()
+    parts = [
+        faster,
+        gpu.Measurement("step", "step", fill),
+        gpu.Measurement("update", "update", refuse),
+        gpu.Measurement("score", "score", lambda b, c: {"peak_gib": 1.0}),
     ]
-    record = gpu.read_record(tmp_path / "a-gpu-80gb.json")
-    assert record["measurements"]["step"]["failed"] == "CUDA out of memory"
+    monkeypatch.setattr(gpu, "list_measurements", lambda: iter(parts))
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match=r"^failed: step, update$"):
+        gpu.main()
+    printed = capsys.readouterr().out
+    assert ["copy_gb", "3", "2", "1.5"] in [line.split() for line in printed.splitlines()]
+    assert "in refuse" in printed, "the traceback of a failed part is printed"
+    done = gpu.read_record(tmp_path / "a-gpu-80gb.json")["measurements"]
+    assert done["step"]["failed"] == "CUDA out of memory"
+    assert done["update"]["failed"] == "self dtype must match mat1 dtype"
+    assert done["score"]["figures"] == {"peak_gib": 1.0}
+
+
+def test_the_profile_of_a_gpu_goes_through_every_phase(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "argv", ["gpu_profile", "--quick"])
+    monkeypatch.setattr(gpu_profile.torch.cuda, "is_available", lambda: False)
+    gpu_profile.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [json.loads(line)["phase"] for line in lines] == ["sample", "score", "update"]
+
+
+def test_only_packages_that_a_gpu_machine_lacks_are_downloaded(tmp_path: Path):
+    path = tmp_path / "there.json"
+    names = {row.partition("==")[0] for row in wheels.find_missing({}, "3.12")}
+    assert {"pydantic", "pydantic-core", "transformers", "beartype"} <= names
+    assert not names & {"torch", "triton", "practicum"}
+    path.write_text(json.dumps([{"name": name, "version": "0.0"} for name in names]))
+    installed = wheels.read_installed(path)
+    assert "pydantic" in {row.partition("==")[0] for row in wheels.find_missing(installed, "3.12")}
+    fitting = installed | {"pydantic": "2.12.0"}
+    found = {row.partition("==")[0] for row in wheels.find_missing(fitting, "3.12")}
+    assert not found & {"pydantic", "pydantic-core"}
+    path.write_text("no JSON")
+    with pytest.raises(SystemExit, match=r"there.json is not the output of pip list"):
+        wheels.read_installed(path)
 
 
 def test_the_shapes_of_a_gpu_run_are_those_of_qwen3():

@@ -2,8 +2,8 @@
 
 `python -m tests.test_docs` rewrites the generated parts. They stand between `<!-- generated: NAME -->` and
 `<!-- end of generated -->`. A yaml block names in its first line what it is: `# objective`, `# recipe`, `# pipeline`,
-`# extends` (a packaged recipe) or `# overrides` (of the recipe smoke/toy). A python block runs, unless its first line is
-`# file: FOLDER/NAME.py`, in which case it is written to that file for the blocks after it.
+`# extends` (a packaged recipe), `# setting` or `# overrides` (of the recipe smoke/toy). A python block runs, unless its
+first line is `# file: FOLDER/NAME.py`, in which case it is written to that file for the blocks after it.
 """
 
 import ast
@@ -25,6 +25,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from benchmarks import golds, settings
 from laboratory import (
     Results,
     list_reproductions,
@@ -46,17 +47,21 @@ from practicum.functional import (
     WEIGHTS,
 )
 from practicum.models import config as model_config
+from practicum.models.starting_values import SETTINGS
 from practicum.monitors import MONITORS, MonitorSettings
 from practicum.objective import Objective, Term, choices
 from practicum.recipe.schedule import SCHEDULES
+from practicum.recipe.settings import SETTINGS_FOLDER
 from practicum.rollouts import NOTE_KINDS
 from practicum.runs.pipeline import parse_pipeline
 from practicum.studies import doctor
+from practicum.teachers import openai_api
 from tests import methods_page, section_types
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("**/*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+README = ROOT / "README.md"
 GENERATED = re.compile(
     r"(<!-- generated: ([A-Za-z_. ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL
 )
@@ -158,6 +163,27 @@ def _divergences() -> str:
         "",
     ]
     return _table(head, rows)
+
+
+def _templates() -> str:
+    """What becomes of conversations with published chat templates, one row for each outcome of the switches."""
+    table = json.loads(
+        (ROOT / "tests" / "text" / "template_table.json").read_text(encoding="utf-8")
+    )
+    rows = []
+    for name, found in table["templates"].items():
+        by_outcome: dict[str, list[str]] = {}
+        for switch, kinds in found["outcome"].items():
+            by_outcome.setdefault(json.dumps(kinds), []).append(switch)
+        for kinds, switches in by_outcome.items():
+            shown = "any" if len(switches) == len(found["outcome"]) else ", ".join(switches)
+            cells = [
+                cell.replace("thoughts closed", "closed") for cell in json.loads(kinds).values()
+            ]
+            rows.append([f"`{name}`", found["licence"], shown, *cells])
+    kinds = ["answer", "with thoughts", "earlier thoughts", "earlier call", "form of calls"]
+    head = ["template", "licence", "`thinking`", *kinds, "system turn", "parts"]
+    return f"Source: {table['source']}.\n\n" + _table(head, rows)
 
 
 def _weights() -> str:
@@ -345,7 +371,10 @@ def _key_table(model: type[BaseModel]) -> str:
         if key == "type":
             continue
         meaning = field.description or _meaning(model, key)
-        rows.append([f"`{key}`", _type_name(field.annotation), _default(field), meaning])
+        default = _default(field)
+        if meaning.startswith("by the student"):
+            default, meaning = "[by the student](settings.md)", ""
+        rows.append([f"`{key}`", _type_name(field.annotation), default, meaning])
     if model is recipe.Recipe:
         rows += [[f"`{key}`", "", "none", text] for key, text in recipe.FILE_KEYS.items()]
     return _table(["key", "type", "default", "meaning"], rows)
@@ -457,14 +486,22 @@ def _verdicts() -> str:
 
 
 def _families() -> str:
-    """What was tried with a tiny model of each architecture, and why not where something is not possible."""
+    """Show which features work with a tiny model of each architecture, and why a feature fails or was not run."""
     outcome = json.loads(
         (ROOT / "tests" / "backends" / "families.json").read_text(encoding="utf-8")
     )
     columns = ("sample", "score", "learn", "resume", "export", "lora", "pack")
-    rows = []
+    rows, not_run = [], {}
     for name, found in outcome.items():
-        cells = ["yes" if found.get(column) == "yes" else "no" for column in columns]
+        if "not run" in found:
+            not_run.setdefault(found["not run"], []).append(f"`{found['model_type']}`")
+            continue
+        # Steps and exports are only tried with the families that have a name.
+        absent = "" if found["load"] == "yes" else "no"
+        cells = [
+            found[column] if found.get(column) == "yes" else "no" if column in found else absent
+            for column in columns
+        ]
         why = dict.fromkeys(
             found[column]
             for column in ("load", *columns)
@@ -483,7 +520,9 @@ def _families() -> str:
         "packed",
         "why not",
     ]
-    return _table(head, rows)
+    count = sum(map(len, not_run.values()))
+    lines = [f"- {reason}: {', '.join(kinds)}\n" for reason, kinds in not_run.items()]
+    return f"{_table(head, rows)}\nNot run, {count} of {len(outcome)}:\n\n{''.join(lines)}"
 
 
 def _recipes() -> str:
@@ -497,9 +536,47 @@ def _recipes() -> str:
     return _table(["recipe", "family", "about"], rows)
 
 
+def _settings() -> str:
+    """The table of settings: two lines for each row, of all weights and of adapters."""
+    rows = []
+    for row in SETTINGS:
+        shared = [
+            f"{row.warmup_steps}",
+            f"{row.prompts_per_step}",
+            f"{row.max_new_tokens} ({row.cpu_max_new_tokens})",
+            f"{row.steps}",
+        ]
+        adapters = f"adapters, rank {row.rank}, alpha {row.alpha:g}"
+        rows += [
+            [row.title, "all weights", f"{row.learning_rate:g}", *shared, row.source],
+            ["", adapters, f"{row.adapter_learning_rate:g}", *shared, row.adapter_source],
+        ]
+    head = ["student", "training", "learning rate", "warm-up", "prompts a step"]
+    return _table([*head, "new tokens (on a CPU)", "steps", "source"], rows)
+
+
+def _measured_rates() -> str:
+    """What each learning rate did to the packaged 135M model."""
+    record = json.loads(settings.RECORD.read_text(encoding="utf-8"))
+    outcomes = [settings.Outcome(**outcome) for outcome in record["runs"]]
+    return _table(settings.HEAD, [list(settings.list_cells(outcome)) for outcome in outcomes])
+
+
+def _packaged_settings() -> str:
+    folder = packaged.locate_packaged_recipes() / SETTINGS_FOLDER
+    files = sorted(folder.glob("*.yaml"))
+    rows = [[f"`{file.stem}`", recipe.yaml_files.read_yaml(file)["about"]] for file in files]
+    return _table(["setting", "models and task"], rows)
+
+
 def _method_families() -> str:
     rows = [[f"`{name}`", meaning] for name, meaning in recipe.FAMILIES.items()]
     return _table(["family", "recipes in it"], rows)
+
+
+def _golds() -> str:
+    record = json.loads(golds.RECORD.read_text(encoding="utf-8"))
+    return _table(*golds.list_cells(record))
 
 
 def _stored() -> dict[str, Results]:
@@ -523,8 +600,55 @@ def evidence_plots() -> dict[Path, str]:
     }
 
 
+def _server_signals() -> str:
+    """The signals that `check` accepts for each dialect of a served teacher."""
+    rows = []
+    for dialect in ("vllm", "sglang", "echo", "chat"):
+        served = {"url": "http://localhost:8000", "dialect": dialect}
+        best = openai_api.Config.model_validate(served).capabilities()
+        signals = [f"`{name}`" for name in ("sampled", "full") if name in best.signals]
+        if "topk" in best.signals:
+            signals += [f"`topk(k, support={name})`" for name in sorted(best.supports)[::-1]]
+        if dialect == "vllm":
+            states = {"folder": "/dev/shm/states", "model": "m"}
+            full = openai_api.Config.model_validate({**served, "states": states}).capabilities()
+            signals += [f"with `states`: `{name}`" for name in ("full",) if name in full.signals]
+        rows.append([f"`{dialect}`", ", ".join(signals) or "none"])
+    return _table(["dialect", "signals"], rows)
+
+
+STEPS = {
+    "mixed": "answers of mixed lengths, V = 49,152",
+    "fixed": "answers of one length, V = 49,152",
+    "toy": "tiny models, V = 4,096",
+}
+"""The configurations of the step benchmark in the words of the README."""
+
+
+def _peer_steps() -> str:
+    """Speed and memory of whole steps against TRL's trainers, from the newest recorded lines."""
+    newest: dict[str, Any] = {}
+    for line in map(json.loads, (DOCS / "performance.jsonl").read_text("utf-8").splitlines()):
+        if line["benchmark"] == "step" and {"gkd", "distillation"} <= line["peak_mib"].keys():
+            newest[line["config"]] = line
+    rows = []
+    for config, about in STEPS.items():
+        line = newest[config]
+        speeds, peaks = line["ratios"], {k: v["median"] for k, v in line["peak_mib"].items()}
+        rows.append(
+            [about]
+            + [
+                f"{speeds[peer]['median']:.1f} times as fast, {peaks['ours'] / peaks[peer]:.2f} of "
+                f"its memory ({peaks['ours']:,.0f} of {peaks[peer]:,.0f} MiB)"
+                for peer in ("gkd", "distillation")
+            ]
+        )
+    return _table(["step", "`GKDTrainer`", "`DistillationTrainer`"], rows)
+
+
 GENERATORS: dict[str, Callable[..., str]] = {
     "divergences": _divergences,
+    "golds": _golds,
     "evidence": _evidence,
     "weights": _weights,
     "samples": _samples,
@@ -545,10 +669,16 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "commands": _commands,
     "floors": _floors,
     "recipes": _recipes,
+    "settings": _settings,
+    "packaged_settings": _packaged_settings,
+    "measured_rates": _measured_rates,
     "method_families": _method_families,
     "families": _families,
+    "templates": _templates,
     "checks": _checks,
     "verdicts": _verdicts,
+    "server_signals": _server_signals,
+    "peer_steps": _peer_steps,
 }
 
 
@@ -642,7 +772,7 @@ YAML_BLOCKS = [pytest.param(text, id=_case(page, line)) for page, line, text in 
 PYTHON_PAGES = sorted({page for page, _, _ in _blocks("python")})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, README], ids=lambda page: page.name)
 def test_generated_parts_are_what_the_code_says(page):
     text = page.read_text(encoding="utf-8")
     assert rewrite(text) == text, f"{page.name} is out of date; run: python -m tests.test_docs"
@@ -750,7 +880,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("text", YAML_BLOCKS)
-def test_yaml_blocks_are_valid(text):
+def test_yaml_blocks_are_valid(text, tmp_path):
     mark, data = text.partition("\n")[0], yaml.safe_load(text)
     if mark == "# objective":
         Objective.model_validate(data)
@@ -758,14 +888,17 @@ def test_yaml_blocks_are_valid(text):
         recipe.parse_recipe(data, "block")
     elif mark == "# pipeline":
         parse_pipeline(data, "block")
-    elif mark == "# extends":
-        base = recipe.read_recipe(recipe.find_recipe(data.pop("extends")))
-        recipe.parse_recipe(recipe.merge_recipes(base, data), "block")
+    elif mark in ("# extends", "# setting"):
+        file = tmp_path / "block.yaml"
+        file.write_text(yaml.safe_dump(data), encoding="utf-8")
+        read = recipe.read_recipe(file)
+        if mark == "# extends":
+            recipe.parse_recipe(read, "block")
     else:
         assert mark == "# overrides", (
-            f"a yaml block starts with # objective, # recipe, # pipeline, # extends or # overrides, not {mark!r}"
+            f"a yaml block starts with # objective, # recipe, # pipeline, # extends, # setting or # overrides, not {mark!r}"
         )
-        toy = recipe.yaml_files.read_yaml(recipe.find_recipe("smoke/toy"))
+        toy = recipe.read_recipe(recipe.find_recipe("smoke/toy"))
         recipe.parse_recipe(_merged(toy, data), "block")
 
 
@@ -797,6 +930,12 @@ def test_python_blocks_run(page, tmp_path, monkeypatch, clean_tables):
             exec(compile(text, _case(page, line), "exec"), space)
 
 
+def test_no_method_that_has_a_recipe_is_said_not_to_fit():
+    absent = (DOCS / "methods.md").read_text("utf-8").partition("## What does not fit")[2]
+    papers = {str(methods_page._recipe(name).paper) for name in methods_page.PAPERS}
+    assert absent and not papers & set(re.findall(r"\d{4}\.\d{5}", absent))
+
+
 def test_every_module_of_the_plug_in_rooms_is_listed():
     for room in ("teachers", "scorers", "tasks", "rollouts._notes"):
         package = importlib.import_module(f"practicum.{room}")
@@ -810,7 +949,7 @@ if __name__ == "__main__":
     for file, drawn in evidence_plots().items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(drawn, encoding="utf-8")
-    for file in PAGES:
+    for file in [*PAGES, README]:
         before = file.read_text(encoding="utf-8")
         if rewrite(before) != before:
             file.write_text(rewrite(before), encoding="utf-8")

@@ -93,6 +93,7 @@ PRACTICUM = [
     "doctor",
     "functional",
     "load_recipe",
+    "load_run",
     "run",
 ]
 

@@ -11,6 +11,7 @@ from typer.main import get_group
 from practicum.backends.local import scratch
 from practicum.cli.app import app
 from practicum.recipe import list_recipe_names, parse_recipe
+from practicum.studies.doctor import CHECKS
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -63,6 +64,25 @@ def test_the_verdicts_are_counted_as_the_evidence_has_them() -> None:
         f"{counts['holds in part']} hold in part, {counts['not resolved']} are not resolved and "
         f"{counts['does not hold here']} do not hold"
     ) in text
+
+
+def test_the_checks_of_the_doctor_are_counted() -> None:
+    counts = re.findall(r"(\d+) checks", README.read_text(encoding="utf-8"))
+    assert set(counts) == {str(len(CHECKS))}
+
+
+def test_the_range_against_trl_is_that_of_the_table() -> None:
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    for pattern, claim in (
+        (
+            r"([\d.]+) times as fast, [\d.]+ of its memory \(",
+            r"is ([\d.]+) to ([\d.]+) times as fast",
+        ),
+        (r"times as fast, ([\d.]+) of its memory \(", r"takes ([\d.]+) to ([\d.]+) of its memory"),
+    ):
+        measured = sorted(map(float, re.findall(pattern, text)))
+        stated = re.search(claim, text)
+        assert stated and (float(stated[1]), float(stated[2])) == (measured[0], measured[-1])
 
 
 def test_the_recipes_are_counted() -> None:
