@@ -42,8 +42,8 @@ class Recording:
             raise ResourceError("recording: the service is gone")
         self._write("log", {"step": step, "metrics": dict(metrics)})
 
-    def finish(self, summary: Mapping[str, float]) -> None:
-        self._write("finish", dict(summary))
+    def finish(self, summary: Mapping[str, float], verdict: str) -> None:
+        self._write("finish", {**summary, "verdict": verdict})
 
     def close(self) -> None:
         self._write("close", {})

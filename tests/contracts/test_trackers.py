@@ -10,6 +10,7 @@ from toy import environment, forked, rows, toy_recipe, toy_run
 
 from practicum.core.plugins import list_plugins, load_plugin
 from practicum.errors import RecipeError
+from practicum.report.outcome_verdict import format_reasons
 from practicum.runs.console import PlainConsole
 from practicum.runs.tracked import RunTracker, flatten_settings
 from practicum.trackers import Tracker, TrackerContext, import_client
@@ -42,6 +43,7 @@ def test_a_tracker_is_told_every_step_and_the_end(models, tmp_path):
     ]
     assert calls[5]["final/after/accuracy"] == found.summary["after"]["accuracy"]["mean"]
     assert calls[5]["final/tokens"] == found.summary["tokens"]
+    assert calls[5]["verdict"] == format_reasons(found.summary["verdict"])
 
 
 @pytest.mark.long
@@ -176,7 +178,7 @@ if last < 4:
     import time
     time.sleep(2)
     os._exit(9)
-tracker.finish({"final/after/accuracy": 0.5})
+tracker.finish({"final/after/accuracy": 0.5}, "BETTER: accuracy 0.1 to 0.5")
 tracker.close()
 """
 
@@ -200,6 +202,7 @@ def sent(out: Path, name: str) -> Path:
 
 
 CURVE = {step: 1 / step for step in range(1, 5)}
+VERDICT = "BETTER: accuracy 0.1 to 0.5"
 
 
 @pytest.mark.slow
@@ -213,6 +216,8 @@ def test_tensorboard_holds_the_curve(tmp_path):
         CURVE
     )
     assert [event.step for event in events.Scalars("final/after/accuracy")] == [4]
+    (text,) = events.Tensors("final/verdict/text_summary")
+    assert text.tensor_proto.string_val == [VERDICT.encode()]
 
 
 @pytest.mark.slow
@@ -228,6 +233,7 @@ def test_mlflow_holds_the_curve(tmp_path):
     assert run.info.status == "FINISHED"
     assert run.data.params == {"train.steps": "4", "task.type": "reverse"}
     assert run.data.metrics["final/after/accuracy"] == 0.5
+    assert run.data.tags["practicum.verdict"] == VERDICT
 
 
 @pytest.mark.slow
@@ -242,7 +248,9 @@ def test_trackio_holds_the_curve(tmp_path):
     read = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
-    logs = [row for row in json.loads(read.stdout.splitlines()[-1]) if "reverse_kl" in row]
+    rows_sent = json.loads(read.stdout.splitlines()[-1])
+    assert [row["final/verdict"] for row in rows_sent if "final/verdict" in row] == [VERDICT]
+    logs = [row for row in rows_sent if "reverse_kl" in row]
     assert {row["step"]: row["reverse_kl"] for row in logs} == pytest.approx(CURVE)
 
 

@@ -93,10 +93,20 @@ def test_a_diagnosis_is_a_line_and_a_card(models: Path) -> None:
 
 
 def test_a_comparison_is_a_line_a_card_and_a_table() -> None:
-    arms = [ArmResult(name, "m", 1, 0, 0.5, None, 0.1, {"steps": 2.0}) for name in ("a", "<b>")]
-    outcome = Outcome("a", 0, "a/seed-0", 0.5, 0.1, {"steps": 2.0}, {}, [], False)
+    arms = [
+        ArmResult(name, "m", 1, 0, {"BETTER": 1}, 0.5, None, 0.1, {"steps": 2.0})
+        for name in ("a", "<b>")
+    ]
+    outcome = Outcome("a", 0, "a/seed-0", "BETTER", 0.5, 0.1, {"steps": 2.0}, {}, [], False)
     result = ComparisonResult("accuracy", arms, [], [outcome], [], ["a is better", "by 0.1"])
     assert repr(result) == "ComparisonResult(a, <b>: a is better)"
     assert "&lt;b&gt;" in result._repr_html_() and "by 0.1" in result._repr_html_()
     (row,) = result.metrics()
-    assert row == {"arm": "a", "seed": 0, "accuracy": 0.5, "reverse_kl": 0.1, "steps": 2.0}
+    assert row == {
+        "arm": "a",
+        "seed": 0,
+        "verdict": "BETTER",
+        "accuracy": 0.5,
+        "reverse_kl": 0.1,
+        "steps": 2.0,
+    }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from practicum.run_dir.shapes import VerdictWord
-from practicum.statistics import FEWEST_PROMPTS
+from practicum.statistics import FEWEST_PROMPTS, has_width
 
 MOVED, MIN_NATS = 1.25, 0.02
 """The ratio of two reverse KLs, and their difference in nats per token, that count as a change."""
@@ -28,9 +28,6 @@ share of the entropy before below which the entropy after is a sign.
 
 SIGNS = 2
 """The number of signs that make a collapse."""
-
-ZERO_WIDTH = 1e-9
-"""An interval narrower than this has no width: all prompts agree, and nothing is known of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +113,9 @@ def format_reasons(verdict: Mapping[str, Any]) -> str:
     return f"{verdict['verdict']}: {'; '.join(verdict['reasons'])}"
 
 
-def has_width(interval: Mapping[str, float]) -> bool:
-    """Return False if both ends of an interval are the same number."""
-    return interval["high"] - interval["low"] > ZERO_WIDTH
-
-
 def _judge_gain(gain: Mapping[str, float] | None) -> int:
     """Return 1 if accuracy rose by more than chance, -1 if it fell, and 0 if neither is known."""
-    if gain is None or not has_width(gain):
+    if gain is None or not has_width(gain["low"], gain["high"]):
         return 0
     return (gain["low"] > 0.0) - (gain["high"] < 0.0)
 
@@ -183,7 +175,7 @@ def _describe_accuracy(summary: Mapping[str, Any]) -> list[str]:
     prompts = before["prompts"]
     if prompts < FEWEST_PROMPTS:
         return [f"{text} on {prompts} prompts"]
-    if not has_width(gain):
+    if not has_width(gain["low"], gain["high"]):
         return [f"{text} (all prompts agree; no interval)"]
     interval = f"{gain['mean']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
     resolved = "" if _judge_gain(gain) else ", no detectable change"

@@ -1,13 +1,11 @@
 """The tables and lines that a run prints while it goes on and at its end."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from practicum.costs import PHASES, BudgetTracker, format_bytes, format_flops
 from practicum.recipe import Recipe
-from practicum.report.outcome_verdict import has_width
-from practicum.statistics import FEWEST_PROMPTS, Interval
+from practicum.statistics import FEWEST_PROMPTS, Interval, has_width
 from practicum.text import make_printable
 from practicum.training.evaluation import Evaluation
 from practicum.types import Metrics, Rollout
@@ -51,7 +49,7 @@ def describe_gain(gain: Interval, prompts: int) -> str:
     """Describe a gain with its interval, or say that the prompts are too few for one."""
     if prompts < FEWEST_PROMPTS:
         return f"{gain.mean:.2f} ({prompts} held-out prompts: too few for an interval)"
-    if not has_width(asdict(gain)):
+    if not has_width(gain.low, gain.high):
         return f"{gain.mean:.2f} (all prompts agree; no interval)"
     return f"{gain} (95 % interval, paired by prompt)"
 

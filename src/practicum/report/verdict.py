@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from practicum.costs import PHASES, format_flops, summarize_costs
 from practicum.recipe import Prices
@@ -14,7 +13,6 @@ from practicum.report.markup import (
     format_number,
     format_percent,
 )
-from practicum.report.outcome_verdict import has_width
 from practicum.report.run_data import Row, RunData
 from practicum.report.tables import ALL_DONE, describe_lost_rows
 from practicum.statistics import (
@@ -23,6 +21,7 @@ from practicum.statistics import (
     contains_zero,
     difference,
     group_pairs,
+    has_width,
     minimum_detectable_difference,
     ratio,
 )
@@ -117,7 +116,7 @@ def _render_headline(run: RunData) -> str:
         )
     interval = (
         f"95 % interval {format_signed(gain.low)} to {format_signed(gain.high)}, paired by prompt"
-        if has_width(run.summary["gain"])
+        if has_width(gain.low, gain.high)
         else "all prompts agree; no interval"
     )
     return (
@@ -214,7 +213,7 @@ def _render_recovery(run: RunData) -> str:
         f"{round(100 * share)} %" for share in (recovery.mean, recovery.low, recovery.high)
     )
     about = f"95 % interval {low} to {high}"
-    if not has_width(asdict(recovery)):
+    if not has_width(recovery.low, recovery.high):
         about = "all prompts agree; no interval"
     return _render_figure("gap recovered", mean, about)
 

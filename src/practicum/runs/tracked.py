@@ -11,6 +11,7 @@ from typing import Any
 from practicum.core.plugins import load_plugin
 from practicum.errors import ResourceError
 from practicum.recipe import Recipe, resolve_recipe
+from practicum.report.outcome_verdict import format_reasons
 from practicum.run_dir import RunDir, read_json, read_rows, shapes, write_json
 from practicum.trackers import Tracker, TrackerContext
 
@@ -61,10 +62,11 @@ class RunTracker:
             self._call_or_disable(lambda tracker: tracker.log(step, _filter_finite(metrics)))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Send the numbers of the summary, as `final/after/accuracy` and so on."""
+        """Send the verdict, and the numbers of the summary as `final/after/accuracy` and so on."""
         if self._is_started:
             numbers = _filter_finite(dict(_collect_numbers(summary, "final/")))
-            self._call_or_disable(lambda tracker: tracker.finish(numbers))
+            verdict = format_reasons(summary["verdict"])
+            self._call_or_disable(lambda tracker: tracker.finish(numbers, verdict))
 
     def _begin(self, tracker: Tracker, first: int) -> None:
         """Open the tracker, and send the earlier steps that it has not confirmed."""

@@ -14,6 +14,9 @@ RESAMPLES = 2000
 Z = 1.959964
 """Standard errors on either side of a mean in its 95 % interval."""
 
+ZERO_WIDTH = 1e-9
+"""An interval narrower than this has no width: all samples agree, and nothing is known of others."""
+
 POWER = 7.849
 """(1.960 + 0.842) squared: the factor of a two-sided test at 5 % with a power of 80 %."""
 
@@ -38,6 +41,11 @@ class Interval:
 
     def __str__(self) -> str:
         return format(self)
+
+
+def has_width(low: float, high: float) -> bool:
+    """Return False if both ends of an interval are the same number."""
+    return high - low > ZERO_WIDTH
 
 
 def contains_zero(interval: Interval) -> bool:

@@ -48,8 +48,8 @@ class Tracker(Protocol):
         """Send the metrics of one step."""
         ...
 
-    def finish(self, summary: Mapping[str, float]) -> None:
-        """Send the final numbers of a run that was not stopped."""
+    def finish(self, summary: Mapping[str, float], verdict: str) -> None:
+        """Send the final numbers and the verdict, as one line, of a run that was not stopped."""
         ...
 
     def close(self) -> None:

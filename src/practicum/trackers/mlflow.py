@@ -103,9 +103,11 @@ class MLflow:
         with self._translate_failures(f"step {step} cannot be sent"):
             self._client.log_batch(self._run, metrics=batch)
 
-    def finish(self, summary: Mapping[str, float]) -> None:
-        """Send the final numbers as metrics of step 0."""
+    def finish(self, summary: Mapping[str, float], verdict: str) -> None:
+        """Send the final numbers as metrics of step 0, and the verdict as a tag."""
         self.log(0, summary)
+        with self._translate_failures("the verdict cannot be sent"):
+            self._client.set_tag(self._run, "practicum.verdict", verdict)
         self._finished = True
 
     def close(self) -> None:

@@ -44,9 +44,11 @@ class TensorBoard:
             for name, value in metrics.items():
                 self._writer.add_scalar(name, value, step)
 
-    def finish(self, summary: Mapping[str, float]) -> None:
-        """Write the final numbers as scalars of the last step."""
+    def finish(self, summary: Mapping[str, float], verdict: str) -> None:
+        """Write the final numbers as scalars of the last step, and the verdict as a text."""
         self.log(self._last_step, summary)
+        with self._translate_failures():
+            self._writer.add_text("final/verdict", verdict, self._last_step)
 
     def close(self) -> None:
         """Flush the event file."""

@@ -60,9 +60,9 @@ class Trackio:
         self._last_step = step
         self._run.log(dict(metrics), step=step)
 
-    def finish(self, summary: Mapping[str, float]) -> None:
-        """Write the final numbers as another row of the last step."""
-        self.log(self._last_step, summary)
+    def finish(self, summary: Mapping[str, float], verdict: str) -> None:
+        """Write the final numbers and the verdict as another row of the last step."""
+        self._run.log({**summary, "final/verdict": verdict}, step=self._last_step)
 
     def close(self) -> None:
         """Wait until every row is in the database."""

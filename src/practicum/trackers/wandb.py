@@ -74,10 +74,10 @@ class Wandb:
         with self._translate_failures(f"step {step} cannot be sent"):
             self._run.log(dict(metrics), step=step)
 
-    def finish(self, summary: Mapping[str, float]) -> None:
-        """Send the final numbers as the run's summary."""
+    def finish(self, summary: Mapping[str, float], verdict: str) -> None:
+        """Send the final numbers and the verdict as the run's summary."""
         with self._translate_failures("the summary cannot be sent"):
-            self._run.summary.update(dict(summary))
+            self._run.summary.update({**summary, "final/verdict": verdict})
         self._finished = True
 
     def close(self) -> None:

@@ -80,13 +80,13 @@ def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path)
         "kept leads, but no difference is resolved between it and same"
     )
     assert (
-        "no difference resolved between kept and same: +0.000 [+0.000, +0.000], p = 1.000"
+        "no difference resolved between kept and same: +0.000 in each of 3 seeds, so no interval, p = 1.000"
         in found.verdict
     )
     saved = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert saved["verdict"] == list(found.verdict)
     page = (tmp_path / "out" / "compare.html").read_text()
-    assert "kept leads" in page and "http" not in page and "<script" not in page
+    assert "kept leads" in page and "http:" not in page and "<script" not in page
 
 
 @pytest.mark.long
@@ -143,7 +143,8 @@ def outcome(arm: str, seed: int, rewards: Sequence[float], **more: object) -> Ou
     spent = {"flops": 100.0, "steps": 10.0}
     curve = [Point(spent, accuracy)]
     return replace(
-        Outcome(arm, seed, f"{arm}/seed-{seed}", accuracy, 0.1, spent, scores, curve), **more
+        Outcome(arm, seed, f"{arm}/seed-{seed}", "BETTER", accuracy, 0.1, spent, scores, curve),
+        **more,
     )
 
 
@@ -224,6 +225,37 @@ def test_few_prompts_have_no_interval():
     assert build_pair_table(content)[1][0][3] == "too few"
 
 
+def test_destroyed_students_are_named_and_counted(tmp_path):
+    runs = [outcome("a", seed, GOOD) for seed in range(3)]
+    runs += [outcome("b", seed, BAD, verdict="COLLAPSED") for seed in range(2)]
+    runs += [outcome("b", 2, BAD, verdict="NO DETECTABLE CHANGE")]
+    result = compare_outcomes({"a": "m", "b": "m"}, runs, [], {})
+    assert "b: 2 of 3 runs destroyed the student (COLLAPSED)" in result.verdict
+    content = json.loads(json.dumps(_as_data(result)))
+    verdicts = [row[2] for row in build_arm_table(content)[1]]
+    assert verdicts == ["3 BETTER", "2 COLLAPSED, 1 NO DETECTABLE CHANGE"]
+    content["design"] = {"seeds": [0, 1, 2], "budget": "b", "arms": []}
+    write_page(tmp_path / "page.html", content)
+    assert (tmp_path / "page.html").read_text().count("<td>COLLAPSED</td>") == 2
+
+
+def test_an_interval_without_width_is_not_shown_as_knowledge(tmp_path):
+    runs = [outcome(arm, seed, [1.0] * 20) for arm in "ab" for seed in range(3)]
+    result = compare_outcomes({"a": "m", "b": "m"}, runs, [], {})
+    assert result.verdict[1] == (
+        "no difference resolved between a and b: +0.000 in each of 3 seeds, so no interval, p = 1.000"
+    )
+    content = json.loads(json.dumps(_as_data(result)))
+    assert [row[4] for row in build_arm_table(content)[1]] == ["all equal", "all equal"]
+    assert [row[2:4] for row in build_pair_table(content)[1]] == [
+        ["all equal", "[-0.161, 0.161]"]
+    ], "prompts that agree still say how many they are"
+    content["design"] = {"seeds": [0, 1, 2], "budget": "b", "arms": []}
+    write_page(tmp_path / "page.html", content)
+    page = (tmp_path / "page.html").read_text()
+    assert "[0.000, 0.000]" not in page and 'class="bar"' not in page
+
+
 def test_failed_runs_are_named_and_counted_and_pairs_use_the_seeds_that_both_finished():
     runs = [outcome("a", seed, GOOD) for seed in range(3)] + [
         outcome("b", seed, GOOD) for seed in (0, 2)
@@ -302,14 +334,15 @@ def test_tables_and_page_are_safe_to_show(tmp_path):
     assert list(columns) == [
         "arm",
         "runs",
+        "verdicts",
         "accuracy",
         "95 % over seeds",
         "reverse KL",
         "flops",
         "steps",
     ]
-    assert list(lines[0]) == ["a", "1 of 1", "0.900", "", "0.100", "100 FLOP", "10"]
-    assert list(lines[1]) == ["b", "0 of 1", "", "", "", "", ""]
+    assert list(lines[0]) == ["a", "1 of 1", "1 BETTER", "0.900", "", "0.100", "100 FLOP", "10"]
+    assert list(lines[1]) == ["b", "0 of 1", "", "", "", "", "", ""]
     assert list(build_pair_table(content)[1]) == []
 
 

@@ -10,8 +10,13 @@ from typing import Any
 from practicum.report import STYLE, escape_text, render_document
 from practicum.report.markup import render_report_link, render_table
 from practicum.run_dir import write_text
-from practicum.statistics import group_pairs
-from practicum.studies.compare.tables import Table, build_arm_table, build_pair_table
+from practicum.statistics import group_pairs, has_width
+from practicum.studies.compare.tables import (
+    Table,
+    build_arm_table,
+    build_pair_table,
+    format_bounds,
+)
 
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d")
 """The colours of the arms, in their order; more arms begin again."""
@@ -164,9 +169,9 @@ def _render_interval_row(index: int, row: Row, place: Callable[[float], str]) ->
     name, colour, mean, interval, dots = row
     y = index * ROW + ROW / 2
     text, bar = f"{name}: {mean:.3f}", ""
-    if interval:
+    if interval and has_width(interval["low"], interval["high"]):
         low, high = interval["low"], interval["high"]
-        text += f" [{low:.3f}, {high:.3f}]"
+        text += f" {format_bounds(interval)}"
         bar = (
             f'<line class="bar" stroke="{colour}" stroke-linecap="round" x1="{place(low)}" '
             f'x2="{place(high)}" y1="{y}" y2="{y}"/>'
@@ -291,13 +296,14 @@ def _render_runs(content: Mapping[str, Any]) -> str:
         metric = outcome["reverse_kl"] if outcome["accuracy"] is None else outcome["accuracy"]
         report = render_report_link(outcome["folder"], "report")
         rows += (
-            f"<tr><td>{escape_text(outcome['arm'])}</td><td>{outcome['seed']}</td><td>{metric:.3f}</td>"
-            f"<td>{report}</td></tr>"
+            f"<tr><td>{escape_text(outcome['arm'])}</td><td>{outcome['seed']}</td>"
+            f"<td>{outcome['verdict']}</td><td>{metric:.3f}</td><td>{report}</td></tr>"
         )
     for failure in content["failures"]:
         rows += (
             f"<tr><td>{escape_text(failure['arm'])}</td><td>{failure['seed']}</td>"
-            f'<td class="wrong" colspan="2">{escape_text(failure["reason"])}</td></tr>'
+            f'<td class="wrong" colspan="3">{escape_text(failure["reason"])}</td></tr>'
         )
-    head = f"<tr><th>arm</th><th>seed</th><th>{escape_text(content['metric'])}</th><th></th></tr>"
+    columns = ["arm", "seed", "verdict", content["metric"], ""]
+    head = f"<tr>{''.join(f'<th>{escape_text(name)}</th>' for name in columns)}</tr>"
     return f'<div class="scroll"><table>{head}{rows}</table></div>'

@@ -8,6 +8,7 @@ luck in the other for a result.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -19,11 +20,13 @@ from practicum.errors import DataError
 from practicum.report.cards import render_card
 from practicum.report.tables import BUDGET_SPENT
 from practicum.run_dir import read_json, read_rows, shapes
+from practicum.run_dir.shapes import VerdictWord
 from practicum.statistics import (
     FEWEST_PROMPTS,
     Interval,
     difference,
     group_pairs,
+    has_width,
     holm,
     mean_of,
     repeats_needed,
@@ -56,13 +59,15 @@ class Point:
 class Outcome:
     """A finished run.
 
-    `scores` are the mean rewards of held-out prompts, by question and expected answer. `by_budget`
-    is True if the budget ended the run, and not its `train.steps`.
+    `verdict` is the one of the run itself. `scores` are the mean rewards of held-out prompts, by
+    question and expected answer. `by_budget` is True if the budget ended the run, and not its
+    `train.steps`.
     """
 
     arm: str
     seed: int
     folder: str
+    verdict: VerdictWord
     accuracy: float | None
     reverse_kl: float | None
     spent: Mapping[str, float]
@@ -84,13 +89,14 @@ class FailedRun:
 class ArmResult:
     """One row of the table: means over the finished runs of an arm.
 
-    `interval` is None for a single seed.
+    `verdicts` counts the verdicts of the runs. `interval` is None for a single seed.
     """
 
     arm: str
     method: str
     finished: int
     failed: int
+    verdicts: Mapping[VerdictWord, int]
     mean: float | None
     interval: Interval | None
     reverse_kl: float | None
@@ -157,6 +163,7 @@ class ComparisonResult:
             {
                 "arm": outcome.arm,
                 "seed": outcome.seed,
+                "verdict": outcome.verdict,
                 "accuracy": outcome.accuracy,
                 "reverse_kl": outcome.reverse_kl,
                 **outcome.spent,
@@ -196,6 +203,7 @@ def read_outcome(arm: str, seed: int, folder: Path, parent: Path) -> Outcome:
         arm=arm,
         seed=seed,
         folder=str(folder.relative_to(parent)),
+        verdict=summary["verdict"]["verdict"],
         accuracy=accuracy,
         reverse_kl=reverse_kl,
         spent=spending,
@@ -278,6 +286,7 @@ def _summarize_arm(
         method=method,
         finished=len(runs),
         failed=sum(failure.arm == name for failure in failures),
+        verdicts=dict(Counter(run.verdict for run in runs)),
         mean=mean_of(numbers),
         interval=t_interval(numbers),
         reverse_kl=mean_of(divergences),
@@ -376,9 +385,11 @@ def describe_pair(pair: ArmDifference) -> str:
     numbers = f"{sign * pair.mean:+.3f}"
     has_few = pair.prompts < FEWEST_PROMPTS
     interval = pair.over_seeds or (None if has_few else pair.over_prompts)
-    if interval is not None:
+    if interval is not None and has_width(interval.low, interval.high):
         low, high = sorted((sign * interval.low, sign * interval.high))
         numbers += f" [{low:+.3f}, {high:+.3f}]"
+    elif pair.over_seeds is not None:
+        numbers += f" in each of {pair.seeds} seeds, so no interval"
     if pair.over_seeds is None:
         return f"{better} over {worse}: {numbers} on a single seed ({_describe_prompts(pair)})"
     numbers += f", p = {format_p(pair.p)}".replace("= <", "< ")
@@ -418,8 +429,12 @@ def _list_flaws(
     failures: Sequence[FailedRun],
     budget: Mapping[str, float],
 ) -> list[str]:
-    """Return what makes the comparison unequal: arms that spent less, and runs that failed."""
+    """Return what the table does not show: destroyed students, arms that spent less, failed runs."""
     lines = []
+    for arm in arms:
+        if collapsed := arm.verdicts.get("COLLAPSED", 0):
+            count = f"{collapsed} of {arm.finished} run{'s' if arm.finished > 1 else ''}"
+            lines.append(f"{arm.arm}: {count} destroyed the student (COLLAPSED)")
     for unit, amount in budget.items():
         for arm in arms:
             runs = [outcome for outcome in outcomes if outcome.arm == arm.arm]

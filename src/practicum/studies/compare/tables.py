@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.costs import format_flops
-from practicum.statistics import FEWEST_PROMPTS
+from practicum.statistics import FEWEST_PROMPTS, has_width
 from practicum.studies.compare.outcomes import format_p
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -13,18 +13,19 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def build_arm_table(content: Mapping[str, Any]) -> Table:
-    """Return one row an arm, from compare.json: runs, metric, divergence, spending."""
+    """Return one row an arm, from compare.json: runs, verdicts, metric, divergence, spending."""
     units = list(dict.fromkeys(unit for arm in content["arms"] for unit in arm["spent"]))
     has_accuracy = content["metric"] == "accuracy"
     limits = (0.0, 1.0) if has_accuracy else None
     divergence = ["reverse KL"] if has_accuracy else []
     metric = content["metric"].replace("_", " ")
-    columns = ["arm", "runs", metric, "95 % over seeds", *divergence, *units]
+    columns = ["arm", "runs", "verdicts", metric, "95 % over seeds", *divergence, *units]
     rows = []
     for arm in content["arms"]:
         runs = f"{arm['finished']} of {arm['finished'] + arm['failed']}"
         interval = format_bounds(arm["interval"], limits)
-        row = [arm["arm"], runs, _format_metric(arm["mean"]), interval]
+        verdicts = _format_verdicts(arm["verdicts"])
+        row = [arm["arm"], runs, verdicts, _format_metric(arm["mean"]), interval]
         row += [_format_metric(arm["reverse_kl"])] if has_accuracy else []
         rows.append([*row, *(_format_amount(unit, arm["spent"].get(unit)) for unit in units)])
     return columns, rows
@@ -52,11 +53,22 @@ def build_pair_table(content: Mapping[str, Any]) -> Table:
 def format_bounds(
     interval: Mapping[str, float] | None, limits: tuple[float, float] | None = None
 ) -> str:
-    """Format both ends of an interval, cut at the limits of the quantity; nothing for None."""
+    """Format both ends of an interval, cut at the limits of the quantity; nothing for None.
+
+    An interval without width is no knowledge of other seeds or prompts, so it has no ends.
+    """
     if interval is None:
         return ""
+    if not has_width(interval["low"], interval["high"]):
+        return "all equal"
     low, high = limits or (-math.inf, math.inf)
     return f"[{max(interval['low'], low):.3f}, {min(interval['high'], high):.3f}]"
+
+
+def _format_verdicts(verdicts: Mapping[str, int]) -> str:
+    """Format the verdicts of an arm's runs, the most frequent first: `2 BETTER, 1 COLLAPSED`."""
+    by_count = sorted(verdicts.items(), key=lambda entry: (-entry[1], entry[0]))
+    return ", ".join(f"{count} {word}" for word, count in by_count)
 
 
 def _format_over_prompts(pair: Mapping[str, Any]) -> str:
