@@ -29,6 +29,7 @@ NAMES = (
     "journey",
     "golds",
     "settings",
+    "end_to_end",
     "house",
     "digests",
     "endurance",

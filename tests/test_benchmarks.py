@@ -13,6 +13,7 @@ from benchmarks import (
     ceilings,
     credit,
     digests,
+    end_to_end,
     goals,
     gpu,
     gpu_models,
@@ -201,6 +202,42 @@ def test_a_whole_log_ratio_alone_is_a_gradient(
     errors = {line.split()[0]: float(line.split()[-1]) for line in lines[2:5]}
     assert errors["whole"] < 1e-9 and min(errors["even"], errors["surprise"]) > 0.4
     assert "a merged row sums to 0." in lines[-1]
+
+
+def _pair(seed: int, here: float, trl: float) -> end_to_end.Pair:
+    before, both = {"reverse_kl": 2.0, "accuracy": 0.1}, {"accuracy": 0.9}
+    return end_to_end.Pair(
+        "mixed", seed, before, {"reverse_kl": here, **both}, {"reverse_kl": trl, **both}
+    )
+
+
+def test_two_libraries_agree_if_the_seeds_do_not_tell_them_apart():
+    near = [_pair(0, 0.20, 0.22), _pair(1, 0.31, 0.28), _pair(2, 0.25, 0.26)]
+    far = [_pair(0, 0.20, 0.30), _pair(1, 0.31, 0.42), _pair(2, 0.25, 0.34)]
+    assert [row[-1] for row in end_to_end.list_rows(near)] == ["yes", "yes"]
+    assert end_to_end.list_rows(far)[0] == [
+        *("mixed", "reverse kl", "2.000", "0.253", "0.353"),
+        *("-0.100", "[-0.125, -0.075]", "no"),
+    ]
+
+
+def test_the_recorded_runs_agree_with_those_of_trl():
+    record = json.loads(end_to_end.RECORD.read_text(encoding="utf-8"))
+    pairs = [end_to_end.Pair(**pair) for pair in record["pairs"]]
+    assert record["steps"] >= 100
+    for mode in end_to_end.MODES:
+        assert sum(pair.mode == mode for pair in pairs) >= 5
+    assert {row[-1] for row in end_to_end.list_rows(pairs)} == {"yes"}
+
+
+@pytest.mark.slow
+def test_a_student_of_this_library_is_compared_with_one_of_trl(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("trl")
+    monkeypatch.setattr(sys, "argv", ["end_to_end", "--quick", "--modes", "on-policy"])
+    end_to_end.main()
+    assert "reverse kl" in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from benchmarks import golds, settings
+from benchmarks import end_to_end, golds, settings
 from laboratory import (
     Results,
     list_reproductions,
@@ -562,6 +562,13 @@ def _measured_rates() -> str:
     return _table(settings.HEAD, [list(settings.list_cells(outcome)) for outcome in outcomes])
 
 
+def _end_to_end() -> str:
+    """The students of this library and those of TRL after the same runs."""
+    record = json.loads(end_to_end.RECORD.read_text(encoding="utf-8"))
+    pairs = [end_to_end.Pair(**pair) for pair in record["pairs"]]
+    return _table(end_to_end.HEAD, end_to_end.list_rows(pairs))
+
+
 def _packaged_settings() -> str:
     folder = packaged.locate_packaged_recipes() / SETTINGS_FOLDER
     files = sorted(folder.glob("*.yaml"))
@@ -672,6 +679,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "settings": _settings,
     "packaged_settings": _packaged_settings,
     "measured_rates": _measured_rates,
+    "end_to_end": _end_to_end,
     "method_families": _method_families,
     "families": _families,
     "templates": _templates,
