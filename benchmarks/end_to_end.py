@@ -3,9 +3,9 @@
     python -m benchmarks end_to_end --peer-python PATH [--record]
 
 Two from-scratch models of a toy pair for each seed, 100 steps of 32 prompts, AdamW at a constant rate, temperature 1.
-`on-policy` takes the student's own answers and the reverse KL, `mixed` takes half of them from the rows and the Jensen-Shannon
-divergence. Both students are then evaluated by this library on the same held-out prompts. The draws are not the same, so what has to
-agree is the mean over seeds.
+`on-policy` takes the student's own answers and the reverse KL, `mixed` takes half of them from the rows and the
+Jensen-Shannon divergence. Both students are then evaluated by this library on the same held-out prompts. The draws are not
+the same, so what has to agree is the mean over seeds.
 """
 
 import argparse

@@ -4,10 +4,13 @@ import copy
 import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from toy import toy_recipe
 
+import practicum
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
@@ -15,12 +18,20 @@ from practicum.objective import Full, Objective
 from practicum.ports import AdamParams
 from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, ScoreRequest
 
-PATH = Path(__file__).parents[1] / "examples" / "minimal.py"
-specification = importlib.util.spec_from_file_location("minimal", PATH)
-assert specification is not None
-assert specification.loader is not None
-minimal = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(minimal)
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PATH = EXAMPLES / "minimal.py"
+
+
+def load_example(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+minimal = load_example("minimal")
 
 
 @pytest.mark.long
@@ -93,3 +104,19 @@ def library_step(
     metrics = trainer.forward_backward(data, Objective(), seed=step).metrics
     trainer.optim_step(AdamParams(1e-3))
     return [sample.tokens.tolist() for sample in samples], metrics["reverse_kl"]
+
+
+def test_an_own_step_without_a_choice_is_the_librarys(models: Path, tmp_path: Path) -> None:
+    own_step = load_example("own_step")
+    recipe = toy_recipe(models, {"train.steps": 3})
+    rows = own_step.train(recipe, list)
+    expected = practicum.run(recipe, out=tmp_path, progress=False).metrics()
+    assert [row["reverse_kl"] for row in rows] == [row["reverse_kl"] for row in expected]
+
+
+def test_an_own_step_trains_on_what_it_chooses(models: Path) -> None:
+    own_step = load_example("own_step")
+    recipe = toy_recipe(models, {"train.steps": 2})
+    assert [row["trained"] for row in own_step.train(recipe, lambda rollouts: [])] == [0.0, 0.0]
+    (row, _) = own_step.train(recipe, own_step.keep_mistakes)
+    assert 0 < row["trained"] <= row["answers"]

@@ -11,8 +11,10 @@ import torch
 from toy import toy_data
 
 import practicum
-from practicum.errors import PracticumError, RecipeError
+from practicum.errors import AlarmError, PracticumError, RecipeError
 from practicum.functional import Divergence, Weight
+from practicum.monitors import MONITORS
+from practicum.monitors.settings import replace_pauses
 from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher
 from practicum.ports.scoring import Scorer
@@ -237,3 +239,27 @@ def test_top_tokens_ask_the_object_of_the_run(distill: Callable[..., RunResult])
     assert row["teacher_top"][0][0][1] == pytest.approx(2.0 - math.log(math.exp(2.0) + 10))
     with pytest.raises(RecipeError, match=r"practicum.distill\(teacher=..., resume=True\)"):
         practicum.load_run(result.folder).rollouts(top=2, progress=False)
+
+
+def test_a_pause_only_warns_unless_it_is_asked_for(distill: Callable[..., RunResult]) -> None:
+    """Every token of this teacher has the same log-probability, for which M35 pauses `practicum run`."""
+    sections = {
+        "teacher": Flat(),
+        "objective": {"signal": "sampled"},
+        "rollout": {"max_new_tokens": 16},
+    }
+    result = distill(name="warned", **sections)
+    assert result.summary["steps"] == 2 and "M35" in result.summary["alarms"]
+    with pytest.raises(AlarmError, match=r"paused by M35 .*go on with resume=True"):
+        distill(name="paused", **sections, monitors={"M35": "pause"})
+
+
+def test_every_monitor_that_pauses_is_replaced() -> None:
+    softened = replace_pauses({"M4": "pause", "M8": {"level": -9.0}, "M1": False})
+    assert softened["M4"] == "pause"
+    assert softened["M8"] == {"action": "warn", "level": -9.0}
+    assert softened["M1"] is False
+    assert {name for name, settings in softened.items() if settings == {"action": "warn"}} == {
+        name for name, monitor in MONITORS.items() if monitor.can_pause
+    } - {"M4", "M8"}
+    assert replace_pauses("off") == "off"

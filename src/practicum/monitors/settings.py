@@ -56,6 +56,21 @@ def parse_factor(change: float | str) -> float | None:
         return None
 
 
+def replace_pauses(section: Any) -> Any:
+    """Return a section in which monitors that would pause a run warn, unless it names their action.
+
+    In a notebook nobody looks at the run while it stands, and the cells below have no result.
+    """
+    if not isinstance(section, Mapping):
+        return section
+    softened = dict(section)
+    for name, monitor in MONITORS.items():
+        settings = section.get(name, {})
+        if monitor.can_pause and isinstance(settings, Mapping):
+            softened[name] = {"action": "warn", **settings}
+    return softened
+
+
 def _read_section(section: Any) -> Any:
     """Expand the short forms: `off` for all monitors, and an action in place of settings."""
     # YAML reads `off` as false.

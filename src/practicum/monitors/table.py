@@ -43,6 +43,11 @@ class Monitor:
         """True if one of the monitor's actions ends a run."""
         return not {self.action, *(self.escalation or ())}.isdisjoint({"finish", "pause", "stop"})
 
+    @property
+    def can_pause(self) -> bool:
+        """True if one of the monitor's actions pauses a run."""
+        return "pause" in (self.action, *(self.escalation or ()))
+
 
 _MONITORS = (
     Monitor(

@@ -13,6 +13,7 @@ from typing import Any
 from practicum.core.options import spell_options
 from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.errors import PracticumError, RecipeError, ResourceError, TooFewGpus, WorkerLost
+from practicum.monitors.settings import replace_pauses
 from practicum.objective import Objective
 from practicum.ports import Task
 from practicum.ports.given.teacher import ScoresRollouts
@@ -245,8 +246,8 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     verifier)`. Models and rows are copied once into `OUT/NAME.inputs` and never changed. A
     `teacher`, a `task` and a scorer may also be an object with the methods of `practicum.ports`, a
     scorer a function `(prompt, answer) -> float`, and the source of `rollout` a function `(prompt,
-    seed) -> str`: see docs/notebooks.md. Give the same objects to resume. All further options
-    belong to `run`. Raises RecipeError with every problem in the recipe.
+    seed) -> str`: see docs/notebooks.md. Give the same objects to resume. What would pause a run
+    only warns, unless `monitors` names it. All further options belong to `run`. Raises RecipeError.
     """
     sections = {
         "student": student,
@@ -257,7 +258,7 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
         "optimizer": optimizer,
         "train": train,
         "evaluation": evaluation,
-        "monitors": monitors,
+        "monitors": replace_pauses(monitors or {}),
         "backend": backend,
         "reference": reference,
         "scorers": scorers,
