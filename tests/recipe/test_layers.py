@@ -1,5 +1,6 @@
 """Method and setting of a recipe are separate: `extends` takes the first and leaves the second."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,22 @@ def test_layers_come_from_the_weakest_to_the_strongest() -> None:
     ]
     assert [layer.is_setting for layer in layers] == [True, True, False]
     assert not set(NUMBERS) & layers[2].sections.keys() - {"rollout"}
+
+
+@pytest.mark.parametrize("name", list_recipe_names())
+def test_the_recipe_of_a_run_folder_is_the_recipe(name: str, tmp_path: Path) -> None:
+    """A run folder is read wherever a recipe is, so that a run is repeated with a change."""
+    if "stages" in read_recipe(find_recipe(name)):
+        pytest.skip("a pipeline has a folder for each stage")
+    recipe = load_recipe(name, ["seed=3"])
+    (tmp_path / "recipe.json").write_text(json.dumps({"recipe": resolve_recipe(recipe)}))
+    assert load_recipe(tmp_path) == recipe
+    changed = load_recipe(str(tmp_path), ["train.steps=77"])
+    assert resolve_recipe(changed) == resolve_recipe(
+        load_recipe(name, ["seed=3", "train.steps=77"])
+    )
+
+
+def test_a_folder_without_a_run_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="not a file, not a run folder and not a packaged recipe"):
+        load_recipe(tmp_path)

@@ -1,14 +1,19 @@
 """The verdict of a run: expected outcomes written before the rules were run, and laws."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.report.outcome_verdict import RunSettings, judge_run
+from practicum.report.outcome_verdict import (
+    RunSettings,
+    format_verdict,
+    judge_run,
+    list_commands,
+)
 
 DIVERGENCE = RunSettings(learning_rate=0.002, prompts=64, steps=20, aims_at_teacher=True)
 REWARD = RunSettings(learning_rate=0.002, prompts=64, steps=20, aims_at_teacher=False)
@@ -199,7 +204,7 @@ def test_reasons_name_the_numbers_and_the_next_command() -> None:
         *EXPECTED["COLLAPSED"]["a GKD run at the learning rate of a toy, without an alarm"]
     )
     assert "reverse KL to the teacher 15 times as high (0.37 to 5.66)" in collapsed.reasons
-    assert "practicum run RECIPE optimizer.learning_rate=0.0002" in collapsed.next
+    assert "practicum run RUN optimizer.learning_rate=0.0002" in collapsed.next
     toy = judge_run(*EXPECTED["COLLAPSED"]["smoke/toy at a learning rate of 0.3"]).reasons
     assert "100 % of the answers cut off (0 % before)" in toy
     assert "100 % of the prompts got the same answer (5 % before)" in toy
@@ -208,11 +213,26 @@ def test_reasons_name_the_numbers_and_the_next_command() -> None:
     assert judge_run(summary, settings).next == ["add held-out prompts to the task, which has 4"]
     few = judge_run(summary, replace(settings, prompts=4))
     assert "both point to worse" in few.reasons[-1]
-    assert "practicum run RECIPE evaluation.prompts=64" in few.next
+    assert "practicum run RUN evaluation.prompts=64" in few.next
     mixed = judge_run(*EXPECTED["BETTER"]["more accurate, further from the teacher"]).reasons
     assert mixed[0].startswith("accuracy 0.30 to 0.60") and "2.0 times as high" in mixed[1]
     equal = judge_run(*EXPECTED["NO DETECTABLE CHANGE"]["an interval of zero width"]).reasons
     assert "all prompts agree; no interval" in equal[0]
+
+
+def test_the_rate_to_try_is_that_of_the_table_where_the_rate_was_far_above_it() -> None:
+    summary, settings = EXPECTED["COLLAPSED"]["no verifier, ten times the divergence"]
+    toy = replace(settings, learning_rate=0.002)
+    rates = {usual: judge_run(summary, replace(toy, usual_rate=usual)) for usual in (5e-5, 1e-3)}
+    assert rates[5e-5].next[0] == "practicum run RUN optimizer.learning_rate=5e-05"
+    assert rates[1e-3].next[0] == "practicum run RUN optimizer.learning_rate=0.0002"
+
+
+def test_commands_name_the_folder_of_the_run() -> None:
+    verdict = asdict(judge_run(*EXPECTED["WORSE"]["a reward, less accurate"]))
+    assert list_commands(verdict, "my runs/RUN 1")[0] == "practicum doctor 'my runs/RUN 1'"
+    assert format_verdict(verdict, "runs/toy").endswith(". Try next: practicum doctor runs/toy")
+    assert format_verdict({**verdict, "next": []}, "runs/toy").startswith("WORSE: accuracy")
 
 
 SHARES = st.floats(0.0, 1.0)

@@ -453,13 +453,13 @@ def test_the_verdict_is_the_first_line_of_the_page(rich: Path) -> None:
     verdict = {
         "verdict": "COLLAPSED",
         "reasons": ["<b>15 times"],
-        "next": ["practicum doctor RECIPE"],
+        "next": ["practicum doctor RUN"],
     }
     html = build_page_parts(_with(run, summary={**run.summary, "verdict": verdict})).html
     start = html["verdict"].index("COLLAPSED")
     assert start < html["verdict"].index('class="gain"')
     assert "&lt;b&gt;15 times" in html["verdict"]
-    assert "<code>practicum doctor RECIPE</code>" in html["verdict"]
+    assert "<code>practicum doctor RUN</code>" in html["verdict"]
     assert 'class="outcome bad"' in html["verdict"]
     unfinished = build_page_parts(_with(run, summary=None)).html["verdict"]
     assert "outcome" not in unfinished

@@ -40,7 +40,7 @@ RecipeArgument = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
-        help="YAML file of a recipe or pipeline, or a packaged name such as quickstart",
+        help="YAML file of a recipe or pipeline, run folder, or packaged name such as quickstart",
         autocompletion=complete_recipe,
     ),
 ]

@@ -32,15 +32,21 @@ FILE_KEYS = {
 """Keys of a file that are no field of a recipe: reading the file uses them up."""
 
 
+RUN_RECIPE = "recipe.json"
+"""The file of a run folder with the complete recipe of the run, under the key `recipe`."""
+
+
 def find_recipe(source: str | Path) -> Path:
-    """Return the file of a recipe: a path, or the name of a packaged one such as `quickstart`."""
+    """Return the file of a recipe: a path, a run folder, or a packaged name such as `quickstart`."""
+    if os.path.isfile(os.path.join(source, RUN_RECIPE)):
+        return Path(source, RUN_RECIPE)
     if os.path.isfile(source):  # unlike Path.is_file, also False for names that no file can have
         return Path(source)
     name = str(source).removeprefix("recipes/").removesuffix(".yaml")
     if name in list_recipe_names():
         return locate_packaged_recipes() / f"{name}.yaml"
     raise RecipeError(
-        f"no recipe {str(source)[:100]!r}: not a file and not a packaged recipe; "
+        f"no recipe {str(source)[:100]!r}: not a file, not a run folder and not a packaged recipe; "
         f"{_suggest_recipe(str(source))}practicum ls recipes --like WORD searches the packaged ones"
     )
 
@@ -181,4 +187,5 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise RecipeError(
             f"{path}: a recipe is a mapping of names such as `student:` and `teacher:`"
         )
-    return document
+    recipe_data = document.get("recipe") if path.name == RUN_RECIPE else None
+    return recipe_data if isinstance(recipe_data, dict) else document

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.report.markup import escape_text, format_number
+from practicum.report.outcome_verdict import list_commands
 from practicum.report.tables import ALL_DONE
 
 
@@ -36,7 +37,7 @@ def render_run_card(name: str, folder: str, summary: Mapping[str, Any]) -> str:
     verdict = summary["verdict"]
     lines = [
         "; ".join(verdict["reasons"]),
-        *(f"Try next: {command}" for command in verdict["next"]),
+        *(f"Try next: {command}" for command in list_commands(verdict, folder)),
         f"{summary['steps']} steps, {summary.get('ended', ALL_DONE)}; report.html is in {folder}",
     ]
     return render_card(f"{name}: {verdict['verdict']}", lines, ["", *columns], rows)

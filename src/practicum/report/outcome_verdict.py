@@ -5,6 +5,7 @@ it: the terminal, the page, the notebook, the model card, comparisons and tracke
 are known, so no rule needs a baseline of several steps. docs/evaluation.md has the rules as a table.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -26,6 +27,12 @@ RISE, MOST, LOW_ENTROPY = 0.5, 0.9, 0.05
 share of the entropy before below which the entropy after is a sign.
 """
 
+HIGH_RATE = 3.0
+"""The multiple of the table's learning rate above which the table's rate is the advice."""
+
+RUN = "RUN"
+"""The place of the run folder in a stored command: the folder may move, and its bytes stay equal."""
+
 SIGNS = 2
 """The number of signs that make a collapse."""
 
@@ -34,7 +41,8 @@ SIGNS = 2
 class RunSettings:
     """The settings of a run that its verdict depends on, and that its next command changes.
 
-    `aims_at_teacher` is True if the objective minimizes a divergence and has no reward. Closeness
+    `usual_rate` is the learning rate of the table of settings for the student, None if the table has
+    none. `aims_at_teacher` is True if the objective minimizes a divergence and has no reward. Closeness
     to a teacher that follows the student (`teacher_moves`) is not an improvement.
     """
 
@@ -43,6 +51,7 @@ class RunSettings:
     steps: int
     aims_at_teacher: bool
     teacher_moves: bool = False
+    usual_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +111,16 @@ def judge_run(summary: Mapping[str, Any], settings: RunSettings) -> RunVerdict:
     return RunVerdict(word, reasons, _list_next(word, settings, prompts))
 
 
-def format_verdict(verdict: Mapping[str, Any]) -> str:
+def format_verdict(verdict: Mapping[str, Any], folder: str) -> str:
     """Return a stored verdict as one line: the word, its reasons, and what to try first."""
-    line = format_reasons(verdict)
-    return f"{line}. Try next: {verdict['next'][0]}" if verdict["next"] else line
+    line, commands = format_reasons(verdict), list_commands(verdict, folder)
+    return f"{line}. Try next: {commands[0]}" if commands else line
+
+
+def list_commands(verdict: Mapping[str, Any], folder: str) -> list[str]:
+    """Return the commands to try next, for the run in this folder."""
+    path = shlex.quote(folder)
+    return [command.replace(f" {RUN}", f" {path}", 1) for command in verdict["next"]]
 
 
 def format_reasons(verdict: Mapping[str, Any]) -> str:
@@ -214,8 +229,8 @@ def _order_alarm(name: str) -> tuple[int, str]:
 
 def _list_next(word: VerdictWord, settings: RunSettings, prompts: int) -> list[str]:
     """Return the commands to try next, the most promising one first."""
-    lower_rate = f"practicum run RECIPE optimizer.learning_rate={settings.learning_rate / 10:.3g}"
-    doctor = "practicum doctor RECIPE"
+    lower_rate = f"practicum run {RUN} optimizer.learning_rate={_choose_lower_rate(settings):.3g}"
+    doctor = f"practicum doctor {RUN}"
     match word:
         case "COLLAPSED":
             return [lower_rate, doctor]
@@ -224,10 +239,18 @@ def _list_next(word: VerdictWord, settings: RunSettings, prompts: int) -> list[s
         case "TOO FEW PROMPTS":
             return _ask_for_prompts(prompts, settings)
         case "NO DETECTABLE CHANGE":
-            more_steps = f"practicum run RECIPE train.steps={4 * settings.steps}"
+            more_steps = f"practicum run {RUN} train.steps={4 * settings.steps}"
             return [more_steps, *_ask_for_prompts(prompts, settings), doctor]
         case "BETTER":
             return []
+
+
+def _choose_lower_rate(settings: RunSettings) -> float:
+    """Return the table's rate if the run's was far above it, else a tenth of the run's."""
+    usual = settings.usual_rate
+    if usual is not None and settings.learning_rate > HIGH_RATE * usual:
+        return usual
+    return settings.learning_rate / 10
 
 
 def _ask_for_prompts(prompts: int, settings: RunSettings) -> list[str]:
@@ -235,4 +258,4 @@ def _ask_for_prompts(prompts: int, settings: RunSettings) -> list[str]:
     if settings.prompts > prompts:
         # The recipe allows more prompts than there were, so a higher limit would change nothing.
         return [f"add held-out prompts to the task, which has {prompts or 'none'}"]
-    return [f"practicum run RECIPE evaluation.prompts={max(64, 4 * prompts)}"]
+    return [f"practicum run {RUN} evaluation.prompts={max(64, 4 * prompts)}"]

@@ -13,6 +13,7 @@ from practicum.report.markup import (
     format_number,
     format_percent,
 )
+from practicum.report.outcome_verdict import RUN
 from practicum.report.run_data import Row, RunData
 from practicum.report.tables import ALL_DONE, describe_lost_rows
 from practicum.statistics import (
@@ -87,7 +88,9 @@ def _render_word(run: RunData) -> str:
     tone, sign = TONES[verdict["verdict"]]
     reasons = "".join(f"<li>{escape_text(reason)}</li>" for reason in verdict["reasons"])
     commands = ", ".join(f"<code>{escape_text(command)}</code>" for command in verdict["next"])
-    advice = f'<p class="what">try next: {commands}</p>' if commands else ""
+    advice = (
+        f'<p class="what">try next, with {RUN} for this folder: {commands}</p>' if commands else ""
+    )
     return (
         f'<div class="outcome {tone}"><p class="word"><span aria-hidden="true">{sign}</span> '
         f"{verdict['verdict']}</p><ul>{reasons}</ul>{advice}</div>"

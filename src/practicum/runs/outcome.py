@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from practicum.costs import ModelDims, summarize_costs
-from practicum.recipe import Recipe
+from practicum.recipe import Recipe, choose_setting, resolve_recipe
 from practicum.report.outcome_verdict import RunSettings, format_verdict, judge_run
 from practicum.report.tables import (
     ALL_DONE,
@@ -87,6 +87,7 @@ def build_summary(
 def _read_settings(recipe: Recipe) -> RunSettings:
     """Return the settings of a recipe that the verdict depends on."""
     terms = recipe.objective.losses
+    choice = choose_setting(resolve_recipe(recipe))
     has_reward = any(term.learns_from_reward for term in terms)
     return RunSettings(
         learning_rate=recipe.optimizer.learning_rate,
@@ -94,6 +95,7 @@ def _read_settings(recipe: Recipe) -> RunSettings:
         steps=recipe.train.steps,
         aims_at_teacher=not has_reward and any(term.needs_teacher for term in terms),
         teacher_moves=recipe.teacher.capabilities().follows_student,
+        usual_rate=choice.list_values()["optimizer.learning_rate"] if choice else None,
     )
 
 
@@ -128,6 +130,7 @@ def print_outcome(
     evaluations: RunEvaluations,
     summary: Mapping[str, Any],
     extra_rows: Mapping[str, object],
+    folder: str,
 ) -> None:
     """Show the end of a run: answers, numbers, gain, alarms, `extra_rows`, and last the verdict."""
     if summary["samples"]:
@@ -147,4 +150,4 @@ def print_outcome(
         rows["alarms"] = f"{counts}; see alarms.jsonl"
     if summary["lost_rows"]:
         rows["rows lost"] = describe_lost_rows(summary["lost_rows"])
-    console.finish({**rows, **extra_rows, "verdict": format_verdict(summary["verdict"])})
+    console.finish({**rows, **extra_rows, "verdict": format_verdict(summary["verdict"], folder)})

@@ -248,5 +248,7 @@ class Session:
         cost = describe_cost(summary, self.recipe, ending.spending)
         folder = folders.shorten_path(self.run_dir.path)
         rows = {**times, **cost, "run folder": folder, "report": "report.html in it"}
-        print_outcome(self.console, evaluations, summary, rows)
+        print_outcome(
+            self.console, evaluations, summary, rows, folders.shorten_path(self.run_dir.path)
+        )
         return RunResult(self.run_dir.path, summary, self.recipe)
