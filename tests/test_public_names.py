@@ -91,6 +91,7 @@ PRACTICUM = [
     "compare",
     "distill",
     "doctor",
+    "evaluate",
     "functional",
     "load_recipe",
     "load_run",

@@ -6,8 +6,8 @@ Three depths, from the outside in:
     practicum.distill(student=..., teacher=..., task=..., ...)     its sections as arguments
     practicum.training.loop.train_step(step, parts, settings)               the seven calls of one step
 
-`practicum.doctor("recipes/quickstart.yaml")` examines a recipe before it is run, and
-`practicum.compare` runs several side by side; `practicum.functional` is the mathematics on its own.
+`practicum.doctor("recipes/quickstart.yaml")` examines a recipe before it is run, `practicum.evaluate`
+measures a run on other prompts, and `practicum.compare` runs several recipes; `practicum.functional` is the mathematics on its own.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from practicum import functional
     from practicum.errors import PracticumError
     from practicum.recipe import Recipe, load_recipe
-    from practicum.runs import RunResult, distill, load_run
+    from practicum.runs import RunResult, distill, evaluate, load_run
     from practicum.runs.pipeline.runner import run
     from practicum.studies.compare import compare
     from practicum.studies.doctor import Diagnosis, doctor
@@ -31,6 +31,7 @@ __all__ = [
     "compare",
     "distill",
     "doctor",
+    "evaluate",
     "functional",
     "load_recipe",
     "load_run",
@@ -45,6 +46,7 @@ _HOMES = {
     "compare": "practicum.studies.compare",
     "distill": "practicum.runs",
     "doctor": "practicum.studies.doctor",
+    "evaluate": "practicum.runs",
     "load_recipe": "practicum.recipe",
     "load_run": "practicum.runs",
     "run": "practicum.runs.pipeline.runner",

@@ -8,7 +8,7 @@ import pytest
 import typer.main
 
 import practicum
-from practicum.cli.after import evaluate_target, hold_chat
+from practicum.cli.after import hold_chat
 from practicum.cli.app import app
 from practicum.cli.plan import build_plan
 from practicum.runs.exporting import export_run
@@ -18,7 +18,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "doctor": practicum.doctor,
     "compare": practicum.compare,
     "plan": build_plan,
-    "eval": evaluate_target,
+    "eval": practicum.evaluate,
     "chat": hold_chat,
     "export": export_run,
 }

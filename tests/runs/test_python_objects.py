@@ -12,7 +12,6 @@ from toy import TASK, make_model, rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import practicum
-from practicum.cli.after import evaluate_target
 from practicum.errors import DataError, RecipeError
 from practicum.runs import RunResult, open_student
 
@@ -91,7 +90,7 @@ def test_a_run_of_objects_is_a_run_like_any_other(
     assert copy.parent == tmp_path / "distill.inputs"
     assert "student/model.safetensors" in saved["identity"]
     assert rows(Path(saved["recipe"]["task"]["path"])) == ROWS
-    assert evaluate_target(str(result.folder), None, [])["prompts"] == 2
+    assert practicum.evaluate(result.folder)["prompts"] == 2
     open_student(result.folder)
     (result.folder / "summary.json").unlink()
     again = distill(student=pair, task=task, evaluation={"prompts": 2}, resume=True)

@@ -1,7 +1,7 @@
 """Many answers to one prompt, against enumeration."""
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from practicum.statistics import (
     calibration_error,
     distinct_ngrams,
     equal_share,
+    estimate_pass_rates,
     majority_agreement,
     pass_at_k,
     similarity,
@@ -26,6 +27,33 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(case: tuple[int, in
     answers = [place < right for place in range(count)]
     draws = list(combinations(answers, k))
     assert pass_at_k(count, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.85, 1.0])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_pass_at_k_of_sampled_answers_is_unbiased(count: int, chance: float) -> None:
+    """Over all outcomes of `count` answers the mean is the chance that one of k answers is right."""
+    for k in range(1, count + 1):
+        mean = sum(
+            chance ** sum(outcome)
+            * (1 - chance) ** (count - sum(outcome))
+            * pass_at_k(count, sum(outcome), k)
+            for outcome in product((0, 1), repeat=count)
+        )
+        assert mean == pytest.approx(1 - (1 - chance) ** k)
+
+
+def test_pass_rates_are_means_over_prompts_with_intervals_over_prompts() -> None:
+    right = [[True, False, False, False], [False] * 4, [True, True, False, True]]
+    rates = estimate_pass_rates(right, seed=0)
+    assert list(rates) == [1, 2, 4]
+    assert rates[1].mean == pytest.approx((1 / 4 + 0 + 3 / 4) / 3)
+    assert rates[2].mean == pytest.approx((1 / 2 + 0 + 1) / 3)
+    assert rates[4].mean == pytest.approx(2 / 3)
+    assert all(rate.low < rate.mean < rate.high for rate in rates.values())
+    assert rates == estimate_pass_rates(right, seed=0) and estimate_pass_rates(
+        [[True] * 3], 0
+    ).keys() == {1, 2, 3}
 
 
 @pytest.mark.parametrize("k", [0, 5])

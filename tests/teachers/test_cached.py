@@ -29,7 +29,6 @@ from toy import (
 from practicum import functional as F
 from practicum.backends.local.loading import load_student
 from practicum.backends.local.trainer import LocalTrainer
-from practicum.cli.after import evaluate_target
 from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError, TeacherError
 from practicum.functional.head import Head
@@ -37,6 +36,7 @@ from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Sampled, Signal, TopK
 from practicum.ports import Capabilities, Model, Teacher, TeacherContext
 from practicum.recipe import Recipe
+from practicum.runs import evaluate
 from practicum.teachers import privileged
 from practicum.teachers._scores import FULL, TEMPORARY, ScoreStore
 from practicum.teachers.cached import (
@@ -510,7 +510,7 @@ def test_an_evaluation_after_the_run_leaves_what_is_kept_as_it_is(
     changes = {**cached(models), "train.steps": 3, "evaluation.prompts": 4}
     run = toy_run(models, tmp_path, changes).folder
     before = files(stores(run)[0])
-    evaluate_target(str(run), None, ["seed=1"])
+    evaluate(run, ["seed=1"])
     assert files(stores(run)[0]) == before
 
 

@@ -24,8 +24,8 @@ from practicum.cli._arguments import (
     RunOrModel,
     handle_errors,
 )
-from practicum.cli._output import print_summary, show_waiting
-from practicum.cli.asking import answers, score
+from practicum.cli._output import show_waiting
+from practicum.cli.asking import answers, evaluate, score
 from practicum.cli.inspecting import check, convert, laws, list_choices, schema, show
 from practicum.core.leaving import leave_if_stuck
 
@@ -167,27 +167,11 @@ app.command(
 app.command(epilog="Example: practicum score my.yaml --out scored.jsonl", cls=RecipeCommand)(score)
 
 
-@app.command(
+app.command(
     "eval",
-    epilog="Example: practicum eval runs/quickstart evaluation.prompts=121",
+    epilog="Example: practicum eval runs/mine --rows test.jsonl --verifier math",
     cls=RecipeCommand,
-)
-def evaluate(
-    target: RunOrModel,
-    overrides: Overrides = None,
-    recipe: Annotated[
-        str | None, typer.Option(metavar="RECIPE", help="for a model: the recipe with the task")
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Measure the held-out accuracy. For a run also the distance from its teacher."""
-    with handle_errors(debug):
-        from practicum.cli.after import evaluate_target
-
-        with show_waiting():
-            summary = evaluate_target(target, recipe, overrides or [])
-        print_summary(summary, as_json)
+)(evaluate)
 
 
 @app.command(epilog="Example: practicum chat runs/quickstart")

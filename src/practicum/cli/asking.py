@@ -1,4 +1,4 @@
-"""Commands that ask a recipe's teacher, and train nothing."""
+"""Commands that ask a teacher or a student, and train nothing."""
 
 from contextlib import closing
 from dataclasses import asdict
@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from practicum.cli._arguments import Debug, Json, Overrides, RecipeArgument, handle_errors
+from practicum.cli._arguments import (
+    Debug,
+    Json,
+    Overrides,
+    RecipeArgument,
+    RunOrModel,
+    handle_errors,
+)
 from practicum.cli._output import print_summary, show_waiting
 
 
@@ -53,3 +60,45 @@ def score(
         with show_waiting():
             scored = score_traces(load_recipe(recipe, overrides or []), out)
         print_summary({**asdict(scored), "file": str(out)}, as_json)
+
+
+def evaluate(  # noqa: PLR0913  (its options, one by one)
+    target: RunOrModel,
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="RECIPE", help="for a model: the recipe with the task")
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="prompts to answer, instead of the held-out prompts"),
+    ] = None,
+    verifier: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="a metric, accuracy[NAME]; again for another"),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(metavar="K", min=1, help="answers per prompt, for avg@K and pass@K"),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(metavar="T", min=0.0, help="0: greedy; default: the recipe's, else 0"),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure the accuracy on held-out prompts or rows of yours. For a run also the distance from its teacher."""
+    with handle_errors(debug):
+        from practicum.runs.evaluating import evaluate as evaluate_target
+
+        with show_waiting():
+            summary = evaluate_target(
+                target,
+                overrides or (),
+                recipe=recipe,
+                rows=rows,
+                verifier=verifier or (),
+                samples=samples,
+                temperature=temperature,
+            )
+        print_summary(summary, as_json)

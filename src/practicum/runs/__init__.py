@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from practicum.runs.evaluating import evaluate
     from practicum.runs.launch import (
         check_resumes,
         distill,
@@ -19,6 +20,7 @@ __all__ = [
     "RunResult",
     "check_resumes",
     "distill",
+    "evaluate",
     "load_run",
     "open_run",
     "open_student",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "evaluate": "practicum.runs.evaluating",
     "open_run": "practicum.runs.opening",
     "open_student": "practicum.runs.opening",
     "RunResult": "practicum.runs.result",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from practicum import run_dir as folders
+from practicum.core.calls import suggest_name
 from practicum.core.plugins import load_plugin
 from practicum.core.randomness import seed_of
 from practicum.errors import CheckpointError, RecipeError
@@ -130,12 +131,16 @@ def require_newest(run_dir: RunDir) -> Checkpoint:
 
 def open_student(path: str | Path) -> tuple[Backend, Student]:
     """Load a run's student with the weights of its newest intact checkpoint, and its backend."""
-    run_dir, recipe = open_run(path)
+    return load_trained_student(*open_run(path))
+
+
+def load_trained_student(run_dir: RunDir, recipe: Recipe) -> tuple[Backend, Student]:
+    """Load the same of an open run, with the settings of a recipe that may differ from the run's."""
     checkpoint = require_newest(run_dir)
     if not recipe.backend.checkpoints_here:
         where = ", ".join(checkpoint.read_tensors("student"))
         raise CheckpointError(
-            f"{path}: the student is at a service, {where}, and its weights are not here; "
+            f"{run_dir.path}: the student is at a service, {where}, and its weights are not here; "
             "ask the service"
         )
     backend, student = load_student(recipe, run_dir.models)
@@ -143,6 +148,17 @@ def open_student(path: str | Path) -> tuple[Backend, Student]:
         _check_origin(run_dir, recipe, student)
     backend.load(student, checkpoint.path, moments=False)
     return backend, student
+
+
+def refuse_missing_run(target: str) -> None:
+    """Raise RecipeError if a text means a run next to others, and there is no such folder.
+
+    As a name on the hub it would go out to the network.
+    """
+    path = Path(target)
+    runs = sorted(str(file.parent) for file in path.parent.glob("*/recipe.json"))
+    if runs and len(path.parts) > 1 and not path.exists():
+        raise RecipeError(f"there is no folder {path.absolute()}; {suggest_name(target, runs)}")
 
 
 def is_run(model: object) -> bool:

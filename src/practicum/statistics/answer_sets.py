@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import combinations, pairwise
 
+from practicum.statistics.intervals import Interval
+from practicum.statistics.paired import mean_score
+
 
 def pass_at_k(count: int, right: int, k: int) -> float:
     """Return the chance that one or more of k answers is right, given `right` of `count`.
@@ -17,6 +20,19 @@ def pass_at_k(count: int, right: int, k: int) -> float:
             f"pass_at_k: k must be between 1 and the {count} answers there are, got {k}"
         )
     return 1.0 - math.comb(count - right, k) / math.comb(count, k)
+
+
+def estimate_pass_rates(right: Sequence[Sequence[bool]], seed: int) -> dict[int, Interval]:
+    """Return the mean of `pass_at_k` over prompts with its interval, by k = 1, 2, 4, ... and most.
+
+    `right` has the answers to each prompt; the largest k is the number of answers that each has.
+    """
+    most = min(map(len, right))
+    numbers = sorted({*(2**power for power in range(most.bit_length())), most})
+    return {
+        k: mean_score([pass_at_k(len(answers), sum(answers), k) for answers in right], seed)
+        for k in numbers
+    }
 
 
 def distinct_ngrams(answers: Sequence[Sequence[int]], n: int) -> float | None:

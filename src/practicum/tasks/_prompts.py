@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,10 +23,12 @@ from practicum.tasks._deadline import OwnWalls
 from practicum.tasks._explaining import EXPLANATIONS
 from practicum.tasks._files import EXCERPT, Row
 from practicum.tasks._formats import (
+    FORMATS,
     PRIVILEGED,
     QUESTIONS,
     ColumnReader,
     Columns,
+    get_column,
     propose_columns,
     quote_name,
     shows_media,
@@ -128,10 +131,19 @@ class _Refusals:
 
 
 class PromptReader:
-    """Reads the sources of a task's prompts; bad rows go to the rejected file, if there is one."""
+    """Reads the sources of a task's prompts; bad rows go to the rejected file, if there is one.
 
-    def __init__(self, config: RowsConfig, rejected_path: Path | None = None) -> None:
+    A row is good if each of the `verifiers` can judge by its answer; by default it is the config's.
+    """
+
+    def __init__(
+        self,
+        config: RowsConfig,
+        rejected_path: Path | None = None,
+        verifiers: Sequence[str] | None = None,
+    ) -> None:
         self._config = config
+        self._verifiers = [name_object(config.verifier)] if verifiers is None else verifiers
         self._rejected_path = rejected_path
         self._ids: dict[str, set[str]] = {}
         self._sources: Counter[str] = Counter()
@@ -146,16 +158,20 @@ class PromptReader:
         """
         self._sources[part] += 1
         prefix = part if self._sources[part] == 1 else f"{part}-{self._sources[part]}"
-        columns = ColumnReader(self._config.columns, self._config.strict)
+        rows = iter(rows)
+        first = next(rows, None)
+        columns = ColumnReader(self._choose_columns(first, source, part), self._config.strict)
         ids = self._ids.setdefault(part, set())
         prompts: list[Prompt] = []
         refusals, pictures = _Refusals(), list[int]()
-        verifier = name_object(self._config.verifier)
-        checker = GoldChecker(verifier, self._config.sandbox, source)
-        for row in rows:
+        checkers = [
+            GoldChecker(verifier, self._config.sandbox, source) for verifier in self._verifiers
+        ]
+        for row in chain([] if first is None else [first], rows):
             try:
                 prompt = self._read_row(row, columns, f"{prefix}-{row.number}", ids)
-                _check_answer(prompt, checker)
+                for checker in checkers:
+                    _check_answer(prompt, checker)
             except Rejected as rejection:
                 refusals.add(row, str(rejection))
                 self._write_rejected(source, row, str(rejection))
@@ -165,12 +181,14 @@ class PromptReader:
                 if shows_media(prompt):
                     pictures.append(row.number)
                 if prompt.answer is not None:
-                    checker.note_unit(prompt.answer, row.number)
+                    for checker in checkers:
+                        checker.note_unit(prompt.answer, row.number)
         self._check_counts(source, len(prompts), refusals, columns)
         self._check_columns(source, columns)
         self._note_columns(source, columns, prompts)
-        exact = describe_exact(_list_answers(prompts)) if verifier == "exact" else None
-        for note in filter(None, (exact, checker.describe_units())):
+        exact = describe_exact(_list_answers(prompts)) if "exact" in self._verifiers else None
+        units = (checker.describe_units() for checker in checkers)
+        for note in filter(None, (exact, *units)):
             log.info(f"{source}: {note}")
         if pictures:
             log.info(
@@ -179,6 +197,25 @@ class PromptReader:
                 "whose question needs a picture"
             )
         return prompts
+
+    def _choose_columns(self, first: Row | None, source: str, part: str) -> Mapping[str, str]:
+        """Return the config's `columns`; none for held-out rows that have the fields' own names.
+
+        A benchmark that is held out rarely has the columns of the training rows.
+        """
+        columns = self._config.columns
+        if part != "heldout" or not columns or first is None:
+            return columns
+        row = first.columns
+        if isinstance(row, Rejected):
+            return columns
+        if any(get_column(row, name) is not None for name in columns.values()):
+            return columns
+        if not QUESTIONS.keys() & row.keys() and not any(form.fits(row) for form in FORMATS):
+            return columns
+        names = ", ".join(map(quote_name, columns.values()))
+        log.info(f"{source}: read without task.columns, since row {first.number} has no {names}")
+        return {}
 
     def _read_row(self, row: Row, columns: ColumnReader, name: str, ids: set[str]) -> Prompt:
         if isinstance(row.columns, Rejected):
@@ -193,7 +230,7 @@ class PromptReader:
 
     def _split_tests(self, row: Columns) -> tuple[dict[str, str], Columns]:
         """Return the tests of a row for the verifier that runs them, and its other columns."""
-        if self._config.verifier not in FUNCTIONS:
+        if not FUNCTIONS.keys() & set(self._verifiers):
             return {}, row
         try:
             tests = {_tests.FIELD: _tests.read_tests(row)}
@@ -329,7 +366,8 @@ def build_prompt_set(
     unseen = [prompt for prompt in train if _normalize(prompt) not in questions]
     if not unseen:
         raise DataError(
-            f"{config.path}: every training row is also held out; hold out fewer, or give other rows"
+            f"{config.path}: every training row is also held out; hold out fewer, or give other rows; "
+            "only to evaluate on rows: practicum eval RUN --rows FILE"
         )
     if len(unseen) < len(train):
         log.info(
