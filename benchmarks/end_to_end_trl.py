@@ -1,6 +1,6 @@
-"""One run of TRL's GKDTrainer, in a process of its own: `python -m benchmarks.end_to_end_trl JOB`.
+"""One run of TRL's GKDTrainer, in its process: `python -m benchmarks.end_to_end_trl JOB`.
 
-JOB is a file of JSON, see `benchmarks.end_to_end`. Only TRL and what it needs are imported. The weights of the student's folder are
+JOB is a file of JSON, see `benchmarks.end_to_end`. Only TRL and its packages are imported. The weights of the student's folder are
 replaced by the trained ones; its tokenizer and its template stay.
 """
 

@@ -563,7 +563,7 @@ def _measured_rates() -> str:
 
 
 def _end_to_end() -> str:
-    """The students of this library and those of TRL after the same runs."""
+    """The table of this library's and TRL's students after the same runs."""
     record = json.loads(end_to_end.RECORD.read_text(encoding="utf-8"))
     pairs = [end_to_end.Pair(**pair) for pair in record["pairs"]]
     return _table(end_to_end.HEAD, end_to_end.list_rows(pairs))

@@ -1,4 +1,4 @@
-"""Commands on a disk that cannot be written, whoever asks: one line and exit code 8, and what only reads works."""
+"""Commands on a disk that cannot be written: one line and exit code 8, and what only reads works."""
 
 import contextlib
 import ctypes

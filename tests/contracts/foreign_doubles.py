@@ -64,7 +64,7 @@ def read_refusal(build: Callable[[], Task]) -> str:
 
 
 class Voice:
-    """Says its turns in order, whoever asks."""
+    """Says its turns in order."""
 
     def __init__(self, renderer: Renderer, *turns: str) -> None:
         self.renderer, self.turns = renderer, turns

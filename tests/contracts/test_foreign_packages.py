@@ -1,4 +1,4 @@
-"""Packages that return odd values: a run gets valid values and counts the others, or ends with one line.
+"""Packages that return odd values: a run counts and replaces them, or ends with one line.
 
 The tasks of `OUTSIDE` in test_foreign_values.py that read rows or generate them; the others, and tools over MCP, are in
 test_foreign_servers.py. Each package is a double.
@@ -86,7 +86,7 @@ def test_rows_of_datasets(
 
 
 class OddInner:
-    """A user's task whose prompts are none."""
+    """A user's task that returns None in place of prompts."""
 
     class Config(ReverseConfig):
         """The settings of the odd task."""
@@ -200,7 +200,7 @@ class Generator:
 
 
 class InProcess(VerifierProcess):
-    """The process of a generator, whose requests and answers are lines of JSON, without a process."""
+    """A generator's requests and answers as lines of JSON, without its process."""
 
     def __init__(self, module: str, settings: str, **more: Any) -> None:
         super().__init__(module, settings, **more)

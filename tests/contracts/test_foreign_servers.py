@@ -1,4 +1,4 @@
-"""Servers and harnesses that return odd values: a run gets valid values and counts the others, or ends with one line."""
+"""Servers and harnesses that return odd values: a run counts and replaces them, or ends with one line."""
 
 import asyncio
 import json

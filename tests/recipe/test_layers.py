@@ -38,7 +38,7 @@ METHOD_KEYS = {
         "replay_size",
     },
 }
-"""The keys that a packaged recipe may have beside its setting, in sections that a setting has, too."""
+"""The keys that a packaged recipe may have in sections that its setting has, too."""
 
 
 def write(folder: Path, content: dict[str, Any], name: str = "mine") -> Path:

@@ -1,4 +1,4 @@
-"""Twenty-five runs whose outcome follows from their recipe, on toys and on the packaged 135M model, and their verdicts.
+"""Twenty-five runs on toys and on the packaged 135M model, with the verdict that follows from each recipe.
 
 The verdicts were written down before the runs were made. Each run shows by its design how it has to end: a learning rate
 that destroys, a teacher that is worse than its student, a rate that changes nothing, an ordinary recipe, few held-out
@@ -19,7 +19,7 @@ from practicum.runs import run
 
 
 class Known(NamedTuple):
-    """A recipe whose outcome is known: its file, and the overrides."""
+    """A recipe with a known outcome: its file, and the overrides."""
 
     file: dict[str, Any]
     overrides: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ RUNS: dict[VerdictWord, dict[str, Known]] = {
 
 
 def write_rows(path: Path) -> None:
-    """Write multiplications, of which the model knows about half."""
+    """Write multiplications; the model knows about half of them."""
     draw = random.Random(0)
     pairs = [(first, second) for first in range(2, 13) for second in range(2, 13)]
     rows = [

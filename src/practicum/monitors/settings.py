@@ -59,7 +59,7 @@ def parse_factor(change: float | str) -> float | None:
 def replace_pauses(section: Any) -> Any:
     """Return a section in which monitors that would pause a run warn, unless it names their action.
 
-    In a notebook nobody looks at the run while it stands, and the cells below have no result.
+    A paused run raises, so the cells below it in a notebook would have no result.
     """
     if not isinstance(section, Mapping):
         return section

@@ -165,7 +165,7 @@ def _find_signs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_Co
         signs.append(_CollapseSign("entropy", f"entropy {old:.2f} to {new:.2f} nats per token"))
     old, new = before["reverse_kl"], after["reverse_kl"]
     if _judge_divergence(old, new) < 0 and new >= DOUBLED * max(old, 0.0):
-        # The reason is the one of the divergence itself.
+        # `_describe_divergence` gives the reason.
         signs.append(_CollapseSign("divergence", ""))
     return signs
 

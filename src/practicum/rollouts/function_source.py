@@ -60,7 +60,7 @@ class FunctionSource(SourceCall):
     def load(self) -> Callable[[Prompt, int], Any]:
         """Return the function, imported if the recipe only names it.
 
-        Raises RecipeError if the name is that of a function which only its run had.
+        Raises RecipeError if the name belongs to a function that only its run had.
         """
         if not isinstance(self.object, str):
             return self.object
@@ -77,5 +77,5 @@ class FunctionSource(SourceCall):
 
 
 def read_function(raw: Any) -> Any:
-    """Return a function of Python as a source; anything else as it is."""
+    """Return a function of Python as a source; anything else unchanged."""
     return {"type": "function", "object": raw} if inspect.isroutine(raw) else raw

@@ -164,7 +164,7 @@ def _write_error(run_dir: RunDir) -> Iterator[None]:
 def record_loss(folder: Path) -> Iterator[None]:
     """Record that the processes of a run, or of a pipeline's newest stage, were lost.
 
-    The process that leads the run may be the one that was lost, so the others record it too.
+    The lost process may be the leader of the run, so every process records it.
     """
     try:
         yield

@@ -141,7 +141,7 @@ def _open_named(verifier: str, sandbox: OwnWalls, scores: tuple[float, float]) -
 def _open_function(
     function: str, sandbox: OwnWalls, scores: tuple[float, float], *, name: str
 ) -> Grader:
-    """Return a function of the user's, called in a process of its own with a deadline.
+    """Return a function of the user's, called in a separate process with a deadline.
 
     Errors and rejections call it by its `name` in the recipe.
     """

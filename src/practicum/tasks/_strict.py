@@ -10,7 +10,7 @@ class Rejected(Exception):
 
 
 def parse_line(line: bytes, largest: int) -> dict[str, Any] | Rejected:
-    """Return the object in a line of JSON Lines, or the reason why there is none."""
+    """Return the object in a line of JSON Lines, or the reason why it has no object."""
     if len(line) > largest:
         return Rejected(
             f"larger than {largest} bytes; raise task.max_row_bytes if it is meant to be"

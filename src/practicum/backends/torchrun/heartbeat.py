@@ -1,4 +1,4 @@
-"""Signs of life of the ranks: a thread of each rank writes its own and watches those of others.
+"""Signs of life of the ranks: a thread of each rank writes its sign and watches the signs of other ranks.
 
 A stopped process keeps its connections, so a collective waits for it until the collective's own
 timeout. The first rank watches all other ranks, and they watch the first. A rank is not watched
@@ -76,7 +76,7 @@ class Silence:
 class Heartbeat:
     """The thread of one rank; `limit` are the seconds of silence after which a rank is stuck.
 
-    `store` is a connection of its own: another thread may wait in a call of a shared one. Set
+    `store` is a connection for this thread alone: in a shared one, another thread may wait in a call. Set
     `work` to what the rank is doing.
     """
 

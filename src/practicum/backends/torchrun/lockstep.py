@@ -1,7 +1,7 @@
 """The processes of one run: the first one asks, and all of them do what it asks.
 
-Requests and answers go through collectives of gloo, which run in a thread of their own: the thread
-that waits for them gives up after a deadline, or when a process is stuck. A process that cannot go on
+Requests and answers go through collectives of gloo, which run in a separate thread: the thread
+that waits for them gives up after a deadline, or when a process is stuck. A process that cannot continue
 writes the reason into the launcher's store before it ends, and the first process reads it there.
 """
 
@@ -112,7 +112,7 @@ class LockstepGroup:
             ) from error
 
     def _meet(self, store: Store) -> dist.ProcessGroup:
-        """Open the process groups of all ranks; return the one of requests and answers."""
+        """Open the process groups of all ranks; return the group of requests and answers."""
         on_gpus = torch.cuda.is_available()
         if on_gpus:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -258,7 +258,7 @@ class LockstepGroup:
         def check() -> None:
             if not self._heartbeat.has_ended:
                 self._check_signs("a request")
-            # The first process has ended, and this one waits for another one that cannot.
+            # The first process has ended, and this process waits for one that cannot.
             elif end.is_over():
                 raise RunEnded
 
@@ -307,7 +307,7 @@ class LockstepGroup:
         if not Trouble.describe(error).is_elsewhere:
             raise error
         reason = self._explain_loss(error, verb)
-        # The others may wait for a process that is stuck, and the end of a run takes a while.
+        # Other processes may wait for a process that is stuck, and the end of a run takes a while.
         self._set_key(ENDED, str(reason.exit_code))
         raise reason from error
 

@@ -16,7 +16,7 @@ POLL_SECONDS = 0.1
 class OneThread:
     """A daemon thread; what it is stuck in ends with the process.
 
-    Threads of torch keep settings and caches of their own, so all calls share one thread.
+    Threads of torch have separate settings and caches, so all calls share one thread.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Reasons why a rank cannot go on, in a form that other ranks can read."""
+"""Reasons why a rank cannot continue, in a form that other ranks can read."""
 
 from dataclasses import dataclass
 
@@ -21,9 +21,9 @@ class RunEnded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """The reason why a rank cannot go on: an exit code and a text for the user.
+    """The reason why a rank cannot continue: an exit code and a text for the user.
 
-    The code 0 is a link that another rank broke, and -1 an error that nobody foresaw.
+    The code 0 is a link that another rank broke, and -1 an unforeseen error.
     """
 
     code: int

@@ -48,7 +48,7 @@ class GivenConfig(FrozenConfig):
     def load(self) -> Any:
         """Return the object, imported if the recipe only names it.
 
-        Raises RecipeError if the name is that of an object which only its run had.
+        Raises RecipeError if the name belongs to an object that only its run had.
         """
         if not isinstance(self.object, str):
             return self.object

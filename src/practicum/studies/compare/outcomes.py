@@ -59,7 +59,7 @@ class Point:
 class Outcome:
     """A finished run.
 
-    `verdict` is the one of the run itself. `scores` are the mean rewards of held-out prompts, by
+    `verdict` is the run's own verdict. `scores` are the mean rewards of held-out prompts, by
     question and expected answer. `by_budget` is True if the budget ended the run, and not its
     `train.steps`.
     """
