@@ -34,6 +34,7 @@ def summarize(
     gain: Pair | None = None,
     *,
     kl: Pair | None = None,
+    estimate: tuple[tuple[float, float | None], tuple[float, float | None]] | None = None,
     cut: Pair = (0.0, 0.0),
     entropy: Pair | None = (1.0, 1.0),
     equal: Pair = (0.1, 0.1),
@@ -48,6 +49,10 @@ def summarize(
             if accuracy is None
             else {"mean": accuracy[when], "low": 0.0, "high": 1.0},
             "reverse_kl": None if kl is None else kl[when],
+            "reverse_kl_estimate": None
+            if estimate is None
+            else {"mean": estimate[when][0], "se": estimate[when][1]},
+            "student_entropy_estimate": None,
             "truncated": cut[when],
             "student_entropy": None if entropy is None else entropy[when],
             "equal_answers": equal[when],
@@ -280,3 +285,17 @@ def test_a_higher_gain_never_worsens_the_verdict(
     gain = {end: number + more for end, number in summary["gain"].items()}
     lower, higher = (judge_run(each, settings) for each in (summary, {**summary, "gain": gain}))
     assert RANKS[higher.verdict] >= RANKS[lower.verdict]
+
+
+def test_an_estimated_divergence_counts_beyond_its_error() -> None:
+    for error, verdict in (
+        (0.02, "WORSE"),
+        (0.2, "NO DETECTABLE CHANGE"),
+        (None, "NO DETECTABLE CHANGE"),
+    ):
+        summary = summarize(64, estimate=((0.3, error), (0.5, error)))
+        judged = judge_run(summary, DIVERGENCE)
+        assert judged.verdict == verdict
+        assert "estimated reverse KL" in judged.reasons[0]
+    exact = judge_run(summarize(64, kl=(0.3, 0.5)), DIVERGENCE)
+    assert exact.verdict == "WORSE" and "estimated" not in exact.reasons[0]

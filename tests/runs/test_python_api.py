@@ -108,5 +108,6 @@ def test_a_comparison_is_a_line_a_card_and_a_table() -> None:
         "verdict": "BETTER",
         "accuracy": 0.5,
         "reverse_kl": 0.1,
+        "reverse_kl_estimate": None,
         "steps": 2.0,
     }

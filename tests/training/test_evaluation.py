@@ -294,7 +294,9 @@ def test_held_out_answers_get_notes_so_a_teacher_that_shows_one_is_compared(mode
         parts, settings = it.parts, it.evaluation
         assert settings is not None
         answers = answer_heldout(parts.sampler, parts.renderer, parts.task, settings, parts.notes)
-        found = examine_answers(answers, parts.sampler, parts.renderer, parts.teacher, settings)
+        found = examine_answers(
+            answers, parts.sampler, parts.renderer, parts.task, parts.teacher, settings, parts.notes
+        )
         told = show_notes_of(settings, answers, parts.notes) or settings
         results.append((found, evaluate_teacher(parts.teacher, parts.renderer, parts.task, told)))
     (with_notes, teacher), (with_text, same_teacher), (lacking, silent) = results

@@ -68,6 +68,9 @@ def _indent_names(title: str, group: Mapping[str, object]) -> dict[str, object]:
 def _format_number(number: object) -> str:
     if isinstance(number, dict) and {"mean", "low", "high"} <= set(number):
         return f"{number['mean']:.3f} [{number['low']:.3f}, {number['high']:.3f}]"
+    if isinstance(number, dict):
+        error = "" if number["se"] is None else f" ± {number['se']:.3f}"
+        return f"{number['mean']:.3f}{error}"
     if number is None:
         return "unknown"
     return f"{number:.4g}" if isinstance(number, float) else str(number)

@@ -15,6 +15,7 @@ from torch import Tensor
 from practicum.monitors.facts import RecipeFacts
 from practicum.monitors.history import History
 from practicum.statistics import (
+    Estimate,
     compare_turns,
     concentration,
     distinct_ngrams,
@@ -370,7 +371,22 @@ def compute_evaluation_readings(
         readings |= {"heldout_gain": accuracy_gain.mean, "heldout_gain_high": accuracy_gain.high}
     if before is not None and before.reverse_kl is not None and current.reverse_kl is not None:
         readings["heldout_reverse_kl_rise"] = current.reverse_kl - before.reverse_kl
+    if current.reverse_kl_estimate is not None:
+        old = None if before is None else before.reverse_kl_estimate
+        readings |= _compute_estimate_readings(current.reverse_kl_estimate, old)
     return _drop_unknown(readings)
+
+
+def _compute_estimate_readings(current: Estimate, before: Estimate | None) -> Readings:
+    """Compute the readings of an estimated divergence, and the lower end of its 95 % rise."""
+    readings: Readings = {
+        "heldout_reverse_kl_estimate": current.mean,
+        "heldout_reverse_kl_estimate_se": current.se,
+    }
+    bound = None if before is None else before.bound_difference(current)
+    if before is not None and bound is not None:
+        readings["heldout_reverse_kl_estimate_rise_low"] = current.mean - before.mean - bound
+    return readings
 
 
 def mark_repeated_tokens(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor, " T"]:

@@ -390,15 +390,17 @@ def judge_distance_with_rewards(view: StepView, limits: Thresholds) -> RuleResul
 
 
 def _judge_heldout_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:
-    readings = view.get_all("heldout_reverse_kl", "heldout_reverse_kl_rise")
+    name = "heldout_reverse_kl"
+    readings = view.get_all(name, f"{name}_rise")
+    if readings is None:
+        name = "heldout_reverse_kl_estimate"
+        readings = view.get_all(name, f"{name}_rise_low")
     if readings is None:
         return None
     divergence, rise = readings
     before = divergence - rise
     ratio = divergence / (_require(limits.change) * max(before, TINY))
-    return RuleResult(
-        "heldout_reverse_kl", divergence, min(ratio, rise / _require(limits.level)), before
-    )
+    return RuleResult(name, divergence, min(ratio, rise / _require(limits.level)), before)
 
 
 def judge_overconfidence(view: StepView, limits: Thresholds) -> RuleResult | None:

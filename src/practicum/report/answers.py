@@ -88,13 +88,16 @@ def _render_comparison(run: RunData, columns: Sequence[Column]) -> str:
     lines = {
         "accuracy": "accuracy",
         "reverse_kl": "reverse KL, nats a token",
+        "reverse_kl_estimate": "reverse KL (estimate), nats a token",
         "student_entropy": "entropy, nats a token",
+        "student_entropy_estimate": "entropy (estimate), nats a token",
         "length": "tokens an answer",
         "truncated": "cut off",
     }
     body = [
         [label, *(_render_cell(key, evaluations[name][key]) for name in names)]
         for key, label in lines.items()
+        if not key.endswith("_estimate") or evaluations[names[0]][key] is not None
     ]
     # A summary counts its prompts and completions; an evaluation lists them.
     first = evaluations[names[0]]
@@ -102,9 +105,11 @@ def _render_comparison(run: RunData, columns: Sequence[Column]) -> str:
     completions = first.get("completions") or len(first["answers"])
     head = ["", *names]
     table = render_table(head, body, numbers=range(1, len(head)), label="held-out evaluation")
+    estimated = "Estimates are on answers sampled at temperature 1, with their standard error."
     return table + render_note(
         f"{format_count(prompts)} prompts, {format_count(completions)} answers. "
-        "Reverse KL and entropy are on the student's own answers of that time."
+        "Reverse KL and entropy are on the student's own answers of that time. "
+        + (estimated if first["reverse_kl_estimate"] is not None else "")
     )
 
 

@@ -29,10 +29,16 @@ def render_card(
 def render_run_card(name: str, folder: str, summary: Mapping[str, Any]) -> str:
     """Render the summary of a run: the verdict with its reasons, and the evaluations."""
     columns = {who: summary[who] for who in ("before", "after", "teacher") if summary[who]}
-    quantities = {"accuracy": "accuracy", "reverse KL": "reverse_kl", "length": "length"}
+    quantities = {
+        "accuracy": "accuracy",
+        "reverse KL": "reverse_kl",
+        "reverse KL (estimate)": "reverse_kl_estimate",
+        "length": "length",
+    }
     rows = [
         [label, *(format_number(evaluation[key]) for evaluation in columns.values())]
         for label, key in quantities.items()
+        if key != "reverse_kl_estimate" or any(column[key] for column in columns.values())
     ]
     verdict = summary["verdict"]
     lines = [

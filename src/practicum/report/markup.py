@@ -35,9 +35,15 @@ def escape_text(text: str, *, lines: bool = False) -> str:
 
 
 def format_number(number: Any) -> str:
-    """Format a number with three digits, or a mean with its interval; None becomes empty."""
+    """Format a number with three digits, or a mean with its interval or standard error.
+
+    None becomes empty.
+    """
     if number is None:
         return ""
+    if isinstance(number, dict) and "se" in number:
+        error = "" if number["se"] is None else f" ± {number['se']:.2g}"
+        return f"{number['mean']:.3g}{error}"
     if isinstance(number, dict):
         return f"{number['mean']:.2f} [{number['low']:.2f}, {number['high']:.2f}]"
     return f"{number:.3g}"

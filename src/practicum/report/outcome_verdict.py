@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from practicum.run_dir.shapes import VerdictWord
-from practicum.statistics import FEWEST_PROMPTS, has_width
+from practicum.statistics import FEWEST_PROMPTS, Estimate, has_width
 
 MOVED, MIN_NATS = 1.25, 0.02
 """The ratio of two reverse KLs, and their difference in nats per token, that count as a change."""
@@ -77,11 +77,12 @@ def judge_run(summary: Mapping[str, Any], settings: RunSettings) -> RunVerdict:
     prompts = min(before["prompts"], after["prompts"])
     has_few = prompts < FEWEST_PROMPTS
     accuracy = 0 if has_few else _judge_gain(summary["gain"])
-    closeness = _judge_divergence(before["reverse_kl"], after["reverse_kl"])
+    distances = read_measure(before, "reverse_kl"), read_measure(after, "reverse_kl")
+    closeness = _judge_divergence(*distances)
     signs = _find_signs(before, after)
     # A sharp teacher with one answer makes its student so; only without it is that a collapse.
     counted = [sign for sign in signs if closeness < 1 or sign.name not in ("equal", "entropy")]
-    is_far = settings.aims_at_teacher and _is_far(before["reverse_kl"], after["reverse_kl"])
+    is_far = settings.aims_at_teacher and _is_far(*distances)
     word: VerdictWord
     if accuracy < 1 and (is_far or len(counted) >= SIGNS):
         word = "COLLAPSED"
@@ -99,7 +100,7 @@ def judge_run(summary: Mapping[str, Any], settings: RunSettings) -> RunVerdict:
         word = "NO DETECTABLE CHANGE"
     reasons = [
         *_describe_accuracy(summary),
-        *_describe_divergence(before["reverse_kl"], after["reverse_kl"], closeness),
+        *_describe_divergence(*distances, closeness),
         *(sign.reason for sign in signs if sign.reason),
     ]
     if summary["alarms"]:
@@ -128,6 +129,14 @@ def format_reasons(verdict: Mapping[str, Any]) -> str:
     return f"{verdict['verdict']}: {'; '.join(verdict['reasons'])}"
 
 
+def read_measure(evaluation: Mapping[str, Any], name: str) -> Estimate | None:
+    """Return `reverse_kl` or `student_entropy`, with a standard error of 0 if it is exact."""
+    if evaluation[name] is not None:
+        return Estimate(evaluation[name], 0.0)
+    estimate = evaluation[f"{name}_estimate"]
+    return None if estimate is None else Estimate(estimate["mean"], estimate["se"])
+
+
 def _judge_gain(gain: Mapping[str, float] | None) -> int:
     """Return 1 if accuracy rose by more than chance, -1 if it fell, and 0 if neither is known."""
     if gain is None or not has_width(gain["low"], gain["high"]):
@@ -135,20 +144,27 @@ def _judge_gain(gain: Mapping[str, float] | None) -> int:
     return (gain["low"] > 0.0) - (gain["high"] < 0.0)
 
 
-def _judge_divergence(before: float | None, after: float | None) -> int:
+def _judge_divergence(before: Estimate | None, after: Estimate | None) -> int:
     """Return 1 if the student came closer to its teacher, -1 if it went away, else 0."""
-    if before is None or after is None or abs(after - before) < MIN_NATS:
+    if before is None or after is None or not _is_resolved(before, after):
         return 0
+    low, high = sorted((before.mean, after.mean))
     # Estimates from sampled tokens can be negative, and then have no ratio.
-    if after > before:
-        return -1 if after >= MOVED * max(before, 0.0) else 0
-    return 1 if before >= MOVED * max(after, 0.0) else 0
+    if high - low < MIN_NATS or high < MOVED * max(low, 0.0):
+        return 0
+    return 1 if before.mean > after.mean else -1
 
 
-def _is_far(before: float | None, after: float | None) -> bool:
-    if before is None or after is None:
+def _is_resolved(before: Estimate, after: Estimate) -> bool:
+    """Return True if the 95 % interval of the difference excludes 0; exact numbers have no width."""
+    bound = before.bound_difference(after)
+    return bound is not None and abs(after.mean - before.mean) >= bound
+
+
+def _is_far(before: Estimate | None, after: Estimate | None) -> bool:
+    if before is None or after is None or not _is_resolved(before, after):
         return False
-    return after >= FAR * max(before, 0.0) and after - before >= FAR_NATS
+    return after.mean >= FAR * max(before.mean, 0.0) and after.mean - before.mean >= FAR_NATS
 
 
 def _find_signs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_CollapseSign]:
@@ -160,13 +176,15 @@ def _find_signs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_Co
         signs.append(_describe_shares("loops", "of the answers loop", before, after))
     if after["equal_answers"] >= MOST and before["equal_answers"] <= RISE:
         signs.append(_describe_shares("equal", "of the prompts got the same answer", before, after))
-    old, new = before["student_entropy"], after["student_entropy"]
-    if old is not None and new is not None and old > 0.0 and new <= LOW_ENTROPY * old:
-        signs.append(_CollapseSign("entropy", f"entropy {old:.2f} to {new:.2f} nats per token"))
-    old, new = before["reverse_kl"], after["reverse_kl"]
-    if _judge_divergence(old, new) < 0 and new >= DOUBLED * max(old, 0.0):
-        # `_describe_divergence` gives the reason.
-        signs.append(_CollapseSign("divergence", ""))
+    old, new = read_measure(before, "student_entropy"), read_measure(after, "student_entropy")
+    if old is not None and new is not None and 0.0 < old.mean >= new.mean / LOW_ENTROPY:
+        reason = f"entropy {old.mean:.2f} to {new.mean:.2f} nats per token"
+        signs.append(_CollapseSign("entropy", reason))
+    old, new = read_measure(before, "reverse_kl"), read_measure(after, "reverse_kl")
+    if old is not None and new is not None and _judge_divergence(old, new) < 0:
+        # The reason is the one of the divergence itself.
+        is_doubled = new.mean >= DOUBLED * max(old.mean, 0.0)
+        signs += [_CollapseSign("divergence", "")] if is_doubled else []
     return signs
 
 
@@ -197,21 +215,26 @@ def _describe_accuracy(summary: Mapping[str, Any]) -> list[str]:
     return [f"{text} ({interval}{resolved})"]
 
 
-def _describe_divergence(before: float | None, after: float | None, closeness: int) -> list[str]:
+def _describe_divergence(
+    before: Estimate | None, after: Estimate | None, closeness: int
+) -> list[str]:
     if before is None or after is None:
         return []
-    numbers = f"{before:.2f} to {after:.2f}"
+    is_exact = before.se == 0.0 and after.se == 0.0
+    name = "reverse KL" if is_exact else "estimated reverse KL"
+    numbers = f"{before.mean:.2f} to {after.mean:.2f}" if is_exact else f"{before} to {after}"
     if closeness == 0:
         # More digits, because two would often show the same number twice.
-        return [f"reverse KL to the teacher {before:.3f} to {after:.3f}, no detectable change"]
+        numbers = f"{before.mean:.3f} to {after.mean:.3f}" if is_exact else numbers
+        return [f"{name} to the teacher {numbers}, no detectable change"]
     if closeness > 0:
-        return [f"closer to the teacher: reverse KL {numbers}"]
+        return [f"closer to the teacher: {name} {numbers}"]
     # Below one hundredth of a nat the ratio would divide by almost nothing.
-    ratio = after / before if before > 0.01 else None
+    ratio = after.mean / before.mean if before.mean > 0.01 else None
     if ratio is None or ratio < DOUBLED:
-        return [f"further from the teacher: reverse KL {numbers}"]
+        return [f"further from the teacher: {name} {numbers}"]
     times = f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
-    return [f"reverse KL to the teacher {times} times as high ({numbers})"]
+    return [f"{name} to the teacher {times} times as high ({numbers})"]
 
 
 def _describe_few(prompts: int, gain: Mapping[str, float] | None, closeness: int) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from practicum.costs import PHASES, BudgetTracker, format_bytes, format_flops
 from practicum.recipe import Recipe
-from practicum.statistics import FEWEST_PROMPTS, Interval, has_width
+from practicum.statistics import FEWEST_PROMPTS, Estimate, Interval, has_width
 from practicum.text import make_printable
 from practicum.training.evaluation import Evaluation
 from practicum.types import Metrics, Rollout
@@ -32,14 +32,29 @@ def build_comparison(
     def format_value(value: float | None, digits: int) -> str:
         return "" if value is None else f"{value:.{digits}f}"
 
+    def build_measure_row(
+        name: str,
+        read_exact: Callable[[Evaluation], float | None],
+        read_estimate: Callable[[Evaluation], Estimate | None],
+    ) -> list[str]:
+        if read_estimate(before) is None:
+            return build_row(name, lambda column: format_value(read_exact(column), 3))
+        return build_row(f"{name}, estimate", lambda column: str(read_estimate(column) or ""))
+
     return [
         build_row(
             "accuracy", lambda column: "" if column.accuracy is None else str(column.accuracy)
         ),
-        build_row(
-            "reverse KL to teacher / token", lambda column: format_value(column.reverse_kl, 3)
+        build_measure_row(
+            "reverse KL to teacher / token",
+            lambda column: column.reverse_kl,
+            lambda column: column.reverse_kl_estimate,
         ),
-        build_row("entropy / token", lambda column: format_value(column.student_entropy, 3)),
+        build_measure_row(
+            "entropy / token",
+            lambda column: column.student_entropy,
+            lambda column: column.student_entropy_estimate,
+        ),
         build_row("tokens / answer", lambda column: format_value(column.length, 1)),
         build_row("cut off", lambda column: f"{column.truncated:.0%}"),
     ]

@@ -13,7 +13,7 @@ from practicum.report.markup import (
     format_number,
     format_percent,
 )
-from practicum.report.outcome_verdict import RUN
+from practicum.report.outcome_verdict import RUN, read_measure
 from practicum.report.run_data import Row, RunData
 from practicum.report.tables import ALL_DONE, describe_lost_rows
 from practicum.statistics import (
@@ -223,14 +223,16 @@ def _render_recovery(run: RunData) -> str:
 
 def _render_distance(run: RunData) -> str:
     before, after = run.before, run.after or (run.summary or {}).get("after")
-    if before is None or before["reverse_kl"] is None:
+    old = None if before is None else read_measure(before, "reverse_kl")
+    new = None if after is None else read_measure(after, "reverse_kl")
+    if old is None:
         return ""
-    if after is None or after["reverse_kl"] is None:
-        value, about = format_number(before["reverse_kl"]), "nats a token, before training"
+    if new is None:
+        value, about = format_number(old.mean), "nats a token, before training"
     else:
-        value = f"{before['reverse_kl']:.3g} → {after['reverse_kl']:.3g}"
+        value = f"{old.mean:.3g} → {new.mean:.3g}"
         about = "nats a token, on its own held-out answers"
-    return _render_figure("reverse KL", value, about)
+    return _render_figure("reverse KL" if old.se == 0.0 else "reverse KL (estimate)", value, about)
 
 
 def count_tokens(metrics: Sequence[Row]) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from practicum.rollouts import RolloutRow
 from practicum.run_dir.differences import Change
 from practicum.run_dir.shaping import COMPLETE, Count, Number, Step
-from practicum.statistics import Interval
+from practicum.statistics import Estimate, Interval
 from practicum.training.evaluation import Calibration, Evaluation
 
 
@@ -69,6 +69,7 @@ class _Resolved(_WholeShape):
 
 ChangeShape = Annotated[Change, COMPLETE]
 IntervalShape = Annotated[Interval, COMPLETE]
+EstimateShape = Annotated[Estimate, COMPLETE]
 CalibrationShape = Annotated[Calibration, COMPLETE]
 EvaluationShape = Annotated[Evaluation, COMPLETE]
 
@@ -207,6 +208,8 @@ class _Measured(_OpenShape):
     truncated: Number
     student_entropy: Number | None
     calibration: CalibrationShape | None
+    reverse_kl_estimate: EstimateShape | None
+    student_entropy_estimate: EstimateShape | None
 
 
 class _SampleShape(_OpenShape):

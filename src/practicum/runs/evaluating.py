@@ -54,8 +54,10 @@ from practicum.types import Prompt, Rollout
 log = logging.getLogger(__name__)
 
 Verifier = str | Callable[..., Any]
-COMPARED_WITH_TEACHER = ("student_entropy", "reverse_kl")
-"""The numbers that only the comparison with a teacher gives."""
+COMPARED_WITH_TEACHER = frozenset(
+    {"student_entropy", "student_entropy_estimate", "reverse_kl", "reverse_kl_estimate"}
+)
+"""The numbers that only the comparison with a teacher gives, exact or estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +274,13 @@ def _measure(
         if sole is not None:
             rollouts = _grade(rollouts, sole)
         evaluation = examine_answers(
-            rollouts, subject.client, subject.renderer, subject.teacher, settings
+            rollouts, subject.client, subject.renderer, subject.task, subject.teacher, settings
         )
-        summary = evaluation.summarize()
-        if subject.teacher is None:
-            summary = {key: n for key, n in summary.items() if key not in COMPARED_WITH_TEACHER}
+        summary = {
+            key: number
+            for key, number in evaluation.summarize().items()
+            if number is not None or key not in COMPARED_WITH_TEACHER
+        }
         if evaluation.accuracy is None and named:
             for key in ("accuracy", "by_domain", "calibration"):
                 del summary[key]

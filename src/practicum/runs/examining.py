@@ -97,7 +97,13 @@ class RunEvaluator:
                 parts.sampler, parts.renderer, parts.task, settings, self._notes, rescored=True
             )
             return examine_answers(
-                self._answers, parts.sampler, parts.renderer, parts.teacher, settings
+                self._answers,
+                parts.sampler,
+                parts.renderer,
+                parts.task,
+                parts.teacher,
+                settings,
+                self._notes,
             )
 
     def _evaluate_teacher(self) -> Evaluation | None:

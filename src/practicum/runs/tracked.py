@@ -114,10 +114,14 @@ def _load_run_id(run_dir: RunDir, kind: str) -> str:
 
 
 def _collect_numbers(summary: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a summary by their path, and the mean of each interval."""
+    """Yield the numbers of a summary by their path, of intervals and estimates the means; an
+    estimate's standard error has the name `NAME_se`.
+    """
     for name, entry in summary.items():
         if isinstance(entry, Mapping) and "mean" in entry:
             yield f"{prefix}{name}", float(entry["mean"])
+            if entry.get("se") is not None:
+                yield f"{prefix}{name}_se", float(entry["se"])
         elif isinstance(entry, Mapping):
             yield from _collect_numbers(entry, f"{prefix}{name}/")
         elif isinstance(entry, int | float) and not isinstance(entry, bool):

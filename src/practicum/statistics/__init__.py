@@ -12,12 +12,14 @@ from practicum.statistics.answer_sets import (
 )
 from practicum.statistics.groups import group_pairs, mean_of
 from practicum.statistics.intervals import (
+    Estimate,
     Interval,
     auroc,
     bootstrap,
     cluster_bootstrap,
     clustered_auroc,
     contains_zero,
+    estimate_mean,
     has_width,
     minimum_detectable_difference,
     ratio,
@@ -47,6 +49,7 @@ from practicum.statistics.turns import compare_turns, judge_turns
 
 __all__ = [
     "FEWEST_PROMPTS",
+    "Estimate",
     "Interval",
     "auroc",
     "bootstrap",
@@ -59,6 +62,7 @@ __all__ = [
     "difference",
     "distinct_ngrams",
     "equal_share",
+    "estimate_mean",
     "estimate_pass_rates",
     "group_pairs",
     "has_low_divergence_run",

@@ -76,6 +76,48 @@ def cluster_bootstrap(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Inter
     return Interval.of_resamples((sums.sum() / counts.sum()).item(), means)
 
 
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The mean of a sample with its standard error, None if a single group gives no error."""
+
+    mean: float
+    se: float | None
+
+    def __str__(self) -> str:
+        error = "" if self.se is None else f" ± {self.se:.3f}"
+        return f"{self.mean:.3f}{error}"
+
+    def bound_difference(self, second: "Estimate") -> float | None:
+        """Return half the width of the 95 % interval of the difference of two independent estimates.
+
+        None if an error is unknown.
+        """
+        if self.se is None or second.se is None:
+            return None
+        return Z * math.hypot(self.se, second.se)
+
+
+def estimate_mean(columns: Sequence[Float[Tensor, " _"]], groups: Sequence[str]) -> Estimate | None:
+    """Estimate the mean over all tokens of all answers; None without a token.
+
+    The standard error is that of a ratio of two sums over the groups (prompts): tokens of one
+    prompt are not independent.
+    """
+    totals: dict[str, tuple[float, int]] = {}
+    for column, group in zip(columns, groups, strict=True):
+        if len(column):
+            total, count = totals.get(group, (0.0, 0))
+            totals[group] = total + column.double().sum().item(), count + len(column)
+    tokens, size = sum(count for _, count in totals.values()), len(totals)
+    if not tokens:
+        return None
+    mean = sum(total for total, _ in totals.values()) / tokens
+    if size < 2:
+        return Estimate(mean, None)
+    squares = sum((total - mean * count) ** 2 for total, count in totals.values())
+    return Estimate(mean, math.sqrt(size / (size - 1) * squares) / tokens)
+
+
 def wilson(successes: float, count: int) -> Interval:
     """Return a proportion with its Wilson (1927) interval, which stays inside [0, 1]."""
     mean = successes / count

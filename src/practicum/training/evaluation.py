@@ -1,23 +1,13 @@
 """Evaluate a model on held-out prompts: rewards, distance to its teacher, intervals."""
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from practicum import functional as F
-from practicum.core.waits import show_wait
-from practicum.objective import Full, Sampled, compare_signals, read_tokens
-from practicum.objective.passes import (
-    build_score_requests,
-    group_rows_into_passes,
-    pack_signals,
-)
 from practicum.ports import SamplingClient, Task, Teacher
 from practicum.ports.notes import Note, NoteMoment
 from practicum.rollouts import (
@@ -29,6 +19,7 @@ from practicum.rollouts import (
     sample_teacher_rollouts,
 )
 from practicum.statistics import (
+    Estimate,
     Interval,
     calibration_error,
     difference,
@@ -39,14 +30,9 @@ from practicum.statistics import (
     mean_score,
 )
 from practicum.text import Renderer
-from practicum.training.forensics import TokenTrace, choose_traced, read_trace, trace
-from practicum.types import CallOutcome, Datum, Prompt, Rollout, SamplingParams, TeacherSignal
-
-COMPARED_TOKENS = 128
-"""The tokens whose full distributions are compared at once."""
-
-COMPARED_TEXTS_TOKENS = 1024
-"""The tokens of the texts, prompts included, whose signals are compared together."""
+from practicum.training.forensics import TokenTrace, read_trace
+from practicum.training.teacher_comparison import TeacherComparison, compare_with_teacher
+from practicum.types import CallOutcome, Prompt, Rollout, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +87,8 @@ class Evaluation:
 
     `scores` is each prompt's mean reward, empty if the task gives none. `by_domain` is the accuracy
     on the prompts of each domain. `traces` shows the first few answers token by token.
-    `calibration` is None if no answer has a reward or a confidence.
+    `calibration` is None if no answer has a reward or a confidence. `reverse_kl` and
+    `student_entropy` are exact, or None and estimated; see `TeacherComparison`.
     """
 
     answers: list[GradedCompletion]
@@ -114,6 +101,8 @@ class Evaluation:
     by_domain: dict[str, Interval] = field(default_factory=dict)
     traces: list[TokenTrace] = field(default_factory=list)
     calibration: Calibration | None = None
+    reverse_kl_estimate: Estimate | None = None
+    student_entropy_estimate: Estimate | None = None
 
     def summarize(self) -> dict[str, Any]:
         """Return the numbers for `summary.json`, without answers, scores and traces."""
@@ -146,6 +135,10 @@ class Evaluation:
             },
             "traces": [read_trace(saved_trace) for saved_trace in saved.get("traces", [])],
             "calibration": calibration,
+            **{
+                name: None if saved[name] is None else Estimate(**saved[name])
+                for name in ("reverse_kl_estimate", "student_entropy_estimate")
+            },
         }
         return cls(**{**saved, **fields})
 
@@ -159,7 +152,7 @@ def evaluate(
 ) -> Evaluation:
     """Sample and verify completions, and compare student and teacher on the student's tokens."""
     rollouts = answer_heldout(client, renderer, task, settings, rescored=teacher is not None)
-    return examine_answers(rollouts, client, renderer, teacher, settings)
+    return examine_answers(rollouts, client, renderer, task, teacher, settings)
 
 
 def answer_heldout(
@@ -187,13 +180,27 @@ def examine_answers(
     rollouts: list[Rollout],
     client: SamplingClient,
     renderer: Renderer,
+    task: Task,
     teacher: Teacher | None,
     settings: EvaluationSettings,
+    notes: Mapping[str, Note] | None = None,
 ) -> Evaluation:
-    """Return the evaluation of held-out completions, compared with the teacher if there is one."""
-    comparison = _TeacherComparison()
+    """Return the evaluation of held-out completions, compared with the teacher if there is one.
+
+    If the comparison is an estimate and the completions are not drawn from the student's whole
+    distribution, the prompts are answered again at temperature 1 for it.
+    """
+
+    def draw_samples() -> list[Rollout]:
+        unmodified = replace(settings.sampling, temperature=1.0, top_p=1.0, top_k=0)
+        if settings.sampling == unmodified:
+            return rollouts
+        warm_settings = replace(settings, sampling=unmodified)
+        return answer_heldout(client, renderer, task, warm_settings, notes, rescored=True)
+
+    comparison = TeacherComparison()
     if teacher is not None:
-        comparison = _compare_with_teacher(client, teacher, rollouts, renderer)
+        comparison = compare_with_teacher(client, teacher, rollouts, renderer, draw_samples)
     return _build_evaluation(rollouts, comparison, settings.seed)
 
 
@@ -206,7 +213,7 @@ def evaluate_teacher(
     )
     if rollouts is None:
         return None
-    return _build_evaluation(add_rewards(rollouts, task), _TeacherComparison(), settings.seed)
+    return _build_evaluation(add_rewards(rollouts, task), TeacherComparison(), settings.seed)
 
 
 def show_notes_of(
@@ -289,17 +296,8 @@ def compare_overconfidence(before: Evaluation, after: Evaluation, seed: int) -> 
     return difference([new[prompt] for prompt in shared], [old[prompt] for prompt in shared], seed)
 
 
-@dataclass(frozen=True, slots=True)
-class _TeacherComparison:
-    """The mean student entropy and reverse KL per token, and the traced answers."""
-
-    entropy: float | None = None
-    divergence: float | None = None
-    traces: list[TokenTrace] = field(default_factory=list)
-
-
 def _build_evaluation(
-    rollouts: list[Rollout], comparison: _TeacherComparison, seed: int
+    rollouts: list[Rollout], comparison: TeacherComparison, seed: int
 ) -> Evaluation:
     by_prompt: dict[str, list[float]] = {}
     for rollout in rollouts:
@@ -330,6 +328,8 @@ def _build_evaluation(
         by_domain=_split_by_domain(rollouts, by_prompt, seed),
         traces=comparison.traces,
         calibration=_measure_calibration(answers, seed),
+        reverse_kl_estimate=comparison.divergence_estimate,
+        student_entropy_estimate=comparison.entropy_estimate,
     )
 
 
@@ -369,87 +369,3 @@ def _split_by_domain(
 def _estimate_accuracy(rewards: Sequence[Sequence[float]], seed: int) -> Interval:
     """Return the mean reward of a prompt with its interval, see `mean_score`."""
     return mean_score([sum(of_prompt) / len(of_prompt) for of_prompt in rewards], seed)
-
-
-@torch.no_grad()
-def _compare_with_teacher(
-    client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollout], renderer: Renderer
-) -> _TeacherComparison:
-    """Compare student and teacher by full distributions, or else by the sampled tokens alone."""
-    requests = build_score_requests(rollouts, reuse=True)
-    # Both sides must give distributions: a service may offer the student's sampled tokens alone.
-    full = "full" in teacher.capabilities.signals and "full" in client.capabilities.signals
-    signal = Full() if full else Sampled()
-    student_signals = client.score(requests, signal)
-    teacher_signals = teacher.score(rollouts, signal)
-    divergences, entropies = _compare_all_tokens(
-        rollouts, student_signals, teacher_signals, full=full
-    )
-    signals = list(zip(student_signals, teacher_signals, strict=True))
-    traced = choose_traced(rollouts)
-    traces = [trace(rollouts[index], *signals[index], renderer) for index in traced]
-    # Many signals share one head, whose weights may be loaded for this comparison alone.
-    heads = {head.key: head for _, teacher_signal in signals for head in teacher_signal.heads}
-    for head in heads.values():
-        head.release()
-    return _TeacherComparison(
-        entropy=entropies.mean().item() if len(entropies) else None,
-        divergence=divergences.mean().item() if len(divergences) else None,
-        traces=traces,
-    )
-
-
-def _compare_all_tokens(
-    rollouts: Sequence[Rollout],
-    student_signals: Sequence[TeacherSignal],
-    teacher_signals: Sequence[TeacherSignal],
-    *,
-    full: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the divergence at the supervised tokens that the teacher knows, and the student's
-    entropy at all of them; by full distributions if both sides have them.
-    """
-    divergences, entropies = ([torch.zeros(0, dtype=torch.float64)] for _ in range(2))
-    datums = list(map(Datum, rollouts, teacher_signals, student_signals))
-    with show_wait("comparisons with the teacher", len(rollouts)) as wait:
-        # Together, because a head's product of the few tokens of one answer is many times slower.
-        for (rows,) in group_rows_into_passes(datums, COMPARED_TEXTS_TOKENS, sys.maxsize):
-            part = [rollouts[row] for row in rows]
-            student, teacher = (
-                pack_signals([signals[row] for row in rows], part)
-                for signals in (student_signals, teacher_signals)
-            )
-            tokens = torch.cat([rollout.tokens[rollout.loss_mask] for rollout in part])
-            divergence, entropy = (
-                _compare_distributions(student, teacher, tokens)
-                if full
-                else _compare_sampled_tokens(student, teacher)
-            )
-            if divergence is not None:
-                unknown = teacher.unknown_tokens
-                known_tokens = slice(None) if unknown is None else ~unknown.cpu()
-                divergences.append(divergence.double().cpu()[known_tokens])
-            entropies.append(entropy.double().cpu())
-            wait.advance(len(rows))
-    return torch.cat(divergences), torch.cat(entropies)
-
-
-def _compare_distributions(
-    student_signal: TeacherSignal, teacher_signal: TeacherSignal, tokens: Tensor
-) -> tuple[Tensor | None, Tensor]:
-    """Return reverse KL (None if the teacher's signal is empty) and student entropy, each [T]."""
-    compared = compare_signals(
-        (student_signal, teacher_signal), tokens, COMPARED_TOKENS, ("reverse_kl", "student_entropy")
-    )
-    assert compared.student_entropy is not None, "the student's own client gives its hidden states"
-    return compared.reverse_kl, compared.student_entropy
-
-
-def _compare_sampled_tokens(
-    student_signal: TeacherSignal, teacher_signal: TeacherSignal
-) -> tuple[Tensor | None, Tensor]:
-    """Return one-sample estimates of the same two, [T], from the sampled tokens."""
-    assert student_signal.logprobs is not None, "the student's own client was asked for them"
-    logprobs = read_tokens(teacher_signal, slice(None)).logprobs
-    divergence = None if logprobs is None else F.k1(student_signal.logprobs, logprobs)
-    return divergence, -student_signal.logprobs

@@ -304,6 +304,19 @@ def test_without_a_verifier_the_distance_from_the_teacher_is_compared():
     assert [round(arm.mean, 2) for arm in found.arms] == [0.91, 0.11]
 
 
+def test_estimates_are_compared_with_estimates_only() -> None:
+    spent = {"steps": 1.0}
+    exact, estimated = (
+        Outcome(arm, 0, "", "BETTER", None, exact, spent, {}, [], reverse_kl_estimate=estimate)
+        for arm, exact, estimate in (("a", 0.1, None), ("b", None, -0.01))
+    )
+    arms = {"a": "", "b": ""}
+    result = compare_outcomes(arms, [replace(estimated, arm="a"), estimated], [], {})
+    assert result.metric == "reverse_kl_estimate" and result.arms[0].mean == -0.01
+    with pytest.raises(DataError, match="know the reverse KL exactly and some estimate it"):
+        compare_outcomes(arms, [exact, estimated], [], {})
+
+
 def test_runs_without_any_measure_are_refused():
     with pytest.raises(DataError, match="the runs share no measure"):
         said([outcome("a", 0, GOOD, accuracy=None, reverse_kl=None)])

@@ -11,6 +11,7 @@ from practicum.report import STYLE, escape_text, render_document
 from practicum.report.markup import render_report_link, render_table
 from practicum.run_dir import write_text
 from practicum.statistics import group_pairs, has_width
+from practicum.studies.compare.outcomes import METRICS
 from practicum.studies.compare.tables import (
     Table,
     build_arm_table,
@@ -293,7 +294,7 @@ def _render_runs(content: Mapping[str, Any]) -> str:
     """Render every run with a link to its report, and the reasons of failed runs."""
     rows = ""
     for outcome in content["outcomes"]:
-        metric = outcome["reverse_kl"] if outcome["accuracy"] is None else outcome["accuracy"]
+        metric = next(outcome[key] for key in METRICS if outcome[key] is not None)
         report = render_report_link(outcome["folder"], "report")
         rows += (
             f"<tr><td>{escape_text(outcome['arm'])}</td><td>{outcome['seed']}</td>"

@@ -39,6 +39,9 @@ from practicum.statistics.repeats import LEVEL
 SEED = 0
 """The seed of the bootstrap and the sign flips, so that the same runs give the same table."""
 
+METRICS = ("accuracy", "reverse_kl", "reverse_kl_estimate")
+"""The measures of a run, the preferred one first."""
+
 MIN_SPENT, MIN_SPENT_BY_BUDGET = 0.98, 0.9
 """The shares of the budget below which a run had no equal chance: one that its `train.steps` ended,
 and one that the budget ended.
@@ -74,6 +77,7 @@ class Outcome:
     scores: Mapping[str, float]
     curve: Sequence[Point]
     by_budget: bool = False
+    reverse_kl_estimate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class ArmResult:
     interval: Interval | None
     reverse_kl: float | None
     spent: Mapping[str, float]
+    reverse_kl_estimate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,8 @@ class ArmDifference:
 class ComparisonResult:
     """The result of a comparison: table, pairs, runs and verdict.
 
-    `metric` is accuracy, of which more is better, or reverse_kl, of which less is better.
+    `metric` is accuracy, of which more is better, or reverse_kl or its estimate, of which less is
+    better.
     """
 
     metric: str
@@ -166,6 +172,7 @@ class ComparisonResult:
                 "verdict": outcome.verdict,
                 "accuracy": outcome.accuracy,
                 "reverse_kl": outcome.reverse_kl,
+                "reverse_kl_estimate": outcome.reverse_kl_estimate,
                 **outcome.spent,
             }
             for outcome in self.outcomes
@@ -176,10 +183,12 @@ def read_outcome(arm: str, seed: int, folder: Path, parent: Path) -> Outcome:
     """Read the outcome of a finished run; the folder is stored relative to `parent`."""
     summary = read_json(folder / "summary.json", shapes.SUMMARY)
     student = read_json(folder / "after.json", shapes.AFTER)["student"]
-    accuracy, reverse_kl, scores = None, None, {}
+    accuracy, reverse_kl, reverse_kl_estimate, scores = None, None, None, {}
     if student is not None:
         accuracy = None if student["accuracy"] is None else student["accuracy"]["mean"]
         reverse_kl, scores = student["reverse_kl"], _compute_scores(student["answers"])
+        if student["reverse_kl_estimate"] is not None:
+            reverse_kl_estimate = student["reverse_kl_estimate"]["mean"]
     curve = []
     before = summary["before"]
     if before is not None and before["accuracy"] is not None:
@@ -206,6 +215,7 @@ def read_outcome(arm: str, seed: int, folder: Path, parent: Path) -> Outcome:
         verdict=summary["verdict"]["verdict"],
         accuracy=accuracy,
         reverse_kl=reverse_kl,
+        reverse_kl_estimate=reverse_kl_estimate,
         spent=spending,
         scores=scores,
         curve=curve,
@@ -256,20 +266,38 @@ def compare_outcomes(
 
 
 def _choose_metric(outcomes: Sequence[Outcome]) -> str:
-    """Return accuracy, or reverse_kl if rewards are missing; DataError if some run has neither."""
-    if all(outcome.accuracy is not None for outcome in outcomes):
-        return "accuracy"
-    if all(outcome.reverse_kl is not None for outcome in outcomes):
-        return "reverse_kl"
+    """Return the first measure that all runs have; DataError if they share none.
+
+    An exact reverse KL and an estimate are no common measure: they are of different answers.
+    """
+    for metric in METRICS:
+        if all(_get_metric(outcome, metric) is not None for outcome in outcomes):
+            return metric
+    if all(
+        outcome.reverse_kl is not None or outcome.reverse_kl_estimate is not None
+        for outcome in outcomes
+    ):
+        raise DataError(
+            "the runs share no measure: some know the reverse KL exactly and some estimate it, on "
+            "other answers; compare on a task with a verifier, or use the same kind of teacher"
+        )
     raise DataError(
         "the runs share no measure: the task does not verify answers, "
         "and not every arm has a teacher to be near to; compare on a task with a verifier"
     )
 
 
+def _get_metric(outcome: Outcome, metric: str) -> float | None:
+    return {
+        "accuracy": outcome.accuracy,
+        "reverse_kl": outcome.reverse_kl,
+        "reverse_kl_estimate": outcome.reverse_kl_estimate,
+    }[metric]
+
+
 def _read_metric(outcome: Outcome, metric: str) -> float:
     """Return the metric of a run, with a sign so that more is better."""
-    number = outcome.accuracy if metric == "accuracy" else outcome.reverse_kl
+    number = _get_metric(outcome, metric)
     assert number is not None, "a metric was chosen that every run has"
     return number if metric == "accuracy" else -number
 
@@ -278,8 +306,9 @@ def _summarize_arm(
     name: str, method: str, outcomes: Sequence[Outcome], failures: Sequence[FailedRun], metric: str
 ) -> ArmResult:
     runs = [outcome for outcome in outcomes if outcome.arm == name]
-    numbers = [abs(_read_metric(run, metric)) for run in runs]
+    numbers = [number for run in runs if (number := _get_metric(run, metric)) is not None]
     divergences = [run.reverse_kl for run in runs if run.reverse_kl is not None]
+    estimates = [run.reverse_kl_estimate for run in runs if run.reverse_kl_estimate is not None]
     units = list(dict.fromkeys(unit for run in runs for unit in run.spent))
     return ArmResult(
         arm=name,
@@ -290,6 +319,7 @@ def _summarize_arm(
         mean=mean_of(numbers),
         interval=t_interval(numbers),
         reverse_kl=mean_of(divergences),
+        reverse_kl_estimate=mean_of(estimates),
         spent={unit: sum(run.spent[unit] for run in runs) / len(runs) for unit in units},
     )
 

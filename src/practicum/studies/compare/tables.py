@@ -17,16 +17,23 @@ def build_arm_table(content: Mapping[str, Any]) -> Table:
     units = list(dict.fromkeys(unit for arm in content["arms"] for unit in arm["spent"]))
     has_accuracy = content["metric"] == "accuracy"
     limits = (0.0, 1.0) if has_accuracy else None
-    divergence = ["reverse KL"] if has_accuracy else []
+    divergences = {
+        key: label
+        for key, label in (
+            ("reverse_kl", "reverse KL"),
+            ("reverse_kl_estimate", "reverse KL (estimate)"),
+        )
+        if has_accuracy and any(arm[key] is not None for arm in content["arms"])
+    }
     metric = content["metric"].replace("_", " ")
-    columns = ["arm", "runs", "verdicts", metric, "95 % over seeds", *divergence, *units]
+    columns = ["arm", "runs", "verdicts", metric, "95 % over seeds", *divergences.values(), *units]
     rows = []
     for arm in content["arms"]:
         runs = f"{arm['finished']} of {arm['finished'] + arm['failed']}"
         interval = format_bounds(arm["interval"], limits)
         verdicts = _format_verdicts(arm["verdicts"])
         row = [arm["arm"], runs, verdicts, _format_metric(arm["mean"]), interval]
-        row += [_format_metric(arm["reverse_kl"])] if has_accuracy else []
+        row += [_format_metric(arm[key]) for key in divergences]
         rows.append([*row, *(_format_amount(unit, arm["spent"].get(unit)) for unit in units)])
     return columns, rows
 
