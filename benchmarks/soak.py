@@ -33,6 +33,7 @@ from benchmarks.measuring import (
     round_digits,
 )
 from benchmarks.service import serve_models
+from practicum.server.requests import MAX_TEMPERATURE, MIN_TEMPERATURE
 from practicum.server.wire import PROTOBUF, load_messages
 
 SHAPE = models.SHAPES["tiny"]
@@ -49,6 +50,11 @@ BAD = (
         "application/json",
     ),
     (
+        "asample",
+        b'{"base_model": "teacher", "prompt": {"chunks": [{"tokens": [2]}]}, "sampling_params": {"temperature": 1e-40}}',
+        "application/json",
+    ),
+    (
         "create_model",
         b'{"session_id": "../..", "model_seq_id": 0, "base_model": "../../etc"}',
         "application/json",
@@ -58,6 +64,10 @@ BAD = (
     ("forward_backward", b"\xff\xff", "application/x-protobuf"),
     ("nothing", b"", "application/json"),
 )
+
+
+EXTREME_TEMPERATURES = (0.0, MIN_TEMPERATURE, MAX_TEMPERATURE)
+"""Temperatures that are served, in one batch with the requests of other clients."""
 
 
 class Load:
@@ -220,7 +230,10 @@ def _break(client: Client, load: Load, draw: random.Random) -> None:
         client.send(*draw.choice(BAD))
         much = {
             "prompt": {"chunks": [{"tokens": [2]}]},
-            "sampling_params": {"max_tokens": 200},
+            "sampling_params": {
+                "max_tokens": 200,
+                "temperature": draw.choice(EXTREME_TEMPERATURES),
+            },
             "num_samples": 256,
         }
         reply = client.ask("asample", base_model="teacher", **much)
