@@ -1,5 +1,8 @@
 """What a backward pass keeps is measured, and what does not fit is computed twice."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -115,3 +118,13 @@ def test_the_trial_draws_no_random_numbers_of_the_update():
     )
     for name, value in planned.items():
         assert torch.equal(value, given[name])
+
+
+def test_measuring_keeps_no_graph() -> None:
+    """The measured graphs held their own outputs, so each run of a process kept its weights for ever."""
+    model = trainable(tiny())
+    weights = [weakref.ref(weight) for weight in model.model.parameters()]
+    assert measure_activation_bytes(model) > 0
+    del model
+    gc.collect()
+    assert not any(weight() is not None for weight in weights)

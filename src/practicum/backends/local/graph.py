@@ -87,7 +87,8 @@ def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
         address = storage.data_ptr()
         if address not in weights and address not in gathered:
             saved[address] = storage.nbytes()
-        return tensor
+        # Detached: a graph that held its own outputs would never be freed.
+        return tensor.detach()
 
     text = ScoreRequest((0,), (0,) * tokens)
     with (
