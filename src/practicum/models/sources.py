@@ -6,6 +6,7 @@ weights. A folder that `PeftModel.save_pretrained` wrote holds an adapter and na
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -25,6 +26,9 @@ MIN_LAYER_BYTES = 64
 
 ADAPTER_SETTINGS = "adapter_config.json"
 """The file that makes a folder one of peft's."""
+
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""The names of models on the hub: an owner and a model."""
 
 VOCABULARIES = ("tokenizer.json", "*.model", "*vocab*", "*.tiktoken", "tekken.json")
 """The files that hold a tokenizer's vocabulary; settings of a tokenizer hold none."""
@@ -61,7 +65,7 @@ def _find_source(model: str) -> str:
     if os.path.isdir(folder):
         return str(folder)
     # A mistyped path must fail here: as a hub name it would go out to the network.
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+    if not HUB_NAME.fullmatch(model):
         raise ModelError(
             f"no model {model!r:.100} at {str(folder.absolute())[:200]}: it is not a folder or a GGUF file, not a hub name such as "
             f"'Qwen/Qwen3-0.6B', and not one of the packaged models ({', '.join(PACKAGED)})"

@@ -199,6 +199,8 @@ def resolve_model(config: AnyModelConfig, recipe: Recipe) -> AnyModelConfig:
 def resolve_run(config: AnyModelConfig) -> AnyModelConfig:
     """Return a model's settings with a model folder in place of the folder of a run."""
     if not is_run(config.model):
+        if isinstance(config.model, str):
+            refuse_missing_run(config.model)
         return config
     path = resolve_stage(str(Path(str(config.model)).expanduser()))
     return config.model_copy(update={"model": str(_export_newest(Path(path), config))})
