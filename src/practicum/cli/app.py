@@ -344,7 +344,11 @@ def probe(  # noqa: PLR0913 - one a line of its help
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find out what a server can give as a teacher. Asks for signals, candidates and time."""
+    """Find out what a server can give as a teacher. Asks for signals, candidates and time.
+
+    Prints the teacher of a recipe, also for `practicum serve`. A server that does not answer ends it
+    within half a minute.
+    """
     with handle_errors(debug):
         from practicum.cli.probe import print_probe
 

@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from practicum.cli.probe_service import find_service, render_teacher
 from practicum.core.randomness import seed_of
 from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, RecipeError, TeacherError
@@ -41,6 +42,16 @@ def print_probe(url: str, folder: str | None, *, as_json: bool, **fields: Any) -
 
     Raises TeacherError after the results if the server is not the folder's model.
     """
+    config = _build_config(url, fields)
+    service = find_service(open_server(config), url)
+    if service is not None:
+        if folder is not None:
+            raise CapabilityError(
+                f"{url}: a service of the Tinker API is not compared with a folder; a run compares the "
+                "vocabularies if teacher.tokenizer names the folder"
+            )
+        print(json.dumps(service.to_json()) if as_json else "\n".join(service.render_lines()))
+        return
     if folder is None:
         result, comparison = probe_server(url, **fields), None
     else:
@@ -49,12 +60,28 @@ def print_probe(url: str, folder: str | None, *, as_json: bool, **fields: Any) -
         print(json.dumps(to_json(result, comparison)))
     else:
         lines = [*result.render_lines(), *find_methods(result).render_lines(SHOWN_METHODS)]
-        print("\n".join([*lines, *(comparison.render_lines() if comparison else [])]))
+        lines += [
+            *(comparison.render_lines() if comparison else []),
+            *_render_teacher(result, config),
+        ]
+        print("\n".join(lines))
     if comparison is not None and not comparison.is_same:
         raise TeacherError(
             f"{url}: the server is not {folder}: {comparison.verdict}; serve the folder itself, or "
             "compare with what is served"
         )
+
+
+def _render_teacher(result: Probe, config: Config) -> list[str]:
+    """Return the lines of the teacher that the server can be."""
+    settings: dict[str, object] = {"type": "openai_api", "url": config.url, "model": result.model}
+    if result.dialect is not None:
+        settings |= {"dialect": result.dialect.name, "largest_k": result.largest_k}
+    else:
+        settings |= {"dialect": "chat"}
+    if config.api_key_env is not None:
+        settings |= {"api_key_env": config.api_key_env}
+    return render_teacher(settings)
 
 
 def probe_server(url: str, **fields: Any) -> Probe:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,6 +175,18 @@ def compute_fingerprint(source: str) -> str:
     """Return one SHA-256 over all of `digest_model`."""
     # Paths are in the JSON beside their digests, so a renamed file counts as a change.
     return hashlib.sha256(json.dumps(digest_model(source)).encode()).hexdigest()
+
+
+def find_revision(model: str) -> str | None:
+    """Return what tells a model's versions apart: its commit on the hub, or when it was written.
+
+    The digest of the weights would take minutes for a large model.
+    """
+    times = [path.stat().st_mtime for path in Path(model).expanduser().glob("*.safetensors")]
+    if times:
+        return f"written {datetime.fromtimestamp(max(times), UTC):%Y-%m-%d %H:%M:%S} UTC"
+    commit = find_commit(model)
+    return None if commit is None else f"commit {commit[:12]}"
 
 
 def find_commit(name: str) -> str | None:

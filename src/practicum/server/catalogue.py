@@ -7,9 +7,11 @@ used on any thread.
 import itertools
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
 from practicum.errors import CheckpointError, DataError
+from practicum.models.digests import find_revision
 from practicum.server.refusals import HttpRefusal
 from practicum.server.requests import WeightsInfo
 from practicum.server.shelf import ModelCache
@@ -40,14 +42,16 @@ class Catalogue:
         return self._shelf.longest_context
 
     def describe_models(self) -> Reply:
-        """Return the served models with their abilities."""
+        """Return the served models with their abilities and revisions, and what serves them."""
         rows = []
         for name in self._shelf.served:
             loaded = self._shelf.peek(name)
             context = None if loaded is None else loaded.context_length
             abilities = {"trainable": name in self._students, "sampleable": True}
-            rows.append({"model_name": name, "max_context_length": context, **abilities})
-        return {"supported_models": rows}
+            revision = find_revision(str(self._shelf.served[name].model))
+            about = {"model_name": name, "max_context_length": context, "revision": revision}
+            rows.append({**about, **abilities})
+        return {"supported_models": rows, "server": f"practicum {version('practicum')}"}
 
     def describe_weights(self, body: WeightsInfo) -> Reply:
         """Return the base model and the adapters of a checkpoint."""

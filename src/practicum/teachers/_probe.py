@@ -160,12 +160,10 @@ class Probe:
 
     def _describe_states(self) -> list[str]:
         """Return the flags for the full distribution and its cost, if the server is of that kind."""
-        if self.dialect is None or not self.dialect.states_launch:
+        if self.dialect is None or not self.dialect.states_launch or self.writes_states:
             return []
-        # 8,192 bytes a token at a width of 4,096, where top candidates are JSON.
         return [
-            "for signal: full, on this machine or a shared folder: 2 bytes x width a token; also "
-            f"with: {self.dialect.states_launch}"
+            "full: not now; docs/remote.md has the flags with which the server writes hidden states"
         ]
 
     def _describe_bytes(self) -> str:
