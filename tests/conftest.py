@@ -1,5 +1,6 @@
 """Tests run on one thread and are the same every time."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = {item.nodeid for item in left_out}
         items[:] = [item for item in items if item.nodeid not in gone]
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage walk through what was imported: torch and transformers alone are half a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,10 +7,10 @@ JAXTYPING_DISABLE=1 and does without.
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache, update_wrapper, wraps
-from inspect import get_annotations, isclass, isgeneratorfunction
+from inspect import get_annotations, isclass, isgeneratorfunction, signature
 from threading import Lock, get_ident
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -108,9 +108,12 @@ CHECKS: dict[Any, tuple[_Waiting, Callable[..., Any], dict[Any, set[Any]]]] = {}
 
 
 def check_each_once(function: Callable[..., Any], wrap: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return the function with checked shapes; what was right once is not checked again where types and shapes tell all."""
-    if isgeneratorfunction(function) or any(map(looks_inside, get_annotations(function).values())):
+    """Return the function with checked shapes; what was right once is not checked again where types and shapes are the same."""
+    if isgeneratorfunction(function):
         return wrap(function)
+    inside = {name for name, hint in get_annotations(function).items() if looks_inside(hint)}
+    describe_result = describe_inside if "return" in inside else describe
+    parameters = [name in inside for name in signature(function).parameters] if inside else []
     place = (function.__module__, function.__qualname__, function.__code__)
     if place not in CHECKS:
         waiting = _Waiting(function)
@@ -119,14 +122,20 @@ def check_each_once(function: Callable[..., Any], wrap: Callable[[Any], Any]) ->
 
     @wraps(function)
     def check(*args: Any, **options: Any) -> Any:
-        named = tuple((name, describe(value)) for name, value in options.items())
-        results = right.setdefault((describe(args), named), set())
+        deep = [
+            describe_inside(value) for value, looks in zip(args, parameters, strict=False) if looks
+        ]
+        named = tuple(
+            (name, describe_inside(value) if name in inside else describe(value))
+            for name, value in options.items()
+        )
+        results = right.setdefault((describe(args), *deep, named), set())
         if not results:
             answer = waiting.check(checked, function, args, options)
-            results.add(describe(answer))
+            results.add(describe_result(answer))
             return answer
         answer = function(*args, **options)
-        if (described := describe(answer)) not in results:
+        if (described := describe_result(answer)) not in results:
             waiting.check(checked, lambda *_, **__: answer, args, options)
             results.add(described)
         return answer
@@ -134,8 +143,19 @@ def check_each_once(function: Callable[..., Any], wrap: Callable[[Any], Any]) ->
     return check
 
 
+def describe_inside(value: Any) -> Any:
+    """Describe each element of a list or tuple, and a word or number by itself: a check may look at any of them."""
+    if isinstance(value, str | int):
+        return type(value), value
+    if type(value) in (list, tuple):
+        return type(value), frozenset(map(describe_inside, value))
+    if isinstance(value, Sequence | Mapping):
+        return object()  # equal to no other: to read all of it may be work
+    return describe(value)
+
+
 def describe(value: Any) -> Any:
-    """All that a check of shapes sees of a value."""
+    """Describe all that a check of shapes sees of a value whose elements are not listed."""
     if isinstance(value, Tensor):
         return type(value), value.dtype, value.shape
     if type(value) is tuple:

@@ -46,6 +46,26 @@ def test_what_was_right_once_is_checked_again_where_a_shape_or_the_result_is_ano
             checked(torch.zeros(3), 4)
 
 
+def test_elements_and_words_are_checked_again_where_one_is_another():
+    def give(
+        rows: Sequence[Float[Tensor, "T"]], side: Literal["left", "right"]
+    ) -> Sequence[Float[Tensor, "T"]]:
+        return [row + 1 for row in rows] if side == "left" else [rows[0][None]]
+
+    checked = check_each_once(give, jaxtyped(typechecker=beartype))
+    row, wide = torch.zeros(2), torch.zeros(2, 2)
+    for _ in range(2):
+        assert len(checked([row, row], "left")) == len(checked([row], side="left")) + 1
+        for rows, side in (
+            ([wide], "left"),
+            ([row], "middle"),
+            ([row], "right"),
+            ([row.int()], "left"),
+        ):
+            with pytest.raises(TypeCheckError):
+                checked(rows, side)
+
+
 def test_a_check_that_reads_a_property_may_call_what_is_checked():
     @runtime_checkable
     class HasRows(Protocol):
