@@ -203,7 +203,14 @@ def service(extra: str, models: Path, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.long
 @LEFT_OPEN
-@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"dev"}))  # these tests use dev
+@pytest.mark.parametrize(
+    "extra",
+    [
+        # test_ray and test_tinker use both here; a use in a process of its own takes as long as they do.
+        pytest.param(extra, marks=() if USES[extra].can_fork else pytest.mark.slow)
+        for extra in sorted(EXTRAS.keys() - {"dev"})  # these tests use dev
+    ],
+)
 def test_an_extra_is_used_where_it_is_installed(extra: str, service: str, tmp_path: Path) -> None:
     missing = [package for package in sorted(USES[extra].packages) if not is_installed(package)]
     if missing:
