@@ -14,7 +14,7 @@ from practicum.objective.tokens import (
     build_token_batch,
     needs_first_pass,
 )
-from practicum.objective.vocabulary_axis import compute_term_values
+from practicum.objective.vocabulary_axis import compute_term_values, read_target
 
 __all__ = [
     "AXES",
@@ -45,5 +45,6 @@ __all__ = [
     "compute_coefficients",
     "compute_term_values",
     "needs_first_pass",
+    "read_target",
     "read_tokens",
 ]

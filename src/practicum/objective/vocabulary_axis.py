@@ -32,7 +32,7 @@ from practicum.objective.dual_space import compare_in_both
 from practicum.objective.estimators import Pathwise
 from practicum.objective.other_signals import DualSpace, Projected, Sorted, SpanToken
 from practicum.objective.projecting import compare_projected
-from practicum.objective.signals import Logits
+from practicum.objective.signals import Logits, TopK
 from practicum.objective.sorting import compare_by_rank
 from practicum.objective.span_tokens import compare_with_span_token
 from practicum.objective.spec import Objective, Term
@@ -268,6 +268,28 @@ def _compute_reverse_kl(
         if plain and term.divergence.name == "reverse_kl" and divergence is not None:
             return divergence.detach()
     return F.reverse_kl(*share_pair(student, teacher))
+
+
+@torch.no_grad()
+def read_target(
+    term: Term,
+    student: Float[Tensor, "T V"],
+    teacher: Float[Tensor, "T V"],
+    reference: Float[Tensor, "T V"] | None,
+) -> tuple[Float[Tensor, "T V"], Float[Tensor, " T"] | None]:
+    """Return the target of a term about the teacher, and the reverse KL if it is of candidates only.
+
+    The teacher takes the place of a target that is one token, to which there is no reverse KL, and
+    of one whose reference is missing.
+    """
+    signals = _Signals(TeacherDistribution(teacher), TeacherDistribution(reference))
+    if isinstance(term.signal, TopK) and term.signal.tail in ("bucket", "renorm"):
+        pair = _restrict(term.signal, student, signals.teacher, term.signal.tails)[2:]
+        return teacher, F.reverse_kl(*pair)
+    is_label = isinstance(term.target, TeacherTarget) and term.target.temperature == 0.0
+    if is_label or (term.needs_reference and reference is None):
+        return teacher, None
+    return _build_target(term, student, signals)[0], None
 
 
 def _build_target(term: Term, student: Tensor, signals: _Signals) -> tuple[Tensor, Tensor | None]:

@@ -37,6 +37,7 @@ from practicum.studies.doctor.measurements import (
     CHUNK_TOKENS,
     STREAM,
     RolloutMeasurement,
+    Target,
     measure_rollouts,
 )
 from practicum.teachers.translated import Config as TranslatedConfig
@@ -216,6 +217,8 @@ def collect_evidence(
     )
     rollouts = add_notes(rollouts, parts.notes, NoteMoment(1, client))
     signals, error = _score_rollouts(parts.teacher, rollouts)
+    target = _find_target(components, plan, rollouts)
+    references = [] if target is None else [signal for signal in target.references if signal]
     evidence = Evidence(recipe, components, plan, prompts, samples, [], scoring_error=error)
     log.info("student and teacher are compared token by token")
     measurements = measure_rollouts(
@@ -224,9 +227,12 @@ def collect_evidence(
         signals,
         (evidence.renderer.stop_ids, evidence.teacher_stops & evidence.renderer.token_ids),
         recipe.seed,
+        target,
     )
     # Rollouts share heads, and a teacher on disk holds its head until it is released.
-    for head in {head.key: head for signal in signals for head in signal.heads}.values():
+    for head in {
+        head.key: head for signal in [*signals, *references] for head in signal.heads
+    }.values():
         head.release()
     evidence = replace(evidence, measurements=measurements)
     if error:
@@ -234,6 +240,20 @@ def collect_evidence(
     answers, parity = _sample_teacher(evidence)
     template = _score_with_student_template(evidence)
     return replace(evidence, answers=answers, parity_samples=parity, template_logprobs=template)
+
+
+def _find_target(
+    components: RunComponents, plan: StepPlan, rollouts: list[Rollout]
+) -> Target | None:
+    """Return the target of the first term about the teacher, with the signals of a reference."""
+    term = next((term for term in plan.objective.losses if term.needs_teacher), None)
+    if term is None:
+        return None
+    reference = components.parts.reference
+    has_reference = reference is not None and "full" in reference.capabilities.signals
+    if reference is None or not (term.needs_reference and has_reference):
+        return Target(term, [None] * len(rollouts))
+    return Target(term, reference.score(rollouts, Full()))
 
 
 def _score_rollouts(teacher: Teacher, rollouts: list[Rollout]) -> tuple[list[TeacherSignal], str]:

@@ -14,7 +14,7 @@ from practicum.functional.comparison import compare
 from practicum.functional.distributions import overlap_of_top
 from practicum.functional.head import Head
 from practicum.functional.pools import reverse_kl_gradient
-from practicum.objective import read_tokens
+from practicum.objective import Term, read_target, read_tokens
 from practicum.objective.signal_reader import compare_distributions
 from practicum.objective.support import share_pair
 from practicum.objective.tokens import TeacherDistribution
@@ -46,7 +46,9 @@ class RolloutMeasurement:
     `logprobs` are the student's, scored and not as sampled. `advantage` is the teacher's
     log-probability `teacher_event_logprobs` minus the student's; in both, a stop token stands for
     all stop tokens of either model. `divergence` is KL(S || T): exact, a lower bound from the
-    teacher's candidates and one tail, or the log-ratio of the sampled token. `student_stop` and
+    teacher's candidates and one tail, or the log-ratio of the sampled token. In these, in the
+    overlap, the masses and the coherence, T is the target of the objective: the teacher at the
+    objective's temperature, mixed or restricted as the loss has it. `student_stop` and
     `teacher_stop` are the log-probabilities of stopping with any stop token of either model.
     `coherence` is the norm of the summed token gradients over the sum of their norms;
     `control_coherence` is the same for a control teacher at the same distance.
@@ -78,10 +80,11 @@ def measure_rollouts(
     teacher_signals: Sequence[TeacherSignal],
     stops: tuple[frozenset[int], frozenset[int]],
     seed: int,
+    target: "Target | None" = None,
 ) -> list[RolloutMeasurement]:
     """Measure each rollout with the student's full signal about it and the teacher's signal.
 
-    `stops` are the stop token ids of student and teacher.
+    `stops` are the stop token ids of student and teacher. Without a `target` the teacher is.
     """
     head = next((signal.head for signal in student_signals if signal.head is not None), None)
     # A soft-capped head has no gradient of the form (probabilities) @ weight, so P14 is left out.
@@ -89,12 +92,24 @@ def measure_rollouts(
         _RandomTeacher(head, seed) if isinstance(head, Head) and head.softcap is None else None
     )
     stop_ids = sorted(stops[0] | stops[1])
+    references = [None] * len(rollouts) if target is None else target.references
+    term = None if target is None else target.term
     return [
-        _RolloutMeter(rollout, stop_ids, stops[0] != stops[1], control).measure(student, teacher)
-        for rollout, student, teacher in zip(
-            rollouts, student_signals, teacher_signals, strict=True
+        _RolloutMeter(rollout, stop_ids, stops[0] != stops[1], control, term, reference).measure(
+            student, teacher
+        )
+        for rollout, student, teacher, reference in zip(
+            rollouts, student_signals, teacher_signals, references, strict=True
         )
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The term whose target is measured, and the reference's signal of each rollout, if needed."""
+
+    term: Term
+    references: Sequence[TeacherSignal | None]
 
 
 class _RandomTeacher:
@@ -143,7 +158,11 @@ class _RolloutMeter:
         stops: list[int],
         needs_merged_stops: bool,
         control: _RandomTeacher | None,
+        term: Term | None,
+        reference: TeacherSignal | None,
     ) -> None:
+        self._term = term
+        self._reference = reference
         self._rollout = rollout
         self._stops = torch.tensor(stops)
         self._needs_merged_stops = needs_merged_stops
@@ -174,7 +193,10 @@ class _RolloutMeter:
                 student_stop=self._sum_stops(logprobs),
                 **singles,
             )
-            self._compare_chunk(logprobs, ids, signal, states[chunk])
+            reference = None
+            if self._reference is not None:
+                reference = read_tokens(self._reference, chunk).to(logprobs.device).full
+            self._compare_chunk(logprobs, ids, signal, states[chunk], reference)
         columns = {name: torch.cat(values).cpu() for name, values in self._columns.items()}
         if not columns:  # an empty completion
             columns = dict.fromkeys(("logprobs", "student_entropy", "student_stop"), torch.zeros(0))
@@ -189,11 +211,16 @@ class _RolloutMeter:
             self._columns.setdefault(name, []).append(values)
 
     def _compare_chunk(
-        self, student: Tensor, ids: Tensor, signal: TeacherDistribution, hidden: Tensor
+        self,
+        student: Tensor,
+        ids: Tensor,
+        signal: TeacherDistribution,
+        hidden: Tensor,
+        reference: Tensor | None,
     ) -> None:
         """Add what the richest part of the teacher's signal tells about a chunk."""
         if signal.full is not None:
-            self._compare_full(student, ids, signal, hidden)
+            self._compare_full(student, ids, signal, hidden, reference)
         elif signal.topk_ids is not None and signal.topk_logprobs is not None:
             self._compare_candidates(student, ids, signal)
         elif signal.logprobs is not None:
@@ -203,7 +230,12 @@ class _RolloutMeter:
             self._add_advantage(logprobs, teacher)
 
     def _compare_full(
-        self, logprobs: Tensor, ids: Tensor, signal: TeacherDistribution, hidden: Tensor
+        self,
+        logprobs: Tensor,
+        ids: Tensor,
+        signal: TeacherDistribution,
+        hidden: Tensor,
+        reference: Tensor | None,
     ) -> None:
         student, teacher = share_pair(logprobs, signal)
         if signal.outside is not None:
@@ -211,6 +243,11 @@ class _RolloutMeter:
                 student_outside=logprobs[:, signal.outside].exp().sum(dim=-1),
                 teacher_outside=teacher[:, -1].exp(),
             )
+        # A stop token that the teacher lacks is a mistake of the setup, whatever the target is.
+        self._add(teacher_stop=self._sum_stops(teacher))
+        restricted = None
+        if self._term is not None:
+            teacher, restricted = read_target(self._term, student, teacher, reference)
         stops = self._stops.to(ids.device)
         events = (
             torch.where(torch.isin(ids, stops), stops[0], ids) if self._needs_merged_stops else ids
@@ -225,7 +262,8 @@ class _RolloutMeter:
         sampled = F.gather_logprobs(logprobs, ids)
         self._add_advantage(*(_fill_unknown(part, sampled, signal.unknown) for part in events_of))
         divergence = merged.pop("reverse_kl")
-        self._add(teacher_stop=self._sum_stops(teacher), divergence=divergence, **merged)
+        divergence = divergence if restricted is None else restricted
+        self._add(divergence=divergence, **merged)
         if self._control is not None:
             weight = self._control.weight
             self._add_gradients("coherence", student, teacher, weight)

@@ -63,7 +63,8 @@ def check_overlap(evidence: Evidence) -> CheckOutcome:
 
 
 def check_distance(evidence: Evidence) -> CheckOutcome:
-    """P6: Measure the reverse KL to the teacher on the student's own answers, and its tails."""
+    """P6: Measure the reverse KL to the target of the objective on the student's own answers, and its
+    tails."""
     mean = evidence.estimate_mean(lambda row: row.divergence)
     if mean is None:
         return skip_check(evidence.no_signal_reason or "no answer has a token")

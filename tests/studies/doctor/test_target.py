@@ -1,0 +1,59 @@
+"""The doctor measures the distance to the target of the objective, not to the plain teacher."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from toy import toy_recipe
+
+from practicum import functional as F
+from practicum.objective import Full
+from practicum.objective.passes import build_score_requests
+from practicum.runs.assembly import assemble_run
+from practicum.studies.doctor.evidence import collect_evidence
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def renormalize(student: torch.Tensor, teacher: torch.Tensor) -> Pair:
+    ids, valid = F.candidates(student, teacher, 3, "student")
+    restricted = [F.restrict(logprobs, ids, valid, "renorm") for logprobs in (student, teacher)]
+    return restricted[0], restricted[1]
+
+
+TARGETS: dict[str, tuple[dict[str, object], Callable[[torch.Tensor, torch.Tensor], Pair]]] = {
+    "teacher": ({}, lambda student, teacher: (student, teacher)),
+    "sharpened": (
+        {"target": "teacher(temperature=0.5)"},
+        lambda student, teacher: (student, F.temper(teacher, 0.5)),
+    ),
+    "mixed": (
+        {"target": "mixture(teacher=0.3)"},
+        lambda student, teacher: (student, F.mixture([(0.3, teacher), (0.7, student)])),
+    ),
+    "extrapolated": (
+        {"target": "log_linear(teacher=1.5, student=-0.5)"},
+        lambda student, teacher: (student, F.log_linear([(1.5, teacher), (-0.5, student)])),
+    ),
+    "restricted": ({"signal": "topk(3, tail=renorm)"}, renormalize),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_distance_is_that_to_the_target(models: Path, tmp_path: Path, name: str) -> None:
+    changes, build_pair = TARGETS[name]
+    objective = {"signal": "full", "divergence": "reverse_kl", **changes}
+    recipe = toy_recipe(models, {"objective": objective})
+    components = assemble_run(recipe, tmp_path)
+    evidence = collect_evidence(recipe, components, 3, 2)
+    client, teacher = components.parts.sampler, components.parts.teacher
+    student_signals = client.score(build_score_requests(evidence.rollouts), Full())
+    teacher_signals = teacher.score(evidence.rollouts, Full())
+    for row, *signals in zip(evidence.measurements, student_signals, teacher_signals, strict=True):
+        student, plain = (signal.head.logprobs(signal.states) for signal in signals)
+        expected = F.reverse_kl(*build_pair(student, plain))
+        torch.testing.assert_close(row.divergence, expected.cpu(), rtol=1e-4, atol=1e-5)
+        assert row.teacher_logprobs is not None, "the checks of the setup are about the teacher"
+        sampled = F.gather_logprobs(plain, row.rollout.tokens)
+        torch.testing.assert_close(row.teacher_logprobs, sampled, rtol=1e-4, atol=1e-5)
