@@ -30,6 +30,9 @@ ADAPTER_SETTINGS = "adapter_config.json"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 """The names of models on the hub: an owner and a model."""
 
+MIN_MISSING_TOKENS = 1000
+"""The rows without a token below which an embedding is not judged: toys have few of both."""
+
 VOCABULARIES = ("tokenizer.json", "*.model", "*vocab*", "*.tiktoken", "tekken.json")
 """The files that hold a tokenizer's vocabulary; settings of a tokenizer hold none."""
 
@@ -52,7 +55,9 @@ def locate(
         _check_folder(Path(source), config)
         if needs_weights:
             _check_weights(Path(source))
-    _check_tokenizer(Path(find_tokenizer(source)))
+    tokenizer = Path(find_tokenizer(source))
+    _check_tokenizer(tokenizer)
+    _check_token_count(tokenizer / "tokenizer.json", Path(find_base(source)) / "config.json")
     return source
 
 
@@ -238,6 +243,29 @@ def _check_tokenizer(folder: Path) -> None:
         raise ModelError(
             f"{folder}: no tokenizer (tokenizer.json, or a vocabulary such as tokenizer.model); copy it from the "
             "model that these weights were trained from"
+        )
+
+
+def _check_token_count(tokenizer: Path, settings: Path) -> None:
+    """Raise ModelError if a tokenizer has far fewer tokens than the model's embedding has rows.
+
+    Embeddings are padded by some rows; a tokenizer of half as many tokens is another model's.
+    """
+    if not (tokenizer.is_file() and settings.is_file()):
+        return
+    model_settings = read_settings(settings)
+    # Models that also read images nest the settings of their text half.
+    rows = model_settings.get("text_config", model_settings).get("vocab_size")
+    content = read_settings(tokenizer)
+    model, added = content.get("model"), content.get("added_tokens")
+    tokens = model.get("vocab") if isinstance(model, Mapping) else None
+    if not isinstance(rows, int) or not isinstance(tokens, dict | list):
+        return
+    count = len(tokens) + (len(added) if isinstance(added, list) else 0)
+    if 2 * count < rows and rows - count >= MIN_MISSING_TOKENS:
+        raise ModelError(
+            f"{tokenizer}: the tokenizer has {count} tokens and the model's embedding {rows} rows, so it "
+            "belongs to another model; copy it from the model that these weights were trained from"
         )
 
 

@@ -5,12 +5,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from practicum.errors import CheckpointError, ModelError, RecipeError
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.models.sources import is_gguf, locate
 from practicum.ports import walk
 from practicum.ports.inputs import ChecksPrompts, ReadsFiles
 from practicum.recipe import Recipe
+from practicum.remote.address import AddressConfig
 from practicum.rollouts import check_responses
 from practicum.runs.opening import build_task, find_origin
 from practicum.runs.pipeline.stages import PLACEHOLDER, Pipeline
@@ -21,21 +24,50 @@ log = logging.getLogger(__name__)
 
 
 def check_inputs(loaded: Recipe | Pipeline, source: str) -> None:
+    """Refuse what `refuse_missing_inputs` refuses, and note what else is odd about the inputs.
+
+    Servers that have to be asked are named. Raises DataError for answers that cannot be imitated.
+    """
+    refuse_missing_inputs(loaded, source)
+    recipes = _list_recipes(loaded)
+    notes = [note for recipe in recipes for note in (*_list_places(recipe), *_list_notes(recipe))]
+    for note in dict.fromkeys(notes):
+        log.info(note)
+
+
+def refuse_missing_inputs(loaded: Recipe | Pipeline, source: str) -> None:
     """Raise RecipeError with a line for each data file and model folder that cannot be used.
 
     Data files are read to the end. Of a model, its settings are read and its files counted. Names
-    on the hub and at services are not asked for. Raises DataError for answers that cannot be imitated.
+    on the hub and at services are not asked for.
     """
-    recipes = loaded.build_recipes() if isinstance(loaded, Pipeline) else {"": loaded}
     problems = [
-        f"{source}: {line}" for recipe in recipes.values() for line in _list_problems(recipe)
+        f"{source}: {line}" for recipe in _list_recipes(loaded) for line in _list_problems(recipe)
     ]
     if problems:
         # Stages share what they do not set themselves; each line is said once.
         raise RecipeError(list(dict.fromkeys(problems)))
-    for recipe in recipes.values():
-        for note in _list_notes(recipe):
-            log.info(note)
+
+
+def _list_recipes(loaded: Recipe | Pipeline) -> list[Recipe]:
+    return list(loaded.build_recipes().values()) if isinstance(loaded, Pipeline) else [loaded]
+
+
+def _list_places(recipe: Recipe) -> Iterator[str]:
+    """Yield a note for each server that only the run asks, and each device that is not here."""
+    for role, teacher in (("teacher", recipe.teacher), ("reference", recipe.reference)):
+        for keys, config in walk(teacher) if teacher is not None else ():
+            if isinstance(config, AddressConfig):
+                yield (
+                    f"{'.'.join((role, *keys))}: {config.url} is asked when the run starts, and not "
+                    f"here; practicum probe {config.url} asks it"
+                )
+    for role, config in _list_models(recipe).items():
+        if config.device == "cuda" and not torch.cuda.is_available():
+            yield (
+                f"{role}.device: cuda, and this machine has no CUDA device; write {role}.device=auto "
+                "to run it here"
+            )
 
 
 def _list_notes(recipe: Recipe) -> list[str]:

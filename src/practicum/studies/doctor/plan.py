@@ -20,10 +20,15 @@ RATE_RATIOS = (3.0, 8.0)
 def check_memory(evidence: Evidence) -> CheckOutcome:
     """P17: Compare the peak that `practicum plan` predicts, without Python and its libraries, with
     the machine's memory."""
-    available = read_memory_limit(choose_device(evidence.recipe))
+    return judge_memory(evidence.recipe)
+
+
+def judge_memory(recipe: Recipe) -> CheckOutcome:
+    """Judge the memory of a recipe, without loading a model."""
+    available = read_memory_limit(choose_device(recipe))
     good, bad = MEMORY_SHARE
     try:
-        cost = plan(evidence.recipe, limit=int(good * available), process=0)
+        cost = plan(recipe, limit=int(good * available), process=0)
     except PracticumError as error:
         return skip_check(f"it cannot be planned: {error}")
     needed, share = cost.memory.peak / GIB, cost.memory.peak / available
@@ -49,7 +54,7 @@ def check_settings(evidence: Evidence) -> CheckOutcome:
             "so the student practises on answers that it would not give"
         )
         fix.append("rollout.temperature=1")
-    too_high = _compare_with_table(recipe)
+    too_high = compare_with_table(recipe)
     if too_high:
         warnings.append(too_high.sentence)
         fix += too_high.fix
@@ -68,7 +73,7 @@ def check_settings(evidence: Evidence) -> CheckOutcome:
     return CheckOutcome(status, text, exact, "of a layer's output a step", tuple(fix))
 
 
-def _compare_with_table(recipe: Recipe) -> CheckOutcome | None:
+def compare_with_table(recipe: Recipe) -> CheckOutcome | None:
     """Return a warning or failure if the learning rate is far above the table's; None otherwise."""
     choice = choose_setting(resolve_recipe(recipe))
     if choice is None or choice.setting.parameters is None:
