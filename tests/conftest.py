@@ -2,9 +2,7 @@
 
 import gc
 import os
-import ssl
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,6 @@ from shapes import check_only_shapes
 check_only_shapes()
 # A write survives a process that is killed; only a machine without power loses one, and each wait for a disk takes 8 ms.
 os.fsync = os.fstat
-# A client of another package reads the certificates of all authorities, 40 ms, to ask a service on this machine without TLS.
-ssl.create_default_context = cache(ssl.create_default_context)
 torch.set_num_threads(1)
 settings.register_profile("practicum", derandomize=True, deadline=None, max_examples=25)
 settings.load_profile("practicum")
