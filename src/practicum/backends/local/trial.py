@@ -9,7 +9,7 @@ config (see `practicum.backends.local.twin`).
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from practicum.backends.local.decode_step import DecodeJob, PromptTokens, SlotSt
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.llama_weights import find_llama_weights
 from practicum.backends.local.native import load_library
-from practicum.backends.local.packing import compute_hidden_states, enable_packing, pad_sequences
+from practicum.backends.local.packing import compute_hidden_states, enable_packing
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
 from practicum.backends.local.sampler import run_to_end
 from practicum.backends.local.static import choose_settings, list_graphs, open_static_loop
@@ -41,12 +41,16 @@ from practicum.backends.local.twin import (
     identify_twin,
     shrink,
 )
+from practicum.backends.local.wide import compute_by_forward, compute_in_float64
 from practicum.ports import DecodeBatch
 from practicum.text import stop_check
 from practicum.text.tokenizers import shorten_error
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 log = logging.getLogger(__name__)
+
+Forward = Callable[[LanguageModel, Sequence[PromptTokens]], Tensor]
+"""A forward pass over texts, such as `compute_by_forward`: log-probabilities [B, L, V]."""
 
 PROMPTS = ((3, 1, 4, 1, 5), (2, 7, 1))
 """Prompts of different lengths, so that the second one is padded if the batch pads."""
@@ -61,7 +65,9 @@ SAMPLED_TOKENS = 20
 """The tokens of each completion that the static step is tried with: more than one window."""
 
 BOUND = 1e-4
-"""The most nats by which a program in float32 may differ from the model's own modules."""
+"""The most nats by which a program in float32 may differ from the model's own modules, in float32 or
+in float64.
+"""
 
 ROUNDED_BOUND = 0.1
 """The same for a model that computes in bfloat16."""
@@ -136,7 +142,11 @@ def can_decode_natively(language_model: LanguageModel) -> bool:
     # A shard decodes by no step, which would read addresses of weights that are elsewhere.
     is_shard = any(isinstance(weight, DTensor) for weight in maps)
     is_scored = is_shard or packed_bytes > MAX_PACKED_BYTES
-    difference = (_measure_scores if is_scored else _measure_native_step)(tried)
+    measure = _measure_scores if is_scored else _measure_native_step
+    difference = measure(tried)
+    if not difference <= BOUND and not is_shard:
+        # Many layers in float32 may round by more than the bound: float64 tells which one is off.
+        difference = measure(tried, compute_in_float64)
     if not difference <= BOUND:
         log.warning(
             f"{model.name_or_path}: the compiled program differs by {difference:.2g} nats from "
@@ -236,7 +246,7 @@ def _measure_sampling(language_model: LanguageModel, capture: Capture | None = N
     texts = [
         (*prompt, *sample.tokens.tolist()) for prompt, sample in zip(prompts, samples, strict=True)
     ]
-    logprobs = _compute_by_forward(language_model, texts).cpu()
+    logprobs = compute_by_forward(language_model, texts).cpu()
     differences = [
         logprobs[row, len(prompt) - 1 : len(text) - 1].gather(1, sample.tokens[:, None])[:, 0]
         - sample.policy_logprobs
@@ -245,20 +255,22 @@ def _measure_sampling(language_model: LanguageModel, capture: Capture | None = N
     return torch.stack([difference.abs().mean() for difference in differences]).max().item()
 
 
-def _measure_native_step(language_model: LanguageModel) -> float:
+def _measure_native_step(
+    language_model: LanguageModel, compute: Forward = compute_by_forward
+) -> float:
     """Return the difference of the compiled step, which follows a compiled prefill."""
     prompts = [_wrap(prompt, language_model) for prompt in (*PROMPTS, PROMPTS[0])]
     batch = open_decode_batch(language_model, {}, prompts, 2, MIN_DECODE_STEPS)
     assert isinstance(batch, SlotDecodeBatch), "these prompts can be packed"
-    return _measure_difference(language_model, batch)
+    return _measure_difference(language_model, batch, compute)
 
 
-def _measure_scores(language_model: LanguageModel) -> float:
+def _measure_scores(language_model: LanguageModel, compute: Forward = compute_by_forward) -> float:
     """Return the largest difference of packed texts' log-probabilities from a forward pass."""
     texts = _list_texts(language_model)
     hidden = compute_hidden_states(language_model, [ScoreRequest(t[:1], t[1:]) for t in texts])
     packed = language_model.head().logprobs(hidden)
-    return _compare(packed, _predict_alone(language_model, texts))
+    return _compare(packed, _predict_alone(language_model, texts, compute))
 
 
 @torch.enable_grad()
@@ -289,14 +301,16 @@ def _open_batches(language_model: LanguageModel) -> Iterator[DecodeBatch]:
         yield PaddedDecodeBatch(job)
 
 
-def _measure_difference(language_model: LanguageModel, batch: DecodeBatch) -> float:
+def _measure_difference(
+    language_model: LanguageModel, batch: DecodeBatch, compute: Forward = compute_by_forward
+) -> float:
     """Return the largest difference between decoding and a forward pass, in nats.
 
     At each position it is the mean difference over the tokens that would be sampled there. Two
     texts start, the first one ends, its prompt starts again in the free row if the batch refills,
     and all go on.
     """
-    expected_logprobs = _compute_by_forward(language_model, _list_texts(language_model))
+    expected_logprobs = compute(language_model, _list_texts(language_model))
     tokens = torch.tensor(_wrap(ANSWER, language_model))
     differences: list[float] = []
 
@@ -328,10 +342,12 @@ def _compare(logprobs: Float[Tensor, "T V"], expected: Float[Tensor, "T V"]) -> 
 
 
 def _predict_alone(
-    language_model: LanguageModel, texts: Sequence[PromptTokens]
+    language_model: LanguageModel,
+    texts: Sequence[PromptTokens],
+    compute: Forward = compute_by_forward,
 ) -> Float[Tensor, "T V"]:
     """Return the log-probabilities of each text after its first tokens, by a forward pass."""
-    logprobs = _compute_by_forward(language_model, texts)
+    logprobs = compute(language_model, texts)
     return torch.cat([row[: len(text) - 1] for row, text in zip(logprobs, texts, strict=True)])
 
 
@@ -341,11 +357,3 @@ def _list_texts(language_model: LanguageModel) -> list[PromptTokens]:
 
 def _wrap(tokens: PromptTokens, language_model: LanguageModel) -> PromptTokens:
     return tuple(token % language_model.vocab_size for token in tokens)
-
-
-def _compute_by_forward(
-    language_model: LanguageModel, texts: Sequence[PromptTokens]
-) -> Float[Tensor, "B L V"]:
-    """Return the log-probabilities after each token of some texts, undecoded."""
-    ids, mask = pad_sequences(texts, side="right", device=language_model.device)
-    return language_model.head().logprobs(language_model.body(ids, mask))
