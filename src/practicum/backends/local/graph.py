@@ -74,30 +74,31 @@ def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
     weights = _find_addresses(language_model.model.parameters())
     layers = find_layers(language_model.model) or ()
     owners = {part: layer for layer in layers for part in layer.modules() if part is not layer}
-    gathered: set[int] = set()
+    current: torch.nn.Module = language_model.model
     saved: dict[int, int] = {}
+    # Storages are told apart by address, so none may be freed and reused meanwhile.
+    aliases: list[Tensor] = []
 
     def look(module: torch.nn.Module, _: object) -> None:
-        # A model in shards gathers a layer's weights when it computes, and frees them after it.
-        gathered.clear()
-        gathered.update(_find_addresses(owners.get(module, module).parameters()))
+        nonlocal current
+        current = owners.get(module, module)
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        if address not in weights and address not in gathered:
+        # A model in shards gathers a layer's weights when it computes, and frees them after it.
+        if address not in weights and address not in _find_addresses(current.parameters()):
             saved[address] = storage.nbytes()
         # Detached: a graph that held its own outputs would never be freed.
-        return tensor.detach()
+        aliases.append(tensor.detach())
+        return aliases[-1]
 
     text = ScoreRequest((0,), (0,) * tokens)
     with (
         register_module_forward_pre_hook(look),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
-        # Storages are told apart by address, so none may be freed and reused meanwhile.
-        states = compute_hidden_states(language_model, [text])
-    del states
+        compute_hidden_states(language_model, [text])
     return sum(saved.values())
 
 
