@@ -26,6 +26,7 @@ NAMES = (
     "processes",
     "weighted",
     "startup",
+    "sweep",
     "journey",
     "golds",
     "settings",

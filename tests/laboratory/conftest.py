@@ -2,22 +2,18 @@
 
 import os
 import signal
-import subprocess
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Any
 
 import pytest
-from toy import command, exit_status, start_fork
+from toy import command, environment, exit_status, start_fork
 
 
 class ForkedRun:
-    """What `subprocess.Popen` is of `python -P -m practicum WORDS`, in a fork that need not import anything again."""
+    """A run of a comparison in a fork of this process, which need not import anything again."""
 
-    def __init__(self, words: list[str], *, stdout: IO[bytes], env: dict[str, str], **_: Any):
-        assert words[1:4] == ["-P", "-m", "practicum"]
-        self.pid = start_fork(command(*words[4:]), env, Path(stdout.name))
+    def __init__(self, words: list[str], log: Path):
+        self.pid = start_fork(command(*words), environment(), log)
         self.code: int | None = None
 
     def poll(self) -> int | None:
@@ -39,9 +35,19 @@ class ForkedRun:
             os.kill(self.pid, signal.SIGKILL)
 
 
+class ForkingStarter:
+    """What a `WarmStarter` is, with this process as the one that has imported everything."""
+
+    def start(self, words: list[str], log: Path) -> ForkedRun:
+        """Begin `practicum WORDS`."""
+        return ForkedRun(words, log)
+
+    def close(self) -> None:
+        """Leave the runs to `run_jobs`, which ends them."""
+
+
 @pytest.fixture(autouse=True)
 def fork_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a comparison fork its runs; all else that starts a process is as it was."""
-    module = import_module("practicum.studies.compare.run_jobs")
-    starts = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedRun})
-    monkeypatch.setattr(module, "subprocess", starts)
+    """Let a comparison fork its runs from this process."""
+    module = import_module("practicum.studies.compare.comparing")
+    monkeypatch.setattr(module, "open_starter", ForkingStarter)

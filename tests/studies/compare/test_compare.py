@@ -563,7 +563,7 @@ def test_a_run_of_a_comparison_is_this_package_and_no_file_that_stands_around(
     (tmp_path / "practicum.py").write_text("print('a file of the working directory')")
     monkeypatch.chdir(tmp_path)
     job = RunJob("one", 0, {"no": "recipe"}, tmp_path / "home")
-    assert start_run(job).wait() == RecipeError.exit_code
+    assert start_run(job, None).wait() == RecipeError.exit_code
     assert "a file of the working directory" not in job.log_path.read_text()
 
 

@@ -3,7 +3,12 @@
 Pretraining teaches the task's answers.
 """
 
+import contextlib
+import hashlib
+import os
 import random
+import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -38,9 +43,28 @@ def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> P
         # Renamed when complete, so that an interrupted call leaves no half-made model.
         temporary = folder.with_name(f"{folder.name}.tmp")
         lessons = list_lessons(task, config.seed) if config.pretrain.steps else []
-        build_scratch_model(temporary, config, collect_alphabet(task), lessons)
+        _copy_or_build(temporary, config, collect_alphabet(task), lessons)
         temporary.rename(folder)
     return folder
+
+
+def _copy_or_build(
+    folder: Path, config: ScratchConfig, alphabet: str, lessons: Sequence[Prompt]
+) -> None:
+    """Write a model folder; the runs of a comparison, which are alike, make the same model once."""
+    if not (shared := os.environ.get("PRACTICUM_SHARED_MODELS")):
+        build_scratch_model(folder, config, alphabet, lessons)
+        return
+    parts = (config.model_dump_json(), torch.get_num_threads(), alphabet, lessons)
+    kept = Path(shared) / hashlib.sha256(repr(parts).encode()).hexdigest()
+    if not kept.is_dir():
+        with tempfile.TemporaryDirectory(dir=shared) as temporary:
+            built = Path(temporary) / "model"
+            build_scratch_model(built, config, alphabet, lessons)
+            # A run next to this one may have made the same model meanwhile.
+            with contextlib.suppress(OSError):
+                built.rename(kept)
+    shutil.copytree(kept, folder, dirs_exist_ok=True)
 
 
 def collect_alphabet(task: Task) -> str:

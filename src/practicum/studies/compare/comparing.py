@@ -13,6 +13,7 @@ from practicum.run_dir import RunDir, prepare_folder, shorten_path, write_json
 from practicum.runs import check_resumes
 from practicum.runs.console import Console, SilentConsole
 from practicum.runs.progress import show_progress
+from practicum.runs.warm import WarmStarter
 from practicum.studies.compare.arms import ComparisonBudget, ComparisonSettings, Design, read_design
 from practicum.studies.compare.comparison_page import write_page
 from practicum.studies.compare.outcomes import (
@@ -22,7 +23,12 @@ from practicum.studies.compare.outcomes import (
     compare_outcomes,
     read_outcome,
 )
-from practicum.studies.compare.run_jobs import clear_comparison, plan_jobs, run_jobs
+from practicum.studies.compare.run_jobs import (
+    clear_comparison,
+    open_starter,
+    plan_jobs,
+    run_jobs,
+)
 from practicum.studies.compare.tables import build_arm_table, build_pair_table
 
 
@@ -96,6 +102,20 @@ def run_comparison(
 def run_arms(words: Sequence[str], settings: ComparisonSettings, console: Console) -> FinishedRuns:
     """Run every arm with every seed and read the results; raises the errors of `compare`."""
     check_resumes(settings.resume, (), overwrite=settings.overwrite)
+    starter = open_starter()
+    try:
+        return _run_arms(words, settings, console, starter)
+    finally:
+        if starter is not None:
+            starter.close()
+
+
+def _run_arms(
+    words: Sequence[str],
+    settings: ComparisonSettings,
+    console: Console,
+    starter: WarmStarter | None,
+) -> FinishedRuns:
     design = read_design(words, settings)
     for line in design.list_equal_arms():
         console.event(line)
@@ -106,7 +126,7 @@ def run_arms(words: Sequence[str], settings: ComparisonSettings, console: Consol
     prepare_folder(folder)
     # The lock keeps a second comparison out of the folder while this one runs.
     with RunDir(folder).lock(), catch_stop_signals() as stop:
-        failed = run_jobs(jobs, settings.max_parallel_runs, console, stop)
+        failed = run_jobs(jobs, settings.max_parallel_runs, console, stop, starter)
     outcomes = [
         read_outcome(job.arm, job.seed, job.folder, folder) for job in jobs if job not in failed
     ]

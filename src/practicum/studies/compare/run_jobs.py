@@ -4,11 +4,11 @@
     DIR/ARM/seed-0/        the run folder
     DIR/ARM/seed-0.log     its output
 
+On Linux the processes are copies of one that has imported everything (`practicum.runs.warm`).
 A finished run is not repeated, a stopped one resumes from its newest checkpoint, and a failure does
 not affect the other runs.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -38,21 +38,17 @@ from practicum.run_dir import (
     write_json,
 )
 from practicum.runs.console import Console
+from practicum.runs.warm import IS_AVAILABLE, StartedRun, WarmStarter
 from practicum.studies.compare.arms import Design
 from practicum.text import make_printable
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.05
 
 COUNT_SECONDS = 2.0
 """The time between two counts of the finished steps, which reads journals."""
 
 FREE_MEMORY_FACTOR = 1.2
 """A run starts if the free memory is at least this factor times the largest run's memory."""
-
-DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of Linux: the signal that a process gets when its parent dies."""
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,14 +149,18 @@ def clear_comparison(folder: Path) -> None:
 
 
 def run_jobs(
-    jobs: Sequence[RunJob], at_once: int, console: Console, stop: Stop
+    jobs: Sequence[RunJob],
+    at_once: int,
+    console: Console,
+    stop: Stop,
+    starter: WarmStarter | None,
 ) -> dict[RunJob, str]:
     """Run what is not finished, at most `at_once` at a time; returns the failed runs with their
     reasons.
 
     Raises Interrupted after a signal, once every process has saved its state.
     """
-    pool = _JobPool([job for job in jobs if not job.is_finished])
+    pool = _JobPool([job for job in jobs if not job.is_finished], starter)
     num_skipped = len(jobs) - len(pool.waiting)
     if num_skipped:
         console.event(f"{num_skipped} of {len(jobs)} runs are finished already")
@@ -218,9 +218,10 @@ def _describe_result(job: RunJob) -> str:
 class _JobPool:
     """Waiting runs, running processes, and the reasons of failed runs."""
 
-    def __init__(self, waiting: list[RunJob]) -> None:
+    def __init__(self, waiting: list[RunJob], starter: WarmStarter | None) -> None:
         self.waiting = waiting
-        self.running: dict[RunJob, subprocess.Popen[bytes]] = {}
+        self.running: dict[RunJob, StartedRun] = {}
+        self._starter = starter
         self.failed: dict[RunJob, str] = {}
         self._peak = 0
         self._measured = False
@@ -229,7 +230,7 @@ class _JobPool:
         """Start runs while memory allows, at most `at_once` at a time."""
         while self.waiting and len(self.running) < at_once and (not self.running or self._fits()):
             job = self.waiting.pop(0)
-            self.running[job] = start_run(job)
+            self.running[job] = start_run(job, self._starter)
 
     def collect_ended(self) -> Iterator[tuple[RunJob, str | None]]:
         """Yield the runs that ended since the last call, with the reason if a run failed."""
@@ -277,33 +278,44 @@ def _measure_memory(pid: int) -> int:
         return 0
 
 
-def start_run(job: RunJob) -> subprocess.Popen[bytes]:
-    """Start or resume a run in its own process, which ends when this process dies."""
+def start_run(job: RunJob, starter: WarmStarter | None) -> StartedRun:
+    """Start or resume a run in its own process, which ends when this process dies.
+
+    Without a starter the process is a new Python.
+    """
     job.recipe_path.parent.mkdir(parents=True, exist_ok=True)
     write_json(job.recipe_path, dict(job.resolved_recipe))
-    words = [sys.executable, "-P", "-m", "practicum", "run", str(job.recipe_path)]
-    words += ["--out", str(job.recipe_path.parent), "--json"]
+    words = ["run", str(job.recipe_path), "--out", str(job.recipe_path.parent), "--json"]
     if any((job.folder / name).is_file() for name in ("recipe.json", "pipeline.json")):
         words.append("--resume")
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    # -P: a file of the current folder must not stand in for a package. A session of its own: Ctrl-C
+    if starter is not None:
+        return starter.start(words, job.log_path)
+    # -P: a file of the current folder must not replace a package. A session of its own: Ctrl-C
     # of the terminal reaches this process alone, which then stops the runs in order.
     with job.log_path.open("wb") as log:
         return subprocess.Popen(
-            words,
+            [sys.executable, "-P", "-m", "practicum", *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **threads},
+            env=_set_threads(),
             start_new_session=True,
-            preexec_fn=None if _LIBC is None else _end_with_parent,
         )
 
 
-def _end_with_parent() -> None:
-    """Ask the kernel to terminate this process when its parent dies, even if that is killed."""
-    assert _LIBC is not None
-    _LIBC.prctl(DEATH_SIGNAL, signal.SIGTERM)
+def open_starter() -> WarmStarter | None:
+    """Start the process that starts runs, where the system allows it."""
+    if not IS_AVAILABLE:
+        return None
+    starter = WarmStarter(_set_threads())
+    starter.open()
+    return starter
+
+
+def _set_threads() -> dict[str, str]:
+    """Return this process's environment with one thread for each run."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return {**os.environ, **threads}
 
 
 def _find_reason(job: RunJob, code: int) -> str:
