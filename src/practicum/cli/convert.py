@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from practicum.errors import RecipeError
+from practicum.recipe.trl import convert_trl
 from practicum.recipe.verl import convert_verl
 from practicum.runs.step_rows import write_step_rows
 from practicum.text.safe import excerpt
@@ -18,13 +19,14 @@ def write_rows(run: Path, target: Path) -> None:
 
 
 def write_recipe(source: Path, target: Path) -> None:
-    """Write a recipe from verl's configuration, and name on stderr each key that is not taken.
+    """Write a recipe from verl's configuration or TRL's training script, and name on stderr each key that is not taken.
 
     The same lines stand in the recipe as comments. Raises RecipeError if the target exists.
     """
     if target.exists():
         raise RecipeError(f"{target} exists; give another file to --out, or remove it first")
-    recipe, notes = convert_verl(source, target)
+    convert = convert_trl if source.suffix == ".py" else convert_verl
+    recipe, notes = convert(source, target)
     lines = [excerpt(note) for note in notes]
     text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
     comments = "".join(f"# {line}\n" for line in lines)

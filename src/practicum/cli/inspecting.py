@@ -29,8 +29,8 @@ def convert(
         Path,
         typer.Argument(
             metavar="CONFIG",
-            help="YAML file or launch script of a verl distillation run, or the folder of a run that "
-            "corrects turns",
+            help="YAML file or launch script of a verl distillation run, training script of TRL (.py), or "
+            "the folder of a run that corrects turns",
         ),
     ],
     out: Annotated[
@@ -38,7 +38,9 @@ def convert(
     ] = Path("recipe.yaml"),
     debug: Debug = False,
 ) -> None:
-    """Turn a verl distillation config or launch script into a recipe. Names each key that is not taken.
+    """Turn a verl config or launch script, or a TRL script, into a recipe. Names each key that is not taken.
+
+    A TRL script (.py) is parsed and never run: GKDConfig, GOLDConfig, DistillationConfig or GRPOConfig.
 
     A run with `rollout.source: correct` becomes easydistill's rows of corrected steps.
     """
