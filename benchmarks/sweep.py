@@ -6,6 +6,7 @@ python -m benchmarks sweep [--steps 170] [--scratch]
 import json
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks.measuring import build_parser, format_table, open_session
@@ -77,14 +78,11 @@ def _time_sweep(
     """
     arms = [f"a=smoke/toy{changes}", f"b=smoke/toy,divergence=forward_kl{changes}"]
     settings = ComparisonSettings(seeds=SEEDS, common=(f"train.steps={steps}",), out=folder)
-    begun = time.monotonic()
-    starter = open_starter() if is_warm else None
-    jobs = plan_jobs(read_design(arms, settings), folder, resume=False)
-    with catch_stop_signals() as stop:
+    started = time.monotonic()
+    with open_starter() if is_warm else nullcontext() as starter, catch_stop_signals() as stop:
+        jobs = plan_jobs(read_design(arms, settings), folder, resume=False)
         failed = run_jobs(jobs, 1, SilentConsole(), stop, starter)
-    if starter is not None:
-        starter.close()
-    wall = time.monotonic() - begun
+    wall = time.monotonic() - started
     assert not failed, failed
     loops = sum(
         (job.folder / "metrics.jsonl").stat().st_mtime

@@ -14,7 +14,7 @@ from practicum.core.stopping import catch_stop_signals
 from practicum.errors import PracticumError
 from practicum.run_dir import RunDir, read_json
 from practicum.runs.pipeline import parse_pipeline
-from practicum.studies.compare import Outcome, Point, RunJob, read_outcome, run_jobs
+from practicum.studies.compare import Outcome, Point, RunJob, open_starter, read_outcome, run_jobs
 from practicum.types import FrozenConfig
 
 
@@ -35,8 +35,8 @@ def measure(config: Config, job: ReproductionJob) -> Results:
         for arm in study.spec.arms
     ]
     runs.mkdir(exist_ok=True)
-    with RunDir(runs).lock(), catch_stop_signals() as stop:
-        failed = run_jobs(jobs, job.at_once, job.console, stop)
+    with open_starter() as starter, RunDir(runs).lock(), catch_stop_signals() as stop:
+        failed = run_jobs(jobs, job.at_once, job.console, stop, starter)
     pipelines = [FinishedPipeline.read(run_job) for run_job in jobs if run_job not in failed]
     if not pipelines:
         first_reason = next(iter(failed.values()))

@@ -154,7 +154,7 @@ def convert_trl(path: Path, target: Path) -> tuple[dict[str, Any], list[str]]:
         for field, setting in script.settings.items()
         if field not in settings.taken | IGNORED
     ]
-    others = {
+    arguments_read = {
         "model",
         "teacher_model",
         "train_dataset",
@@ -165,7 +165,7 @@ def convert_trl(path: Path, target: Path) -> tuple[dict[str, Any], list[str]]:
     notes += [
         f"not taken: trainer argument {argument} = {str(setting)[:60]!r}"
         for argument, setting in script.trainer.items()
-        if argument not in others | {"reward_funcs"}
+        if argument not in arguments_read | {"reward_funcs"}
     ]
     return recipe, notes
 
@@ -276,17 +276,17 @@ def _convert_rollout(settings: TrlSettings) -> dict[str, Any]:
 
 def _convert_source(settings: TrlSettings) -> str:
     """Return the source for `lmbda` and `seq_kd`: the share of the student, and who writes the rest."""
-    share, other = (
+    share, writer = (
         settings.take_number("lmbda"),
         "teacher" if settings.take("seq_kd") else "dataset",
     )
     if share in (0, 1):
-        return other if share == 0 else "student"
+        return writer if share == 0 else "student"
     settings.notes.append(
         "rollout.source: TRL draws for a whole batch whether the student writes it, and practicum for "
         "each answer; the share is the same"
     )
-    return f"mix(student={share}, other={other})"
+    return f"mix(student={share}, other={writer})"
 
 
 def _convert_objective(settings: TrlSettings, recipe: dict[str, Any]) -> dict[str, Any]:

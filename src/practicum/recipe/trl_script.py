@@ -56,7 +56,7 @@ def read_trl_script(text: str, name: str) -> TrlScript:
         raise RecipeError(f"{name}: is not Python that can be read ({error})") from error
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     calls.sort(key=lambda call: (call.lineno, call.col_offset))
-    reader = _Reader(_collect_assigned(tree), [])
+    reader = _ScriptReader(_collect_assigned(tree), [])
     configs = [call for call in calls if _name_call(call) in CONFIGS]
     trainers = [call for call in calls if _name_call(call) in CONFIGS.values()]
     if not configs and not trainers:
@@ -89,7 +89,7 @@ def read_trl_script(text: str, name: str) -> TrlScript:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _ScriptReader:
     """The names that are assigned in a script, and the notes so far."""
 
     assigned: dict[str, list[ast.expr]]
@@ -116,8 +116,8 @@ class _Reader:
 
     def _note(self, node: ast.expr, place: str) -> None:
         source = " ".join(ast.unparse(node).split())
-        shown = source if len(source) <= SHOWN else f"{source[:SHOWN]}..."
-        self.notes.append(f"line {node.lineno}: {place} = {shown} is no literal; not taken")
+        excerpt = source if len(source) <= SHOWN else f"{source[:SHOWN]}..."
+        self.notes.append(f"line {node.lineno}: {place} = {excerpt} is no literal; not taken")
 
     def _evaluate(self, node: ast.expr, depth: int = 0) -> Any:
         """Return the value of an expression; _Unreadable if the script would have to run."""

@@ -162,7 +162,7 @@ class WarmStarter:
         process.stdin.close()
         process.stdout.close()
         code, self._process = process.wait(), None
-        self._codes = {pid: code if known is None else known for pid, known in self._codes.items()}
+        self._codes = {pid: code if ended is None else ended for pid, ended in self._codes.items()}
 
     def _read(self, seconds: float | None) -> dict[str, Any] | None:
         """Read a message; None if none came in time, or if the process has ended."""

@@ -53,12 +53,11 @@ def test_a_warm_run_writes_the_bytes_of_a_cold_one(tmp_path: Path) -> None:
     recipe.write_text(json.dumps(toy_data(tmp_path, changes)))
     resolved = resolve_recipe(load_recipe(recipe, ["name=seed-0"]))
     jobs = [RunJob(arm, 0, resolved, tmp_path / "runs") for arm in ("first", "second", "cold")]
-    starter = open_starter()
-    assert starter is not None
-    for job in jobs[:2]:
-        assert start_run(job, starter).wait() == 0, job.log_path.read_text()
+    with open_starter() as starter:
+        assert starter is not None
+        for job in jobs[:2]:
+            assert start_run(job, starter).wait() == 0, job.log_path.read_text()
     assert start_run(jobs[2], None).wait() == 0
-    starter.close()
     first, second, cold = (job.folder for job in jobs)
     for warm in (first, second):
         for name in (*JOURNALS, "summary.json", "before.json", "after.json"):

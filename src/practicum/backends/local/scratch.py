@@ -56,15 +56,15 @@ def _copy_or_build(
         build_scratch_model(folder, config, alphabet, lessons)
         return
     parts = (config.model_dump_json(), torch.get_num_threads(), alphabet, lessons)
-    kept = Path(shared) / hashlib.sha256(repr(parts).encode()).hexdigest()
-    if not kept.is_dir():
+    model = Path(shared) / hashlib.sha256(repr(parts).encode()).hexdigest()
+    if not model.is_dir():
         with tempfile.TemporaryDirectory(dir=shared) as temporary:
             built = Path(temporary) / "model"
             build_scratch_model(built, config, alphabet, lessons)
             # A run next to this one may have made the same model meanwhile.
             with contextlib.suppress(OSError):
-                built.rename(kept)
-    shutil.copytree(kept, folder, dirs_exist_ok=True)
+                built.rename(model)
+    shutil.copytree(model, folder, dirs_exist_ok=True)
 
 
 def collect_alphabet(task: Task) -> str:

@@ -8,7 +8,7 @@ from practicum.studies.compare.arms import ComparisonBudget, ComparisonSettings
 from practicum.studies.compare.comparing import FinishedRuns, compare, run_arms, run_comparison
 from practicum.studies.compare.comparison_page import build_mean_curve
 from practicum.studies.compare.outcomes import FailedRun, Outcome, Point, read_outcome
-from practicum.studies.compare.run_jobs import RunJob, run_jobs
+from practicum.studies.compare.run_jobs import RunJob, open_starter, run_jobs
 
 __all__ = [
     "ComparisonBudget",
@@ -20,6 +20,7 @@ __all__ = [
     "RunJob",
     "build_mean_curve",
     "compare",
+    "open_starter",
     "read_outcome",
     "run_arms",
     "run_comparison",

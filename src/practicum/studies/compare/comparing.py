@@ -102,12 +102,8 @@ def run_comparison(
 def run_arms(words: Sequence[str], settings: ComparisonSettings, console: Console) -> FinishedRuns:
     """Run every arm with every seed and read the results; raises the errors of `compare`."""
     check_resumes(settings.resume, (), overwrite=settings.overwrite)
-    starter = open_starter()
-    try:
+    with open_starter() as starter:
         return _run_arms(words, settings, console, starter)
-    finally:
-        if starter is not None:
-            starter.close()
 
 
 def _run_arms(

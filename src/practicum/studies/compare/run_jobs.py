@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -303,13 +304,18 @@ def start_run(job: RunJob, starter: WarmStarter | None) -> StartedRun:
         )
 
 
-def open_starter() -> WarmStarter | None:
-    """Start the process that starts runs, where the system allows it."""
+@contextmanager
+def open_starter() -> Iterator[WarmStarter | None]:
+    """Start the process that starts runs, where the system allows it; end it after the block."""
     if not IS_AVAILABLE:
-        return None
+        yield None
+        return
     starter = WarmStarter(_set_threads())
     starter.open()
-    return starter
+    try:
+        yield starter
+    finally:
+        starter.close()
 
 
 def _set_threads() -> dict[str, str]:
