@@ -306,7 +306,9 @@ def compare(  # noqa: PLR0913  (its options, one by one)
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare methods, or sweep a setting, on the same task, seeds and budget. Writes a table and a page.
+    """Compare methods, or sweep a setting, at equal task and budget.
+
+    Every arm has the same prompts and seeds. Writes a table and a page.
 
     A sweep has an arm for each value: low=my.yaml,optimizer.learning_rate=1e-5 high=my.yaml,...
     """

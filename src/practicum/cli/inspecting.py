@@ -38,7 +38,7 @@ def convert(
     ] = Path("recipe.yaml"),
     debug: Debug = False,
 ) -> None:
-    """Turn a verl config or launch script, or a TRL script, into a recipe. Names each key that is not taken.
+    """Turn a verl config or a script of verl or TRL into a recipe. Names each key that is not taken.
 
     A TRL script (.py) is parsed and never run: GKDConfig, GOLDConfig, DistillationConfig or GRPOConfig.
 
