@@ -163,7 +163,8 @@ class Probe:
         if self.dialect is None or not self.dialect.states_launch or self.writes_states:
             return []
         return [
-            "full: not now; docs/remote.md has the flags with which the server writes hidden states"
+            "full: not now; started also with these flags, the server writes hidden states, on this "
+            f"machine or into a shared folder, 2 bytes x width a token: {self.dialect.states_launch}"
         ]
 
     def _describe_bytes(self) -> str:
