@@ -80,6 +80,7 @@ NEWER_SETTINGS = (
     ("likeliest", 4),
     ("votes", 1),
     ("longest_text", None),
+    ("metric_for_best_model", None),
 )
 """Settings with their defaults that are newer than the lines and change nothing."""
 

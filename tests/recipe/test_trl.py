@@ -144,6 +144,26 @@ def test_lambda_and_beta_choose_source_and_divergence(
     parse_recipe(recipe, "converted")
 
 
+@pytest.mark.parametrize(
+    ("fields", "metric"),
+    [
+        ("load_best_model_at_end=True", "reverse_kl"),
+        ('load_best_model_at_end=True, metric_for_best_model="eval_loss"', "reverse_kl"),
+        ('load_best_model_at_end=True, metric_for_best_model="accuracy"', "accuracy"),
+        ('metric_for_best_model="accuracy"', None),
+    ],
+)
+def test_the_metric_of_the_best_checkpoint_is_taken(
+    convert: Convert, fields: str, metric: str | None
+) -> None:
+    evaluation = f'eval_strategy="steps", eval_steps=50, {fields},'
+    recipe, notes = convert(GKD.replace("beta=0.1,", f"beta=0.1, {evaluation}"))
+    assert recipe["train"].get("metric_for_best_model") == metric
+    assert recipe["evaluation"] == {"every": 50}
+    assert not any(note.startswith("not taken: GKDConfig.metric") for note in notes)
+    parse_recipe(recipe, "converted")
+
+
 def test_what_only_a_run_knows_is_named_with_its_line(convert: Convert) -> None:
     recipe, notes = convert(PARSED)
     assert any(note.startswith("line 6: TrlParser reads the command line") for note in notes)

@@ -55,7 +55,7 @@ Overrides = Annotated[
     ),
 ]
 RunOrModel = Annotated[
-    str, typer.Argument(metavar="RUN|MODEL", help="run folder, model folder or model name")
+    str, typer.Argument(metavar="RUN|MODEL", help="RUN, RUN@best, RUN@STEP, or a model")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object per line")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]

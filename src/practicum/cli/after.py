@@ -24,6 +24,7 @@ from practicum.report.pipeline import write_pipeline_report
 from practicum.rollouts import as_environment
 from practicum.rollouts.conversation import Conversation, run_conversations
 from practicum.rollouts.openings import ConversationRequest
+from practicum.run_dir import RunDir
 from practicum.runs import open_run, open_student, restore_components
 from practicum.runs.evaluating import ToolPrompts
 from practicum.runs.opening import (
@@ -140,7 +141,7 @@ def _print_turns(conversation: Conversation) -> None:
 
 
 def _is_run(target: str) -> bool:
-    return (Path(target) / "recipe.json").is_file()
+    return RunDir(Path(target)).recipe_json.is_file()
 
 
 def _format_answer(student: Student | Model, sample: Sample) -> str:

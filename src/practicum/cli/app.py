@@ -207,7 +207,9 @@ def chat(
     epilog="Example: practicum export runs/quickstart my-model --push-to-hub my-name/my-model"
 )
 def export(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="run folder; RUN@best, RUN@STEP: not the newest")
+    ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder that does not exist")],
     adapter: Annotated[
         bool, typer.Option("--adapter", help="the LoRA adapter alone, for peft, instead of a model")

@@ -175,6 +175,14 @@ class Recipe(FrozenConfig):
         problems += find_segment_problems(self.rollout)
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
+        if self.train.metric_for_best_model is not None and (
+            self.evaluation.every is None or self.evaluation.prompts == 0
+        ):
+            problems.append(
+                "train.metric_for_best_model chooses among the evaluations during training, and there "
+                f"are none; write evaluation.every: {max(1, self.train.steps // 10)}"
+                + (" and evaluation.prompts: 64" if self.evaluation.prompts == 0 else "")
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -209,6 +209,11 @@ class TrainConfig(FrozenConfig):
         default=None, ge=1, description="steps between checkpoints; the last step is always saved"
     )
     keep_checkpoints: int = Field(default=2, ge=1)
+    metric_for_best_model: Literal["accuracy", "reverse_kl"] | None = Field(
+        default=None,
+        description="held-out measure whose best step is saved and kept as the checkpoint `RUN@best`; "
+        "needs `evaluation.every`",
+    )
     save_in_background: bool = Field(
         default=False,
         description="write checkpoints from a copy in the machine's memory while training goes on",

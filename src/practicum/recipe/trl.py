@@ -403,6 +403,20 @@ def _convert_evaluation(settings: TrlSettings, recipe: dict[str, Any]) -> None:
         recipe["evaluation"] = {
             "every": int(every or settings.script.settings.get("logging_steps", 10))
         }
+        _convert_best(settings, recipe)
+
+
+def _convert_best(settings: TrlSettings, recipe: dict[str, Any]) -> None:
+    """Take the metric of the best checkpoint; the loss on held-out rows is closeness to the teacher."""
+    metric = str(settings.take("metric_for_best_model") or "loss")
+    settings.taken.add("greater_is_better")
+    if settings.take("load_best_model_at_end") is not True:
+        return
+    is_loss = metric.removeprefix("eval_") == "loss"
+    recipe["train"]["metric_for_best_model"] = "reverse_kl" if is_loss else "accuracy"
+    settings.notes.append(
+        f"train.metric_for_best_model: for {metric}; the checkpoint is RUN@best, and RUN is the newest"
+    )
 
 
 def _count(dataset: Any) -> int | None:

@@ -287,6 +287,7 @@ class TrainSection(TypedDict, total=False):
     epochs: int
     checkpoint_every: int | None
     keep_checkpoints: int
+    metric_for_best_model: Literal["accuracy", "reverse_kl"] | None
     save_in_background: bool
     threads: int | None
     budget: Mapping[str, Any] | None

@@ -109,7 +109,24 @@ def judge_run(summary: Mapping[str, Any], settings: RunSettings) -> RunVerdict:
         reasons.append("neither an accuracy nor a reverse KL was measured")
     if word == "TOO FEW PROMPTS":
         reasons.append(_describe_few(prompts, summary["gain"], closeness))
-    return RunVerdict(word, reasons, _list_next(word, settings, prompts))
+    best = summary.get("best")
+    if best is not None:
+        reasons.append(_describe_best(best, summary["steps"]))
+    commands = _list_next(word, settings, prompts)
+    if best is not None and best["step"] is not None and best["score"] != best["last"]:
+        commands.insert(0, f"practicum eval {RUN}@best --rows OTHER_ROWS.jsonl")
+    return RunVerdict(word, reasons, commands)
+
+
+def is_destroyed(summary: Mapping[str, Any], settings: RunSettings) -> bool:
+    """Return True if a student is judged COLLAPSED, or its answers stopped ending for no gain.
+
+    Answers that loop are easy to predict, so such a student could have the lowest reverse KL.
+    """
+    if judge_run(summary, settings).verdict == "COLLAPSED":
+        return True
+    signs = _find_signs(summary["before"], summary["after"])
+    return _judge_gain(summary["gain"]) < 1 and any(sign.name in ("cut", "loops") for sign in signs)
 
 
 def format_verdict(verdict: Mapping[str, Any], folder: str) -> str:
@@ -235,6 +252,17 @@ def _describe_divergence(
         return [f"further from the teacher: {name} {numbers}"]
     times = f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
     return [f"{name} to the teacher {times} times as high ({numbers})"]
+
+
+def _describe_best(best: Mapping[str, Any], steps: int) -> str:
+    """Describe the best checkpoint; chosen on these prompts, its score is higher than on others."""
+    name = best["metric"].replace("reverse_kl", "reverse KL")
+    if best["step"] is None:
+        return f"no evaluated step has a {name} and a sound student, so there is no best checkpoint"
+    if best["step"] == steps:
+        return f"best checkpoint by {name}: the last step ({best['score']:.2f})"
+    last = "unknown" if best["last"] is None else f"{best['last']:.2f}"
+    return f"best checkpoint by {name}: step {best['step']} of {steps} ({best['score']:.2f}, at the end {last})"
 
 
 def _describe_few(prompts: int, gain: Mapping[str, float] | None, closeness: int) -> str:

@@ -13,6 +13,7 @@ Everything on disk is JSON or safetensors: a pickle could run code when it is re
 """
 
 from practicum.run_dir import shapes
+from practicum.run_dir.best import BestMetric, BestTracker, recall_best
 from practicum.run_dir.changes import propose_flags, split_changes
 from practicum.run_dir.checkpoints import MANIFEST, Checkpoint, find_checkpoint
 from practicum.run_dir.contents import JournalRecord, check_journal
@@ -40,6 +41,8 @@ from practicum.run_dir.saving import CheckpointWriter, check_space, save_checkpo
 __all__ = [
     "MANIFEST",
     "RESTORE",
+    "BestMetric",
+    "BestTracker",
     "Checkpoint",
     "CheckpointWriter",
     "Difference",
@@ -59,6 +62,7 @@ __all__ = [
     "propose_flags",
     "read_json",
     "read_rows",
+    "recall_best",
     "save_checkpoint",
     "shapes",
     "shorten_path",

@@ -53,13 +53,18 @@ class CheckpointDamage(Exception):
     """The reason why a folder is no usable checkpoint."""
 
 
-def find_checkpoint(run_dir: RunDir) -> tuple[Checkpoint | None, list[str]]:
+def find_checkpoint(
+    run_dir: RunDir, only_step: int | None = None
+) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest valid checkpoint, and a warning for each newer one that is damaged.
 
-    The checkpoint is None if the run has none; CheckpointError if it has only damaged ones.
+    With `only_step`, only its checkpoint. None if there is none; CheckpointError if all are
+    damaged.
     """
     reasons: list[tuple[Path, str]] = []
     for step, path in step_folders(run_dir.checkpoints):
+        if only_step not in (None, step):
+            continue
         try:
             checkpoint = _verify(path, step)
         except CheckpointDamage as damage:
@@ -119,6 +124,15 @@ def check_manifest(path: Path, step: int) -> dict[str, str]:
         if sizes[name] != size:
             raise CheckpointDamage(f"{name} has {sizes[name]} bytes, {MANIFEST} says {size}")
     return sums
+
+
+def is_complete(path: Path, step: int) -> bool:
+    """Return True if a folder is the checkpoint of a step by `check_manifest`."""
+    try:
+        check_manifest(path, step)
+    except CheckpointDamage:
+        return False
+    return True
 
 
 def _read_sizes(path: Path) -> dict[str, int]:

@@ -13,7 +13,8 @@ import torch
 from practicum.core.plugins import load_plugin
 
 NOT_COMPARED = re.compile(
-    r"(base_dir|about|family|tracking|prices|task\.sandbox|train\.(checkpoint_every|keep_checkpoints|save_in_background))"
+    r"(base_dir|about|family|tracking|prices|task\.sandbox|train\.(checkpoint_every|keep_checkpoints|save_in_background"
+    r"|metric_for_best_model))"
     r"([.\[].*)?"
     r"|(teacher|reference)\.(\S+\.)?"
     r"(url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after"

@@ -50,14 +50,19 @@ RUN_FILES = (
 REUSED = ("models", "scores")
 """The folders that a run uses again if an earlier attempt failed before its first step."""
 
+_CHECKPOINT = re.compile(r"(.+)@(best|0|[1-9][0-9]{0,17})")
 _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGNORECASE)
 
 
 class RunDir:
-    """The folder of one run; `RunDir.create` makes it and `RunDir.open` finds it."""
+    """The folder of one run; `RunDir.create` makes it and `RunDir.open` finds it.
+
+    `RUN@best` and `RUN@STEP` mean the folder RUN, with one of its checkpoints as `checkpoint`:
+    `best`, or the number of a step. Without it, the newest is meant.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        self.path, self.checkpoint = _split_checkpoint(path.absolute())
         self._is_new = False
         self._overwrites = False
         self._is_made_here = False
@@ -250,6 +255,14 @@ class RunDir:
             if name not in reused and (path.is_symlink() or path.exists()):
                 remove(path)
         _create_folder(self.path, self.checkpoints.name)
+
+
+def _split_checkpoint(path: Path) -> tuple[Path, str | None]:
+    """Return a folder and the checkpoint that is named after an `@`, if there is one."""
+    named = _CHECKPOINT.fullmatch(path.name)
+    if named is None or os.path.isdir(path):
+        return path, None
+    return path.with_name(named[1]), named[2]
 
 
 def _create_folder(root: Path, name: str) -> None:

@@ -24,6 +24,7 @@ from practicum.run_dir.checkpoints import (
     CheckpointDamage,
     check_manifest,
     compute_sha256,
+    is_complete,
     step_folders,
 )
 from practicum.run_dir.contents import RECORDS, JournalRecord
@@ -62,6 +63,7 @@ def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
     *,
     writer: CheckpointWriter | None = None,
     keep: int = 2,
+    kept_step: int | None = None,
     tag: str | None = None,
     packages: Sequence[str] = (),
     journals: Mapping[str, JournalRecord] | None = None,
@@ -70,7 +72,7 @@ def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
 
     Then remove all but the `keep` newest checkpoints: by default two, one to resume from and one to
     fall back to if the disk damages the first. A checkpoint with a `tag` (the reason to keep it) is
-    never removed and does not count. `packages` are the packages of this run besides practicum's
+    never removed and does not count, and nor is the one of `kept_step`. `packages` are the packages of this run besides practicum's
     requirements; their versions are recorded. `journals` are the records of the run's journals.
     """
     assert keep >= 1, f"keep is {keep}, but a run keeps at least the checkpoint it just wrote"
@@ -95,7 +97,7 @@ def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
         _write(temporary, step, tensors, texts, writer)
         inject_fault("save.before_rename")
         _put_in_place(temporary, final)
-        _prune(folder, final, step, keep)
+        _prune(folder, final, step, keep, kept_step)
     except ResourceError:
         raise
     except OSError as error:
@@ -163,8 +165,8 @@ def _put_in_place(temporary: Path, final: Path) -> None:
         discard(aside)
 
 
-def _prune(folder: Path, newest: Path, step: int, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints up to `step`. Links stay untouched."""
+def _prune(folder: Path, newest: Path, step: int, keep: int, kept_step: int | None) -> None:
+    """Remove all but the `keep` newest checkpoints up to `step`, and `kept_step`. Links stay."""
     # A later step belongs to a history that this run left when it resumed from an earlier one, and
     # a folder without its manifest or with files of a wrong size can never be resumed from.
     try:
@@ -178,20 +180,12 @@ def _prune(folder: Path, newest: Path, step: int, keep: int) -> None:
     for older_step, path in list(step_folders(folder)):
         if path == newest or path.is_symlink() or not path.is_dir():
             continue
-        is_tagged = (path / TAG).is_file()
-        is_resumable = older_step < step and (is_tagged or count < keep)
-        if not is_resumable or not _is_complete(path, older_step):
+        is_protected = older_step == kept_step or (path / TAG).is_file()
+        is_resumable = older_step < step and (is_protected or count < keep)
+        if not is_resumable or not is_complete(path, older_step):
             discard(path)
-        elif not is_tagged:
+        elif not is_protected:
             count += 1
-
-
-def _is_complete(path: Path, step: int) -> bool:
-    try:
-        check_manifest(path, step)
-    except CheckpointDamage:
-        return False
-    return True
 
 
 def _count_bytes(tensors: Mapping[str, Mapping[str, SavedTensor]], texts: Mapping[str, str]) -> int:

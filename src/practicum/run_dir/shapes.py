@@ -236,6 +236,13 @@ class _RunVerdictShape(_OpenShape):
     next: list[str]
 
 
+class _BestShape(_OpenShape):
+    metric: str
+    step: Step | None
+    score: Number | None
+    last: Number | None
+
+
 class _Summary(_OpenShape):
     name: str
     seed: int
@@ -252,6 +259,7 @@ class _Summary(_OpenShape):
     gain: IntervalShape | None
     verdict: _RunVerdictShape
     alarms: dict[str, Count]
+    best: _BestShape | None = None
     cost: _Cost
     scaling: dict[str, Any]
     samples: list[_SampleShape]

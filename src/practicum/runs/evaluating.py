@@ -141,7 +141,7 @@ def _read_target(
     name: str, recipe: str | Path | None, rows: str | Path | None, overrides: Sequence[str]
 ) -> tuple[RunDir | None, Recipe]:
     """Return the run and its recipe, or no run and the recipe to evaluate a model by."""
-    if (Path(name) / "recipe.json").is_file():
+    if RunDir(Path(name)).recipe_json.is_file():
         run_dir, saved = open_run(Path(name))
         recipe_data = resolve_recipe(saved)
     elif recipe is not None:

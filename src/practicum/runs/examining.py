@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from practicum.core.waits import show_wait
-from practicum.errors import CheckpointError
+from practicum.errors import CheckpointError, RecipeError
 from practicum.monitors import compute_evaluation_readings
 from practicum.ports import ShowsFields, walk
 from practicum.ports.notes import Note
 from practicum.recipe import Recipe
 from practicum.rollouts import name_shown_note
 from practicum.run_dir import RESTORE, RunDir, read_json, shapes, write_json
+from practicum.run_dir.best import METRICS, read_score
 from practicum.runs.assembly import RunComponents
-from practicum.runs.outcome import RunEvaluations
+from practicum.runs.outcome import RunEvaluations, build_readings
 from practicum.training.evaluation import (
     Evaluation,
     answer_heldout,
@@ -61,6 +62,19 @@ class RunEvaluator:
             evaluations = {"student": _encode(self._before), "teacher": _encode(self._teacher)}
             write_json(path, {**evaluations, "cost": cost})
 
+    def check_metric(self) -> None:
+        """Raise RecipeError if the metric that chooses the best step cannot be measured."""
+        metric = self._recipe.train.metric_for_best_model
+        if metric is None or self._before is None:
+            return
+        readings = compute_evaluation_readings(None, self._before, self._recipe.seed)
+        if read_score(metric, readings) is None:
+            names = [name for name in METRICS if read_score(name, readings) is not None]
+            advice = f"write {names[0]}" if names else "leave it out"
+            raise RecipeError(
+                f"train.metric_for_best_model: the held-out answers have no finite {metric}; {advice}"
+            )
+
     def is_due(self, step: int) -> bool:
         """Return True if this step is followed by an evaluation during training."""
         every = self._recipe.evaluation.every
@@ -76,7 +90,7 @@ class RunEvaluator:
         self._newest = evaluation, self._components.parts.ledger.take()
         if evaluation is None:
             return {}
-        return compute_evaluation_readings(self._before, evaluation, self._recipe.seed)
+        return build_readings(self._before, evaluation, self._recipe)
 
     def evaluate_after(self) -> RunEvaluations:
         """Evaluate the trained student, and return all evaluations of the run."""

@@ -10,7 +10,7 @@ from practicum.models.sources import find_base
 from practicum.report.model_card import CardFacts, build_card
 from practicum.report.tables import format_bytes
 from practicum.runs.hub import create_repository, push_folder
-from practicum.runs.opening import open_run, open_student, require_newest, resolve_stage
+from practicum.runs.opening import open_run, open_student, require_checkpoint, resolve_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +86,4 @@ def read_facts(run_folder: Path, *, is_adapter: bool, has_template: bool) -> Car
     summary = None
     if run_dir.summary_json.is_file():
         summary = folders.read_json(run_dir.summary_json, folders.shapes.SUMMARY)
-    return CardFacts(recipe, require_newest(run_dir), summary, is_adapter, has_template)
+    return CardFacts(recipe, require_checkpoint(run_dir), summary, is_adapter, has_template)

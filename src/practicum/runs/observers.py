@@ -19,6 +19,7 @@ from practicum.errors import AlarmError, Interrupted, PracticumError
 from practicum.monitors import Alarm, PhaseSpeedMonitor, find_worst_alarm
 from practicum.recipe.schedule import ScheduleState
 from practicum.report.tables import add_speed, format_sample
+from practicum.run_dir import BestTracker
 from practicum.runs.console import Console
 from practicum.runs.ending import Ending
 from practicum.runs.records import RunJournals
@@ -86,11 +87,11 @@ def hear_signals(stop: Stop, ending: Ending, step: FinishedStep) -> None:
 
 
 class SaveCheckpoints:
-    """Save checkpoints at regular steps, when an alarm asks for one, and when the run ends.
+    """Save checkpoints at regular and at best steps, when an alarm asks, and when the run ends.
 
     `save(step, tag)` writes a checkpoint; `saved` is the newest saved step. With `copy(step)`,
     which copies the state and returns what writes it, regular checkpoints are written in another
-    thread, one at a time.
+    thread, one at a time. The step that becomes the `best` one is saved like a regular one.
     """
 
     def __init__(
@@ -101,8 +102,10 @@ class SaveCheckpoints:
         ending: Ending,
         saved: int,
         copy: Callable[[int], Callable[[], None]] | None = None,
+        best: BestTracker | None = None,
     ) -> None:
         self.saved = saved
+        self._best = best or BestTracker(None)
         self._records = records
         self._save = save
         self._every = every
@@ -119,7 +122,8 @@ class SaveCheckpoints:
         if self._pending is not None and self._pending[1].done():
             self._settle()
         tag = build_tag(step.alarms)
-        is_regular = self._every is not None and step.number % self._every == 0
+        is_best = self._best.update(step.number, step.metrics)
+        is_regular = is_best or (self._every is not None and step.number % self._every == 0)
         is_last = self._ending.is_last(step.number) or self._ending.signal is not None
         # What ends the run or is kept for ever is on the disk before anything else happens.
         if is_last or tag is not None or (is_regular and self._copy is None):

@@ -18,6 +18,7 @@ from practicum.ports import Backend, BackendContext, HasTools, Model, ModelEndin
 from practicum.ports.hosting import Hosted
 from practicum.recipe import Recipe, parse_recipe
 from practicum.run_dir import Checkpoint, RunDir
+from practicum.run_dir.checkpoints import step_folders
 from practicum.runs.identity import digest_student
 from practicum.tasks import TaskContext
 from practicum.text import Renderer
@@ -119,9 +120,18 @@ def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
         raise CheckpointError(f"{error.problems[0]}{more}; {folders.RESTORE}") from error
 
 
-def require_newest(run_dir: RunDir) -> Checkpoint:
-    """Return the newest intact checkpoint; raises CheckpointError if there is none."""
-    checkpoint, _ = folders.find_checkpoint(run_dir)
+def require_checkpoint(run_dir: RunDir) -> Checkpoint:
+    """Return the newest intact checkpoint, or the one of `RUN@best` or `RUN@STEP`.
+
+    Raises CheckpointError if there is none.
+    """
+    number = _find_best(run_dir) if run_dir.checkpoint == "best" else run_dir.checkpoint
+    step = None if number is None else int(number)
+    checkpoint, _ = folders.find_checkpoint(run_dir, step)
+    if checkpoint is None and step is not None:
+        steps = sorted({saved for saved, _ in step_folders(run_dir.checkpoints)})
+        there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
+        raise CheckpointError(f"{run_dir.path}: no checkpoint of step {step}; {there}")
     if checkpoint is None:
         raise CheckpointError(
             f"{run_dir.path}: no checkpoint yet; resume the run, or give a model folder instead"
@@ -129,14 +139,36 @@ def require_newest(run_dir: RunDir) -> Checkpoint:
     return checkpoint
 
 
+def _find_best(run_dir: RunDir) -> int:
+    """Return the best step of a run; raises CheckpointError if it has none."""
+    path = run_dir.path
+    metric = open_run(path)[1].train.metric_for_best_model
+    if metric is None:
+        raise CheckpointError(
+            f"{path}@best: the recipe sets no train.metric_for_best_model, so no step is the best; "
+            f"name a step as {path}@STEP, or write {path} for the newest"
+        )
+    tracker = folders.recall_best(run_dir, metric)
+    # The last step of a run that ended early is evaluated too, and only the summary has its result.
+    if run_dir.summary_json.is_file():
+        summary = folders.read_json(run_dir.summary_json, folders.shapes.SUMMARY)
+        tracker.merge(summary["best"])
+    if tracker.step is None:
+        raise CheckpointError(
+            f"{path}@best: no step was evaluated and saved yet with a finite {metric} and a sound "
+            f"student; write {path} for the newest checkpoint"
+        )
+    return tracker.step
+
+
 def open_student(path: str | Path) -> tuple[Backend, Student]:
-    """Load a run's student with the weights of its newest intact checkpoint, and its backend."""
+    """Load a run's student with the weights of its newest or named checkpoint, and its backend."""
     return load_trained_student(*open_run(path))
 
 
 def load_trained_student(run_dir: RunDir, recipe: Recipe) -> tuple[Backend, Student]:
     """Load the same of an open run, with the settings of a recipe that may differ from the run's."""
-    checkpoint = require_newest(run_dir)
+    checkpoint = require_checkpoint(run_dir)
     if not recipe.backend.checkpoints_here:
         where = ", ".join(checkpoint.read_tensors("student"))
         raise CheckpointError(
@@ -155,10 +187,10 @@ def refuse_missing_run(target: str) -> None:
 
     As a name on the hub it would go out to the network.
     """
-    path = Path(target)
-    runs = sorted(str(file.parent) for file in path.parent.glob("*/recipe.json"))
-    if runs and len(path.parts) > 1 and not path.exists():
-        raise RecipeError(f"there is no folder {path.absolute()}; {suggest_name(target, runs)}")
+    path = RunDir(Path(target)).path
+    runs = sorted(str(file.parent) for file in Path(target).parent.glob("*/recipe.json"))
+    if runs and len(Path(target).parts) > 1 and not path.exists():
+        raise RecipeError(f"there is no folder {path}; {suggest_name(target, runs)}")
 
 
 def is_run(model: object) -> bool:
@@ -177,7 +209,7 @@ def find_origin(config: ModelConfig) -> ModelConfig:
     """
     while is_run(config.model):
         run_dir, recipe = open_run(resolve_stage(str(Path(str(config.model)).expanduser())))
-        require_newest(run_dir)
+        require_checkpoint(run_dir)
         config = config.model_copy(update={"model": recipe.student.model})
     return config
 
@@ -185,8 +217,11 @@ def find_origin(config: ModelConfig) -> ModelConfig:
 def resolve_stage(target: str) -> str:
     """Return the last started stage of a pipeline's folder; other targets are unchanged."""
     # Names of stage folders begin with their numbers, so the last in order is the last begun.
-    stages = sorted(path.parent for path in RunDir(Path(target)).stages.glob("*/recipe.json"))
-    return str(stages[-1]) if stages else target
+    run_dir = RunDir(Path(target))
+    stages = sorted(path.parent for path in run_dir.stages.glob("*/recipe.json"))
+    if not stages:
+        return target
+    return str(stages[-1]) + (f"@{run_dir.checkpoint}" if run_dir.checkpoint else "")
 
 
 def resolve_model(config: AnyModelConfig, recipe: Recipe) -> AnyModelConfig:
@@ -209,7 +244,7 @@ def resolve_run(config: AnyModelConfig) -> AnyModelConfig:
 def _export_newest(path: Path, config: ModelConfig) -> Path:
     """Return the cached model folder of a run's newest checkpoint; the first call exports it."""
     run_dir, recipe = open_run(path)
-    checkpoint = require_newest(run_dir)
+    checkpoint = require_checkpoint(run_dir)
     # The checkpoint holds the trained weights, and recipe.json the digests of all others.
     sums = digest_file(checkpoint.path / folders.MANIFEST) + digest_file(run_dir.recipe_json)
     digest = hashlib.sha256(sums.encode()).hexdigest()[:12]

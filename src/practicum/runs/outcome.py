@@ -6,8 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from practicum.costs import ModelDims, summarize_costs
+from practicum.monitors import compute_evaluation_readings
 from practicum.recipe import Recipe, choose_setting, resolve_recipe
-from practicum.report.outcome_verdict import RunSettings, format_verdict, judge_run
+from practicum.report.outcome_verdict import (
+    RunSettings,
+    format_verdict,
+    is_destroyed,
+    judge_run,
+)
 from practicum.report.tables import (
     ALL_DONE,
     build_comparison,
@@ -16,7 +22,8 @@ from practicum.report.tables import (
     describe_lost_rows,
     pair_completions,
 )
-from practicum.run_dir import RunDir, read_rows, shapes
+from practicum.run_dir import BestTracker, RunDir, read_rows, shapes
+from practicum.run_dir.best import COLLAPSED
 from practicum.runs.console import Console
 from practicum.statistics import Interval
 from practicum.training.evaluation import Evaluation, compare_accuracy
@@ -39,35 +46,55 @@ class RunEvaluations:
         return compare_accuracy(self.before, self.after, seed)
 
 
+def build_readings(before: Evaluation | None, current: Evaluation, recipe: Recipe) -> Metrics:
+    """Compute the readings of an evaluation, and if steps compete to be best, whether it can be."""
+    readings = compute_evaluation_readings(before, current, recipe.seed)
+    if recipe.train.metric_for_best_model is None or before is None:
+        return readings
+    gain = compare_accuracy(before, current, recipe.seed)
+    numbers = {
+        "before": before.summarize(),
+        "after": current.summarize(),
+        "gain": None if gain is None else asdict(gain),
+        "alarms": {},
+    }
+    return {**readings, COLLAPSED: float(is_destroyed(numbers, _read_settings(recipe)))}
+
+
 def build_summary(
     run_dir: RunDir,
     recipe: Recipe,
     evaluations: RunEvaluations,
+    best: BestTracker,
     model_shapes: Mapping[str, ModelDims],
     end_reason: str | None,
     lost_rows: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return the content of summary.json, without seconds; `end_reason` says why it ended early.
 
-    `lost_rows` counts the rows that could not be written, by the name of the journal.
+    `best` knows the steps that were evaluated during training. `lost_rows` counts the rows that
+    could not be written, by the name of the journal.
     """
     rows = list(read_rows(run_dir.metrics_jsonl, shapes.METRICS))
     alarms = Counter(row["id"] for row in read_rows(run_dir.alarms_jsonl, shapes.ALARM))
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
     accuracy_gain = evaluations.compare_accuracy(recipe.seed)
     gain = None if accuracy_gain is None else asdict(accuracy_gain)
+    readings = {} if after is None else build_readings(before, after, recipe)
+    best.update(rows[-1]["step"], readings)
     numbers = {
+        "steps": rows[-1]["step"],
         "before": None if before is None else before.summarize(),
         "teacher": None if teacher is None else teacher.summarize(),
         "after": None if after is None else after.summarize(),
         "gain": gain,
         "alarms": dict(sorted(alarms.items())),
+        "best": best.summarize(readings),
     }
     evaluation_costs = {when: summarize_costs([cost]) for when, cost in evaluations.costs.items()}
     return {
         "name": recipe.name,
         "seed": recipe.seed,
-        "steps": rows[-1]["step"],
         "ended": ALL_DONE if end_reason is None else end_reason,
         "rollouts": int(sum(row["rollouts"] for row in rows)),
         "tokens": int(sum(row["tokens"] for row in rows)),

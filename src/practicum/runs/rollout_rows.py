@@ -21,7 +21,7 @@ from practicum.recipe import Recipe
 from practicum.rollouts import RolloutRow
 from practicum.run_dir import RunDir, read_rows, shapes
 from practicum.runs.assembly import RunComponents
-from practicum.runs.opening import open_run, require_newest
+from practicum.runs.opening import open_run, require_checkpoint
 from practicum.runs.records import locate_vocabulary
 from practicum.runs.state import restore_components
 from practicum.text import Renderer
@@ -121,7 +121,7 @@ def _compute_tops(
     run_dir: RunDir, recipe: Recipe, rows: Sequence[Mapping[str, Any]], top: int
 ) -> list[dict[str, Any]]:
     """Return the top tokens of each row, by the newest checkpoint's student and by its teacher."""
-    step = require_newest(run_dir).step
+    step = require_checkpoint(run_dir).step
     with show_wait("top tokens", len(rows)) as wait:
         components = restore_components(run_dir, recipe)
         prompts = {prompt.id: prompt for prompt in components.parts.prompts}

@@ -2,7 +2,7 @@
 
 import logging
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from practicum.report import write_report
 from practicum.report.markup import format_duration
 from practicum.report.tables import describe_cost
 from practicum.rollouts import needs_replay
-from practicum.run_dir import Checkpoint, Journal, RunDir
+from practicum.run_dir import BestTracker, Checkpoint, Journal, RunDir
 from practicum.runs import state
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console
@@ -92,11 +92,13 @@ class Session:
             state.check_space(run_dir, components)
         evaluator = RunEvaluator(run_dir, recipe, components)
         evaluator.evaluate_before(is_trained=checkpoint is not None)
+        evaluator.check_metric()
         self._write_start(first, components)
         self._raise_if_interrupted(first)
         ending = Ending(recipe.train)
-        lost_rows = self._train(components, checkpoint, evaluator, ending)
-        return self._summarize(components, evaluator.evaluate_after(), ending, lost_rows)
+        best = folders.recall_best(run_dir, recipe.train.metric_for_best_model)
+        lost_rows = self._train(components, checkpoint, evaluator, ending, best)
+        return self._summarize(components, evaluator.evaluate_after(), ending, best, lost_rows)
 
     def _read_finished(self, *, has_changed: bool) -> RunResult | None:
         """Return the result of a run that is already finished, or None."""
@@ -139,6 +141,7 @@ class Session:
         checkpoint: Checkpoint | None,
         evaluator: RunEvaluator,
         ending: Ending,
+        best: BestTracker,
     ) -> dict[str, int]:
         """Train to the end from a checkpoint, if there is one.
 
@@ -165,7 +168,9 @@ class Session:
             open_step_runner(
                 components.parts, components.settings, steps, lag, roles, in_flight
             ) as runner,
-            closing(self._open_saving(components, records, runner, ending, first - 1)) as saving,
+            closing(
+                self._open_saving(components, records, runner, ending, first - 1, best)
+            ) as saving,
         ):
             # The order is a contract. Rows are on the disk before a checkpoint, so no checkpoint is
             # newer than its rows. An alarm that stops the run raises before the state is saved, so
@@ -196,19 +201,32 @@ class Session:
         runner: StepRunner,
         ending: Ending,
         saved: int,
+        best: BestTracker,
     ) -> SaveCheckpoints:
         """Return the observer that saves checkpoints, after those up to `saved`."""
-        prepare = partial(
-            state.prepare_save, self.run_dir, self.recipe, components, runner, records
-        )
         train = self.recipe.train
+
+        def prepare(step: int, tag: str | None = None, *, is_copied: bool) -> Callable[[], None]:
+            return state.prepare_save(
+                self.run_dir,
+                self.recipe,
+                components,
+                runner,
+                records,
+                step,
+                tag,
+                kept_step=best.step,
+                is_copied=is_copied,
+            )
+
         return SaveCheckpoints(
             records,
-            lambda step, tag: prepare(step, tag)(),
+            lambda step, tag: prepare(step, tag, is_copied=False)(),
             train.checkpoint_every,
             ending,
             saved,
             copy=partial(prepare, is_copied=True) if train.save_in_background else None,
+            best=best,
         )
 
     def _find_synchronous_roles(self) -> list[str]:
@@ -228,12 +246,13 @@ class Session:
         components: RunComponents,
         evaluations: RunEvaluations,
         ending: Ending,
+        best: BestTracker,
         lost_rows: Mapping[str, int],
     ) -> RunResult:
         """Write the summary and the report, and show the outcome of the run."""
         model_shapes = components.parts.ledger.dims
         summary = build_summary(
-            self.run_dir, self.recipe, evaluations, model_shapes, ending.reason, lost_rows
+            self.run_dir, self.recipe, evaluations, best, model_shapes, ending.reason, lost_rows
         )
         folders.write_json(self.run_dir.summary_json, summary)
         self.tracker.finish(summary)

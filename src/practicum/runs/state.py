@@ -14,7 +14,7 @@ from practicum.recipe import Recipe
 from practicum.rollouts import needs_replay
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.runs.assembly import RunComponents, assemble_run
-from practicum.runs.opening import require_newest
+from practicum.runs.opening import require_checkpoint
 from practicum.runs.records import RunJournals, check_journals, truncate_journals
 from practicum.training.asynchronous import StepRunner
 
@@ -72,11 +72,12 @@ def prepare_save(  # noqa: PLR0913  (the parts of a run's state)
     step: int,
     tag: str | None = None,
     *,
+    kept_step: int | None = None,
     is_copied: bool = False,
 ) -> Callable[[], None]:
     """Return what writes the checkpoint of a step with the steps in flight.
 
-    `tag` protects it from pruning. With `is_copied` it is written from a copy of the state in this
+    `tag` protects it from pruning, as does being the `kept_step`. With `is_copied` it is written from a copy of the state in this
     machine's memory, while the training goes on.
     """
     tensors = collect_follower_states(components, runner.get_state)
@@ -101,6 +102,7 @@ def prepare_save(  # noqa: PLR0913  (the parts of a run's state)
             state,
             writer=folders.CheckpointWriter(write, student.state_bytes),
             keep=recipe.train.keep_checkpoints,
+            kept_step=kept_step,
             tag=tag,
             packages=components.packages,
             journals=journals,
@@ -149,7 +151,7 @@ def restore_components(run_dir: RunDir, recipe: Recipe) -> RunComponents:
     """Assemble a run with the weights of its newest intact checkpoint."""
     with hide_notes():
         components = assemble_run(recipe, run_dir.models)
-    checkpoint = require_newest(run_dir)
+    checkpoint = require_checkpoint(run_dir)
     components.backend.load(components.student, checkpoint.path, moments=False)
     load_followers(components, checkpoint)
     return components
