@@ -12,6 +12,9 @@ from practicum.cli.app import app
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig
 from practicum.models.sources import locate
+from practicum.recipe import Recipe
+from practicum.studies.doctor import preflight
+from practicum.studies.doctor.findings import CheckOutcome
 from practicum.studies.doctor.preflight import find_warnings
 
 
@@ -19,6 +22,25 @@ def test_a_rate_far_above_the_table_is_named_and_nothing_else(models: Path) -> N
     assert find_warnings(toy_recipe(models, {"optimizer.learning_rate": 1e-4})) == []
     (warning,) = find_warnings(toy_recipe(models, {"optimizer.learning_rate": 0.5}))
     assert warning.startswith("P19 settings: learning rate 0.5 is ")
+
+
+def test_memory_is_estimated_for_models_that_can_fill_it_only(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[str] = []
+
+    def judge(recipe: Recipe) -> CheckOutcome:
+        planned.append(str(recipe.student.model))
+        return CheckOutcome("fail", "about 99 of 9 GiB")
+
+    monkeypatch.setattr(preflight, "judge_memory", judge)
+    assert find_warnings(toy_recipe(models)) == []
+    assert find_warnings(toy_recipe(models, {"student.model": {"hidden_size": 64}})) == []
+    assert not planned
+    large = {"hidden_size": 1024, "layers": 2, "heads": 2}
+    for changes in ({"student.model": large}, {"teacher.model": "my-org/model-1B"}):
+        assert find_warnings(toy_recipe(models, changes)) == ["P17 memory: about 99 of 9 GiB"]
+    assert len(planned) == 2
 
 
 def test_a_new_run_names_the_doctor_before_it_loads_a_model(models: Path, tmp_path: Path) -> None:
