@@ -53,6 +53,42 @@ def test_a_panic_is_an_error_in_one_line(normalizer: dict[str, Any], tmp_path: P
     assert text.startswith(f"{tmp_path}: no tokenizer could be loaded (") and "\n" not in text
 
 
+NESTED = {"Regex": "(a+)+b"}
+"""A pattern that tries all ways to split a row of the letter a."""
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Replace", "pattern": NESTED, "content": "b"}},
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": NESTED,
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        },
+    ],
+    ids=["normalizer", "pre_tokenizer"],
+)
+def test_a_pattern_that_goes_back_too_often_is_refused(
+    part: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"no tokenizer could be loaded .*retry-limit") as refusal:
+        load_renderer(write(tmp_path, **part))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_panic_at_a_text_is_an_error_that_shows_it(tmp_path: Path) -> None:
+    rare = {"Regex": "((xy)+)+b"}
+    split = {"type": "Split", "pattern": rare, "behavior": "Isolated", "invert": False}
+    renderer = load_renderer(write(tmp_path, pre_tokenizer=split))
+    assert renderer.encode("xyb")
+    with pytest.raises(ModelError, match=r"tokenizer.json fail on the text 'xyxy.*retry-limit"):
+        renderer.encode("xy" * 50)
+
+
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
 @pytest.mark.parametrize("rules", [[("a", 2000)] * 2, [("a", 2)] * 40, [("ab", 40_000)]])
 def test_rules_that_multiply_a_text_are_refused(

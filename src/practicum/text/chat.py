@@ -125,11 +125,21 @@ class ChatTemplate:
     def tokenize(self, pieces: Sequence[str]) -> list[int]:
         """Return the tokens of the pieces, each encoded separately."""
         # The template writes the beginning-of-text token; the tokenizer must not add a second one.
-        return [
-            token
-            for piece in pieces
-            for token in self.tokenizer.encode(piece, add_special_tokens=False)
-        ]
+        try:
+            return [
+                token
+                for piece in pieces
+                for token in self.tokenizer.encode(piece, add_special_tokens=False)
+            ]
+        except BaseException as error:
+            # The library's panics have no class that could be imported, and are no Exceptions.
+            if type(error).__name__ != "PanicException":
+                raise
+            text = excerpt("".join(pieces))
+            raise ModelError(
+                f"the rules in tokenizer.json fail on the text '{text}' ({error}); copy the file again "
+                "from where the model is published"
+            ) from error
 
     def split(self, text: str, *, is_answer: bool) -> list[str]:
         """Split a text inside its control tokens. An answer keeps tokens such as `<think>`."""

@@ -39,6 +39,9 @@ LARGEST_GROWTH = 10_000
 _CHARACTERS = "".join(map(chr, [*range(0x20, 0xD800), *range(0xE000, 0x10000)]))
 """The characters of the basic plane of Unicode, without halves of pairs."""
 
+_REPETITIONS = tuple(100 * text for text in ("a", "A", "1", " ", "\n", ".", "é", "中", "a1 ", "ab"))
+"""Texts on which patterns that go back many times show it."""
+
 
 def load_renderer(config: ModelConfig) -> Renderer:
     """Return a model's tokenizer, chat template and stop tokens; its weights need not exist."""
@@ -74,7 +77,7 @@ def load_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
-    """Normalize every character once; ModelError if the rules of a tokenizer multiply texts."""
+    """Read every character once, and long repetitions; ModelError if rules multiply texts."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return
     backend = tokenizer.backend_tokenizer
@@ -89,6 +92,9 @@ def _try_out(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
     if backend.normalizer is not None:
         # A broken table of characters panics at a character that leads out of the table.
         backend.normalizer.normalize_str(_CHARACTERS)
+    for text in _REPETITIONS:
+        # A pattern such as (a+)+b tries all ways to split a repetition, and panics after too many.
+        backend.encode(text, add_special_tokens=False)
 
 
 def _compute_growth(part: Any) -> int:
