@@ -83,6 +83,7 @@ REWARDED = [
     {"signal": "full", "divergence": "reverse_kl"},
 ]
 OFTEN = {"prompts": 30, "samples": 4, "temperature": 1.0, "every": 4, "teacher": False}
+HELDOUT = {"prompts": 16, "every": 8, "teacher": False}
 SEEING = {
     "type": "privileged",
     "teacher": {"type": "self", "weights": "periodic", "period": 8},
@@ -91,10 +92,16 @@ SEEING = {
 MEMBER = {"type": "model", "model": "MODELS/teacher"}
 KINDS: dict[str, Kind] = {
     "still": Kind({"optimizer.learning_rate": 1e-9, "train.steps": 32}),
-    "full": Kind({"train.steps": 32}),
-    "sampled": Kind({"objective": {"signal": "sampled"}, "train.steps": 32}),
+    "full": Kind({"train.steps": 32, "evaluation": HELDOUT}),
+    "sampled": Kind(
+        {"objective": {"signal": "sampled"}, "train.steps": 32, "evaluation": HELDOUT}
+    ),
     "candidates": Kind(
-        {"objective": {"signal": "topk(6)", "divergence": "jsd(0.3)"}, "train.steps": 32}
+        {
+            "objective": {"signal": "topk(6)", "divergence": "jsd(0.3)"},
+            "train.steps": 32,
+            "evaluation": HELDOUT,
+        }
     ),
     "long": Kind({"train.steps": 70}),
     "rewarded": Kind(
@@ -146,6 +153,9 @@ KINDS: dict[str, Kind] = {
         {**FAILURES["a scorer that likes length"].broken, "train.steps": 32},
         taught=(150, 120),
         broken="M36",
+    ),
+    "too fast": Kind(
+        {"optimizer.learning_rate": 0.3, "train.steps": 32, "evaluation": HELDOUT}, broken="M39"
     ),
 }
 HEALTH = ("reward", "settled_prompts", "truncated", "repetition", "reverse_kl")
