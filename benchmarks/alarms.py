@@ -93,9 +93,7 @@ MEMBER = {"type": "model", "model": "MODELS/teacher"}
 KINDS: dict[str, Kind] = {
     "still": Kind({"optimizer.learning_rate": 1e-9, "train.steps": 32}),
     "full": Kind({"train.steps": 32, "evaluation": HELDOUT}),
-    "sampled": Kind(
-        {"objective": {"signal": "sampled"}, "train.steps": 32, "evaluation": HELDOUT}
-    ),
+    "sampled": Kind({"objective": {"signal": "sampled"}, "train.steps": 32, "evaluation": HELDOUT}),
     "candidates": Kind(
         {
             "objective": {"signal": "topk(6)", "divergence": "jsd(0.3)"},

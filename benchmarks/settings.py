@@ -1,9 +1,10 @@
 """Learning rates of the packaged 135M model, all weights and adapters: which ones learn, and which ones destroy it.
 
-    python -m benchmarks settings [--rates 1e-6 1e-2] [--record]
+    python -m benchmarks settings [--rates 1e-6 1e-2] [--seeds 0 1 2] [--record]
 
-The student is distilled by GKD from itself with a system turn in view. Each run starts from the same weights and sees
-the same prompts. The held-out reverse KL, the share of cut answers and the accuracy are those before and after.
+The student is distilled by GKD from itself with a system turn in view. Each run starts from the same weights, and runs of one
+seed see the same prompts. The held-out reverse KL, the share of cut answers and the accuracy are those before and after.
+`--record` adds the runs to docs/settings.json, in place of those of the same training, rate and seed.
 """
 
 import argparse
@@ -28,7 +29,17 @@ SYSTEM = "Answer with an equation such as 7 * 9 = 63."
 
 KINDS = {"all weights": [], "adapters": ["student.lora={}"]}
 
-HEAD = ["training", "rate", "reverse KL before", "after", "entropy", "accuracy", "cut", "alarms"]
+HEAD = [
+    "training",
+    "rate",
+    "seed",
+    "reverse KL before",
+    "after",
+    "entropy",
+    "accuracy",
+    "cut",
+    "alarms",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,8 @@ class Outcome:
 
     training: str
     rate: float
+    seed: int
+    commit: str
     before: dict[str, float]
     after: dict[str, float]
     alarms: list[str]
@@ -49,32 +62,53 @@ def main() -> None:
     )
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--record", action="store_true", help="write docs/settings.json")
     parser.add_argument("--quick", action="store_true", help="one step at one rate of each kind")
     arguments = parser.parse_args()
     rates, steps = ([5e-5], 1) if arguments.quick else (arguments.rates, arguments.steps)
     outcomes: list[Outcome] = []
-    for kind in arguments.kinds:
-        for rate in rates:
-            outcomes.append(measure(kind, rate, steps))
-            print(format_table(HEAD, [list_cells(outcomes[-1])]), flush=True)
+    for seed in arguments.seeds:
+        for kind in arguments.kinds:
+            for rate in rates:
+                outcomes.append(measure(kind, rate, seed, steps))
+                print(format_table(HEAD, [list_cells(outcomes[-1])]), flush=True)
+                if arguments.record:
+                    record(outcomes[-1], steps)
     print(format_table(HEAD, [list_cells(outcome) for outcome in outcomes]))
-    if arguments.record:
-        content = {
-            "commit": describe_commit(),
-            "date": date.today().isoformat(),
-            "steps": steps,
-            "runs": [asdict(outcome) for outcome in outcomes],
-        }
-        RECORD.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def measure(kind: str, rate: float, steps: int) -> Outcome:
+def record(outcome: Outcome, steps: int) -> None:
+    """Put an outcome into docs/settings.json, in the order of training, rate and seed."""
+    content = json.loads(RECORD.read_text(encoding="utf-8"))
+    if content["steps"] != steps:
+        raise SystemExit(
+            f"{RECORD} has runs of {content['steps']} steps; write --steps {content['steps']}"
+        )
+    new = asdict(outcome)
+    runs = [row for row in content["runs"] if name_run(row) != name_run(new)]
+    content = {
+        "date": date.today().isoformat(),
+        "steps": steps,
+        "runs": sorted([*runs, new], key=name_run),
+    }
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in content.pop("runs"))
+    text = json.dumps(content)[:-1] + f', "runs": [\n{lines}\n]}}\n'
+    RECORD.write_text(text, encoding="utf-8")
+
+
+def name_run(row: dict[str, Any]) -> tuple[str, float, int]:
+    """Return what tells a recorded run from others."""
+    return row["training"], row["rate"], row["seed"]
+
+
+def measure(kind: str, rate: float, seed: int, steps: int) -> Outcome:
     """Return the outcome of one run at one learning rate."""
     overrides = [
         *KINDS[kind],
         f"optimizer.learning_rate={rate}",
+        f"seed={seed}",
         f"train.steps={steps}",
         "train.prompts_per_step=16",
         "train.threads=1",
@@ -90,7 +124,8 @@ def measure(kind: str, rate: float, steps: int) -> Outcome:
         result = run(load_recipe(recipe, overrides), out=Path(folder) / "runs")
         alarms = sorted({alarm["id"] for alarm in read_alarms(result.folder)})
         summary = result.summary
-    return Outcome(kind, rate, pick(summary["before"]), pick(summary["after"]), alarms)
+    before, after = pick(summary["before"]), pick(summary["after"])
+    return Outcome(kind, rate, seed, describe_commit(), before, after, alarms)
 
 
 def read_alarms(folder: Path) -> list[dict[str, str]]:
@@ -116,6 +151,7 @@ def list_cells(outcome: Outcome) -> Sequence[str]:
     return [
         outcome.training,
         f"{outcome.rate:g}",
+        str(outcome.seed),
         f"{before['reverse_kl']:.3f}",
         f"{after['reverse_kl']:.3f}",
         f"{before['entropy']:.2f} to {after['entropy']:.2f}",
