@@ -28,7 +28,17 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS.keys())
+SHORT = ("a following teacher", "candidates and a reference")
+"""The runs of the suite; `make slow` has all."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=name, marks=() if name in SHORT else pytest.mark.slow)
+        for name, changes in RUNS.items()
+    ],
+)
 def test_a_toy_run_gives_the_same_bytes(
     models: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:

@@ -325,6 +325,7 @@ def test_a_compiler_that_fails_is_one_line(empty_cache, monkeypatch, caplog):
     assert not list(empty_cache.rglob("*.so"))
 
 
+@pytest.mark.slow
 def test_the_program_is_compiled_once_for_a_processor(empty_cache, monkeypatch):
     if library.load_library() is None:
         pytest.skip("no C compiler")

@@ -43,8 +43,12 @@ BACKENDS = {
     "backends.child": {"backend": {"type": "backends.child"}},
 }
 """What each needs of a recipe; a name with dots is one of the tests' own."""
-MARKS: dict[str, Any] = {"local": (), "ray": pytest.mark.slow}
-"""Five processes start for each test of `ray`; tests/backends/test_ray.py has a few of them."""
+MARKS: dict[str, Any] = {
+    "local": (),
+    "ray": pytest.mark.slow,
+    "backends.child": pytest.mark.slow,
+}
+"""Processes start for each test of these; tests/backends/test_ray.py and test_child.py have a few of them."""
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # see tests/service.py

@@ -37,6 +37,7 @@ def only(name: str, arms: list[str], steps: int, folder: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_the_whole_vocabulary_has_several_times_the_signal_of_the_sampled_token(tmp_path):
     data = yaml.safe_load((FOLDER / "signal.yaml").read_text())
     # Pretraining the teacher took most of the time; what it knows after a fourth of the steps is enough.

@@ -173,7 +173,9 @@ def test_reward_and_anchor_are_the_gradient_of_the_kl_to_best_of_n() -> None:
     close(expected(BACKWARD, here, [(1.0, anchors)]) * 18 / 2, gradient(divergence, here))
 
 
-@pytest.mark.parametrize("advantage", ["best_of_n", "below_anchor"])
+@pytest.mark.parametrize(
+    "advantage", [pytest.param("best_of_n", marks=pytest.mark.slow), "below_anchor"]
+)
 def test_few_answers_of_the_anchor_leave_the_mean_reward_unbiased(advantage: str) -> None:
     here, choice = world(), {"signal": f"score({advantage})", "aggregate": "seq_mean_token_sum"}
     groups = every_pair(here)

@@ -379,7 +379,7 @@ def test_a_folder_without_weights_can_be_planned_and_not_run(models: Path, tmp_p
         locate(recipe.student)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_memory_of_a_pass_grows_with_its_tokens_and_layers(tmp_path: Path, dtype: str) -> None:
     """Also where the casts of a layer take more than short texts do."""
     folder = make_model(tmp_path / "wide", seed=1, hidden_size=1024)

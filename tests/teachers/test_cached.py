@@ -453,9 +453,22 @@ def test_killed_anywhere_the_resumed_run_is_the_same(
     assert not list(resumed.rglob(f"*{TEMPORARY}"))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("max_mib", [0.001, 0.003])
-@pytest.mark.parametrize("signal", ["full", "sampled", "topk(3)"])
+SHORT_FILLS = {(0.001, "full"), (0.003, "sampled")}
+"""The sizes and signals that the suite tries; `make slow` tries all."""
+
+
+@pytest.mark.parametrize(
+    ("max_mib", "signal"),
+    [
+        pytest.param(
+            size,
+            signal,
+            marks=pytest.mark.long if (size, signal) in SHORT_FILLS else pytest.mark.slow,
+        )
+        for size in (0.001, 0.003)
+        for signal in ("full", "sampled", "topk(3)")
+    ],
+)
 def test_full_in_the_middle_the_resumed_run_is_the_same(
     models: Path, tmp_path: Path, max_mib: float, signal: str
 ) -> None:

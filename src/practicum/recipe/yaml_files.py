@@ -4,6 +4,8 @@ import difflib
 import os
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -167,12 +169,19 @@ class StrictLoader(yaml.SafeLoader):
         return mapping
 
 
+@lru_cache(maxsize=512)
+def _parse(text: str) -> Any:
+    """Return the content of a YAML text; many recipes extend the same few."""
+    return yaml.load(text, StrictLoader)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file. Raises RecipeError if the file holds no mapping."""
     try:
         if path.stat().st_size > LARGEST_RECIPE:
             raise RecipeError(f"{path}: larger than {LARGEST_RECIPE >> 10} KiB, so not a recipe")
-        document = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
+        # A copy, since callers merge into it.
+        document = deepcopy(_parse(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot be read ({error})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
