@@ -3,7 +3,7 @@
     python -m benchmarks settings [--rates 1e-6 1e-2] [--seeds 0 1 2] [--record]
 
 The student is distilled by GKD from itself with a system turn in view. Each run starts from the same weights, and runs of one
-seed see the same prompts. The held-out reverse KL, the share of cut answers and the accuracy are those before and after.
+seed see the same prompts. Monitors only warn, so that each run has an end to measure. The held-out reverse KL, the share of cut answers and the accuracy are those before and after.
 `--record` adds the runs to docs/settings.json, in place of those of the same training, rate and seed.
 """
 
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import describe_commit, format_table
+from benchmarks.toys import list_warnings
+from practicum.monitors import MONITORS
 from practicum.recipe import load_recipe
 from practicum.runs import run
 
@@ -116,6 +118,7 @@ def measure(kind: str, rate: float, seed: int, steps: int) -> Outcome:
         "evaluation.max_new_tokens=24",
         "evaluation.prompts=36",
         "student.trainable_layers=null",
+        f"monitors={json.dumps(list_warnings(list(MONITORS)))}",
         f"teacher={{type: model, model: smollm2-135m-instruct, system: {json.dumps(SYSTEM)}}}",
     ]
     with tempfile.TemporaryDirectory() as folder:
