@@ -3,7 +3,8 @@
     python -m benchmarks settings [--rates 1e-6 1e-2] [--seeds 0 1 2] [--record]
 
 The student is distilled by GKD from itself with a system turn in view. Each run starts from the same weights, and runs of one
-seed see the same prompts. Monitors only warn, so that each run has an end to measure. The held-out reverse KL, the share of cut answers and the accuracy are those before and after.
+seed see the same prompts. Monitors only warn. The held-out reverse KL, the share of cut answers and the accuracy are those before
+and after.
 `--record` adds the runs to docs/settings.json, in place of those of the same training, rate and seed.
 """
 
