@@ -143,6 +143,7 @@ def measure(session: Session, case: Case) -> dict[str, float]:
         floor_milliseconds=floor * 1000,
         drawing=spread(drawing),
         logprob_error=error,
+        decoding=models.name_decoding(library.model),
         mean_length=sum(map(sum, library.lengths)) / sum(map(len, library.lengths)),
         longest=max(map(max, library.lengths)),
     )

@@ -18,7 +18,6 @@ from practicum.rollouts import check_responses
 from practicum.runs.opening import build_task, find_origin
 from practicum.runs.pipeline.stages import PLACEHOLDER, Pipeline
 from practicum.runs.row_texts import describe_texts
-from practicum.text.tokenizers import load_renderer
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +96,9 @@ def _list_notes(recipe: Recipe) -> list[str]:
         notes.append(f"0 of {len(prompts)} rows held out: nothing will be measured")
     if not has_student:
         return notes
+    # Imported here: transformers takes a second, and most recipes name no model folder.
+    from practicum.text.tokenizers import load_renderer
+
     renderer = load_renderer(student)
     check_responses(prompts, renderer, recipe.rollout.source, recipe.longest_answer)
     return [*notes, *describe_texts(prompts, renderer)]
