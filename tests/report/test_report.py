@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from report_pages import HOSTILE, Elements, copied, edit, edit_rows
-from toy import toy_run
+from toy import rows, toy_run
 
 from practicum.errors import CheckpointError, RecipeError
 from practicum.report import write_report
@@ -24,6 +25,7 @@ from practicum.report.tables import describe_gain
 from practicum.report.tokens import KINDS, build_token_table, identify_kind
 from practicum.report.verdict import count_tokens, estimate_recovery
 from practicum.run_dir import shapes
+from practicum.runs.console import PlainConsole
 from practicum.statistics import Interval
 
 
@@ -107,6 +109,23 @@ def test_the_page_has_the_numbers_of_the_summary(rich: Path) -> None:
         assert f"{summary[when]['reverse_kl']:.3g}" in page
         assert f"{summary[when]['accuracy']['mean']:.2f}" in page
     assert f"{summary['tokens']:,} learned from" in page and "single seed" in page
+
+
+@pytest.mark.parametrize("signal", ["sampled", "full", "topk(4)"])
+def test_a_sampled_divergence_is_called_an_estimate(
+    models: Path, tmp_path: Path, signal: str
+) -> None:
+    screen = io.StringIO()
+    changes = {"objective": {"signal": signal}, "train.steps": 2}
+    folder = toy_run(models, tmp_path, changes, console=PlainConsole(screen)).folder
+    is_estimate = signal == "sampled"
+    label = "KL (estimate)" if is_estimate else "KL"
+    assert re.search(rf"\| {re.escape(label)} -?\d", screen.getvalue())
+    for row in rows(folder / "metrics.jsonl"):
+        assert row.get("reverse_kl_estimated") == (1.0 if is_estimate else None)
+    page = page_of(folder)
+    assert ("<b>Reverse KL to the teacher (estimate)</b>" in page) == is_estimate
+    assert "reverse_kl_estimated" not in page
 
 
 def test_a_curve_has_a_point_a_step_and_an_alarm_its_flag(rich: Path) -> None:

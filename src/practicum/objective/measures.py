@@ -264,6 +264,12 @@ def _read(numbers: dict[str, Tensor]) -> dict[str, float]:
     return dict(zip(numbers, values, strict=True))
 
 
+def _has_distribution(signal: TeacherSignal) -> bool:
+    """Return True if the whole distribution of the teacher, or of each of several, is known."""
+    members = (signal,) if signal.pool is None else signal.pool.members
+    return all(member.hidden is not None for member in members)
+
+
 def _has_outside(signal: TeacherSignal) -> bool:
     """Return True if the teacher, or one of several, has another vocabulary than the student."""
     members = (signal,) if signal.pool is None else signal.pool.members
@@ -280,7 +286,8 @@ def measure(
     """Record what every step reports, but for the loss of pairs.
 
     These are the values of the terms, the divergence to the teacher, the entropies, the sampler
-    mismatch, and the share of tokens that the teacher does not have.
+    mismatch, and the share of tokens that the teacher does not have. `reverse_kl_estimated` is 1 if
+    the divergence is the mean log-ratio of sampled tokens somewhere, and absent if it is exact.
     """
     first, teacher = values[0], signal.name
     unknown = signal.unknown_tokens
@@ -299,6 +306,8 @@ def measure(
     if first.reverse_kl is not None:
         is_known = None if unknown is None else ~unknown
         records.add("reverse_kl", first.reverse_kl, is_known)
+        if not _has_distribution(signal):
+            records.add("reverse_kl_estimated", torch.ones_like(first.reverse_kl), is_known)
         if teacher:
             records.add(f"reverse_kl/{teacher}", first.reverse_kl, is_known)
     records.add("student_entropy", first.student_entropy)

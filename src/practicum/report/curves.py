@@ -3,7 +3,7 @@
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
@@ -18,7 +18,7 @@ from practicum.report.charts import (
     render_line_chart,
 )
 from practicum.report.markup import Section, escape_text, render_details, render_note
-from practicum.report.run_data import Row, RunData
+from practicum.report.run_data import Row, RunData, is_divergence_estimated
 from practicum.text import make_printable
 
 
@@ -99,8 +99,9 @@ NOT_DRAWN = (
     "from_teacher",
     "from_dataset",
     "unsupervised_prompts",
+    "reverse_kl_estimated",
 )
-"""Counts that the section about dropped data shows instead."""
+"""Counts that the section about dropped data shows instead, and a mark that a title shows."""
 
 ROLES = ("student", "third", "fourth", "before", "teacher")
 """The colours of readings without a fixed one, in order."""
@@ -159,6 +160,8 @@ def _choose_charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
             "Scorers and the verifier", "right above wrong", _find_scorers(keys, "agreement")
         ),
     }
+    if is_divergence_estimated(run):
+        specs |= {id: _mark_estimate(specs[id]) for id in ("reverse_kl", "teachers", "places")}
     charts: dict[str, tuple[ChartSpec, list[Curve]]] = {}
     drawn_points: list[list[Any]] = []
     for id, spec in specs.items():
@@ -179,6 +182,15 @@ def _choose_charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
         if not is_constant and len(charts) < len(CHARTS) + MAX_OTHERS:
             charts[f"other-{index}"] = (ChartSpec(escape_text(key), "", (reading,)), [curve])
     return charts
+
+
+def _mark_estimate(spec: ChartSpec) -> ChartSpec:
+    """Return the chart with the word in its title, and in the name of a curve that repeats it."""
+    readings = tuple(
+        (key, f"{name} (estimate)" if name == "reverse KL" else name, role)
+        for key, name, role in spec.readings
+    )
+    return replace(spec, title=f"{spec.title} (estimate)", readings=readings)
 
 
 def _assign_roles(keys: Sequence[str], prefix: str) -> tuple[tuple[str, str, str], ...]:

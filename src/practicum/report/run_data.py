@@ -74,6 +74,11 @@ class RunData:
         return self.summary is not None
 
 
+def is_divergence_estimated(run: RunData) -> bool:
+    """Return True if `reverse_kl` is a mean log-ratio of sampled tokens at a step, not exact."""
+    return any(row.get("reverse_kl_estimated") for row in run.metrics)
+
+
 def read_run(folder: Path, max_rollouts: int = MAX_ROLLOUTS) -> RunData:
     """Read everything that a page shows; RecipeError if the folder holds no run."""
     saved = _read_recipe(folder)

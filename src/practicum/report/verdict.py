@@ -14,7 +14,7 @@ from practicum.report.markup import (
     format_percent,
 )
 from practicum.report.outcome_verdict import RUN, read_measure
-from practicum.report.run_data import Row, RunData
+from practicum.report.run_data import Row, RunData, is_divergence_estimated
 from practicum.report.tables import ALL_DONE, describe_lost_rows
 from practicum.statistics import (
     FEWEST_PROMPTS,
@@ -140,7 +140,8 @@ def _describe_progress(run: RunData) -> str:
     values = [row["reverse_kl"] for row in run.metrics if row.get("reverse_kl") is not None]
     if not values:
         return "the run goes on"
-    return f"reverse KL from {values[0]:.3f} to {values[-1]:.3f} nats a token while training"
+    name = "reverse KL (estimate)" if is_divergence_estimated(run) else "reverse KL"
+    return f"{name} from {values[0]:.3f} to {values[-1]:.3f} nats a token while training"
 
 
 def _render_accuracies(run: RunData) -> str:

@@ -378,9 +378,12 @@ def format_wait(wait: Wait) -> str:
 
 
 def _format_metrics(metrics: Mapping[str, float]) -> list[str]:
+    labels = LABELS
+    if "reverse_kl_estimated" in metrics:
+        labels = LABELS | {"reverse_kl": "KL (estimate)"}
     return [
         f"{label} {_format_number(metrics[name])}"
-        for name, label in LABELS.items()
+        for name, label in labels.items()
         if name in metrics
     ]
 
