@@ -278,7 +278,7 @@ def test_a_hub_name_without_network_fails_quickly():
         check=True,
     )
     assert child.stdout.startswith(
-        "ModelError nobody/nothing: config.json is missing or cannot be used ("
+        "ModelError nobody/nothing: no folder, and the hub gave no config.json of nobody/nothing ("
     )
     assert len(child.stdout.splitlines()) == 1
     assert time.monotonic() - start < 60

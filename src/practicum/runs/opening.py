@@ -63,6 +63,11 @@ def host_model(config: ModelConfig) -> Hosted:
     return load_plugin("backends", "local").host(config)
 
 
+def check_model_files(config: ModelConfig) -> None:
+    """Raise ModelError if the config or the tokenizer of a model is neither here nor on the hub."""
+    load_plugin("backends", "local").check_files(config)
+
+
 def create_scratch_model(folder: Path, config: ScratchConfig, task: Task) -> Path:
     """Return the folder of a from-scratch model for a task; create it on first use."""
     return load_plugin("backends", "local").make_scratch(folder, config, task)

@@ -14,7 +14,7 @@ from practicum.core.access import name_place, read_admission
 from practicum.errors import RecipeError, ResourceError
 from practicum.models.config import ModelConfig
 from practicum.models.sources import locate, needs_conversion
-from practicum.runs.opening import resolve_run
+from practicum.runs.opening import check_model_files, resolve_run
 
 GIB = 2**30
 MAX_PRODUCTS, MAX_HEAPS = 64, 2
@@ -52,8 +52,8 @@ class ServerOptions:
 def serve(options: ServerOptions) -> None:
     """Serve until SIGINT or SIGTERM, and save models in training before returning.
 
-    Raise RecipeError if the options cannot be right, ModelError if a model is missing,
-    ResourceError if the address is in use.
+    Raise RecipeError if the options cannot be right, ModelError if a model is missing or cannot be
+    reached on the hub, ResourceError if the address is in use.
     """
     try:
         import uvicorn
@@ -76,7 +76,10 @@ def serve(options: ServerOptions) -> None:
     for name, config in served.items():
         if needs_conversion(str(config.model)):
             log.info(f"converting {name} to safetensors, once: about 20 s")
-        locate(config)
+        if not Path(locate(config)).is_dir():
+            log.info(f"looking for {config.model} on the hub")
+        # Also of a hub name, so that no client's first request finds out that it does not exist.
+        check_model_files(config)
     admission = read_admission(options.host, options.token_file, "--host", "--token-file")
     listener = _listen(options.host, options.port)
     port = listener.getsockname()[1]

@@ -97,6 +97,13 @@ def host(config: ModelConfig) -> Hosted:
     return LocalHosted(config)
 
 
+def check_files(config: ModelConfig) -> None:
+    """Raise ModelError if the config or the tokenizer of a model cannot be read."""
+    from practicum.backends.local.loading import open_files
+
+    open_files(config)
+
+
 def make_scratch(folder: Path, config: ScratchConfig, task: Task) -> Path:
     """Return the folder of a from-scratch model; the first call makes the model.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import logging as hub_logging
 from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
@@ -264,13 +265,22 @@ def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, sour
 
 
 def check_config(source: str, config: ModelConfig) -> None:
-    """Raise ModelError if config.json is not a readable model config."""
+    """Raise ModelError if config.json is not a readable model config, here or on the hub."""
+    base = find_base(source)
+    verbosity = hub_logging.get_verbosity()
+    # The hub's client reports each of its retries; the error below says it in one line.
+    hub_logging.set_verbosity_error()
     try:
-        AutoConfig.from_pretrained(find_base(source), trust_remote_code=config.trust_remote_code)
+        AutoConfig.from_pretrained(base, trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
-        raise ModelError(
-            f"{source}: config.json is missing or cannot be used ({shorten_error(error)})"
-        ) from error
+        problem = "config.json is missing or cannot be used"
+        remedy = ""
+        if not Path(base).is_dir():
+            problem = f"no folder, and the hub gave no config.json of {base}"
+            remedy = "; check the name, the network and HF_TOKEN, or give the model's folder"
+        raise ModelError(f"{source}: {problem} ({shorten_error(error)}){remedy}") from error
+    finally:
+        hub_logging.set_verbosity(verbosity)
 
 
 def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:
