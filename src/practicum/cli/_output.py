@@ -49,20 +49,33 @@ def print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary))
         return
-    numbers = {name: number for name, number in summary.items() if not isinstance(number, dict)}
     groups = {name: number for name, number in summary.items() if isinstance(number, dict)}
+    numbers = {_spell_name(name): number for name, number in summary.items() if name not in groups}
     # An interval is a mapping too, and is one number; each entry of another has its own line.
     for name, group in groups.items():
         is_interval = "mean" in group
-        numbers |= {name: group} if is_interval else _indent_names(name, group)
+        numbers |= {_spell_name(name): group} if is_interval else _indent_names(name, group)
     width = max(map(len, numbers), default=0)
     for name, number in numbers.items():
-        print(f"{name.replace('_', ' '):{width}}  {_format_number(number)}".rstrip())
+        print(f"{name:{width}}  {_format_number(number)}".rstrip())
+
+
+def _spell_name(name: str) -> str:
+    """Return a name with spaces; the name of a verifier, in brackets, stays as it was written."""
+    metric, bracket, verifier = name.partition("[")
+    return f"{metric.replace('_', ' ')}{bracket}{verifier}"
 
 
 def _indent_names(title: str, group: Mapping[str, object]) -> dict[str, object]:
-    """Return the title on a line of its own, and each entry indented below; nothing if empty."""
-    return {title: "", **{f"  {name}": number for name, number in group.items()}} if group else {}
+    """Return the title on a line of its own, and each entry indented below; nothing if empty.
+
+    The names of domains stay as the rows have them.
+    """
+    is_by_domain = title == "by_domain"
+    entries = {
+        f"  {name if is_by_domain else _spell_name(name)}": number for name, number in group.items()
+    }
+    return {_spell_name(title): "", **entries} if group else {}
 
 
 def _format_number(number: object) -> str:
