@@ -1,5 +1,6 @@
 """What is wrong with a model folder is said before anything is learned; what is right loads as it is."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 import torch
 from extras import write_gguf
 from toy import in_check
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
 
 from practicum.backends.local import scratch
 from practicum.backends.local.loading import load, load_student
@@ -113,6 +114,28 @@ def test_a_config_of_an_unknown_architecture(folder):
 def test_a_config_that_makes_no_sense(folder, changes):
     change_json(folder / "config.json", **changes)
     refused(folder, r"config.json is missing or cannot be used \(.+\)")
+
+
+def test_an_encoder_decoder_model_is_refused(folder):
+    change_json(folder / "config.json", model_type="bart", is_encoder_decoder=True)
+    refused(folder, "'bart' is an encoder-decoder model .* which is not supported")
+
+
+def test_an_encoder_decoder_model_by_its_class_is_refused(folder):
+    settings = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
+    (folder / "config.json").write_text(json.dumps(settings))
+    refused(folder, "'t5' is an encoder-decoder model")
+
+
+def test_a_decoder_saved_without_its_encoder_is_refused_in_one_line(folder):
+    settings = {"vocab_size": 300, "d_model": 16, "max_position_embeddings": 64}
+    # Its cache has as many layers as the encoder that was left out.
+    sizes = {"encoder_layers": 1, "decoder_layers": 2}
+    sizes |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    sizes |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 16)
+    torch.manual_seed(0)
+    BartForCausalLM(BartConfig(**settings, **sizes)).save_pretrained(folder)
+    refused(folder, r"BartForCausalLM fails on a short text \(list index out of range\)")
 
 
 def test_generation_settings_that_are_not_json(folder):
@@ -479,4 +502,5 @@ def test_a_model_whose_own_code_fails_is_refused_in_one_line(folder, monkeypatch
     assert message.startswith(
         f"{folder}: LlamaForCausalLM fails on a short text (The size of tensor"
     )
-    assert message.endswith("check the sizes in config.json") and "\n" not in message
+    assert message.endswith("check the sizes in config.json, or use another architecture")
+    assert "\n" not in message

@@ -81,3 +81,14 @@ def test_check_names_servers_and_devices_that_are_not_here(models: Path, tmp_pat
     assert result.exit_code == 0
     assert "teacher: http://localhost:1 is asked when the run starts" in result.output
     assert result.output.count("no CUDA device; write student.device=auto") == 1
+
+
+def test_check_refuses_an_encoder_decoder_model(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "encoder"
+    shutil.copytree(models / "student", folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "is_encoder_decoder": True}))
+    path = write_recipe(models, tmp_path / "r.yaml", {"student.model": str(folder)})
+    result = CliRunner().invoke(app, ["check", str(path)])
+    assert result.exit_code == 2
+    assert "is an encoder-decoder model" in " ".join(result.output.split())

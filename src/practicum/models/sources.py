@@ -221,6 +221,7 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
             "point to one that save_pretrained wrote"
         )
     model_settings = read_settings(settings)
+    refuse_encoder_decoder(str(folder), model_settings)
     if (folder / "generation_config.json").is_file():
         _check_end_tokens(folder / "generation_config.json")
     _check_layers(folder, model_settings)
@@ -229,6 +230,19 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
         raise ModelError(
             f"{folder}: the model brings its own code ({files}), which is not run; "
             "read it, then write trust_remote_code: true"
+        )
+
+
+def refuse_encoder_decoder(source: str, settings: Mapping[str, Any]) -> None:
+    """Raise ModelError if the settings are those of an encoder-decoder model.
+
+    Its decoder alone would load, without the encoder that reads the prompt.
+    """
+    if settings.get("is_encoder_decoder") is True:
+        raise ModelError(
+            f"{source}: {str(settings.get('model_type'))[:40]!a} is an encoder-decoder model "
+            "(is_encoder_decoder in config.json), which is not supported; use a model that only decodes, such as "
+            "Llama or Qwen"
         )
 
 

@@ -31,7 +31,13 @@ from practicum.backends.local.trial import choose_decoding, explain_no_sampling
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
-from practicum.models.sources import find_base, is_adapter_folder, locate, needs_conversion
+from practicum.models.sources import (
+    find_base,
+    is_adapter_folder,
+    locate,
+    needs_conversion,
+    refuse_encoder_decoder,
+)
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import (
     UNREADABLE,
@@ -149,13 +155,14 @@ def _load(
     check_finite(language_model.model, source)
     try:
         language_model.check_split()
-    except RuntimeError as error:
-        if is_out_of_memory(error):
+    except (RuntimeError, IndexError) as error:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
-        # The architecture's own code fails if sizes in its configuration contradict each other.
+        # The architecture's own code fails if sizes in its configuration contradict each other, and
+        # that of a decoder saved without its encoder (Bart, Marian) may fail at its cache.
         raise ModelError(
             f"{source}: {type(language_model.model).__name__} fails on a short text "
-            f"({shorten_error(error)}); check the sizes in config.json"
+            f"({shorten_error(error)}); check the sizes in config.json, or use another architecture"
         ) from error
     quantise(language_model, config, source)
     reason = explain_no_sampling(language_model)
@@ -271,7 +278,7 @@ def check_config(source: str, config: ModelConfig) -> None:
     # The hub's client reports each of its retries; the error below says it in one line.
     hub_logging.set_verbosity_error()
     try:
-        AutoConfig.from_pretrained(base, trust_remote_code=config.trust_remote_code)
+        described = AutoConfig.from_pretrained(base, trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
         problem = "config.json is missing or cannot be used"
         remedy = ""
@@ -281,6 +288,7 @@ def check_config(source: str, config: ModelConfig) -> None:
         raise ModelError(f"{source}: {problem} ({shorten_error(error)}){remedy}") from error
     finally:
         hub_logging.set_verbosity(verbosity)
+    refuse_encoder_decoder(source, described.to_dict())
 
 
 def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:
