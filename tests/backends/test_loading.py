@@ -462,7 +462,7 @@ def test_a_from_scratch_model_is_found_where_it_was_made(tmp_path):
     assert locate(ModelConfig(model=ScratchConfig()), tmp_path) == str(tmp_path)
 
 
-def test_a_gguf_file_is_a_model_that_is_converted_once(tmp_path, monkeypatch):
+def test_a_gguf_file_is_a_model_that_is_converted_once(tmp_path, monkeypatch, capfd):
     pytest.importorskip("gguf")
     monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path / "cache"))
     write_gguf(tmp_path / "tiny.gguf")
@@ -472,6 +472,7 @@ def test_a_gguf_file_is_a_model_that_is_converted_once(tmp_path, monkeypatch):
     assert recipe["teacher"]["model"] == config.model == str(tmp_path / "tiny.gguf")
     assert needs_conversion(config.model)
     folder = locate(config)
+    assert "GGUF tensors" not in capfd.readouterr().err, "no bar of transformers"
     made = (Path(folder) / "model.safetensors").stat().st_mtime_ns
     assert load(config).source == folder == locate(config) and not needs_conversion(config.model)
     assert (Path(folder) / "model.safetensors").stat().st_mtime_ns == made

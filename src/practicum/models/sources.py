@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +176,13 @@ def _convert(source: Path, folder: Path, dtype: str) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            source.parent,
-            gguf_file=source.name,
-            dtype=dtype,
-            quantization_config=GgufConfig(dequantize=True),
-        )
+        with _hide_tensor_bar():
+            model = AutoModelForCausalLM.from_pretrained(
+                source.parent,
+                gguf_file=source.name,
+                dtype=dtype,
+                quantization_config=GgufConfig(dequantize=True),
+            )
         tokenizer.save_pretrained(temporary)
         model.save_pretrained(temporary)
         temporary.chmod(0o755)  # mkdtemp makes folders that other users cannot read
@@ -194,6 +195,20 @@ def _convert(source: Path, folder: Path, dtype: str) -> None:
         raise ModelError(
             f"{source}: the conversion to {folder} did not complete; check the space left there"
         )
+
+
+@contextlib.contextmanager
+def _hide_tensor_bar() -> Iterator[None]:
+    """Hide the bar over the tensors of a GGUF file, which no setting of transformers turns off."""
+    from transformers import modeling_gguf_pytorch_utils as reading
+
+    names = reading.__dict__
+    bar = names.get("tqdm")
+    names["tqdm"] = lambda tensors, desc: tensors
+    try:
+        yield
+    finally:
+        names["tqdm"] = bar
 
 
 def _check_adapter_folder(folder: Path, config: ModelConfig) -> None:
