@@ -112,7 +112,7 @@ def build_language_model(shape: ModelDims, seed: int = 0, device: str = "cpu"): 
 
 
 def name_decoding(model) -> str:  # type: ignore[no-untyped-def]
-    """Return how a language model decodes: a benchmark without the compiled program measures another one."""
+    """Return how a language model decodes, so that a result shows if the compiled program was used."""
     return str(model.decoding)
 
 

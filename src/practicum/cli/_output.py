@@ -61,7 +61,7 @@ def print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _spell_name(name: str) -> str:
-    """Return a name with spaces; the name of a verifier, in brackets, stays as it was written."""
+    """Return a name with spaces for underscores, except in a verifier's name in brackets."""
     metric, bracket, verifier = name.partition("[")
     return f"{metric.replace('_', ' ')}{bracket}{verifier}"
 

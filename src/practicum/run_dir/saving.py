@@ -72,8 +72,9 @@ def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
 
     Then remove all but the `keep` newest checkpoints: by default two, one to resume from and one to
     fall back to if the disk damages the first. A checkpoint with a `tag` (the reason to keep it) is
-    never removed and does not count, and nor is the one of `kept_step`. `packages` are the packages of this run besides practicum's
-    requirements; their versions are recorded. `journals` are the records of the run's journals.
+    never removed and does not count; the same holds for step `kept_step`. `packages` are the
+    packages of this run that practicum does not require; their versions are recorded. `journals` are
+    the records of the run's journals.
     """
     assert keep >= 1, f"keep is {keep}, but a run keeps at least the checkpoint it just wrote"
     assert state.get("step", step) == step, f"step is {step}, the state says {state.get('step')}"

@@ -80,7 +80,9 @@ def build_summary(
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
     accuracy_gain = evaluations.compare_accuracy(recipe.seed)
     gain = None if accuracy_gain is None else asdict(accuracy_gain)
-    readings = {} if after is None else build_readings(before, after, recipe)
+    readings: Metrics = {}
+    if after is not None and best.metric is not None:
+        readings = build_readings(before, after, recipe)
     best.update(rows[-1]["step"], readings)
     numbers = {
         "steps": rows[-1]["step"],
