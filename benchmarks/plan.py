@@ -84,7 +84,7 @@ def _measure_steps(case: str) -> dict[str, Any]:
     from practicum.costs import PHASES
     from practicum.recipe import load_recipe
     from practicum.runs.assembly import assemble_run
-    from practicum.studies.plan.planning import StepTiming
+    from practicum.runs.plan.planning import StepTiming
     from practicum.training.loop import train_step
 
     recipe, *overrides = CASES[case]
@@ -108,7 +108,7 @@ def _measure_steps(case: str) -> dict[str, Any]:
 def _plan_case(case: str, answer_tokens: int | None) -> dict[str, Any]:
     """The planned peak in MiB of the phases of a step, which is what the other process does."""
     from practicum.recipe import load_recipe
-    from practicum.studies.plan import plan
+    from practicum.runs.plan import plan
 
     recipe, *overrides = CASES[case]
     made = plan(load_recipe(recipe, overrides), limit=2**60, answer_tokens=answer_tokens)

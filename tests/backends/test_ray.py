@@ -52,8 +52,8 @@ from practicum.run_dir import RunDir, find_checkpoint
 from practicum.runs import run
 from practicum.runs.assembly import assemble_run
 from practicum.runs.opening import open_student
-from practicum.studies.plan import plan
-from practicum.studies.plan.cluster import build_workload, parse_cluster
+from practicum.runs.plan import plan
+from practicum.runs.plan.cluster import build_workload, parse_cluster
 
 from .ray_session import cluster
 

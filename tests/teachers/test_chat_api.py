@@ -11,7 +11,7 @@ from toy import assert_same_run, command, forked, rows, toy_recipe, toy_run, wri
 
 from practicum.errors import DataError, RecipeError, TeacherError
 from practicum.prompts import Message, ToolCall
-from practicum.studies.plan import plan
+from practicum.runs.plan import plan
 from practicum.teachers._answers import AnswerStore
 from practicum.teachers._chat import list_turns
 from practicum.teachers._chat_protocols import PROTOCOLS, ChatAnswer, ProtocolName

@@ -9,7 +9,7 @@ import pytest
 from toy import curve, rows, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError
-from practicum.studies.plan import plan
+from practicum.runs.plan import plan
 
 
 def build_changes(models: Path, only: bool, inner: Any = None) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from practicum.errors import CapabilityError, RecipeError, VocabularyError
 from practicum.objective import Full, Sampled, Signal, TopK
 from practicum.ports import Capabilities, TeacherContext, TeacherRequest
 from practicum.recipe import parse_recipe
+from practicum.runs.plan import plan
 from practicum.studies.doctor import doctor
 from practicum.studies.doctor.translation import ReadAnswer
-from practicum.studies.plan import plan
 from practicum.teachers.privileged import Config as Privileged
 from practicum.teachers.privileged import PrivilegedTeacher
 from practicum.teachers.translated import (

@@ -65,18 +65,16 @@ def run(  # noqa: PLR0913  (its options, one by one)
 ) -> None:
     """Train: evaluate, distil and evaluate again. A pipeline runs its stages in order.
 
-    A new run first refuses what `practicum check` refuses, and warns of too little memory and a
-    learning rate far above the table of settings.
+    A new run first refuses what `practicum check` refuses, and warns of too little memory, of a
+    learning rate far above the table of settings, and of a teacher with other tokens.
     """
     with handle_errors(debug):
-        from practicum.cli.preflight import look_before_run
         from practicum.runs.pipeline.runner import run as run_recipe
         from practicum.runs.progress import open_console
 
         with closing(open_console(as_json=as_json)) as console:
-            loaded = recipe if resume else look_before_run(recipe, overrides or (), console)
             result = run_recipe(
-                loaded,
+                recipe,
                 overrides or (),
                 out=out,
                 resume=resume,

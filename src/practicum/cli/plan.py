@@ -8,14 +8,14 @@ from practicum.cli._output import show_waiting
 from practicum.costs import PHASES, format_bytes, format_count, format_flops
 from practicum.errors import RecipeError
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
-from practicum.studies.plan import describe_plan, plan
-from practicum.studies.plan.cluster import (
+from practicum.runs.plan import describe_plan, plan
+from practicum.runs.plan.cluster import (
     SITE_GBIT,
     describe_clusters,
     describe_sites,
     parse_cluster,
 )
-from practicum.studies.plan.memory import parse_bytes
+from practicum.runs.plan.memory import parse_bytes
 from practicum.text import make_printable
 
 

@@ -14,7 +14,13 @@ from practicum.objective.tokens import (
     build_token_batch,
     needs_first_pass,
 )
-from practicum.objective.vocabulary_axis import compute_term_values, read_target
+from practicum.objective.vocabulary_axis import (
+    compare_candidates,
+    compute_term_values,
+    cuts_to_candidates,
+    measures_teacher,
+    read_target,
+)
 
 __all__ = [
     "AXES",
@@ -41,9 +47,12 @@ __all__ = [
     "build_chunk",
     "build_token_batch",
     "can_fuse",
+    "compare_candidates",
     "compare_signals",
     "compute_coefficients",
     "compute_term_values",
+    "cuts_to_candidates",
+    "measures_teacher",
     "needs_first_pass",
     "read_target",
     "read_tokens",

@@ -283,13 +283,40 @@ def read_target(
     of one whose reference is missing.
     """
     signals = _Signals(TeacherDistribution(teacher), TeacherDistribution(reference))
-    if isinstance(term.signal, TopK) and term.signal.tail in ("bucket", "renorm"):
-        pair = _restrict(term.signal, student, signals.teacher, term.signal.tails)[2:]
-        return teacher, F.reverse_kl(*pair)
-    is_label = isinstance(term.target, TeacherTarget) and term.target.temperature == 0.0
-    if is_label or (term.needs_reference and reference is None):
+    restricted = compare_candidates(term.signal, student, signals.teacher)
+    if restricted is not None:
+        return teacher, restricted
+    if _is_label(term) or (term.needs_reference and reference is None):
         return teacher, None
     return _build_target(term, student, signals)[0], None
+
+
+def measures_teacher(term: Term) -> bool:
+    """Return True if `read_target` takes the teacher itself for the target of a term."""
+    return term.targets_teacher or _is_label(term)
+
+
+def _is_label(term: Term) -> bool:
+    """Return True if the target is the teacher's likeliest token."""
+    return isinstance(term.target, TeacherTarget) and term.target.temperature == 0.0
+
+
+def cuts_to_candidates(signal: Signal) -> bool:
+    """Return True if the loss compares distributions over the candidates of a signal."""
+    return isinstance(signal, TopK) and signal.tail in ("bucket", "renorm")
+
+
+@torch.no_grad()
+def compare_candidates(
+    signal: Signal, student: Float[Tensor, "T V"], teacher: TeacherDistribution
+) -> Float[Tensor, " T"] | None:
+    """Return the reverse KL of the candidates that a signal chooses, cut as the loss cuts them.
+
+    None if the signal chooses none, or cuts them to something that is no distribution.
+    """
+    if not cuts_to_candidates(signal):
+        return None
+    return F.reverse_kl(*_restrict(signal, student, teacher, signal.tails)[2:])
 
 
 def _build_target(term: Term, student: Tensor, signals: _Signals) -> tuple[Tensor, Tensor | None]:

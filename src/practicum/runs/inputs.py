@@ -18,6 +18,7 @@ from practicum.rollouts import check_responses
 from practicum.runs.opening import build_task, find_origin
 from practicum.runs.pipeline.stages import PLACEHOLDER, Pipeline
 from practicum.runs.row_texts import describe_texts
+from practicum.runs.vocabularies import find_contradictions
 
 log = logging.getLogger(__name__)
 
@@ -28,28 +29,36 @@ def check_inputs(loaded: Recipe | Pipeline, source: str) -> None:
     Servers that have to be asked are named. Raises DataError for answers that cannot be imitated.
     """
     refuse_missing_inputs(loaded, source)
-    recipes = _list_recipes(loaded)
+    recipes = list_recipes(loaded).values()
     notes = [note for recipe in recipes for note in (*_list_places(recipe), *_list_notes(recipe))]
     for note in dict.fromkeys(notes):
         log.info(note)
 
 
-def refuse_missing_inputs(loaded: Recipe | Pipeline, source: str) -> None:
+def refuse_missing_inputs(
+    loaded: Recipe | Pipeline, source: str, *, asks_hub: bool = False
+) -> None:
     """Raise RecipeError with a line for each data file and model folder that cannot be used.
 
-    Data files are read to the end. Of a model, its settings are read and its files counted. Names
-    on the hub and at services are not asked for.
+    Data files are read to the end. Of a model, its settings are read, its files counted, and its
+    tokens compared with the student's. Names on the hub are left out unless `asks_hub`, and services
+    are not asked.
     """
-    problems = [
-        f"{source}: {line}" for recipe in _list_recipes(loaded) for line in _list_problems(recipe)
-    ]
+    problems = []
+    for recipe in list_recipes(loaded).values():
+        # Tokens are compared when every folder can be read.
+        lines = list(_list_problems(recipe)) or find_contradictions(recipe, asks_hub=asks_hub)
+        problems += [f"{source}: {line}" for line in lines]
     if problems:
         # Stages share what they do not set themselves; each line is said once.
         raise RecipeError(list(dict.fromkeys(problems)))
 
 
-def _list_recipes(loaded: Recipe | Pipeline) -> list[Recipe]:
-    return list(loaded.build_recipes().values()) if isinstance(loaded, Pipeline) else [loaded]
+def list_recipes(loaded: Recipe | Pipeline) -> dict[str, Recipe]:
+    """Return the recipe of each stage by its name, or the recipe alone."""
+    if isinstance(loaded, Recipe):
+        return {loaded.name: loaded}
+    return loaded.build_first_recipes()
 
 
 def _list_places(recipe: Recipe) -> Iterator[str]:

@@ -37,8 +37,9 @@ from practicum.run_dir import RunDir, write_json
 from practicum.runs.console import Console
 from practicum.runs.naming import choose_name, explain_name
 from practicum.runs.opening import join_processes
+from practicum.runs.preflight import check_before_run
 from practicum.runs.progress import show_progress
-from practicum.runs.python_objects import name_objects, write_objects
+from practicum.runs.python_objects import build_recipe
 from practicum.runs.result import RunResult
 from practicum.runs.session import Session
 from practicum.runs.tracked import RunTracker
@@ -250,6 +251,8 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     only warns, unless `monitors` names it. All further options belong to `run`. Raises RecipeError.
     """
     sections = {
+        "name": name,
+        "seed": seed,
         "student": student,
         "teacher": teacher,
         "task": task,
@@ -268,18 +271,16 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
         "prompt_tokens": prompt_tokens,
         "about": about,
     }
-    data = {key: section for key, section in sections.items() if section is not None}
-    heading = {"name": name, "seed": seed}
-    # All mistakes come before any object is copied, which takes long for a model.
-    parse_recipe({**heading, **name_objects(data)}, "distill")
-    data = write_objects(data, Path(out) / f"{name}.inputs")
-    recipe = parse_recipe({**heading, **data}, "distill")
-    return run(
-        recipe,
-        out=out,
-        resume=resume,
-        allow_changed=allow_changed,
-        overwrite=overwrite,
-        progress=progress,
-        console=console,
-    )
+    recipe = build_recipe(sections, Path(out) / f"{name}.inputs")
+    check_resumes(resume, allow_changed, overwrite=overwrite)
+    with show_progress(console, progress=progress) as screen:
+        if not resume:
+            check_before_run(recipe)
+        return run(
+            recipe,
+            out=out,
+            resume=resume,
+            allow_changed=allow_changed,
+            overwrite=overwrite,
+            console=screen,
+        )

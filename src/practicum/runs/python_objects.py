@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from practicum.errors import DataError, RecipeError
 from practicum.models.digests import compute_fingerprint
 from practicum.ports import Task
+from practicum.recipe import Recipe, parse_recipe
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,18 @@ Replace = Callable[[str, Any], str]
 """Return the path that stands for an object; the text is its key, such as `student`."""
 
 
-def name_objects(sections: Mapping[str, Any]) -> dict[str, Any]:
+def build_recipe(sections: Mapping[str, Any], folder: Path) -> Recipe:
+    """Return the recipe of sections that may hold objects, which are copied into `folder`.
+
+    Sections that are None are left out. Raises RecipeError.
+    """
+    data = {key: section for key, section in sections.items() if section is not None}
+    # All mistakes come before any object is copied, which takes long for a model.
+    parse_recipe(_name_objects(data), "distill")
+    return parse_recipe(_write_objects(data, folder), "distill")
+
+
+def _name_objects(sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections with a name in place of each object, to be checked before any is written.
 
     Raises RecipeError if an object is of a type that no recipe takes.
@@ -54,7 +66,7 @@ def name_objects(sections: Mapping[str, Any]) -> dict[str, Any]:
     return _replace_objects(sections, check)
 
 
-def write_objects(sections: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _write_objects(sections: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the sections with the path of a copy in `folder` in place of each object.
 
     A copy that is there already is not written again. Raises DataError if a row is no mapping or

@@ -15,9 +15,9 @@ from toy import make_model, toy_recipe
 from practicum.objective import Signal, read_tokens
 from practicum.ports import Capabilities, PromptedClient, SamplingClient, Teacher, TeacherRequest
 from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.runs.check_outcome import CheckOutcome
 from practicum.studies.doctor.diagnosis import Diagnosis, run_checks
 from practicum.studies.doctor.evidence import collect_evidence
-from practicum.studies.doctor.findings import CheckOutcome
 from practicum.types import (
     Datum,
     Prompt,

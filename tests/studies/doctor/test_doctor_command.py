@@ -11,18 +11,18 @@ from toy import command, forked, make_model, write_recipe
 import practicum
 from practicum.errors import PracticumError, RecipeError
 from practicum.recipe import load_recipe
+from practicum.runs.check_outcome import CheckOutcome
+from practicum.runs.overrides import apply_overrides
 from practicum.statistics import Interval
 from practicum.studies.doctor import CHECKS, GO, RULES, CheckResult
 from practicum.studies.doctor.diagnosis_page import choose_tone
 from practicum.studies.doctor.findings import (
-    CheckOutcome,
     find_worst_status,
     format_interval,
     grade,
     validate_fix,
 )
 from practicum.studies.doctor.verdict import decide
-from practicum.studies.overrides import apply_overrides
 
 pytestmark = pytest.mark.long
 

@@ -29,8 +29,8 @@ from practicum.backends.local.backend import LocalBackend
 from practicum.models.config import ScorerConfig
 from practicum.ports import Model
 from practicum.recipe import Recipe, load_recipe
+from practicum.runs.overrides import apply_overrides
 from practicum.studies.doctor import CHECKS, Diagnosis, doctor
-from practicum.studies.overrides import apply_overrides
 
 pytestmark = pytest.mark.long
 

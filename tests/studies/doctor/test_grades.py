@@ -13,9 +13,9 @@ from toy import toy_recipe
 
 from practicum.ports.scoring import Scorer
 from practicum.runs.assembly import assemble_run
+from practicum.runs.check_outcome import CheckOutcome
 from practicum.studies.doctor import grades
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import CheckOutcome
 from practicum.studies.doctor.grades import check_scorers, compare_lengths
 from practicum.types import Judgement, Message, Prompt, Rollout
 

@@ -1,17 +1,20 @@
 """The doctor measures the distance to the target of the objective, not to the plain teacher."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from pairs import candidates_only, sampled_only
 from toy import toy_recipe
 
 from practicum import functional as F
 from practicum.objective import Full
 from practicum.objective.passes import build_score_requests
 from practicum.runs.assembly import assemble_run
-from practicum.studies.doctor.evidence import collect_evidence
+from practicum.studies.doctor.evidence import Evidence, collect_evidence
+from practicum.studies.doctor.signal import check_distance
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -57,3 +60,56 @@ def test_the_distance_is_that_to_the_target(models: Path, tmp_path: Path, name: 
         assert row.teacher_logprobs is not None, "the checks of the setup are about the teacher"
         sampled = F.gather_logprobs(plain, row.rollout.tokens)
         torch.testing.assert_close(row.teacher_logprobs, sampled, rtol=1e-4, atol=1e-5)
+
+
+def _collect(
+    models: Path, folder: Path, objective: object, wrap: Callable[..., object] = lambda inner: inner
+) -> Evidence:
+    recipe = toy_recipe(models, {"objective": objective})
+    components = assemble_run(recipe, folder)
+    parts = replace(components.parts, teacher=wrap(components.parts.teacher))
+    return collect_evidence(recipe, replace(components, parts=parts), 3, 2)
+
+
+def test_the_candidates_of_a_teacher_are_cut_as_the_loss_cuts_them(
+    models: Path, tmp_path: Path
+) -> None:
+    objective = {"signal": "topk(3, support=teacher, tail=renorm)"}
+    evidence = _collect(models, tmp_path, objective, candidates_only(3))
+    whole = _collect(models, tmp_path / "whole", objective)
+    for row, other in zip(evidence.measurements, whole.measurements, strict=True):
+        assert torch.equal(row.rollout.tokens, other.rollout.tokens)
+        torch.testing.assert_close(row.divergence, other.divergence, rtol=1e-4, atol=1e-5)
+
+
+SENTENCES = {
+    "the teacher": ({"signal": "full"}, None, "student and teacher are {} nats a token apart"),
+    "a target": (
+        {"signal": "full", "target": "mixture(teacher=0.3)"},
+        None,
+        "student and the target of the loss are {} nats a token apart",
+    ),
+    "candidates": (
+        {"signal": "topk(3)"},
+        None,
+        "student and teacher are {} nats a token apart over the 3 candidates of the loss",
+    ),
+    "a bound": (
+        {"signal": "sampled"},
+        candidates_only(8),
+        "student and teacher are at least {} nats a token apart",
+    ),
+    "an estimate": (
+        {"signal": "sampled"},
+        sampled_only(lambda rollout, logprobs: logprobs),
+        "student and teacher are {} nats a token apart, estimated from the tokens of the answers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_the_sentence_says_what_was_measured(models: Path, tmp_path: Path, name: str) -> None:
+    objective, wrap, sentence = SENTENCES[name]
+    outcome = check_distance(_collect(models, tmp_path, objective, wrap or (lambda inner: inner)))
+    assert outcome.value is not None
+    assert outcome.sentence.startswith(sentence.format(f"{outcome.value.mean:.3g}"))

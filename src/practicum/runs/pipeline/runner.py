@@ -51,6 +51,7 @@ from practicum.runs.pipeline.stages import (
     load_pipeline_or_recipe,
     name_folder,
 )
+from practicum.runs.preflight import check_before_run
 from practicum.runs.progress import show_progress
 
 
@@ -77,7 +78,11 @@ def run(  # noqa: PLR0913  (the options of a run, one by one)
     runs.check_resumes(resume, allow_changed, overwrite=overwrite)
     with show_progress(console, progress=progress) as screen:
         if not isinstance(recipe, Recipe | Pipeline):
-            recipe = load_pipeline_or_recipe(recipe, overrides)
+            source, recipe = str(recipe), load_pipeline_or_recipe(recipe, overrides)
+        else:
+            source = None
+        if not resume:
+            check_before_run(recipe, source, overrides)
         if isinstance(recipe, Recipe):
             return runs.run(
                 recipe,

@@ -92,6 +92,17 @@ class Pipeline:
         """Return each stage's recipe by name, with placeholders for the models of other stages."""
         return {stage.name: stage.build_recipe(_insert_placeholder) for stage in self.stages}
 
+    def build_first_recipes(self) -> dict[str, Recipe]:
+        """Return the same with the student that the pipeline starts from in each stage.
+
+        Every stage trains it, whatever its weights are by then.
+        """
+        student = {"model": self.recipe.student.model}
+        return {
+            name: recipe.model_copy(update={"student": recipe.student.model_copy(update=student)})
+            for name, recipe in self.build_recipes().items()
+        }
+
     def resolve(self) -> dict[str, Any]:
         """Return the pipeline with all defaults as JSON data, which reads back to the same."""
         shared = {*PIPELINE_KEYS, "seed", "base_dir", "student"}

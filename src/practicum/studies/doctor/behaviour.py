@@ -2,6 +2,7 @@
 
 import torch
 
+from practicum.runs.check_outcome import CheckOutcome, Status, skip_check
 from practicum.statistics import (
     calibration_error,
     distinct_ngrams,
@@ -17,7 +18,6 @@ from practicum.statistics import (
     window_means,
 )
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import CheckOutcome, Status, skip_check
 from practicum.types import Rollout
 
 MAX_LOOPING = 0.05

@@ -9,17 +9,12 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.models.quantization import QUANTIZATIONS, count_weight_bytes
 from practicum.objective import Full
+from practicum.runs.check_outcome import CheckOutcome, Status, skip_check
 from practicum.runs.opening import resolve_run
 from practicum.runs.scoring import ScorerInfo
 from practicum.statistics import Interval, cluster_bootstrap, group_pairs
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import (
-    CheckOutcome,
-    Status,
-    find_worst_status,
-    grade,
-    skip_check,
-)
+from practicum.studies.doctor.findings import find_worst_status, grade
 from practicum.studies.doctor.measurements import CHUNK_TOKENS
 from practicum.types import ScoreRequest, TeacherSignal
 

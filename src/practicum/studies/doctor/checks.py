@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from practicum.runs.check_outcome import CheckOutcome
 from practicum.studies.doctor import (
     behaviour,
     bits,
@@ -18,7 +19,6 @@ from practicum.studies.doctor import (
     teachability,
 )
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import CheckOutcome
 
 Role = Literal["setup", "teacher", "start", "change", "note"]
 """The part of a check in the verdict.

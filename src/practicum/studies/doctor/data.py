@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from practicum.runs.check_outcome import CheckOutcome
 from practicum.statistics import wilson
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import CheckOutcome
 from practicum.text import make_printable
 from practicum.text.control import compile_control_pattern
 from practicum.types import Prompt

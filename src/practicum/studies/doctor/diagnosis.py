@@ -15,13 +15,14 @@ from practicum.recipe import Recipe, load_recipe
 from practicum.report.cards import render_card
 from practicum.run_dir import prepare_folder, to_json_number, write_text
 from practicum.runs.assembly import assemble_run
+from practicum.runs.check_outcome import skip_check
 from practicum.runs.progress import show_progress
 from practicum.studies.doctor.allowed import AllowedMethods, diagnose_methods
 from practicum.studies.doctor.behaviour import compute_capacity_ratio
 from practicum.studies.doctor.checks import CHECKS
 from practicum.studies.doctor.diagnosis_page import render_page
 from practicum.studies.doctor.evidence import Evidence, collect_evidence
-from practicum.studies.doctor.findings import skip_check, validate_fix
+from practicum.studies.doctor.findings import validate_fix
 from practicum.studies.doctor.setup import refuse_vocabulary
 from practicum.studies.doctor.verdict import CheckResult, Verdict, decide
 

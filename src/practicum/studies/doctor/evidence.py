@@ -16,7 +16,7 @@ from torch import Tensor
 
 from practicum.core.randomness import seed_of
 from practicum.errors import TeacherError, VocabularyError
-from practicum.objective import Full, Sampled, Signal, TopK, compare_signals
+from practicum.objective import Full, Sampled, Signal, Term, TopK, compare_signals
 from practicum.objective.passes import build_score_requests
 from practicum.ports import Teacher, TeacherRequest, walk
 from practicum.ports.notes import NoteMoment
@@ -217,7 +217,7 @@ def collect_evidence(
     )
     rollouts = add_notes(rollouts, parts.notes, NoteMoment(1, client))
     signals, error = _score_rollouts(parts.teacher, rollouts)
-    target = _find_target(components, plan, rollouts)
+    target = _find_target(components, plan, rollouts, is_scored=not error)
     references = [] if target is None else [signal for signal in target.references if signal]
     evidence = Evidence(recipe, components, plan, prompts, samples, [], scoring_error=error)
     log.info("student and teacher are compared token by token")
@@ -243,17 +243,26 @@ def collect_evidence(
 
 
 def _find_target(
-    components: RunComponents, plan: StepPlan, rollouts: list[Rollout]
+    components: RunComponents, plan: StepPlan, rollouts: list[Rollout], *, is_scored: bool
 ) -> Target | None:
-    """Return the target of the first term about the teacher, with the signals of a reference."""
-    term = next((term for term in plan.objective.losses if term.needs_teacher), None)
+    """Return the target of the first term about the teacher, with the signals that it needs besides."""
+    term = find_term(plan)
     if term is None:
         return None
-    reference = components.parts.reference
+    teacher, reference = components.parts.teacher, components.parts.reference
+    references: Sequence[TeacherSignal | None] = [None] * len(rollouts)
+    candidates = references
     has_reference = reference is not None and "full" in reference.capabilities.signals
-    if reference is None or not (term.needs_reference and has_reference):
-        return Target(term, [None] * len(rollouts))
-    return Target(term, reference.score(rollouts, Full()))
+    if reference is not None and term.needs_reference and has_reference:
+        references = reference.score(rollouts, Full())
+    if is_scored and isinstance(term.signal, TopK) and "full" not in teacher.capabilities.signals:
+        candidates = teacher.score(rollouts, term.signal)
+    return Target(term, references, candidates)
+
+
+def find_term(plan: StepPlan) -> Term | None:
+    """Return the first term about the teacher, whose target is measured."""
+    return next((term for term in plan.objective.losses if term.needs_teacher), None)
 
 
 def _score_rollouts(teacher: Teacher, rollouts: list[Rollout]) -> tuple[list[TeacherSignal], str]:

@@ -1,43 +1,18 @@
-"""The outcome of a check: status, number with interval, sentence, and fix."""
+"""Judge what the checks measured: a status from an interval, fixes that apply, and text for a page."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import get_args
 
 from practicum.errors import RecipeError
 from practicum.recipe import Recipe
+from practicum.runs.check_outcome import CheckOutcome, Status
+from practicum.runs.overrides import apply_overrides
 from practicum.statistics import Interval, group_pairs
-from practicum.studies.overrides import apply_overrides
-
-Status = Literal["fail", "warn", "inconclusive", "pass", "not applicable"]
-"""The statuses of a check, most severe first."""
-
 
 STATUS_ORDER = ("fail", "warn", "inconclusive", "pass", "not applicable")
 """The order of the rows in a table of checks: what asks for a decision comes first."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOutcome:
-    """The outcome of one check.
-
-    `fix` holds overrides of the recipe (`key=value`) that belong together. `needs` is the number of
-    rollouts that would settle an inconclusive check. `details` are further numbers by name.
-    """
-
-    status: Status
-    sentence: str
-    value: Interval | None = None
-    unit: str = ""
-    fix: tuple[str, ...] = ()
-    rollouts_needed: int | None = None
-    details: Mapping[str, float | None] = field(default_factory=dict)
-
-
-def skip_check(reason: str) -> CheckOutcome:
-    """Return the outcome of a check that cannot be computed for this recipe."""
-    return CheckOutcome("not applicable", reason)
 
 
 def grade(interval: Interval, good: float, bad: float) -> Status:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from practicum.ports.scoring import Scorer, TeacherImitator, VariedScorer, must_wait
+from practicum.runs.check_outcome import CheckOutcome, Status, skip_check
 from practicum.statistics import Interval, auroc, clustered_auroc
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import CheckOutcome, Status, skip_check
 from practicum.training.judging import add_judgements
 from practicum.training.loop import generate_rollouts
 from practicum.types import Judgement, Rollout

@@ -14,7 +14,7 @@ from practicum.functional.comparison import compare
 from practicum.functional.distributions import overlap_of_top
 from practicum.functional.head import Head
 from practicum.functional.pools import reverse_kl_gradient
-from practicum.objective import Term, read_target, read_tokens
+from practicum.objective import Term, compare_candidates, read_target, read_tokens
 from practicum.objective.signal_reader import compare_distributions
 from practicum.objective.support import share_pair
 from practicum.objective.tokens import TeacherDistribution
@@ -92,24 +92,30 @@ def measure_rollouts(
         _RandomTeacher(head, seed) if isinstance(head, Head) and head.softcap is None else None
     )
     stop_ids = sorted(stops[0] | stops[1])
-    references = [None] * len(rollouts) if target is None else target.references
+    nothing = [None] * len(rollouts)
+    references = nothing if target is None else target.references
+    candidates = nothing if target is None else target.candidates
     term = None if target is None else target.term
     return [
-        _RolloutMeter(rollout, stop_ids, stops[0] != stops[1], control, term, reference).measure(
-            student, teacher
-        )
-        for rollout, student, teacher, reference in zip(
-            rollouts, student_signals, teacher_signals, references, strict=True
+        _RolloutMeter(
+            rollout, stop_ids, stops[0] != stops[1], control, term, reference, cut
+        ).measure(student, teacher)
+        for rollout, student, teacher, reference, cut in zip(
+            rollouts, student_signals, teacher_signals, references, candidates, strict=True
         )
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The term whose target is measured, and the reference's signal of each rollout, if needed."""
+    """The term whose target is measured, with the signals of each rollout that it needs besides.
+
+    `candidates` are the teacher's at the candidates of the loss, if it gives no whole distributions.
+    """
 
     term: Term
     references: Sequence[TeacherSignal | None]
+    candidates: Sequence[TeacherSignal | None]
 
 
 class _RandomTeacher:
@@ -160,9 +166,11 @@ class _RolloutMeter:
         control: _RandomTeacher | None,
         term: Term | None,
         reference: TeacherSignal | None,
+        candidates: TeacherSignal | None,
     ) -> None:
         self._term = term
         self._reference = reference
+        self._candidates = None if candidates is None else candidates.fetch()
         self._rollout = rollout
         self._stops = torch.tensor(stops)
         self._needs_merged_stops = needs_merged_stops
@@ -196,7 +204,10 @@ class _RolloutMeter:
             reference = None
             if self._reference is not None:
                 reference = read_tokens(self._reference, chunk).to(logprobs.device).full
-            self._compare_chunk(logprobs, ids, signal, states[chunk], reference)
+            cut = None
+            if self._candidates is not None:
+                cut = read_tokens(self._candidates, chunk).to(logprobs.device)
+            self._compare_chunk(logprobs, ids, signal, states[chunk], reference, cut)
         columns = {name: torch.cat(values).cpu() for name, values in self._columns.items()}
         if not columns:  # an empty completion
             columns = dict.fromkeys(("logprobs", "student_entropy", "student_stop"), torch.zeros(0))
@@ -217,12 +228,13 @@ class _RolloutMeter:
         signal: TeacherDistribution,
         hidden: Tensor,
         reference: Tensor | None,
+        cut: TeacherDistribution | None,
     ) -> None:
         """Add what the richest part of the teacher's signal tells about a chunk."""
         if signal.full is not None:
             self._compare_full(student, ids, signal, hidden, reference)
         elif signal.topk_ids is not None and signal.topk_logprobs is not None:
-            self._compare_candidates(student, ids, signal)
+            self._compare_candidates(student, ids, signal, cut)
         elif signal.logprobs is not None:
             logprobs = F.gather_logprobs(student, ids)
             teacher = _fill_unknown(signal.logprobs, logprobs, signal.unknown)
@@ -272,7 +284,11 @@ class _RolloutMeter:
             self._add_gradients("control_coherence", logprobs, control, weight)
 
     def _compare_candidates(
-        self, student: Tensor, ids: Tensor, signal: TeacherDistribution
+        self,
+        student: Tensor,
+        ids: Tensor,
+        signal: TeacherDistribution,
+        cut: TeacherDistribution | None,
     ) -> None:
         assert signal.topk_ids is not None and signal.topk_logprobs is not None
         candidates, logprobs = signal.topk_ids.long(), signal.topk_logprobs
@@ -281,7 +297,12 @@ class _RolloutMeter:
         # outcomes can only lower a KL, so this divergence is a lower bound.
         student_buckets = F.restrict(student, candidates, valid, "bucket")
         teacher_buckets = F.restrict_candidates(logprobs, valid, "bucket", student.shape[-1])
-        self._add(divergence=F.reverse_kl(student_buckets, teacher_buckets))
+        divergence = None
+        if cut is not None and self._term is not None:
+            divergence = compare_candidates(self._term.signal, student, cut)
+        if divergence is None:
+            divergence = F.reverse_kl(student_buckets, teacher_buckets)
+        self._add(divergence=divergence)
         teacher = signal.logprobs
         if teacher is None:
             # A token outside the candidates has at most the probability of the bucket.

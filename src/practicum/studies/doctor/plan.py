@@ -2,41 +2,19 @@
 
 from statistics import median_high
 
-from practicum.errors import PracticumError
-from practicum.recipe import Recipe, choose_setting, resolve_recipe
+from practicum.runs.check_outcome import CheckOutcome
+from practicum.runs.preflight import compare_with_table, judge_memory
 from practicum.statistics import Interval
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import CheckOutcome, skip_check
-from practicum.studies.plan import choose_device, plan, read_memory_limit
 
-GIB = 2**30
-MEMORY_SHARE = (0.7, 0.95)
 TEMPERATURES = (0.7, 1.3)
 MAX_STEP = 1.0
-RATE_RATIOS = (3.0, 8.0)
-"""The learning rate over the table's, above which it is a warning, and above which it destroys a pretrained model."""
 
 
 def check_memory(evidence: Evidence) -> CheckOutcome:
     """P17: Compare the peak that `practicum plan` predicts, without Python and its libraries, with
     the machine's memory."""
     return judge_memory(evidence.recipe)
-
-
-def judge_memory(recipe: Recipe) -> CheckOutcome:
-    """Judge the memory of a recipe, without loading a model."""
-    available = read_memory_limit(choose_device(recipe))
-    good, bad = MEMORY_SHARE
-    try:
-        cost = plan(recipe, limit=int(good * available), process=0)
-    except PracticumError as error:
-        return skip_check(f"it cannot be planned: {error}")
-    needed, share = cost.memory.peak / GIB, cost.memory.peak / available
-    status = "fail" if share > bad else "warn" if share > good else "pass"
-    text = f"about {needed:.1f} of {available / GIB:.0f} GiB; see practicum plan"
-    details = {phase: cost.memory.of(phase) / GIB for phase in cost.memory.phases}
-    exact = Interval(needed, needed, needed)
-    return CheckOutcome(status, text, exact, "GiB", cost.change or (), details=details)
 
 
 def check_settings(evidence: Evidence) -> CheckOutcome:
@@ -71,24 +49,6 @@ def check_settings(evidence: Evidence) -> CheckOutcome:
     exact = Interval(step, step, step)
     status = too_high.status if too_high else "warn" if warnings else "pass"
     return CheckOutcome(status, text, exact, "of a layer's output a step", tuple(fix))
-
-
-def compare_with_table(recipe: Recipe) -> CheckOutcome | None:
-    """Return a warning or failure if the learning rate is far above the table's; None otherwise."""
-    choice = choose_setting(resolve_recipe(recipe))
-    if choice is None or choice.setting.parameters is None:
-        return None
-    rate = recipe.optimizer.learning_rate
-    usual = choice.list_values()["optimizer.learning_rate"]
-    high, destructive = RATE_RATIOS
-    if rate <= high * usual:
-        return None
-    text = (
-        f"learning rate {rate:g} is {rate / usual:.0f} times that of the table of settings for "
-        f"this student: {choice.describe()}"
-    )
-    status = "fail" if rate > destructive * usual else "warn"
-    return CheckOutcome(status, text, fix=(f"optimizer.learning_rate={usual:g}",))
 
 
 def _estimate_sensitivity(evidence: Evidence) -> float:

@@ -10,17 +10,15 @@ from torch import Tensor
 from practicum.models.config import ModelConfig
 from practicum.ports import walk
 from practicum.recipe import Recipe
+from practicum.runs.check_outcome import CheckOutcome, Status, skip_check
 from practicum.runs.scoring import ScorerInfo
 from practicum.statistics import Interval, cluster_bootstrap, group_pairs, probability_errors
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import (
-    CheckOutcome,
-    Status,
     find_worst_status,
     format_interval,
     grade,
     override_terms,
-    skip_check,
     validate_fix,
 )
 from practicum.studies.doctor.measurements import RolloutMeasurement

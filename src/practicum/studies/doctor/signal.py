@@ -6,15 +6,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from practicum.objective import cuts_to_candidates, measures_teacher
+from practicum.runs.check_outcome import CheckOutcome, skip_check
 from practicum.statistics import Interval, concentration, quantiles
-from practicum.studies.doctor.evidence import Evidence
+from practicum.studies.doctor.evidence import Evidence, find_term
 from practicum.studies.doctor.findings import (
-    CheckOutcome,
     find_worst_status,
     format_number,
     grade,
     override_terms,
-    skip_check,
 )
 from practicum.studies.doctor.measurements import (
     CANDIDATES,
@@ -75,7 +75,7 @@ def check_distance(evidence: Evidence) -> CheckOutcome:
     status = grade(mean, *DISTANCE)
     has_tail = unlikely is not None and unlikely.low > MAX_UNLIKELY
     is_concentrated = half is not None and half < MIN_CONCENTRATION
-    text = f"student and teacher are {format_number(mean.mean)} nats a token apart"
+    text = _describe_distance(evidence, mean.mean)
     fix: tuple[str, ...] = ()
     if status == "fail":
         text += (
@@ -99,6 +99,22 @@ def check_distance(evidence: Evidence) -> CheckOutcome:
         **dict(zip(("p50", "p95", "p99", "p99.9"), levels, strict=True)),
     }
     return CheckOutcome(status, text, mean, "nats a token", fix, details=details)
+
+
+def _describe_distance(evidence: Evidence, distance: float) -> str:
+    """Return a sentence with the distance, the two things that it is between, and how it was found."""
+    signals, term = evidence.teacher.capabilities.signals, find_term(evidence.plan)
+    number, how = f"{format_number(distance)} nats a token apart", ""
+    subject = "teacher"
+    if term is not None and cuts_to_candidates(term.signal) and signals & {"full", "topk"}:
+        how = f" over the {term.signal.candidates} candidates of the loss"
+    elif "full" in signals:
+        subject = "teacher" if term is None or measures_teacher(term) else "the target of the loss"
+    elif "topk" in signals:
+        number = f"at least {number}"
+    else:
+        how = ", estimated from the tokens of the answers"
+    return f"student and {subject} are {number}{how}"
 
 
 def check_depth(evidence: Evidence) -> CheckOutcome:

@@ -2,6 +2,7 @@
 
 import math
 
+from practicum.runs.check_outcome import CheckOutcome, skip_check
 from practicum.statistics import (
     Interval,
     auroc,
@@ -12,12 +13,7 @@ from practicum.statistics import (
     wilson,
 )
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import (
-    CheckOutcome,
-    format_interval,
-    override_terms,
-    skip_check,
-)
+from practicum.studies.doctor.findings import format_interval, override_terms
 
 SAME_ACCURACY = 0.03
 """An accuracy gap whose whole interval is within this distance of 0 counts as none."""

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from practicum.objective import Sampled
+from practicum.runs.check_outcome import CheckOutcome
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import CheckOutcome, format_number
+from practicum.studies.doctor.findings import format_number
 from practicum.text import Renderer
 from practicum.text.alignment import Span, TokenBytes
 from practicum.text.translation import Translator

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from practicum.runs.check_outcome import CheckOutcome
 from practicum.studies.doctor.checks import Check
-from practicum.studies.doctor.findings import CheckOutcome, format_interval
+from practicum.studies.doctor.findings import format_interval
 from practicum.studies.doctor.teachability import TEACHER_ACCURACY
 
 Word = Literal[

@@ -14,9 +14,9 @@ from practicum.costs import PHASES, ModelDims, summarize_costs
 from practicum.errors import PracticumError
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_run
-from practicum.studies.overrides import apply_overrides
-from practicum.studies.plan.dry_runs import DryRun, simulate_step
-from practicum.studies.plan.memory import (
+from practicum.runs.overrides import apply_overrides
+from practicum.runs.plan.dry_runs import DryRun, simulate_step
+from practicum.runs.plan.memory import (
     Memory,
     count_update_tokens,
     estimate_fragmentation,
@@ -24,7 +24,7 @@ from practicum.studies.plan.memory import (
     measure_process,
     read_memory_limit,
 )
-from practicum.studies.plan.methods import compare_methods, count_wire_bytes, find_break_even
+from practicum.runs.plan.methods import compare_methods, count_wire_bytes, find_break_even
 from practicum.training.loop import train_step
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from practicum.costs.workload import (
     Workload,
 )
 from practicum.errors import ResourceError
-from practicum.studies.plan.dry_runs import DryRun
-from practicum.studies.plan.memory import (
+from practicum.runs.plan.dry_runs import DryRun
+from practicum.runs.plan.memory import (
     FLOAT_BYTES,
     count_frozen_bytes,
     count_tiles,

@@ -16,7 +16,7 @@ from practicum.models.sources import find_base
 from practicum.objective import Objective, can_fuse
 from practicum.objective.passes import build_score_requests, group_rows_into_passes
 from practicum.ports.paper import PaperRecord, PaperScalarDims
-from practicum.studies.plan.dry_runs import DryRun
+from practicum.runs.plan.dry_runs import DryRun
 from practicum.training.teacher_comparison import COMPARED_TOKENS
 from practicum.types import ScoreRequest
 

@@ -17,11 +17,11 @@ from practicum.errors import ModelError, RecipeError, ResourceError, TeacherErro
 from practicum.models.sources import locate
 from practicum.objective import Objective
 from practicum.runs.assembly import RunComponents
-from practicum.studies.plan import describe_plan, dry_runs, plan, planning
-from practicum.studies.plan.cluster import build_workload, describe_clusters, parse_cluster
-from practicum.studies.plan.memory import count_tiles, estimate_memory, parse_bytes
-from practicum.studies.plan.methods import compare_methods, count_wire_bytes, find_break_even
-from practicum.studies.plan.planning import StepTiming
+from practicum.runs.plan import describe_plan, dry_runs, plan, planning
+from practicum.runs.plan.cluster import build_workload, describe_clusters, parse_cluster
+from practicum.runs.plan.memory import count_tiles, estimate_memory, parse_bytes
+from practicum.runs.plan.methods import compare_methods, count_wire_bytes, find_break_even
+from practicum.runs.plan.planning import StepTiming
 
 SHAPE = ModelDims(
     parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4

@@ -1,21 +1,23 @@
-"""What `practicum run` and `check` find before a model is loaded."""
+"""Check a recipe before a model is loaded: by `practicum run` and `check`, and from Python."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-from toy import toy_recipe, write_recipe
+from toy import toy_data, toy_recipe, write_recipe
 from typer.testing import CliRunner
 
+import practicum
 from practicum.cli.app import app
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig
 from practicum.models.sources import locate
 from practicum.recipe import Recipe
-from practicum.studies.doctor import preflight
-from practicum.studies.doctor.findings import CheckOutcome
-from practicum.studies.doctor.preflight import find_warnings
+from practicum.runs import preflight
+from practicum.runs.check_outcome import CheckOutcome
+from practicum.runs.pipeline.stages import parse_pipeline
+from practicum.runs.preflight import find_warnings
 
 
 def test_a_rate_far_above_the_table_is_named_and_nothing_else(models: Path) -> None:
@@ -92,3 +94,75 @@ def test_check_refuses_an_encoder_decoder_model(models: Path, tmp_path: Path) ->
     result = CliRunner().invoke(app, ["check", str(path)])
     assert result.exit_code == 2
     assert "is an encoder-decoder model" in " ".join(result.output.split())
+
+
+def _build_pair(models: Path, folder: Path) -> dict[str, str]:
+    """Return a student and a teacher on disk, whose tokenizers have two tokens exchanged."""
+    teacher = folder / "exchanged"
+    shutil.copytree(models / "teacher", teacher)
+    path = teacher / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(tokenizer))
+    return {"student.model": str(models / "student"), "teacher.model": str(teacher)}
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_teacher_with_other_tokens_is_refused_before_its_weights_are_read(
+    models: Path, tmp_path: Path, command: str
+) -> None:
+    changes = _build_pair(models, tmp_path)
+    # Its weights cannot be read, so a run that loads them says another sentence.
+    weights = Path(changes["teacher.model"]) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-64])
+    path = write_recipe(models, tmp_path / "r.yaml", changes)
+    result = CliRunner().invoke(app, [command, str(path)])
+    assert result.exit_code == 2, result.output
+    text = " ".join(result.output.split())
+    assert "teacher: the teacher's vocabulary is" in text and "type: translated" in text
+
+
+def test_a_translated_teacher_may_have_other_tokens(models: Path, tmp_path: Path) -> None:
+    changes = _build_pair(models, tmp_path)
+    inner = {"type": "model", "model": changes.pop("teacher.model")}
+    changes |= {
+        "teacher": {"type": "translated", "teacher": inner},
+        "objective": {"signal": "sampled"},
+    }
+    path = write_recipe(models, tmp_path / "r.yaml", changes)
+    assert CliRunner().invoke(app, ["check", str(path)]).exit_code == 0
+
+
+def test_a_stage_of_a_pipeline_is_named_in_its_warning(models: Path) -> None:
+    data = toy_data(models)
+    stages = [
+        {"name": "first"},
+        {"name": "second", "start": "first", "optimizer": {"learning_rate": 0.5}},
+    ]
+    (warning,) = find_warnings(parse_pipeline({**data, "stages": stages}, "p.yaml"))
+    assert warning.startswith("second: P19 settings: learning rate 0.5 is ")
+    for stage in stages:
+        stage["optimizer"] = {"learning_rate": 0.5}
+    (warning,) = find_warnings(parse_pipeline({**data, "stages": stages}, "p.yaml"))
+    assert warning.startswith("P19 settings")
+
+
+def test_a_run_from_python_warns_as_the_command_does(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = {"train.steps": 1, "evaluation.prompts": 0, "optimizer.learning_rate": 0.5}
+    data = toy_data(models, changes)
+    sections = {
+        key: data[key]
+        for key in ("student", "teacher", "task", "rollout", "optimizer", "train", "evaluation")
+    }
+    practicum.distill(**sections, out=tmp_path, progress=False)
+    practicum.run(
+        str(write_recipe(models, tmp_path / "r.yaml", changes)), out=tmp_path, progress=False
+    )
+    warnings = [record.message for record in caplog.records if "P19 settings" in record.message]
+    assert [warning.rpartition("; ")[2] for warning in warnings] == [
+        "practicum.doctor(recipe) says more before the first step",
+        f"practicum doctor {tmp_path / 'r.yaml'} says more before the first step",
+    ]
