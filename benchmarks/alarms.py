@@ -1,6 +1,6 @@
 """False and true alarms: toy runs with different seeds, most of them healthy, and how many of them each monitor spoke up in.
 
-    python -m benchmarks alarms [--runs 640] [--rows FILE] [--only KIND ...]
+    python -m benchmarks alarms [--runs 680] [--rows FILE] [--only KIND ...]
 
 Kinds of runs take turns, each for some of the monitors: see `KINDS`. Every run has a seed of its own. A rate counts runs in which
 the monitor gave at least one alarm graver than `log`, among those that had something for it to look at. Runs of a kind that is
@@ -35,7 +35,7 @@ from practicum.monitors.facts import RecipeFacts
 from practicum.recipe import parse_recipe, resolve_recipe
 from practicum.statistics import wilson
 
-RUNS, PAIRS, STUDENT, TEACHER = 640, 4, 80, 200
+RUNS, PAIRS, STUDENT, TEACHER = 680, 4, 80, 200
 
 LETTERS = {
     "type": "skills",
