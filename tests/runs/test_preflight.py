@@ -14,10 +14,11 @@ from practicum.errors import ModelError
 from practicum.models.config import ModelConfig
 from practicum.models.sources import locate
 from practicum.recipe import Recipe
-from practicum.runs import preflight
+from practicum.runs import preflight, vocabularies
 from practicum.runs.check_outcome import CheckOutcome
 from practicum.runs.pipeline.stages import parse_pipeline
 from practicum.runs.preflight import find_warnings
+from practicum.runs.vocabularies import find_contradictions
 
 
 def test_a_rate_far_above_the_table_is_named_and_nothing_else(models: Path) -> None:
@@ -121,6 +122,17 @@ def test_a_teacher_with_other_tokens_is_refused_before_its_weights_are_read(
     assert result.exit_code == 2, result.output
     text = " ".join(result.output.split())
     assert "teacher: the teacher's vocabulary is" in text and "type: translated" in text
+
+
+def test_tokenizers_in_the_cache_of_the_hub_are_compared_too(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = Path(_build_pair(models, tmp_path)["teacher.model"])
+    cached = {"my-org/known": str(teacher / "tokenizer.json"), "my-org/unknown": None}
+    monkeypatch.setattr(vocabularies, "try_to_load_from_cache", lambda name, file: cached[name])
+    (line,) = find_contradictions(toy_recipe(models, {"teacher.model": "my-org/known"}))
+    assert line.startswith("teacher: the teacher's vocabulary is ")
+    assert not list(find_contradictions(toy_recipe(models, {"teacher.model": "my-org/unknown"})))
 
 
 def test_a_translated_teacher_may_have_other_tokens(models: Path, tmp_path: Path) -> None:

@@ -35,19 +35,16 @@ def check_inputs(loaded: Recipe | Pipeline, source: str) -> None:
         log.info(note)
 
 
-def refuse_missing_inputs(
-    loaded: Recipe | Pipeline, source: str, *, asks_hub: bool = False
-) -> None:
+def refuse_missing_inputs(loaded: Recipe | Pipeline, source: str) -> None:
     """Raise RecipeError with a line for each data file and model folder that cannot be used.
 
     Data files are read to the end. Of a model, its settings are read, its files counted, and its
-    tokens compared with the student's. Names on the hub are left out unless `asks_hub`, and services
-    are not asked.
+    tokens compared with the student's. Names on the hub and at services are not asked for.
     """
     problems = []
     for recipe in list_recipes(loaded).values():
         # Tokens are compared when every folder can be read.
-        lines = list(_list_problems(recipe)) or find_contradictions(recipe, asks_hub=asks_hub)
+        lines = list(_list_problems(recipe)) or find_contradictions(recipe)
         problems += [f"{source}: {line}" for line in lines]
     if problems:
         # Stages share what they do not set themselves; each line is said once.

@@ -36,7 +36,7 @@ def check_before_run(
     None for a recipe that was built in Python. Raises RecipeError for inputs that cannot be used.
     """
     name = (loaded.recipe if isinstance(loaded, Pipeline) else loaded).name
-    refuse_missing_inputs(loaded, source or name, asks_hub=True)
+    refuse_missing_inputs(loaded, source or name)
     command = (
         f"practicum doctor {shlex.join([source, *overrides])}"
         if source

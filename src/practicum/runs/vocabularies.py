@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
 from practicum.errors import ModelError, VocabularyError
 from practicum.models.config import ModelConfig
 from practicum.models.files import digest_file
-from practicum.models.sources import find_tokenizer, is_gguf, locate
+from practicum.models.sources import find_tokenizer, is_gguf
 from practicum.ports import walk
 from practicum.recipe import Recipe
 from practicum.runs.opening import find_origin
@@ -15,30 +18,30 @@ from practicum.teachers.model import Config as ModelTeacherConfig
 from practicum.teachers.translated import Config as TranslatedConfig
 from practicum.text import map_vocabularies
 
+TOKENIZER = "tokenizer.json"
 
-def find_contradictions(recipe: Recipe, *, asks_hub: bool) -> Iterator[str]:
+
+def find_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield a line for each teacher that has another token than the student under an id of both.
 
-    Models of the hub are left out unless `asks_hub`. A tokenizer that cannot be read is refused where
-    its model is loaded.
+    Models that are not on this machine yet are compared when they are loaded, and a tokenizer that
+    cannot be read is refused there.
     """
-    student = find_origin(recipe.student)
-    if not (recipe.backend.checkpoints_here and _has_tokenizer(student, asks_hub=asks_hub)):
+    if not recipe.backend.checkpoints_here:
         return
-    # Imported here: transformers takes a second, and most pairs share a file.
-    from practicum.text.tokenizers import load_tokenizer
-
+    student = find_origin(recipe.student)
+    folder = _find_tokenizer_folder(student)
     for place, config in _list_teachers(recipe):
-        if not _has_tokenizer(config, asks_hub=asks_hub):
+        other_folder = _find_tokenizer_folder(config)
+        if folder is None or other_folder is None or _are_same_file(folder, other_folder):
             continue
+        # Imported here: transformers takes a second, and most pairs share a file.
+        from practicum.text.tokenizers import load_tokenizer
+
         with suppress(ModelError):
-            folders = [locate(model, needs_weights=False) for model in (student, config)]
-            if _hash_tokenizer(folders[0]) == _hash_tokenizer(folders[1]):
-                continue
+            tokenizers = load_tokenizer(folder, student), load_tokenizer(other_folder, config)
             try:
-                map_vocabularies(
-                    load_tokenizer(folders[0], student), load_tokenizer(folders[1], config)
-                )
+                map_vocabularies(*tokenizers)
             except VocabularyError as error:
                 yield f"{place}: {error}"
 
@@ -55,15 +58,22 @@ def _list_teachers(recipe: Recipe) -> Iterator[tuple[str, ModelConfig]]:
                 yield ".".join((role, *keys)), find_origin(config)
 
 
-def _has_tokenizer(config: ModelConfig, *, asks_hub: bool) -> bool:
-    """Return True if the model is a folder, or a name that may be asked for at the hub."""
+def _find_tokenizer_folder(config: ModelConfig) -> str | None:
+    """Return the folder of a model's tokenizer, also in the hub's cache; None if it is not here."""
     # A GGUF file is converted first, which takes minutes.
     if not isinstance(config.model, str) or is_gguf(config.model):
-        return False
-    return asks_hub or Path(config.model).expanduser().is_dir()
+        return None
+    try:
+        source = find_tokenizer(str(Path(config.model).expanduser()))
+        if Path(source).is_dir():
+            return source
+        cached = try_to_load_from_cache(source, TOKENIZER)
+    except (HFValidationError, ModelError):
+        return None
+    return str(Path(cached).parent) if isinstance(cached, str) else None
 
 
-def _hash_tokenizer(source: str) -> str:
-    """Return the digest of a folder's tokenizer, or the name of the source if it has no such file."""
-    path = Path(find_tokenizer(source)) / "tokenizer.json"
-    return digest_file(path) if path.is_file() else source
+def _are_same_file(*folders: str) -> bool:
+    """Return True if the tokenizers of two folders are the same bytes."""
+    paths = [Path(folder) / TOKENIZER for folder in folders]
+    return all(path.is_file() for path in paths) and len(set(map(digest_file, paths))) == 1
