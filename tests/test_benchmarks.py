@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
 from benchmarks import __main__ as dispatcher
 from benchmarks import (
@@ -28,7 +31,11 @@ from benchmarks import (
     rollout,
     wheels,
 )
+from practicum.core.plugins import list_plugins
+from practicum.objective.choices import Signal
 from practicum.recipe import build_control, load_recipe
+from practicum.rollouts.annotating import NOTE_KINDS
+from practicum.rollouts.sources import SOURCES
 
 READING = {"median": 1.2, "least": 1.1, "greatest": 1.3, "spread": 0.1, "count": 5}
 
@@ -254,7 +261,7 @@ def test_a_tiny_run_has_the_digests_that_it_had(
     monkeypatch.setattr(sys, "argv", ["digests", "--quick"])
     digests.main()
     line = json.loads(capsys.readouterr().out)
-    assert line["run"] == "plain" and all(len(line[name]) == 64 for name in line if name != "run")
+    assert line["run"] == "plain" and len(line["checkpoint"]) == 64 and line["gradient_norm"] > 0
     path = tmp_path / "before.txt"
     monkeypatch.setattr(sys, "argv", ["digests", "--quick", "--against", str(path)])
     path.write_text(json.dumps(line) + "\n")
@@ -265,6 +272,46 @@ def test_a_tiny_run_has_the_digests_that_it_had(
     assert ended.value.code == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.split() == ["plain", "checkpoint", "0" * 12, line["checkpoint"][:12]]
+
+
+def _list_types(section: object) -> set[str]:
+    """Return the types of a section of a recipe and of all sections inside it."""
+    if isinstance(section, BaseModel):
+        fields = dict(section)
+        return {str(fields.get("type"))}.union(*map(_list_types, fields.values()))
+    entries = section.values() if isinstance(section, dict) else section
+    return (
+        set().union(*map(_list_types, entries))
+        if isinstance(entries, Iterable) and not isinstance(entries, str)
+        else set()
+    )
+
+
+@pytest.mark.long
+def test_every_part_has_a_tiny_run():
+    """All sources, signals, scorers, notes and kinds of teachers are in the digests of some run."""
+    found: dict[str, set[str]] = {}
+    for name in digests.list_runs(None):
+        recipes = digests.build_recipes(name)
+        for recipe in recipes:
+            sections = {
+                "source": recipe.rollout.source,
+                "signal": [term.signal for term in recipe.objective.losses],
+                "scorers": recipe.scorers,
+                "notes": recipe.notes,
+                "teachers": [recipe.teacher, recipe.reference],
+            }
+            for axis, section in sections.items():
+                found.setdefault(axis, set()).update(_list_types(section))
+    expected = {
+        "source": set(SOURCES),
+        "signal": {kind.model_fields["type"].default for kind in get_args(get_args(Signal)[0])},
+        "scorers": set(list_plugins("scorers")),
+        "notes": set(list_plugins(NOTE_KINDS)),
+        "teachers": set(list_plugins("teachers")),
+    }
+    missing = {axis: kinds - found[axis] for axis, kinds in expected.items()}
+    assert not any(missing.values()), missing
 
 
 def test_what_was_not_there_before_differs():
