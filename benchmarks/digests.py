@@ -87,7 +87,7 @@ def hash_run(run: Path) -> dict[str, Any]:
 
     _, newest = max(step_folders(run / "checkpoints"))
     tensors = sorted(newest.glob("*.safetensors"))
-    *_, last = map(json.loads, (run / "metrics.jsonl").open(encoding="utf-8"))
+    last = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     return {
         "gradient_norm": last["grad_norm"],
         **{name: _hash_files([run / name]) for name in ("metrics.jsonl", "rollouts.jsonl")},
