@@ -104,6 +104,10 @@ RUNS: dict[str, dict[str, Any]] = {
             ]
         },
     },
+    "segments": {
+        "rollout": {"n": 2, "max_new_tokens": 6, "segment_tokens": 2},
+        "objective": {"signal": "sampled", "correction": "ratio_truncate(2)"},
+    },
     "unlikely": {"objective": {"signal": "unlikely(0.3)"}},
     "spoken": {
         "objective": {"signal": "sampled", "estimator": "score_function(gamma=1)"},
@@ -195,9 +199,9 @@ VOCABULARY = 11
 
 def shrink(name: str) -> dict[str, Any]:
     """Return the data of a packaged recipe or pipeline with small models and two short steps."""
-    data = deepcopy(dict(read_recipe(find_recipe(name))))
-    stages = data.get("stages", [])
-    for index, section in enumerate([data, *stages]):
+    recipe = deepcopy(dict(read_recipe(find_recipe(name))))
+    stages = recipe.get("stages", [])
+    for index, section in enumerate([recipe, *stages]):
         is_whole = index == 0 or "train" in section
         for key, small in SMALL.items():
             if is_whole or key in section:
@@ -211,7 +215,7 @@ def shrink(name: str) -> dict[str, Any]:
         if section.get("student", {}).get("trainable_layers"):
             section["student"] = {**section["student"], "trainable_layers": 1}
         section.pop("tracking", None)
-    return {"name": name.replace("/", "-"), **_shrink_models(data, "student")}
+    return {"name": name.replace("/", "-"), **_shrink_models(recipe, "student")}
 
 
 def _bound(value: Any, limit: int) -> Any:
@@ -219,17 +223,17 @@ def _bound(value: Any, limit: int) -> Any:
     return min(value, limit) if isinstance(value, int) else limit
 
 
-def _shrink_models(data: Any, role: str) -> Any:
-    """Return the data with every model in it small and from scratch; `role` is the section it is in."""
-    if isinstance(data, list):
-        return [_shrink_models(entry, role) for entry in data]
-    if not isinstance(data, Mapping):
-        return data
+def _shrink_models(section: Any, role: str) -> Any:
+    """Return a section with every model in it small and from scratch; `role` is the section it is in."""
+    if isinstance(section, list):
+        return [_shrink_models(entry, role) for entry in section]
+    if not isinstance(section, Mapping):
+        return section
     return {
         key: _shrink_model(value, role)
         if key == "model"
         else _shrink_models(value, key if key in SECTIONS else role)
-        for key, value in data.items()
+        for key, value in section.items()
     }
 
 
@@ -307,12 +311,16 @@ def write_reply(prompt: Prompt, seed: int) -> str:
 def build_traffic(count: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of conversations of two turns, as a served student writes them."""
     for number in range(count):
-        said = [{"role": "user", "content": "abcd"[number % 4]}]
+        messages = [{"role": "user", "content": "abcd"[number % 4]}]
         is_second = number % 2 == 1
         if is_second:
-            said = [*said, {"role": "assistant", "content": "a"}, {"role": "user", "content": "c"}]
+            messages = [
+                *messages,
+                {"role": "assistant", "content": "a"},
+                {"role": "user", "content": "c"},
+            ]
         yield {
-            "messages": said,
+            "messages": messages,
             "finishes": number - 1 if is_second else None,
             "text": "a",
             "stop_reason": "stop",

@@ -17,9 +17,11 @@ from practicum.rollouts import (
     collect_rollouts,
     measure_corrected,
 )
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.conversation import run_conversations
 from practicum.rollouts.correcting import find_turn
 from practicum.rollouts.openings import Beginning, ConversationRequest
+from practicum.rollouts.tape import mark_authors
 from practicum.runs.assembly import assemble_run
 from practicum.teachers.expert import ExpertTeacher
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
@@ -228,10 +230,10 @@ def test_a_conversation_goes_on_from_its_beginning():
         sample = whole.sample
 
         beginning = Beginning(
-            sample.tokens[:count],
-            mask,
-            sample.sampling_logprobs[:count],
-            sample.policy_logprobs[:count],
+            replace(
+                Tokens.from_sample(sample, "student", 0).cut(0, count),
+                authors=mark_authors(mask, "student", "environment"),
+            ),
             whole.turns[:place],
         )
         (again,) = run_conversations(

@@ -26,6 +26,7 @@ from practicum.rollouts import (
     collect_rollouts,
     measure_search,
 )
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.search import find_step_ends, split_steps
 from practicum.rollouts.tree import SearchTree, StepNode, back_up, list_steps
 from practicum.runs.assembly import RunComponents, assemble_run
@@ -43,9 +44,8 @@ LETTERS = "abcd "
 LIMIT = 9
 
 
-def step_of(*tokens: int) -> Sample:
-    none = torch.zeros(len(tokens))
-    return Sample(torch.tensor(tokens, dtype=torch.long), none, none, "stop")
+def step_of(*tokens: int) -> Tokens:
+    return Tokens.from_text(tokens, "student", 0, in_loss=True)
 
 
 def plant(breadth: int, depth: int, exploration: float) -> SearchTree:
@@ -394,10 +394,11 @@ def test_a_step_ends_with_the_token_that_completes_its_end() -> None:
     )
 
     def split(step: str) -> list[list[int]]:
-        parts = split_steps(sample, find_step_ends(sample.tokens.tolist(), texts.__getitem__, step))
+        answer = Tokens.from_sample(sample, "student", 0)
+        parts = split_steps(answer, find_step_ends(sample.tokens.tolist(), texts.__getitem__, step))
         assert torch.cat([part.sampling_logprobs for part in parts]).equal(torch.arange(9.0))
         assert all(part.sampling_logprobs.equal(-part.policy_logprobs) for part in parts)
-        return [part.tokens.tolist() for part in parts]
+        return [part.ids.tolist() for part in parts]
 
     assert split("line") == [[1, 2], [1, 3], [5, 2], [2], [4], [1]]
     assert split("paragraph") == [[1, 2, 1, 3], [5, 2, 2], [4], [1]]

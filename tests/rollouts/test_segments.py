@@ -152,8 +152,8 @@ def test_a_prompt_is_trained_on_once_all_of_its_answers_have_ended():
     # The later answer to the same prompt is another group, and waits until it ends.
     assert take_step(segments, client, 3, "a") == ["a5"]
     assert take_step(segments, client, 4, "b") == ["b1"]
-    assert [len(answer.versions) for answer in segments.waiting] == [4]
-    assert segments.waiting[0].versions == (2, 2, 3, 3)
+    assert [len(answer.tokens) for answer in segments.waiting] == [4]
+    assert segments.waiting[0].tokens.versions.tolist() == [2, 2, 3, 3]
     continued = [request for request in client.requests if request.continues is not None]
     assert [request.continues[1] for request in continued] == [2, 4, 2]
     assert len({request.seed for request in client.requests}) == len(client.requests)
@@ -163,7 +163,7 @@ def test_two_groups_of_one_prompt_do_not_meet_and_a_step_never_stays_empty():
     segments, client = Segments(2), Counting(a=7, b=3)
     # Nothing ends within two tokens, so the step goes on.
     assert take_step(segments, client, 1, "a", "b") == ["b3"]
-    assert [len(answer.versions) for answer in segments.waiting] == [4]
+    assert [len(answer.tokens) for answer in segments.waiting] == [4]
     client.lengths["a"] = 6
     assert take_step(segments, client, 2, "a") == ["a6"]
     client.lengths["a"] = 3

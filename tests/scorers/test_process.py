@@ -12,6 +12,7 @@ from toy import curve, make_model, toy_data, toy_recipe, toy_run
 from practicum.errors import CapabilityError, ModelError, RecipeError
 from practicum.models.tensors import read_tensors
 from practicum.ports.scoring import Scorer
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutBatch, list_all_keys
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.rollouts.search import StepSearch
@@ -22,7 +23,7 @@ from practicum.runs.pipeline import parse_pipeline
 from practicum.runs.pipeline.runner import run as run_pipeline
 from practicum.scorers._learned import find_state
 from practicum.scorers.process import find_step_pairs
-from practicum.types import Judgement, Message, Prompt, Rollout, Sample, SamplingParams, SearchStep
+from practicum.types import Judgement, Message, Prompt, Rollout, SamplingParams, SearchStep
 
 LETTERS = "abcd "
 BREADTH = 4
@@ -92,9 +93,9 @@ def test_the_best_step_is_compared_with_the_worst_after_the_same_beginning() -> 
 
 
 def test_a_tree_without_a_right_answer_has_no_pair_whatever_a_scorer_says() -> None:
-    root = StepNode("0", Sample(torch.tensor([]).long(), *(torch.zeros(0),) * 2, "stop"))
+    root = StepNode("0", Tokens.empty())
     for place, score in enumerate((0.9, 0.1, 0.5)):
-        step = Sample(torch.tensor([place]), *(torch.zeros(1),) * 2, "stop")
+        step = Tokens.from_text([place], "student", 0, in_loss=True)
         node = StepNode(f"0.{place}", step, root, score=score)
         for _ in range(place + 1):
             back_up(node, 0.0)

@@ -265,10 +265,10 @@ def _open_conversation(request: ConversationRequest, vocabulary: int) -> "_OpenC
         return conversation
     return replace(
         conversation,
-        tokens=beginning.tokens.tolist(),
-        model_mask=beginning.model_mask.tolist(),
-        sampling_logprobs=[beginning.sampling_logprobs],
-        policy_logprobs=[beginning.policy_logprobs],
+        tokens=beginning.tokens.ids.tolist(),
+        model_mask=(~beginning.tokens.is_by("environment")).tolist(),
+        sampling_logprobs=[beginning.tokens.sampling_logprobs],
+        policy_logprobs=[beginning.tokens.policy_logprobs],
         turns=list(beginning.turns),
         turn_start=len(beginning.tokens),
     )

@@ -15,6 +15,7 @@ from practicum.errors import CapabilityError
 from practicum.ports import Expert, OpensEpisodes, PromptedClient, SamplingClient, Task, Teacher
 from practicum.ports.gate import ask_expert, ask_reward
 from practicum.ports.scoring import RejectingScorer
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.conversation import choose_power, run_conversations
 from practicum.rollouts.openings import Beginning, ConversationRequest
@@ -261,16 +262,10 @@ class TurnCorrector:
     def _begin(self, start: "_Restart") -> Beginning:
         """Return the conversation up to the corrected turn, that one included."""
         right, correction = _cut(start.rollout, start.turn), start.correction
-        count = len(correction.tokens)
+        new_tokens = Tokens.from_sample(correction, self.source.by, start.rollout.policy_version)
         text = self.sampler.renderer.decode(correction.tokens.tolist())
-        return Beginning(
-            torch.cat([right.tokens, correction.tokens]),
-            torch.cat([right.model_mask, torch.ones(count, dtype=torch.bool)]),
-            torch.cat([right.sampling_logprobs, correction.sampling_logprobs]),
-            # The student's policy never scored another writer's tokens.
-            torch.cat([right.policy_logprobs, torch.full((count,), torch.nan)]),
-            (*right.turns, Turn("assistant", count, text)),
-        )
+        turn = Turn("assistant", len(new_tokens), text)
+        return Beginning(right.tokens + new_tokens, (*right.turns, turn))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,15 +303,8 @@ def _name(key: RolloutKey) -> tuple[str, int]:
 
 def _cut(rollout: Rollout, turn: WrongTurn) -> Beginning:
     """Return the turns of a conversation before a wrong one."""
-    start, authors = turn.start, rollout.authors
-    mask = torch.ones(start, dtype=torch.bool)
-    return Beginning(
-        rollout.tokens[:start],
-        mask if authors is None else authors[:start] != AUTHORS.index("environment"),
-        rollout.sampling_logprobs[:start],
-        rollout.policy_logprobs[:start],
-        rollout.turns[: turn.place],
-    )
+    tokens = Tokens.from_rollout(rollout).cut(0, turn.start)
+    return Beginning(tokens, rollout.turns[: turn.place])
 
 
 def find_turn(turns: Sequence[Turn], start: int) -> int | None:

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
-
 from practicum.ports import PromptedClient
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.types import Prompt, Turn
 
 
@@ -13,14 +11,10 @@ from practicum.types import Prompt, Turn
 class Beginning:
     """The turns with which a conversation begins: whole ones, of the model or of others.
 
-    `model_mask` is False at the environment's tokens. If the last turn is the assistant's, the
-    environment is asked for its answer first.
+    If the last turn is the assistant's, the environment is asked for its answer first.
     """
 
-    tokens: Int[Tensor, " T"]
-    model_mask: Bool[Tensor, " T"]
-    sampling_logprobs: Float[Tensor, " T"]
-    policy_logprobs: Float[Tensor, " T"]
+    tokens: Tokens
     turns: tuple[Turn, ...]
 
 

@@ -6,27 +6,21 @@ depends on (seed, step, prompt, number) and on what the judge says of it, never 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import torch
-from jaxtyping import UInt8
-from torch import Tensor
 
 from practicum.errors import CapabilityError
 from practicum.ports import PromptedClient, SamplingClient, Teacher, TeacherRequest
 from practicum.ports.scoring import RejectingScorer
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, call_by_group
-from practicum.rollouts.sampling import RolloutSampler, compute_key_seed, concatenate_samples
+from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
 from practicum.rollouts.sources import Replace, explain_no_generation
-from practicum.types import AUTHORS, FAILURES, Metrics, Rollout, Sample, SampleRequest
+from practicum.types import FAILURES, Metrics, Rollout, Sample, SampleRequest
 
 NOTE = "replaced"
 """The note of a rollout that says who wrote its end again, `no` if nobody did."""
 
 REFUSED = "refused"
 """The note of a rejected answer that its writer did not write again."""
-
-Authors = UInt8[Tensor, " T"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,36 +121,18 @@ class StepReplacer:
         rollout, by = rejection.rollout, self.source.by
         if end.stop_reason in FAILURES:
             return replace(rollout, notes={NOTE: REFUSED})
-        if by != "student":
-            # Their own log-probabilities say nothing of the student's policy.
-            end = replace(end, policy_logprobs=torch.full_like(end.policy_logprobs, torch.nan))
-        cut = rejection.cut
-        accepted = Sample(
-            rollout.tokens[:cut],
-            rollout.sampling_logprobs[:cut],
-            rollout.policy_logprobs[:cut],
-            rollout.stop_reason,
-        )
-        answer = concatenate_samples(accepted, end)
+        version = self.sampler.batch.policy_version
+        accepted = Tokens.from_rollout(rollout).cut(0, rejection.cut)
+        answer = accepted + Tokens.from_sample(end, by, version)
         (rebuilt,) = self.sampler.build_rollouts(
-            [rejection.key], [rollout.prompt_tokens], [answer], "student"
+            [rejection.key],
+            [rollout.prompt_tokens],
+            [answer.to_sample(end.stop_reason)],
+            "student",
         )
-        source, authors = _mark_authors(rollout, cut, len(end.tokens), by)
-        return replace(rebuilt, source=source, authors=authors, notes={NOTE: by})
-
-
-def _mark_authors(
-    rollout: Rollout, cut: int, count: int, by: Literal["student", "teacher", "reference"]
-) -> tuple[Literal["student", "teacher", "reference"], Authors | None]:
-    """Return the source and the authors of an answer with `count` new tokens after `cut` old ones."""
-    old = rollout.authors
-    if old is None:
-        old = torch.full(rollout.tokens.shape, AUTHORS.index(rollout.source), dtype=torch.uint8)
-    new = torch.full((count,), AUTHORS.index(by), dtype=torch.uint8)
-    authors = torch.cat([old[:cut], new])
-    alone = bool((authors == AUTHORS.index(by)).all())
-    # An answer of two authors is the student's: it comes from states that the student visited.
-    return (by, None) if alone else ("student", authors)
+        # An answer of two authors is the student's: it comes from states that the student visited.
+        source = by if answer.is_by(by).all() else "student"
+        return replace(answer.put_into(rebuilt, source), notes={NOTE: by})
 
 
 def measure_replaced(rollouts: Sequence[Rollout]) -> Metrics:

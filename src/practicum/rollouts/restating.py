@@ -4,22 +4,18 @@ The student answers, the task rewards, and the note is made of the answers. Each
 tokens before its statement as they were sampled; the new statement is text that nobody sampled.
 """
 
-import math
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from practicum.errors import DataError
 from practicum.rollouts.annotating import AnswerNoter
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey
-from practicum.rollouts.sampling import concatenate_samples
 from practicum.rollouts.sources import Restate
-from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer
-from practicum.types import FAILURES, Metrics, Rollout, Sample
+from practicum.types import FAILURES, Metrics, Rollout
 
 NOTE = "restated"
 """The note of a restated rollout with the student's own statement, empty where it stated nothing."""
@@ -57,35 +53,16 @@ class Restater:
             f"\n{label} {note}",
             self.noter.sampler.params.max_new_tokens,
         )
-        num_new = len(tokens) - num_kept
-        answer = concatenate_samples(
-            Sample(
-                rollout.tokens[:num_kept],
-                rollout.sampling_logprobs[:num_kept],
-                rollout.policy_logprobs[:num_kept],
-                rollout.stop_reason,
-            ),
-            # Nobody sampled them: as for the dataset's tokens, no probability of them is known.
-            Sample(
-                torch.tensor(tokens[num_kept:], dtype=torch.long),
-                torch.zeros(num_new),
-                torch.full((num_new,), math.nan),
-                "stop",
-            ),
+        # Nobody sampled them: as for the dataset's tokens, no probability of them is known.
+        ending = Tokens.from_text(
+            tokens[num_kept:], "dataset", rollout.policy_version, in_loss=True
         )
-        is_own = torch.arange(len(tokens)) < num_kept
+        answer = Tokens.from_rollout(rollout).cut(0, num_kept) + ending
         return replace(
-            rollout,
-            tokens=answer.tokens,
-            loss_mask=torch.ones_like(is_own),
-            sampling_logprobs=answer.sampling_logprobs,
-            policy_logprobs=answer.policy_logprobs,
-            stop_reason=answer.stop_reason,
+            answer.put_into(rollout, rollout.source),
+            stop_reason="stop",
             text=self.noter.sampler.renderer.decode(tokens),
-            authors=mark_authors(is_own, "student", "dataset"),
             notes={name: note, NOTE: statement},
-            # They are of the tokens that are gone.
-            states=None,
         )
 
 

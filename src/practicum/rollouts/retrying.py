@@ -12,12 +12,13 @@ import torch
 
 from practicum.ports.gate import ask_reward
 from practicum.rollouts.annotating import AnswerNoter, set_note
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.fields import classify_outcome, show_text
 from practicum.rollouts.sampling import compute_key_seeds
 from practicum.rollouts.sources import Retry
 from practicum.statistics import group_pairs
-from practicum.types import AUTHORS, Metrics, Prompt, Rollout, SampleRequest
+from practicum.types import Metrics, Prompt, Rollout, SampleRequest
 
 NOTE = "retried"
 """The note of a rollout that says whether it was given again: `yes`, `no`, or `failed`."""
@@ -100,19 +101,8 @@ class Retrier:
 
 def _begin_with(beginning: Sequence[int], answer: Rollout) -> Rollout:
     """Return the answer after a beginning that an environment wrote; its text stays its own."""
-    count = len(beginning)
-    unknown = torch.zeros(count)
-    authors = [AUTHORS.index("environment")] * count
-    authors += [AUTHORS.index(answer.source)] * len(answer.tokens)
-    return replace(
-        answer,
-        tokens=torch.cat([torch.tensor(beginning, dtype=answer.tokens.dtype), answer.tokens]),
-        loss_mask=torch.cat([unknown.bool(), answer.loss_mask]),
-        sampling_logprobs=torch.cat([unknown, answer.sampling_logprobs]),
-        policy_logprobs=torch.cat([unknown + torch.nan, answer.policy_logprobs]),
-        authors=torch.tensor(authors, dtype=torch.uint8),
-        states=None,
-    )
+    start = Tokens.from_text(beginning, "environment", answer.policy_version, in_loss=False)
+    return (start + Tokens.from_rollout(answer)).put_into(answer, answer.source)
 
 
 def measure_retried(rollouts: Sequence[Rollout]) -> Metrics:

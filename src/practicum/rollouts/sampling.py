@@ -152,16 +152,6 @@ def require_tokens(clients: Sequence[PromptedClient]) -> None:
         )
 
 
-def concatenate_samples(beginning: Sample, end: Sample) -> Sample:
-    """Return two samples end to end, with the stop reason of the second."""
-    return Sample(
-        torch.cat([beginning.tokens, end.tokens]),
-        torch.cat([beginning.sampling_logprobs, end.sampling_logprobs]),
-        torch.cat([beginning.policy_logprobs, end.policy_logprobs]),
-        end.stop_reason,
-    )
-
-
 def compute_key_seeds(batch: RolloutBatch, stream: str, keys: Sequence[RolloutKey]) -> list[int]:
     """Return the seed of each key in a stream."""
     return compute_seeds(

@@ -23,8 +23,9 @@ from practicum.ports import PromptedClient, SamplingClient, Task, Teacher
 from practicum.ports.gate import ask_reward, count_valid_steps
 from practicum.ports.scoring import Scorer
 from practicum.ports.steps import ChecksSteps
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, call_by_group
-from practicum.rollouts.sampling import RolloutSampler, compute_key_seed, concatenate_samples
+from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
 from practicum.rollouts.sources import Search
 from practicum.rollouts.tree import SearchTree, StepNode, back_up, list_steps
 from practicum.types import FAILURES, Metrics, Rollout, Sample, SampleRequest
@@ -70,7 +71,10 @@ class StepSearch:
         rollouts = self.sampler.build_rollouts(
             [tree.keys[number] for tree in trees],
             [tree.prompt_tokens for tree in trees],
-            [_join_steps(start, sample) for start, sample in zip(starts, samples, strict=True)],
+            [
+                _join_steps(start, sample, self.sampler.batch.policy_version)
+                for start, sample in zip(starts, samples, strict=True)
+            ],
             "student",
         )
         for tree, start, sample, rollout in zip(trees, starts, samples, rollouts, strict=True):
@@ -88,9 +92,7 @@ class StepSearch:
                     f"rollout.source: search(scorer={self.source.scorer}) needs one number a step, "
                     "and this scorer says one an answer; take {type: process}"
                 )
-            for node, end in zip(
-                path, accumulate(len(node.step.tokens) for node in path), strict=True
-            ):
+            for node, end in zip(path, accumulate(len(node.step) for node in path), strict=True):
                 if node.score is None and judgement.tokens is not None:
                     node.score = judgement.tokens[end - 1].item()
 
@@ -123,17 +125,18 @@ class StepSearch:
 
     def _list_valid_steps(
         self, start: StepNode, sample: Sample, rollout: Rollout
-    ) -> tuple[list[Sample], bool]:
+    ) -> tuple[list[Tokens], bool]:
         """Return the new steps that hold, and whether the answer holds to its end."""
         tokens, decode_token = sample.tokens.tolist(), self.sampler.renderer.decode_token
-        steps = split_steps(sample, find_step_ends(tokens, decode_token, self.source.step))
+        answer = Tokens.from_sample(sample, "student", self.sampler.batch.policy_version)
+        steps = split_steps(answer, find_step_ends(tokens, decode_token, self.source.step))
         if sample.stop_reason in FAILURES:
             return [], False
         if not isinstance(self.task, ChecksSteps):
             return steps, True
         decode = self.sampler.renderer.decode
         texts = [decode(_tokens(node)) for node in start.path]
-        texts += [decode(step.tokens.tolist()) for step in steps]
+        texts += [decode(step.ids.tolist()) for step in steps]
         count = count_valid_steps(self.task, rollout.prompt, texts) - len(start.path)
         return steps[: max(count, 0)], count >= len(steps)
 
@@ -170,13 +173,12 @@ class _PromptTree:
     ) -> "_PromptTree":
         """Return the tree of a prompt without any answer; its first key's number names the root."""
         # A prompt that comes twice into a step has two trees.
-        empty = torch.zeros(0)
-        root = StepNode(str(keys[0].number), Sample(empty.long(), empty, empty, "length"))
+        root = StepNode(str(keys[0].number), Tokens.empty())
         tree = SearchTree(root, source.breadth, source.depth, source.exploration)
         return cls(tree, keys, prompt_tokens)
 
     def add(
-        self, start: StepNode, steps: Sequence[Sample], is_whole: bool, rollout: Rollout
+        self, start: StepNode, steps: Sequence[Tokens], is_whole: bool, rollout: Rollout
     ) -> None:
         """Add an answer below a node, and back its reward up if there is one."""
         leaf = self.tree.grow(start, steps, is_whole=is_whole)
@@ -214,17 +216,9 @@ def _mask(rollout: Rollout) -> Rollout:
     return replace(rollout, loss_mask=torch.zeros_like(rollout.loss_mask))
 
 
-def split_steps(sample: Sample, ends: Sequence[int]) -> list[Sample]:
+def split_steps(answer: Tokens, ends: Sequence[int]) -> list[Tokens]:
     """Return the steps of an answer, which end after so many tokens."""
-    return [
-        Sample(
-            sample.tokens[start:end],
-            sample.sampling_logprobs[start:end],
-            sample.policy_logprobs[start:end],
-            sample.stop_reason,
-        )
-        for start, end in pairwise((0, *ends))
-    ]
+    return [answer.cut(start, end) for start, end in pairwise((0, *ends))]
 
 
 def find_step_ends(
@@ -241,14 +235,17 @@ def find_step_ends(
 
 
 def _tokens(node: StepNode) -> list[int]:
-    return node.step.tokens.tolist()
+    return node.step.ids.tolist()
 
 
-def _join_steps(start: StepNode, sample: Sample) -> Sample:
+def _join_steps(start: StepNode, sample: Sample, version: int) -> Sample:
     """Return the steps down to a node and the rest of the answer as one sample."""
+    if not start.path:
+        return sample
+    answer = Tokens.from_sample(sample, "student", version)
     for node in reversed(start.path):
-        sample = concatenate_samples(node.step, sample)
-    return sample
+        answer = node.step + answer
+    return answer.to_sample(sample.stop_reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,21 +14,26 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from practicum.core.randomness import seed_of
 from practicum.errors import CheckpointError
 from practicum.ports import SamplingClient
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, call_by_group, list_all_keys
-from practicum.rollouts.sampling import RolloutSampler, concatenate_samples
+from practicum.rollouts.sampling import RolloutSampler
 from practicum.rollouts.tape import from_exact_floats, to_exact_floats
-from practicum.types import Metrics, Prompt, Rollout, Sample, SampleRequest
+from practicum.types import Metrics, Prompt, Rollout, Sample, SampleRequest, StopReason, TextStates
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAnswer:
-    """An answer that was begun in a step: what there is of it, and the versions of its tokens."""
+    """An answer that was begun in a step, and what there is of it.
+
+    `states` are what the student computed of an answer of one segment.
+    """
 
     step: int
     key: RolloutKey
     seed: int
-    sample: Sample
-    versions: tuple[int, ...] = ()
+    tokens: Tokens = field(default_factory=Tokens.empty)
+    stop_reason: StopReason = "length"
+    states: TextStates | None = None
     is_ended: bool = False
 
     @property
@@ -70,8 +75,7 @@ class Segments:
         keys = list_all_keys(batch)
         seeds = sampler.compute_seeds(keys)
         answers = self.waiting + [
-            OpenAnswer(batch.step, key, seed, NOTHING)
-            for key, seed in zip(keys, seeds, strict=True)
+            OpenAnswer(batch.step, key, seed) for key, seed in zip(keys, seeds, strict=True)
         ]
         ready: set[tuple[int, str]] = set()
         while not ready:
@@ -79,9 +83,7 @@ class Segments:
             ready = _choose_groups(answers)
         # What the student computed of a text holds for the weights of its own step alone.
         self.waiting = [
-            replace(answer, sample=replace(answer.sample, states=None))
-            for answer in answers
-            if answer.group not in ready
+            replace(answer, states=None) for answer in answers if answer.group not in ready
         ]
         return _build_rollouts([a for a in answers if a.group in ready], sampler)
 
@@ -105,11 +107,11 @@ class Segments:
                 prompt=answer.key.prompt.id,
                 number=answer.key.number,
                 seed=answer.seed,
-                tokens=answer.sample.tokens.tolist(),
-                sampling_logprobs=to_exact_floats(answer.sample.sampling_logprobs),
-                policy_logprobs=to_exact_floats(answer.sample.policy_logprobs),
-                versions=list(answer.versions),
-                ended=answer.sample.stop_reason if answer.is_ended else None,
+                tokens=answer.tokens.ids.tolist(),
+                sampling_logprobs=to_exact_floats(answer.tokens.sampling_logprobs),
+                policy_logprobs=to_exact_floats(answer.tokens.policy_logprobs),
+                versions=answer.tokens.versions.tolist(),
+                ended=answer.stop_reason if answer.is_ended else None,
             ).model_dump()
             for answer in self.waiting
         ]
@@ -133,7 +135,7 @@ class Segments:
         params, version = sampler.params, sampler.batch.policy_version
         prompts = sampler.render_prompts([answer.key for answer in answers])
         rooms = [
-            0 if answer.is_ended else min(self.limit, params.max_new_tokens - len(answer.versions))
+            0 if answer.is_ended else min(self.limit, params.max_new_tokens - len(answer.tokens))
             for answer in answers
         ]
 
@@ -153,22 +155,23 @@ class Segments:
 
 def _build_request(answer: OpenAnswer, prompt: tuple[int, ...]) -> SampleRequest:
     """Return the request for the tokens after those that there are."""
-    count = len(answer.versions)
+    count = len(answer.tokens)
     if not count:
         return SampleRequest(prompt, answer.seed)
     # Whoever cannot go on within a random stream takes another one, never the same from its start.
     seed = seed_of(answer.seed, "segment", count)
-    return SampleRequest((*prompt, *answer.sample.tokens.tolist()), seed, (answer.seed, count))
+    return SampleRequest((*prompt, *answer.tokens.ids.tolist()), seed, (answer.seed, count))
 
 
 def _append(answer: OpenAnswer, sample: Sample, version: int, most: int) -> OpenAnswer:
     """Return an answer with its next segment; it has ended at a stop, or when it has `most` tokens."""
-    joined = concatenate_samples(answer.sample, sample) if answer.versions else sample
+    tokens = answer.tokens + Tokens.from_sample(sample, "student", version)
     return replace(
         answer,
-        sample=joined,
-        versions=(*answer.versions, *(version for _ in sample.tokens)),
-        is_ended=sample.stop_reason != "length" or len(joined.tokens) >= most,
+        tokens=tokens,
+        stop_reason=sample.stop_reason,
+        states=None if len(answer.tokens) else sample.states,
+        is_ended=sample.stop_reason != "length" or len(tokens) >= most,
     )
 
 
@@ -184,32 +187,31 @@ def _choose_groups(answers: Sequence[OpenAnswer]) -> set[tuple[int, str]]:
 
 
 def _build_rollouts(answers: Sequence[OpenAnswer], sampler: RolloutSampler) -> list[Rollout]:
-    """Return ended answers as rollouts; tokens of one policy need no versions of their own."""
+    """Return ended answers as rollouts."""
     keys = [answer.key for answer in answers]
-    samples = [answer.sample for answer in answers]
+    samples = [answer.tokens.to_sample(answer.stop_reason) for answer in answers]
     rollouts = sampler.build_rollouts(keys, sampler.render_prompts(keys), samples, "student")
     return [
         replace(
-            rollout,
-            policy_version=min(answer.versions, default=rollout.policy_version),
-            versions=torch.tensor(answer.versions) if len(set(answer.versions)) > 1 else None,
+            answer.tokens.where(rollout.loss_mask).put_into(rollout, "student"),
+            states=answer.states,
         )
         for answer, rollout in zip(answers, rollouts, strict=True)
     ]
 
 
 def _read_answer(row: _OpenRow, prompt: Prompt) -> OpenAnswer:
-    sample = Sample(
-        torch.tensor(row.tokens, dtype=torch.long),
-        from_exact_floats(row.sampling_logprobs),
-        from_exact_floats(row.policy_logprobs),
-        "stop" if row.ended == "stop" else "length",
+    tokens = replace(
+        Tokens.from_text(row.tokens, "student", 0, in_loss=True),
+        sampling_logprobs=from_exact_floats(row.sampling_logprobs),
+        policy_logprobs=from_exact_floats(row.policy_logprobs),
+        versions=torch.tensor(row.versions, dtype=torch.long),
     )
     return OpenAnswer(
         row.step,
         RolloutKey(prompt, row.number),
         row.seed,
-        sample,
-        tuple(row.versions),
+        tokens,
+        "stop" if row.ended == "stop" else "length",
         is_ended=row.ended is not None,
     )

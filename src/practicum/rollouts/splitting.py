@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from practicum.ports import SamplingClient, Task
 from practicum.ports.gate import ask_reward
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.text.stored import add_tokens
@@ -49,15 +50,15 @@ class TurnSplitter:
         turns, prompt = conversation.turns, conversation.prompt
         turn = turns[place]
         is_last = all(later.role != "assistant" for later in turns[place + 1 :])
-        part = slice(start, start + turn.tokens)
         notes = conversation.notes if is_last else {}
         if replies := _list_replies(turns[place + 1 :]):
             notes = {**notes, NEXT_STATE: "\n".join(replies)}
         stop_reason = conversation.stop_reason if is_last else "stop"
         is_learned = NEXT_STATE in notes and stop_reason not in FAILURES
         rewarded = ask_reward(self.task, _end_after(conversation, place))
+        part = Tokens.from_rollout(conversation).cut(start, start + turn.tokens)
         return replace(
-            conversation,
+            part.where(is_learned).put_into(conversation, conversation.source),
             prompt=replace(
                 prompt,
                 id=f"{prompt.id}-turn-{number}",
@@ -69,15 +70,10 @@ class TurnSplitter:
                 ),
             ),
             prompt_tokens=(*conversation.prompt_tokens, *conversation.tokens[:start].tolist()),
-            tokens=conversation.tokens[part],
-            loss_mask=conversation.loss_mask[part] & is_learned,
-            sampling_logprobs=conversation.sampling_logprobs[part],
-            policy_logprobs=conversation.policy_logprobs[part],
             stop_reason=stop_reason,
             text=turn.text,
             reward=rewarded.reward,
             rejected=rewarded.rejected,
-            authors=None,
             turns=(),
             notes=notes,
         )
@@ -98,13 +94,5 @@ def _end_after(conversation: Rollout, place: int) -> Rollout:
     turns = conversation.turns[: place + 1]
     end = sum(turn.tokens for turn in turns)
     text = "\n".join(turn.text.replace("\n", " ") for turn in turns if turn.role == "assistant")
-    return replace(
-        conversation,
-        tokens=conversation.tokens[:end],
-        loss_mask=conversation.loss_mask[:end],
-        sampling_logprobs=conversation.sampling_logprobs[:end],
-        policy_logprobs=conversation.policy_logprobs[:end],
-        authors=None if conversation.authors is None else conversation.authors[:end],
-        turns=turns,
-        text=text,
-    )
+    part = Tokens.from_rollout(conversation).cut(0, end)
+    return replace(part.put_into(conversation, conversation.source), turns=turns, text=text)

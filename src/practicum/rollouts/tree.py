@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
-from practicum.types import Sample, SearchStep
+from practicum.rollouts.answer_tokens import Tokens
+from practicum.types import SearchStep
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +23,7 @@ class StepNode:
     """
 
     name: str
-    step: Sample
+    step: Tokens
     parent: Optional["StepNode"] = None
     children: dict[tuple[int, ...], "StepNode"] = field(default_factory=dict)
     is_end: bool = False
@@ -88,7 +89,7 @@ class SearchTree:
             depth += 1
         return node
 
-    def grow(self, start: StepNode, steps: Sequence[Sample], *, is_whole: bool) -> StepNode:
+    def grow(self, start: StepNode, steps: Sequence[Tokens], *, is_whole: bool) -> StepNode:
         """Add the steps of an answer below `start`, and return the node of the last one.
 
         With `is_whole` the answer ends there. A step that is there already is not added again.
@@ -96,7 +97,7 @@ class SearchTree:
         node = start
         for step in steps:
             node.answers += 1
-            key = tuple(step.tokens.tolist())
+            key = tuple(step.ids.tolist())
             name = f"{node.name}.{len(node.children)}"
             node = node.children.setdefault(key, StepNode(name, step, node))
         if is_whole and node is not start:
@@ -126,8 +127,6 @@ def back_up(node: StepNode, reward: float) -> None:
 def list_steps(node: StepNode) -> tuple[SearchStep, ...]:
     """Return the steps from the root to a node with their present values."""
     return tuple(
-        SearchStep(
-            member.name, len(member.step.tokens), member.visits, member.value, member.mean_reward
-        )
+        SearchStep(member.name, len(member.step), member.visits, member.value, member.mean_reward)
         for member in node.path
     )

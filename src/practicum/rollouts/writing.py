@@ -28,6 +28,7 @@ from practicum.ports.gate import ask_reward, report_rejections
 from practicum.ports.notes import Note
 from practicum.ports.scoring import RejectingScorer, Scorer
 from practicum.rollouts.annotating import AnswerNoter
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import (
     RolloutBatch,
     RolloutKey,
@@ -46,7 +47,6 @@ from practicum.rollouts.retrying import Retrier
 from practicum.rollouts.sampling import (
     RolloutSampler,
     compute_key_seed,
-    concatenate_samples,
     require_tokens,
 )
 from practicum.rollouts.search import AgreementCheck, StepSearch
@@ -71,10 +71,11 @@ from practicum.rollouts.sources import (
     list_conversation_problems,
 )
 from practicum.rollouts.splitting import TurnSplitter
-from practicum.rollouts.tape import RolloutArchive, mark_authors
+from practicum.rollouts.tape import RolloutArchive
 from practicum.rollouts.traffic import Traffic
 from practicum.text import Renderer
-from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams
+from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, StopReason
+from practicum.types import Source as Origin
 
 SampleOrRollout = TypeVar("SampleOrRollout", Sample, Rollout)
 
@@ -378,17 +379,16 @@ class _BatchWriter:
         ]
         params = replace(self.sampler.params, max_new_tokens=max_tokens - length)
         continuations = self.writers.student.sample(requests, params)
-        samples = list(prefixes)
+        version = self.sampler.batch.policy_version
+        answers = [Tokens.from_sample(prefix, origin, version).where(False) for prefix in prefixes]
+        reasons: list[StopReason] = [prefix.stop_reason for prefix in prefixes]
+        sources: list[Origin] = [origin for _ in prefixes]
         for row, continuation in zip(rows, continuations, strict=True):
-            samples[row] = concatenate_samples(prefixes[row], continuation)
+            answers[row] += Tokens.from_sample(continuation, "student", version)
+            reasons[row], sources[row] = continuation.stop_reason, "student"
+        samples = list(map(Tokens.to_sample, answers, reasons))
         rollouts = self.sampler.build_rollouts(keys, prompts, samples, origin)
-        for row, rollout in enumerate(rollouts):
-            by_student = torch.arange(len(rollout.tokens)) >= len(prefixes[row].tokens)
-            rollouts[row] = replace(rollout, loss_mask=by_student)
-        for row in rows:
-            authors = mark_authors(rollouts[row].loss_mask, "student", origin)
-            rollouts[row] = replace(rollouts[row], source="student", authors=authors)
-        return rollouts
+        return list(map(Tokens.put_into, answers, rollouts, sources))
 
     def _write_search(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return the answers of a tree search, marked by the model that has to agree, if any."""

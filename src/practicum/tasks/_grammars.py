@@ -39,7 +39,7 @@ class _NoSentence(Exception):
     """The reply is not a sentence of the grammar."""
 
 
-class _Tokens:
+class _GrammarTokens:
     """The tokens of a reply, read from left to right; `level` counts the open levels of nesting."""
 
     def __init__(self, pattern: re.Pattern[str], reply: str) -> None:
@@ -110,10 +110,10 @@ def try_both(first: Grammar, second: Grammar) -> Grammar:
 
 
 def _read_sentence(
-    pattern: re.Pattern[str], reply: str, rule: Callable[[_Tokens], None]
+    pattern: re.Pattern[str], reply: str, rule: Callable[[_GrammarTokens], None]
 ) -> str | None:
     try:
-        tokens = _Tokens(pattern, reply)
+        tokens = _GrammarTokens(pattern, reply)
         rule(tokens)
     except _NoSentence:
         return None
@@ -121,7 +121,7 @@ def _read_sentence(
     return None if tokens.kind else " ".join(tokens.texts)
 
 
-def _read_expression(tokens: _Tokens, has_names: bool) -> None:
+def _read_expression(tokens: _GrammarTokens, has_names: bool) -> None:
     # Sums and products alike: which of them binds first does not decide what is a sentence.
     _read_signed(tokens, has_names)
     while tokens.kind in ("+", "-", "*", "/"):
@@ -129,7 +129,7 @@ def _read_expression(tokens: _Tokens, has_names: bool) -> None:
         _read_signed(tokens, has_names)
 
 
-def _read_signed(tokens: _Tokens, has_names: bool) -> None:
+def _read_signed(tokens: _GrammarTokens, has_names: bool) -> None:
     """Read an atom with its sign or its power: `-x**-2`."""
     tokens.enter()
     if tokens.kind in ("+", "-"):
@@ -143,7 +143,7 @@ def _read_signed(tokens: _Tokens, has_names: bool) -> None:
     tokens.level -= 1
 
 
-def _read_atom(tokens: _Tokens, has_names: bool) -> None:
+def _read_atom(tokens: _GrammarTokens, has_names: bool) -> None:
     if tokens.kind == "number":
         tokens.take("number")
         return
@@ -163,7 +163,7 @@ def _read_atom(tokens: _Tokens, has_names: bool) -> None:
     tokens.take(")")
 
 
-def _read_entry(tokens: _Tokens) -> None:
+def _read_entry(tokens: _GrammarTokens) -> None:
     start = tokens.take("number", "text", "[", "(")
     if start not in _CLOSING:
         return
