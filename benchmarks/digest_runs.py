@@ -163,10 +163,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "train": BASE["train"] | {"prompts_per_step": 2},
     },
 }
-"""The sections of each run that replace those of `BASE`; RUNS is the folder of the runs; see `open_inputs` for the others."""
+"""For each run, the sections that replace the sections of `BASE`.
+
+RUNS stands for the folder of the runs; `open_inputs` has more such names.
+"""
 
 STARTS_FROM = {"cache": "spoken", "scripted": "spoken", "tinker": "plain", "traces": "plain"}
-"""The runs whose rows or models another one reads."""
+"""For a run that reads rows or models of another run, the name of that run."""
 
 UNSHORTENED = ("served/openclaw-rl",)
 """Recipes that wait for users."""
@@ -255,8 +258,8 @@ def _shrink_model(model: Any, role: str) -> Any:
 def reward_more() -> Iterator[None]:
     """Let about half of the wrong answers have a reward of 1 in the block, chosen by their texts.
 
-    Models of this size answer next to nothing right, and what learns from rewards alone would not
-    be updated. Every verifier is asked all the same.
+    Models of this size answer almost nothing right, so recipes that only learn from rewards would
+    have no update. Every verifier is asked all the same.
     """
     build = assembly.build_task
     with ExitStack() as patches:

@@ -6,10 +6,10 @@
     python -m benchmarks digests --quick
 
 Every packaged recipe, and every source, signal, scorer, note and teacher that no recipe has: models made from scratch, two steps or
-four. All take about five minutes of one core; `--quick` does the plain one alone, `--only` those whose names hold one of the words.
-Each run, and each stage of a pipeline, prints a line of JSON: its name, the norm of its last gradient, and the SHA-256 of its
-metrics, of its rollouts and of the tensors of its last checkpoint. With `--against`, a table of what differs from the lines of an
-earlier output, and exit code 1. Only outputs of one kind of processor and the same versions compare.
+four. All take about five minutes of one core; `--quick` does only the plain one, `--only` the runs with one of the words in their
+names. Each run and each stage of a pipeline prints a line of JSON: its name, the norm of its last gradient, and the SHA-256 of its
+metrics, of its rollouts and of the tensors of its last checkpoint. With `--against`, it prints a table of the differences from an
+earlier output and exits with 1. Only outputs of one kind of processor and the same versions compare.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def list_runs(words: Sequence[str] | None) -> list[str]:
-    """Return the names of all runs, or of those that hold one of the words and what these start from."""
+    """Return the names of all runs; with words, of the runs that match one, and of the runs that they start from."""
     names = [*RUNS, *(name for name in list_recipe_names() if name not in UNSHORTENED)]
     if words is None:
         return names
@@ -119,7 +119,7 @@ def find_differences(
 
 
 def build_recipes(name: str) -> list[Recipe]:
-    """Return the recipe of a run, or those of its stages, without the files that it reads."""
+    """Return the recipe of a run, or the recipes of its stages, without the files that it reads."""
     recipe = _parse(name, {"SERVER": "80", "SERVICE": "80"})
     return [recipe] if isinstance(recipe, Recipe) else list(recipe.build_recipes().values())
 

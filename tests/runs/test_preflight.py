@@ -98,7 +98,7 @@ def test_check_refuses_an_encoder_decoder_model(models: Path, tmp_path: Path) ->
 
 
 def _build_pair(models: Path, folder: Path) -> dict[str, str]:
-    """Return a student and a teacher on disk, whose tokenizers have two tokens exchanged."""
+    """Return a student and a teacher on disk; the teacher's tokenizer has two tokens exchanged."""
     teacher = folder / "exchanged"
     shutil.copytree(models / "teacher", teacher)
     path = teacher / "tokenizer.json"

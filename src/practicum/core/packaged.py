@@ -1,6 +1,7 @@
 """The packaged recipes by name, found without importing what reads them."""
 
 import importlib.resources
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -12,6 +13,11 @@ def locate_packaged_recipes() -> Path:
 
 def list_recipe_names() -> list[str]:
     """Return the names of the packaged recipes that can run, without settings."""
-    folder = locate_packaged_recipes()
+    return list(_list_names(locate_packaged_recipes()))
+
+
+@lru_cache(maxsize=1)
+def _list_names(folder: Path) -> tuple[str, ...]:
+    """Return the same of a folder; a list of all recipes asks for it twice for each."""
     names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
-    return [name for name in names if not name.startswith("settings/")]
+    return tuple(name for name in names if not name.startswith("settings/"))

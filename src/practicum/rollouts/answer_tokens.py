@@ -1,4 +1,4 @@
-"""A stretch of an answer's tokens with what is known of each, to be cut and put together."""
+"""Cut and join ranges of an answer's tokens, with log-probabilities, authors and versions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ from practicum.types import AUTHORS, Author, Rollout, Sample, Source, StopReason
 class Tokens:
     """The ids of T tokens, and for each its log-probabilities, author, policy version and loss.
 
-    `sampling_logprobs` are 0 and `policy_logprobs` NaN where none are known, such as for a text that
-    nobody sampled. `authors` are indices into `AUTHORS`. `in_loss` is False at tokens that are not
+    `sampling_logprobs` are 0 and `policy_logprobs` NaN where they are unknown, such as for a text that
+    was not sampled. `authors` are indices into `AUTHORS`. `in_loss` is False at tokens that are not
     learned from.
     """
 
@@ -65,7 +65,7 @@ class Tokens:
     def from_text(
         cls, ids: Sequence[int], author: Author, version: int, *, in_loss: bool
     ) -> "Tokens":
-        """Return the tokens of a text that nobody sampled."""
+        """Return the tokens of a text that was not sampled."""
         count = len(ids)
         return cls(
             torch.tensor(ids, dtype=torch.long),
@@ -112,9 +112,9 @@ class Tokens:
         return Sample(self.ids, self.sampling_logprobs, self.policy_logprobs, stop_reason)
 
     def put_into(self, rollout: Rollout, source: Source) -> Rollout:
-        """Return a rollout with these tokens in the place of its own; `source` is who wrote them.
+        """Return the rollout with these tokens, written by `source`.
 
-        What the student computed of the rollout's own tokens is left out.
+        The states of the replaced tokens are dropped.
         """
         has_versions = len(self.versions.unique()) > 1
         return replace(

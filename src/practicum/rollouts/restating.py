@@ -53,7 +53,7 @@ class Restater:
             f"\n{label} {note}",
             self.noter.sampler.params.max_new_tokens,
         )
-        # Nobody sampled them: as for the dataset's tokens, no probability of them is known.
+        # They were not sampled, so their probabilities are unknown, as for the dataset's tokens.
         ending = Tokens.from_text(
             tokens[num_kept:], "dataset", rollout.policy_version, in_loss=True
         )

@@ -95,7 +95,7 @@ class Pipeline:
     def build_first_recipes(self) -> dict[str, Recipe]:
         """Return the same with the student that the pipeline starts from in each stage.
 
-        Every stage trains it, whatever its weights are by then.
+        All stages train models of its size, with its tokenizer.
         """
         student = {"model": self.recipe.student.model}
         return {

@@ -245,7 +245,7 @@ def collect_evidence(
 def _find_target(
     components: RunComponents, plan: StepPlan, rollouts: list[Rollout], *, is_scored: bool
 ) -> Target | None:
-    """Return the target of the first term about the teacher, with the signals that it needs besides."""
+    """Return the target of the first term about the teacher, with the further signals that it needs."""
     term = find_term(plan)
     if term is None:
         return None
@@ -261,7 +261,7 @@ def _find_target(
 
 
 def find_term(plan: StepPlan) -> Term | None:
-    """Return the first term about the teacher, whose target is measured."""
+    """Return the term to measure: the first one about the teacher."""
     return next((term for term in plan.objective.losses if term.needs_teacher), None)
 
 

@@ -108,7 +108,7 @@ def measure_rollouts(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The term whose target is measured, with the signals of each rollout that it needs besides.
+    """The measured term, with further signals of each rollout that its target needs.
 
     `candidates` are the teacher's at the candidates of the loss, if it gives no whole distributions.
     """
