@@ -176,6 +176,7 @@ def test_a_run_that_is_cut_goes_on_from_the_checkpoint_at_the_service(
     assert f"saved {address}" in events.said and not checkpoint.read_tensors("optimizer")
 
 
+@pytest.mark.slow
 def test_a_service_that_ends_in_the_middle_and_is_started_again(
     models: Path, tmp_path: Path
 ) -> None:

@@ -12,6 +12,9 @@ from practicum.runs.pipeline.runner import run
 pytestmark = pytest.mark.long
 
 TEAMS = [name for name in list_recipe_names() if name.startswith("teams/")]
+QUICK = ("teams/glm5", "teams/qwen3")
+"""Pipelines whose stages are few; `benchmarks digests` runs all stages of all."""
+
 SHORT = (
     "train.steps=1",
     "train.prompts_per_step=4",
@@ -41,7 +44,9 @@ def test_a_pipeline_reads_back_and_says_what_it_is(name: str) -> None:
     assert all(recipe.slot for recipe in pipeline.build_recipes().values())
 
 
-@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TEAMS]
+)
 def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
     more = ["teacher.model.pretrain.steps=1"] if name == "teams/qwen3" else []
     result = run(name, [*SHORT, *more], out=tmp_path)
@@ -50,7 +55,10 @@ def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
     assert (result.folder / "report.html").is_file()
 
 
-@pytest.mark.parametrize("name", ["pipelines/score-agents", "pipelines/rstar2-agent"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("pipelines/score-agents", marks=pytest.mark.slow), "pipelines/rstar2-agent"],
+)
 def test_the_stages_of_agents_run_a_step(name: str, tmp_path: Path) -> None:
     # Nothing is learned from answers before the stages: a walk has none.
     result = run(name, SHORT[:-1], out=tmp_path)
