@@ -190,7 +190,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
 }
 LONGEST_ANSWER = 8
-LONGER = {"papers/caopd": 24, "papers/oel": 24}
+LONGER = {"papers/caopd": 24}
 """The longest answer of recipes that need more tokens to say anything."""
 
 TRACES = Path("tests/rollouts/verifiers_traces.jsonl")
@@ -262,12 +262,16 @@ def reward_more() -> Iterator[None]:
     have no update. Every verifier is asked all the same.
     """
     build = assembly.build_task
+    patched: set[type] = set()
     with ExitStack() as patches:
 
         def build_generous_task(*arguments: Any) -> Task:
             task = build(*arguments)
             kind = type(task)
-            patches.enter_context(patch.object(kind, "reward", _reward_more(kind.reward)))
+            # Hundreds of recipes share a kind of task, and each patch around another is a call deeper.
+            if kind not in patched:
+                patched.add(kind)
+                patches.enter_context(patch.object(kind, "reward", _reward_more(kind.reward)))
             return task
 
         patches.enter_context(patch.object(assembly, "build_task", build_generous_task))

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long
 
 TEAMS = [name for name in list_recipe_names() if name.startswith("teams/")]
 QUICK = ("teams/glm5", "teams/qwen3")
-"""Pipelines whose stages are few; `benchmarks digests` runs all stages of all."""
+"""Pipelines with few stages; `benchmarks digests` runs every stage of every pipeline."""
 
 SHORT = (
     "train.steps=1",

@@ -65,8 +65,8 @@ def run(  # noqa: PLR0913  (its options, one by one)
 ) -> None:
     """Train: evaluate, distil and evaluate again. A pipeline runs its stages in order.
 
-    A new run first refuses what `practicum check` refuses, and warns of too little memory, of a
-    learning rate far above the table of settings, and of a teacher with other tokens.
+    A new run first refuses what `practicum check` refuses, such as a teacher with other tokens. It
+    warns of too little memory and of a learning rate far above the table of settings.
     """
     with handle_errors(debug):
         from practicum.runs.pipeline.runner import run as run_recipe

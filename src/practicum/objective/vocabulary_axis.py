@@ -292,7 +292,7 @@ def read_target(
 
 
 def measures_teacher(term: Term) -> bool:
-    """Return True if `read_target` takes the teacher itself for the target of a term."""
+    """Return True if the target of a term is the teacher, or the label for which it stands in."""
     return term.targets_teacher or _is_label(term)
 
 

@@ -52,7 +52,7 @@ def refuse_missing_inputs(loaded: Recipe | Pipeline, source: str) -> None:
 
 
 def list_recipes(loaded: Recipe | Pipeline) -> dict[str, Recipe]:
-    """Return recipes by name: of each stage of a pipeline, or the one that is given."""
+    """Return the recipes of all stages by name; of a recipe, itself."""
     if isinstance(loaded, Recipe):
         return {loaded.name: loaded}
     return loaded.build_first_recipes()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from pairs import candidates_only, sampled_only
 from toy import toy_recipe
 
 from practicum import functional as F
-from practicum.objective import Full
+from practicum.errors import TeacherError
+from practicum.objective import Full, TopK
 from practicum.objective.passes import build_score_requests
 from practicum.runs.assembly import assemble_run
 from practicum.studies.doctor.evidence import Evidence, collect_evidence
@@ -80,6 +82,28 @@ def test_the_candidates_of_a_teacher_are_cut_as_the_loss_cuts_them(
     for row, other in zip(evidence.measurements, whole.measurements, strict=True):
         assert torch.equal(row.rollout.tokens, other.rollout.tokens)
         torch.testing.assert_close(row.divergence, other.divergence, rtol=1e-4, atol=1e-5)
+
+
+class _FailsTheLoss:
+    """A teacher that answers the doctor's question and fails at the question of the loss."""
+
+    def __init__(self, inner: Any) -> None:
+        self.answers = candidates_only(8)(inner)
+        self.capabilities = self.answers.capabilities
+
+    def score(self, rollouts: Any, signal: Any) -> Any:
+        if signal == TopK(k=3, support="teacher", tail="renorm"):
+            raise TeacherError("the server says no")
+        return self.answers.score(rollouts, signal)
+
+
+def test_a_teacher_that_fails_at_the_question_of_the_loss_is_a_finding(
+    models: Path, tmp_path: Path
+) -> None:
+    objective = {"signal": "topk(3, support=teacher, tail=renorm)"}
+    evidence = _collect(models, tmp_path, objective, _FailsTheLoss)
+    assert evidence.scoring_error == "the server says no"
+    assert all(row.divergence is not None for row in evidence.measurements)
 
 
 SENTENCES = {

@@ -216,8 +216,11 @@ def collect_evidence(
         sample_rollouts(batch, client, parts.renderer, plan.sampling, environment), parts.task
     )
     rollouts = add_notes(rollouts, parts.notes, NoteMoment(1, client))
-    signals, error = _score_rollouts(parts.teacher, rollouts)
-    target = _find_target(components, plan, rollouts, is_scored=not error)
+    signals, error = _score_rollouts(parts.teacher, rollouts, _choose_signal(parts.teacher))
+    term, candidates = find_term(plan), None
+    if not error and term is not None and _needs_candidates(parts.teacher, term):
+        candidates, error = _score_rollouts(parts.teacher, rollouts, term.signal)
+    target = _find_target(components, plan, rollouts, None if error else candidates)
     references = [] if target is None else [signal for signal in target.references if signal]
     evidence = Evidence(recipe, components, plan, prompts, samples, [], scoring_error=error)
     log.info("student and teacher are compared token by token")
@@ -243,21 +246,27 @@ def collect_evidence(
 
 
 def _find_target(
-    components: RunComponents, plan: StepPlan, rollouts: list[Rollout], *, is_scored: bool
+    components: RunComponents,
+    plan: StepPlan,
+    rollouts: list[Rollout],
+    candidates: Sequence[TeacherSignal] | None,
 ) -> Target | None:
     """Return the target of the first term about the teacher, with the further signals that it needs."""
     term = find_term(plan)
     if term is None:
         return None
-    teacher, reference = components.parts.teacher, components.parts.reference
-    references: Sequence[TeacherSignal | None] = [None] * len(rollouts)
-    candidates = references
+    reference = components.parts.reference
+    nothing: Sequence[TeacherSignal | None] = [None] * len(rollouts)
+    references = nothing
     has_reference = reference is not None and "full" in reference.capabilities.signals
     if reference is not None and term.needs_reference and has_reference:
         references = reference.score(rollouts, Full())
-    if is_scored and isinstance(term.signal, TopK) and "full" not in teacher.capabilities.signals:
-        candidates = teacher.score(rollouts, term.signal)
-    return Target(term, references, candidates)
+    return Target(term, references, candidates or nothing)
+
+
+def _needs_candidates(teacher: Teacher, term: Term) -> bool:
+    """Return True if only the question of the loss gives the candidates that it compares."""
+    return isinstance(term.signal, TopK) and "full" not in teacher.capabilities.signals
 
 
 def find_term(plan: StepPlan) -> Term | None:
@@ -265,13 +274,14 @@ def find_term(plan: StepPlan) -> Term | None:
     return next((term for term in plan.objective.losses if term.needs_teacher), None)
 
 
-def _score_rollouts(teacher: Teacher, rollouts: list[Rollout]) -> tuple[list[TeacherSignal], str]:
-    """Return the teacher's signals.
+def _score_rollouts(
+    teacher: Teacher, rollouts: list[Rollout], kind: Signal | None
+) -> tuple[list[TeacherSignal], str]:
+    """Return the teacher's signals of a kind.
 
     On an error, or without a teacher that scores, empty ones and the error.
     """
     no_signals = [TeacherSignal() for _ in rollouts]
-    kind = _choose_signal(teacher)
     if kind is None:
         return no_signals, ""
     log.info(f"the teacher scores {len(rollouts)} rollouts")
