@@ -27,7 +27,8 @@ from practicum.monitors import Watch
 from practicum.objective import Objective
 from practicum.ports import AdamParams
 from practicum.recipe import load_recipe, resolve_recipe
-from practicum.rollouts import StudentSource, to_exact_floats
+from practicum.rollouts import to_exact_floats
+from practicum.rollouts.sources.student import Config as StudentSource
 from practicum.teachers._client import ClientTeacher
 from practicum.training.loop import StepComponents, StepPlan, StepResult, StepSettings, train_step
 from practicum.types import Message, Prompt, SamplingParams

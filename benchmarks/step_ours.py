@@ -23,7 +23,7 @@ from practicum.backends.local.residency import build_scorer
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams
-from practicum.rollouts import StudentSource
+from practicum.rollouts.sources.student import Config as StudentSource
 from practicum.teachers._client import ClientTeacher
 from practicum.training.loop import StepComponents, StepPlan, StepSettings, assemble, train_step
 from practicum.types import Message, Prompt, Rollout, SamplingParams

@@ -35,7 +35,7 @@ from practicum.core.plugins import list_plugins
 from practicum.objective.choices import Signal
 from practicum.recipe import build_control, load_recipe
 from practicum.rollouts.annotating import NOTE_KINDS
-from practicum.rollouts.sources import SOURCES
+from practicum.rollouts.source import SOURCES
 
 READING = {"median": 1.2, "least": 1.1, "greatest": 1.3, "spread": 0.1, "count": 5}
 
@@ -304,7 +304,7 @@ def test_every_part_has_a_tiny_run():
             for axis, section in sections.items():
                 found.setdefault(axis, set()).update(_list_types(section))
     expected = {
-        "source": set(SOURCES),
+        "source": set(list_plugins(SOURCES)),
         "signal": {kind.model_fields["type"].default for kind in get_args(get_args(Signal)[0])},
         "scorers": set(list_plugins("scorers")),
         "notes": set(list_plugins(NOTE_KINDS)),

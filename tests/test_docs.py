@@ -287,7 +287,8 @@ def _calls(which: str) -> str:
 def _sources() -> str:
     rows = [
         [f"`{name}`", _parameters(source), _first_paragraph(source.__doc__)]
-        for name, source in rollouts.SOURCES.items()
+        for name in plugins.list_plugins(rollouts.SOURCES)
+        for source in (plugins.load_plugin(rollouts.SOURCES, name).Config,)
     ]
     return _table(["source", "parameters", "meaning"], rows)
 

@@ -19,7 +19,7 @@ from foreign_doubles import DEEP, HALF, INNER, LONG, build_task, make_renderer, 
 from practicum.errors import DataError
 from practicum.ports import Task
 from practicum.ports.gate import ask_reward
-from practicum.rollouts.traces import load_traced_rollouts
+from practicum.rollouts.sources.traces import load_traced_rollouts
 from practicum.tasks import TaskContext, _reasoning_gym, _worker, reasoning_gym
 from practicum.tasks._deadline import VerifierProcess
 from practicum.tasks.reverse import Config as ReverseConfig

@@ -21,7 +21,7 @@ from practicum.recipe import (
     resolve_recipe,
 )
 from practicum.recipe.controls import list_teaching_scorers
-from practicum.rollouts import StudentSource, list_other_writers
+from practicum.rollouts.sources.student import Config as StudentSource
 from practicum.run_dir import read_json
 from practicum.runs import run
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
@@ -49,7 +49,7 @@ CONTROLS = {
 def is_taught(recipe: Recipe) -> bool:
     """Return whether somebody besides the verifier is learned from."""
     return recipe.objective.signal is not None or not {"teacher", "dataset"}.isdisjoint(
-        list_other_writers(recipe.rollout.source)
+        recipe.rollout.source.other_writers
     )
 
 

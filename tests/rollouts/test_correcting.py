@@ -15,12 +15,11 @@ from practicum.rollouts import (
     RolloutWriters,
     SourceChoice,
     collect_rollouts,
-    measure_corrected,
 )
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.conversation import run_conversations
-from practicum.rollouts.correcting import find_turn
 from practicum.rollouts.openings import Beginning, ConversationRequest
+from practicum.rollouts.sources.correct import find_turn, measure_corrected
 from practicum.rollouts.tape import mark_authors
 from practicum.runs.assembly import assemble_run
 from practicum.teachers.expert import ExpertTeacher

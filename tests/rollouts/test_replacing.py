@@ -20,8 +20,8 @@ from practicum.rollouts import (
     RolloutWriters,
     SourceChoice,
     collect_rollouts,
-    measure_replaced,
 )
+from practicum.rollouts.sources.replace import measure_replaced
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import AUTHORS, Judgement, Rollout, Sample, SamplingParams
 

@@ -11,15 +11,15 @@ import torch
 from pydantic import TypeAdapter
 
 from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, collect_rollouts
-from practicum.rollouts.resampling import (
+from practicum.rollouts.sampling import RolloutSampler
+from practicum.rollouts.sources.resample import (
     CLEAN,
     NO_CALLS,
     CleanResampler,
     compute_penalty,
     measure_resampled,
 )
-from practicum.rollouts.sampling import RolloutSampler
-from practicum.rollouts.sources import Resample
+from practicum.rollouts.sources.resample import Config as Resample
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import CallRecord, Message, Prompt, Rollout, Sample, SamplingParams, Turn
 

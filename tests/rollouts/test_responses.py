@@ -12,7 +12,7 @@ from toy import toy_recipe
 
 from practicum.core.waits import Wait, display_waits
 from practicum.errors import DataError
-from practicum.rollouts import SourceChoice, check_responses
+from practicum.rollouts import SourceChoice, check_answers
 from practicum.runs.assembly import assemble_run
 from practicum.runs.inputs import check_inputs
 from practicum.types import Message, Prompt
@@ -54,7 +54,7 @@ QUESTION = (Message("user", "8*7?"),)
 
 def check(name: str, prompts: list[Prompt], source: str = "dataset") -> None:
     choice = TypeAdapter(SourceChoice).validate_python(source)
-    check_responses(prompts, RENDERERS[name], choice, 16)
+    check_answers(choice, prompts, RENDERERS[name], 16)
 
 
 @pytest.mark.parametrize("name", RENDERERS)

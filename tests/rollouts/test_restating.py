@@ -17,7 +17,7 @@ from practicum.errors import DataError, RecipeError
 from practicum.ports.notes import Note
 from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, collect_rollouts
 from practicum.rollouts._notes import rate
-from practicum.rollouts.restating import measure_restated, split_statement, write_ending
+from practicum.rollouts.sources.restate import measure_restated, split_statement, write_ending
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.text import Renderer
 from practicum.types import AUTHORS, Prompt, Rollout, SamplingParams

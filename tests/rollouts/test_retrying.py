@@ -18,8 +18,8 @@ from practicum.rollouts import (
     RolloutWriters,
     SourceChoice,
     collect_rollouts,
-    measure_retried,
 )
+from practicum.rollouts.sources.retry import measure_retried
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import Prompt, Rollout, SamplingParams, ScoreRequest
 

@@ -21,14 +21,13 @@ from practicum.rollouts import (
     RolloutBatch,
     RolloutRow,
     RolloutWriters,
-    Search,
     SourceChoice,
     collect_rollouts,
-    measure_search,
 )
 from practicum.rollouts.answer_tokens import Tokens
-from practicum.rollouts.search import find_step_ends, split_steps
-from practicum.rollouts.tree import SearchTree, StepNode, back_up, list_steps
+from practicum.rollouts.sources.search import Config as Search
+from practicum.rollouts.sources.search import measure_search, split_steps
+from practicum.rollouts.tree import SearchTree, StepNode, back_up, find_step_ends, list_steps
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import (
     Message,

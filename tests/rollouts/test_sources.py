@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from toy import curve, rows, toy_data, toy_recipe, toy_run
 
 from practicum.cli.listing import list_names
+from practicum.core.plugins import list_plugins
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError, DataError, RecipeError
 from practicum.objective import Full, Sampled, Signal
@@ -28,6 +29,7 @@ from practicum.rollouts import (
     collect_rollouts,
     sample_rollouts,
 )
+from practicum.rollouts.sources.student import Config as StudentSource
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.teachers._client import ClientTeacher
 from practicum.training.loop import measure_rollouts
@@ -345,7 +347,8 @@ def test_a_prefix_that_ends_the_answer_leaves_nothing_to_learn_and_is_counted(wr
     prompts = [asked("short", answer="a"), asked("long", answer="abcd")]
     rollouts = write("prefix(2, origin=dataset)", n=3, prompts=prompts)
     assert [bool(rollout.loss_mask.any()) for rollout in rollouts] == [False] * 3 + [True] * 3
-    metrics = measure_rollouts(rollouts, [int(rollout.loss_mask.sum()) for rollout in rollouts], 3)
+    counts = [int(rollout.loss_mask.sum()) for rollout in rollouts]
+    metrics = measure_rollouts(rollouts, counts, 3, StudentSource())
     assert (metrics["unsupervised_prompts"], metrics["from_student"], metrics["from_dataset"]) == (
         1.0,
         0.5,
@@ -442,7 +445,7 @@ def test_replayed_rollouts_are_those_of_earlier_steps_only(write: Write) -> None
         names = [(rollout.prompt.id, rollout.sample) for rollout in rollouts]
         assert len(set(names)) == len(names) == 14
         assert all(rollout.source == "student" for rollout in rollouts)
-        metrics = measure_rollouts(rollouts, [1] * len(rollouts), step)
+        metrics = measure_rollouts(rollouts, [1] * len(rollouts), step, StudentSource())
         assert metrics["from_student"] == 1.0
         assert (
             metrics["staleness"]
@@ -458,16 +461,16 @@ def test_nothing_is_remembered_unless_it_is_replayed(write: Write) -> None:
 
 MISTAKES = {
     "studnet": r"rollout\.source: no source named 'studnet'; did you mean 'student'",
-    "mix(0.5, teecher)": r"rollout\.source\.mix\.other: .*'teacher'.*\(given: 'teecher'\)",
+    "mix(0.5, teecher)": r"rollout\.source\.other: .*'teacher'.*\(given: 'teecher'\)",
     "mix(lambda=0.5)": r"source 'mix' has no parameter 'lambda'; known: other, student",
-    "mix(1.5)": r"rollout\.source\.mix\.student: .*less than or equal to 1 \(given: 1\.5\)",
-    "join(replay)": r"rollout\.source\.join\.other: .*'dataset', 'teacher' or 'reference'",
-    "join(teacher+teacher)": r"join\.other: .*or several joined by \+, each once",
-    "join(teacher, student=-1)": r"join\.student: .*greater than or equal to 0",
+    "mix(1.5)": r"rollout\.source\.student: .*less than or equal to 1 \(given: 1\.5\)",
+    "join(replay)": r"rollout\.source\.other: .*'dataset', 'teacher' or 'reference'",
+    "join(teacher+teacher)": r"source\.other: .*or several joined by \+, each once",
+    "join(teacher, student=-1)": r"source\.student: .*greater than or equal to 0",
     "reference": r"lets the reference write and there is none; write reference: \{type: self",
-    "token_mix(-0.1)": r"token_mix\.teacher: .*greater than or equal to 0",
+    "token_mix(-0.1)": r"source\.teacher: .*greater than or equal to 0",
     "student(1)": r"source 'student' takes no arguments, but 1 values were given",
-    "cache": r"rollout\.source\.cache\.path: missing",
+    "cache": r"rollout\.source\.path: missing",
     "prefix(5)": r"rollout: a prefix of 5 tokens leaves the student none of its max_new_tokens, 5",
 }
 
@@ -542,7 +545,7 @@ def test_other_sources_need_no_writing_teacher(source: str, teacher: str) -> Non
 
 def test_the_sources_are_listed_with_a_line_each() -> None:
     listed = list_names("sources")
-    assert [row["name"] for row in listed] == list(SOURCES)
+    assert [row["name"] for row in listed] == list_plugins(SOURCES)
     assert all(row["summary"].endswith(".") for row in listed)
 
 

@@ -13,7 +13,7 @@ from traced import node, talk, write
 
 from practicum.errors import DataError
 from practicum.models.config import ScorerConfig
-from practicum.rollouts.traces import load_traced_rollouts
+from practicum.rollouts.sources.traces import load_traced_rollouts
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
 from practicum.text.trace_rows import add_reference_logprobs, read_traced_answers

@@ -15,8 +15,8 @@ from practicum.ports.scoring import Scorer
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutBatch, list_all_keys
 from practicum.rollouts.sampling import RolloutSampler
-from practicum.rollouts.search import StepSearch
-from practicum.rollouts.sources import Search
+from practicum.rollouts.sources.search import Config as Search
+from practicum.rollouts.sources.search import StepSearch
 from practicum.rollouts.tree import StepNode, back_up, list_steps
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.pipeline import parse_pipeline

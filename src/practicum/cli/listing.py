@@ -3,18 +3,18 @@
 import ast
 import inspect
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 
-import practicum
 from practicum.core.calls import suggest_name
+from practicum.core.plugins import find_plugin_file, list_plugins
 from practicum.errors import RecipeError
 
 FOLDERS = {
     **{name: name for name in ("teachers", "scorers", "tasks", "backends", "trackers")},
-    "notes": "rollouts/_notes",
+    "notes": "practicum.rollouts._notes",
+    "sources": "practicum.rollouts.sources",
 }
-"""The folders of plug-ins by kind."""
+"""The rooms of plug-ins by kind."""
 TABLES = {
     "divergences": "divergence",
     "weights": "weight",
@@ -23,7 +23,7 @@ TABLES = {
     "advantages": "advantage",
 }
 """The tables of `practicum.functional`, each with the kind of its entries."""
-CALLS = ("signals", "targets", "estimators", "sources")
+CALLS = ("signals", "targets", "estimators")
 
 
 def list_names(
@@ -98,11 +98,11 @@ def _list_recipes(family: str | None) -> list[dict[str, str]]:
 def _list_modules(kind: str) -> list[dict[str, str]]:
     # Plug-ins are read, not imported: a tracker or a backend may need a package that is missing.
     rows = []
-    for entry in sorted((Path(practicum.__file__).parent / FOLDERS[kind]).iterdir()):
-        path = entry / "__init__.py" if entry.is_dir() else entry
-        if path.suffix == ".py" and path.is_file() and not entry.name.startswith("_"):
-            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            rows.append({"name": entry.stem, "summary": docstring.partition("\n")[0]})
+    for name in list_plugins(FOLDERS[kind]):
+        path = find_plugin_file(FOLDERS[kind], name)
+        text = "" if path is None else path.read_text(encoding="utf-8")
+        docstring = ast.get_docstring(ast.parse(text)) or ""
+        rows.append({"name": name, "summary": docstring.partition("\n")[0]})
     return rows
 
 
@@ -148,9 +148,8 @@ def _list_monitors() -> list[dict[str, str]]:
 
 def _list_calls(kind: str) -> list[dict[str, str]]:
     from practicum.objective import AXES
-    from practicum.rollouts import SOURCES
 
     return [
         {"name": name, "summary": (inspect.getdoc(choice) or "").partition("\n")[0]}
-        for name, choice in {**AXES, "sources": SOURCES}[kind].items()
+        for name, choice in AXES[kind].items()
     ]

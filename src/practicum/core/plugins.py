@@ -1,18 +1,23 @@
 """Plug-ins are files: `teacher: {type: privileged}` loads `practicum.teachers.privileged`.
 
-The module's `Config` holds the settings. A new file in one of the folders adds a teacher, a task or
-a backend; a name as in `practicum.foreign` loads one from another package.
+The module's `Config` holds the settings. A new file in one of the folders adds a teacher, a task, a
+source or a backend. A module of another package is named in full, as in `practicum.foreign`, or by
+the word of its entry point in the group `practicum.teachers`, `practicum.sources` and so on.
 """
 
+import functools
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, WithJsonSchema
 
-from practicum.core.calls import suggest_name
+from practicum.core.calls import Call, bind, parse_call, suggest_name
 from practicum.foreign import is_external, load_object
 
 PLUGIN_KEY = "x-plugin"
@@ -20,20 +25,55 @@ PLUGIN_KEY = "x-plugin"
 
 
 def list_plugins(room: str) -> list[str]:
-    """Return the plug-ins of a room, such as `teachers`, in alphabetical order."""
-    package = importlib.import_module(_package(room))
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    return sorted(name for name in names if not name.startswith("_"))
+    """Return the plug-ins of a room, such as `teachers`, in alphabetical order.
+
+    Those that other packages publish stand among them; practicum's names win.
+    """
+    return sorted({*_list_files(room), *_list_entry_points(room)})
 
 
 def load_plugin(room: str, name: str) -> Any:
     """Import the module of a plug-in; ValueError with the closest known name if there is none."""
     if is_external(name):
         return _import_external(room, name)
-    if name not in list_plugins(room):
-        kind = _package(room).rpartition(".")[2].strip("_").rstrip("s")
+    if name in _list_files(room):
+        return importlib.import_module(f"{_package(room)}.{name}")
+    published = _list_entry_points(room)
+    if name not in published:
+        kind = _name_group(room).rstrip("s")
         raise ValueError(f"no {kind} named {name!r}; {suggest_name(name, list_plugins(room))}")
-    return importlib.import_module(f"{_package(room)}.{name}")
+    return _import_external(room, published[name])
+
+
+def find_plugin_file(room: str, name: str) -> Path | None:
+    """Return the file of a plug-in without importing it; None if it cannot be found."""
+    published = _list_entry_points(room)
+    dotted = published.get(name, f"{_package(room)}.{name}").partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(dotted)
+    except ImportError:
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+@functools.cache
+def _list_files(room: str) -> frozenset[str]:
+    """Return the names of a room's own files; those that begin with an underscore are none."""
+    package = importlib.import_module(_package(room))
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return frozenset(name for name in names if not name.startswith("_"))
+
+
+@functools.cache
+def _list_entry_points(room: str) -> dict[str, str]:
+    """Return what installed packages publish for a room: the dotted name of each plug-in by word."""
+    found = entry_points(group=f"practicum.{_name_group(room)}")
+    return {point.name: point.value for point in found if point.name not in _list_files(room)}
+
+
+def _name_group(room: str) -> str:
+    """Return the word of a room, such as `sources` for `practicum.rollouts.sources`."""
+    return _package(room).rpartition(".")[2].strip("_")
 
 
 def _package(room: str) -> str:
@@ -42,17 +82,22 @@ def _package(room: str) -> str:
 
 
 def _import_external(room: str, name: str) -> Any:
-    """Return a module or class of another package with `Config` and `build`, as ours have."""
+    """Return a module or class of another package with `Config` and `build`, as ours have.
+
+    A room whose plug-ins have something else says so in `NEEDED`.
+    """
     try:
         plugin = load_object(name)
     except ValueError as error:
         raise ValueError(f"{name!r} is none of the {room}: {error}") from error
     members = vars(plugin) if isinstance(plugin, ModuleType | type) else {}
-    missing = [part for part in ("Config", "build") if part not in members]
+    needed = vars(importlib.import_module(_package(room))).get("NEEDED", ("Config", "build"))
+    missing = [part for part in needed if part not in members]
     if missing:
+        forms = {"Config": "`class Config`", "build": "`def build(config, context)`"}
         raise ValueError(
             f"{name!r} is none of the {room}: it has no {' and no '.join(missing)}; "
-            "write `class Config` and `def build(config, context)` as the files of practicum do"
+            f"write {' and '.join(forms[part] for part in needed)} as the files of practicum do"
         )
     return plugin
 
@@ -65,7 +110,7 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
     if isinstance(settings, BaseModel):
         return settings
     if isinstance(settings, str):
-        settings = {"type": settings}
+        settings = _read_text(room, settings)
     if isinstance(settings, Mapping) and default is not None:
         settings = {"type": default, **settings}
     if not isinstance(settings, Mapping) or "type" not in settings:
@@ -77,6 +122,15 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
         # A plug-in of another package declares a short literal type; the recipe has its full path.
         fields["type"] = config.model_fields["type"].default
     return config.model_validate(fields)
+
+
+def _read_text(room: str, text: str) -> dict[str, Any]:
+    """Return the settings that a name stands for, or a call where the plug-ins are calls."""
+    name = text.partition("(")[0].strip()
+    if name == text or not issubclass(config := load_plugin(room, name).Config, Call):
+        return {"type": text}
+    fields = [field for field in config.model_fields if field != "type"]
+    return {"type": parse_call(text)[0], **bind(_name_group(room).rstrip("s"), text, fields)}
 
 
 def Plugin(room: str, default: str | None = None) -> Any:

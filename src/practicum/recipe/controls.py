@@ -21,13 +21,7 @@ from practicum.ports import HoldsTeachers
 from practicum.ports.scoring import TeacherImitator
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.schema import Recipe, resolve_recipe
-from practicum.rollouts import (
-    Served,
-    StudentSource,
-    list_other_writers,
-    name_guide,
-    name_own_note,
-)
+from practicum.rollouts.sources import student
 
 SWITCH = "teacher=off"
 """The override that asks for the control; YAML reads its value as False."""
@@ -60,10 +54,10 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     Raises RecipeError if a schedule has no place in the control.
     """
     # No verifier knows what users make of an answer, so without a judge no reward is left.
-    if isinstance(recipe.rollout.source, Served):
+    if recipe.rollout.source.serves_users:
         return None
     # The reference writes as an earlier student.
-    writers = [name for name in list_other_writers(recipe.rollout.source) if name != "reference"]
+    writers = [name for name in recipe.rollout.source.other_writers if name != "reference"]
     terms = recipe.objective.losses
     judges = list_teaching_scorers(recipe)
     is_judged = any(term.scorer in judges for term in terms)
@@ -96,10 +90,10 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     ]
     # Nor can a judge that is gone say what to write again.
     source = recipe.rollout.source
-    is_guided = name_guide(source) in judges or name_own_note(source) is not None
+    is_guided = source.guide in judges or source.note_made is not None
     drops_source = bool(writers) or is_guided
     if drops_source:
-        control["rollout"]["source"] = StudentSource().model_dump()
+        control["rollout"]["source"] = student.Config().model_dump()
     paths = _ControlPaths(terms, reward_terms, drops_source)
     control["schedules"] = paths.translate_keys(control["schedules"])
     for settings in control["monitors"].values():

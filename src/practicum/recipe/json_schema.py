@@ -9,6 +9,7 @@ combinations that `practicum check` refuses are not part of it.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from practicum.core.calls import Call
 from practicum.core.plugins import PLUGIN_KEY, list_plugins, load_plugin
 from practicum.monitors import MONITORS
 from practicum.monitors.settings import ACTIONS
@@ -74,8 +75,11 @@ def _add_room(room: str, defs: Schema, rooms: dict[str, Schema]) -> None:
     names = list_plugins(room)
     rooms[room] = {}
     choices: list[Schema] = [{"enum": names}, DOTTED]
-    for name in names:
-        settings = load_plugin(room, name).Config.model_json_schema()
+    configs = {name: load_plugin(room, name).Config for name in names}
+    if any(issubclass(config, Call) for config in configs.values()):
+        choices.append(CALL)
+    for name, config in configs.items():
+        settings = config.model_json_schema()
         defs |= settings.pop("$defs", {})
         settings["properties"]["type"] = {"const": name}
         choices.append(settings)

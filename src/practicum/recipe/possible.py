@@ -7,20 +7,7 @@ from practicum.ports import Capabilities, TeacherConfig
 from practicum.ports.notes import NoteConfig
 from practicum.ports.scoring import ReadsNotes, RejectingSettings, TeacherImitator
 from practicum.recipe.sections import RolloutConfig
-from practicum.rollouts import (
-    Correct,
-    Replace,
-    Search,
-    Served,
-    Source,
-    StudentSource,
-    list_other_writers,
-    name_guide,
-    name_own_note,
-    needs_reference_samples,
-    needs_replay,
-    needs_teacher_samples,
-)
+from practicum.rollouts import SourceConfig
 from practicum.rollouts.fields import ROLLOUT_FIELDS
 
 STALENESS = "rollout.max_staleness"
@@ -58,9 +45,9 @@ def find_capability_problems(
     return problems
 
 
-def find_anchor_problems(objective: Objective, source: Source) -> list[str]:
+def find_anchor_problems(objective: Objective, source: SourceConfig) -> list[str]:
     """Return a problem for each term that compares with answers which the reference never writes."""
-    if needs_reference_samples(source):
+    if "reference" in source.other_writers:
         return []
     return [
         f"objective.losses[{number}]: its advantage compares with the reference's answers, and the "
@@ -98,19 +85,20 @@ def find_staleness_problems(
     if not rollout.max_staleness:
         return []
     problems = []
-    if needs_replay(rollout.source):
+    if rollout.source.replays:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and mix(other=replay) learns from "
             "completions of any age; write max_staleness: 0, or source: student"
         )
-    if needs_teacher_samples(rollout.source) and teacher.capabilities().follows_student:
+    writers = rollout.source.other_writers
+    if "teacher" in writers and teacher.capabilities().follows_student:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and teacher {teacher.type!r} may follow the "
             "student, so it cannot write ahead of it; write max_staleness: 0, source: student, or "
             "a teacher with weights of its own, {type: model, model: ...}"
         )
-    writes = reference is not None and needs_reference_samples(rollout.source)
-    if reference is not None and writes and reference.capabilities().follows_student:
+    is_asked = reference is not None and "reference" in writers
+    if reference is not None and is_asked and reference.capabilities().follows_student:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and reference {reference.type!r} may follow "
             "the student, so it cannot write ahead of it; write max_staleness: 0"
@@ -135,10 +123,10 @@ def find_scorer_problems(
         if term.scorer not in (VERIFIER, *scorers)
     ]
     problems += _find_guide_problems(scorers, rollout)
-    if not PREFERRED & set(list_other_writers(rollout.source)):
+    if not PREFERRED & set(rollout.source.other_writers):
         problems += [
             f"scorers.{name}: it learns to prefer the teacher's answers to the student's, and with "
-            f"rollout.source: {rollout.source.type} no rollout is the teacher's; write "
+            f"rollout.source: {rollout.source.name} no rollout is the teacher's; write "
             "rollout.source: join(teacher), or join(dataset) for stored answers"
             for name, config in scorers.items()
             if isinstance(config, TeacherImitator) and config.imitates_teacher
@@ -153,28 +141,27 @@ def find_scorer_problems(
 def _find_guide_problems(scorers: Mapping[str, object], rollout: RolloutConfig) -> list[str]:
     """Return what keeps a source from asking its scorer while it writes."""
     source = rollout.source
-    guide = name_guide(source)
+    guide = source.guide
     if guide is None:
         return []
     problems = []
-    where = f"rollout.source: {source.type}(scorer={guide})"
-    example = "process" if isinstance(source, Search) else "judge, at_least: 5, teacher: ..."
+    where = f"rollout.source: {source.name}(scorer={guide})"
     if guide not in scorers:
         problems.append(
             f"{where}: no scorer is named {guide!r}; add it to scorers: "
-            f"{{{guide}: {{type: {example}}}}}, or write source: student"
+            f"{{{guide}: {{type: {source.guide_example}}}}}, or write source: student"
         )
-    elif isinstance(source, Replace | Correct):
+    elif source.guide_rejects:
         config = scorers[guide]
         if not isinstance(config, RejectingSettings) or not config.rejects:
             problems.append(
                 f"{where}: scorer {guide!r} rejects no answers; take one that does, such as "
-                f"{{type: {example}}}"
+                f"{{type: {source.guide_example}}}"
             )
     if rollout.max_staleness:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and scorer {guide!r}, which may learn from "
-            f"each step, guides the {source.type}; write max_staleness: 0, or source: student"
+            f"each step, guides the {source.name}; write max_staleness: 0, or source: student"
         )
     return problems
 
@@ -196,8 +183,8 @@ def find_note_problems(
         for name in notes
         if name in ("answer", *ROLLOUT_FIELDS)
     ]
-    note = name_own_note(rollout.source)
-    places = [(f"rollout.source: {rollout.source.type}(note={note})", note)] if note else []
+    note = rollout.source.note_made
+    places = [(f"rollout.source: {rollout.source.name}(note={note})", note)] if note else []
     places += [
         (f"scorers.{scorer}.template", name)
         for scorer, config in scorers.items()
@@ -227,7 +214,7 @@ def find_segment_problems(rollout: RolloutConfig) -> list[str]:
     if rollout.segment_tokens is None:
         return []
     problems = []
-    if not isinstance(rollout.source, StudentSource):
+    if not rollout.source.writes_segments:
         problems.append(
             f"rollout.segment_tokens is {rollout.segment_tokens}, and only the student's own answers "
             "go on in a later step; write source: student, or leave it out"
@@ -240,18 +227,11 @@ def find_segment_problems(rollout: RolloutConfig) -> list[str]:
     return problems
 
 
-def find_traffic_problems(rollout: RolloutConfig) -> list[str]:
-    """Return what does not go with users, who get one answer."""
-    if not isinstance(rollout.source, Served) or rollout.n == 1:
-        return []
-    return [f"rollout.n is {rollout.n}, and a user gets one answer; write n: 1"]
-
-
 def find_engine_problems(rollout: RolloutConfig, is_trained_here: bool) -> list[str]:
     """Return what the recipe's engine, if there is one, cannot do for it."""
     if rollout.engine is None:
         return []
-    problems = rollout.engine.problems(rollout.source.type, rollout.max_staleness)
+    problems = rollout.engine.problems(rollout.source.name, rollout.max_staleness)
     if not is_trained_here:
         problems.append(
             "rollout.engine: the student's weights are at a service, which samples itself; leave "

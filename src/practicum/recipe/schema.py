@@ -22,7 +22,6 @@ from practicum.recipe.possible import (
     find_scorer_problems,
     find_segment_problems,
     find_staleness_problems,
-    find_traffic_problems,
     find_truncation_problem,
 )
 from practicum.recipe.schedule import Adaptive, Schedule, apply_values, evaluate_schedules
@@ -33,7 +32,8 @@ from practicum.recipe.sections import (
     RolloutConfig,
     TrainConfig,
 )
-from practicum.rollouts import NOTE_KINDS, FunctionSource, list_source_problems
+from practicum.rollouts import NOTE_KINDS, list_writer_problems
+from practicum.rollouts.sources import function
 from practicum.types import FrozenConfig
 
 WORDS = ("about", "family", "paper", "claim", "differs", "formula", "reduced", "slot")
@@ -142,7 +142,7 @@ class Recipe(FrozenConfig):
                 "objective: a term asks the reference and there is none; write reference: "
                 "{type: self, weights: frozen} for the student as it began, or another teacher"
             )
-        problems += list_source_problems(
+        problems += list_writer_problems(
             self.rollout.source,
             self.teacher.capabilities(),
             self.teacher.type,
@@ -163,7 +163,7 @@ class Recipe(FrozenConfig):
         problems += self.backend.problems(
             self.student,
             self.objective,
-            self.rollout.source.type,
+            self.rollout.source.name,
             self.rollout.max_staleness,
             self.frozen_models,
         )
@@ -171,7 +171,6 @@ class Recipe(FrozenConfig):
         problems += find_note_problems(
             self.notes, self.scorers, self.teacher, self.reference, self.rollout
         )
-        problems += find_traffic_problems(self.rollout)
         problems += find_segment_problems(self.rollout)
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
@@ -224,7 +223,7 @@ class Recipe(FrozenConfig):
             return self
         recipe_data = resolve_recipe(self)
         apply_values(recipe_data, numbers)
-        if isinstance(self.rollout.source, FunctionSource):
+        if isinstance(self.rollout.source, function.Config):
             # The text of a source does not hold the function.
             recipe_data["rollout"]["source"] = self.rollout.source
         return validate_fields(Recipe, recipe_data, self.name)

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from practicum.core.plugins import Plugin
 from practicum.models.starting_values import CAREFUL
 from practicum.ports import AdamParams
-from practicum.rollouts import Prefix, SourceChoice, StudentSource
+from practicum.rollouts import SourceChoice
+from practicum.rollouts.sources import student
 from practicum.types import FrozenConfig, Pace, SamplingParams
 
 BY_STUDENT = "by the student: see [settings](settings.md)"
@@ -51,7 +52,7 @@ class EpisodesConfig(FrozenConfig):
 class RolloutConfig(FrozenConfig):
     """The source of the rollouts and the settings of sampling."""
 
-    source: SourceChoice = StudentSource()
+    source: SourceChoice = student.Config()
     replay_size: int = Field(
         default=1000, ge=1, description="rollouts from which `mix(other=replay)` chooses"
     )
@@ -90,17 +91,9 @@ class RolloutConfig(FrozenConfig):
     )
 
     @model_validator(mode="after")
-    def _check_prefix_fits(self) -> "RolloutConfig":
-        source = self.source
-        # A prefix of turns counts no tokens.
-        if not isinstance(source, Prefix) or source.turns is not None:
-            return self
-        if source.length >= self.max_new_tokens:
-            raise ValueError(
-                f"a prefix of {source.length} tokens leaves the student none of its "
-                f"max_new_tokens, {self.max_new_tokens}; write a shorter one, "
-                "or raise max_new_tokens"
-            )
+    def _check_source(self) -> "RolloutConfig":
+        if problems := self.source.list_problems(self.n, self.max_new_tokens):
+            raise ValueError("; ".join(problems))
         return self
 
     def build_sampling_params(self, stop_ids: frozenset[int]) -> SamplingParams:

@@ -17,6 +17,7 @@ from practicum.ports.gate import (
 from practicum.ports.notes import Note, NoteMoment, name_note_role
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.sampling import RolloutSampler
+from practicum.rollouts.source import RolloutWriters
 from practicum.types import Metrics, Rollout
 
 NOTE_KINDS = "practicum.rollouts._notes"
@@ -76,6 +77,12 @@ class AnswerNoter:
     student: SamplingClient
     task: Task
     notes: Mapping[str, Note]
+
+    @classmethod
+    def of(cls, sampler: RolloutSampler, writers: RolloutWriters) -> "AnswerNoter":
+        """Return what answers and notes for a source."""
+        assert writers.task is not None
+        return cls(sampler, writers.student, writers.task, writers.notes)
 
     def answer(
         self, keys: Sequence[RolloutKey], last: str, marks: Mapping[str, str] | None = None

@@ -7,8 +7,6 @@ import torch
 
 from practicum.core.waits import show_wait
 from practicum.errors import DataError, ModelError
-from practicum.rollouts.function_source import FunctionSource
-from practicum.rollouts.sources import Prefix, Source, list_other_writers
 from practicum.text import Renderer
 from practicum.types import Message, Prompt, Sample
 
@@ -52,28 +50,24 @@ def encode_message(prompt: Prompt, answer: Message, renderer: Renderer, length: 
 
 
 def check_responses(
-    prompts: Sequence[Prompt], renderer: Renderer, source: Source, length: int
+    prompts: Sequence[Prompt], renderer: Renderer, source: str, length: int
 ) -> None:
-    """Raise DataError if a source imitates answers of rows, and `encode_response` would refuse some.
+    """Raise DataError if `encode_response` would refuse the answers of some rows for a source.
 
-    `length` is the largest number of new tokens. Takes less time than rendering the prompts.
+    `length` is the largest number of tokens. Takes less time than rendering the prompts.
     """
-    if "dataset" not in list_other_writers(source) or isinstance(source, FunctionSource):
-        return
-    if isinstance(source, Prefix):
-        length = min(source.length, length)
     refusals: list[DataError] = []
     with show_wait("reading the answers to imitate", total=len(prompts)) as wait:
         for prompt in prompts:
             try:
-                _check_response(prompt, renderer, source.type, length)
+                _check_response(prompt, renderer, source, length)
             except DataError as error:
                 refusals.append(error)
             wait.advance()
     if refusals:
         raise DataError(
             f"{len(refusals)} of {len(prompts)} rows have no answer that rollout.source "
-            f"{source.type!r} can imitate; the first is {refusals[0]}"
+            f"{source!r} can imitate; the first is {refusals[0]}"
         )
 
 

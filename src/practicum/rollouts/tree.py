@@ -6,12 +6,15 @@ Kocsis & Szepesvari 2006). The search goes below a node once `breadth` answers w
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.types import SearchStep
+
+STEP_ENDS = {"line": "\n", "paragraph": "\n\n", "word": " "}
+"""The text that ends a step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -130,3 +133,16 @@ def list_steps(node: StepNode) -> tuple[SearchStep, ...]:
         SearchStep(member.name, len(member.step), member.visits, member.value, member.mean_reward)
         for member in node.path
     )
+
+
+def find_step_ends(
+    tokens: Sequence[int], decode_token: Callable[[int], str], step: str
+) -> list[int]:
+    """Return after how many tokens each step ends: with the token that completes the step's end."""
+    ends, text = [], ""
+    for count, token in enumerate(tokens, start=1):
+        text += decode_token(token)
+        if STEP_ENDS[step] in text or count == len(tokens):
+            ends.append(count)
+            text = ""
+    return ends

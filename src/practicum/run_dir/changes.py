@@ -103,7 +103,7 @@ def _explain_refusal(place: str, saved: Mapping[str, Any]) -> str | None:
             "evaluation.max_new_tokens was not written, so the student was measured with it "
             "before training; start a new run"
         )
-    source = SOURCES[parse_call(saved["rollout"]["source"])[0]]
+    source = load_plugin(SOURCES, parse_call(saved["rollout"]["source"])[0]).Config
     if place in source.fixed:
         return source.fixed[place]
     if MAY_CHANGE.fullmatch(place):

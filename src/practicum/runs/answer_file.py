@@ -23,7 +23,7 @@ from practicum.ports import (
 )
 from practicum.ports.gate import repair_text
 from practicum.recipe import Recipe
-from practicum.rollouts import TeacherSource
+from practicum.rollouts.sources import teacher as teacher_source
 from practicum.run_dir import Journal
 from practicum.runs.begun_file import begin_file
 from practicum.runs.console import Console, SilentConsole
@@ -95,7 +95,7 @@ def _build_params(recipe: Recipe, renderer: Renderer, temperature: float | None)
     """Return the recipe's sampling settings with the teacher's stop tokens and temperature."""
     params = recipe.rollout.build_sampling_params(renderer.stop_ids)
     source = recipe.rollout.source
-    if temperature is None and isinstance(source, TeacherSource):
+    if temperature is None and isinstance(source, teacher_source.Config):
         temperature = source.temperature
     return params if temperature is None else replace(params, temperature=temperature)
 

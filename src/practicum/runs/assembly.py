@@ -37,12 +37,9 @@ from practicum.ports.scoring import ScalarSettings, Scorer
 from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
-    check_responses,
-    list_observation_problems,
-    list_source_problems,
+    check_answers,
     list_task_problems,
-    needs_reference_samples,
-    needs_teacher_samples,
+    list_writer_problems,
 )
 from practicum.runs.identity import (
     add_prefix,
@@ -167,7 +164,7 @@ def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | N
             recipe.objective, reference.capabilities, recipe.reference.type, against="reference"
         )
     source, kind = recipe.rollout.source, recipe.teacher.type
-    problems += list_source_problems(
+    problems += list_writer_problems(
         source, teacher.capabilities, kind, None if reference is None else reference.capabilities
     )
     if problems:
@@ -240,7 +237,7 @@ def split_training_prompts(
         )
     for note in describe_texts(prompts, student.renderer):
         log.info(note)
-    check_responses(prompts, student.renderer, recipe.rollout.source, recipe.longest_answer)
+    check_answers(recipe.rollout.source, prompts, student.renderer, recipe.longest_answer)
     limit = recipe.rollout.max_new_tokens
     note = describe_long_answers(recipe.task, prompts, student.renderer.encode, limit)
     if note is not None:
@@ -277,10 +274,7 @@ class _Assembly:
         self.scores = scores
         self.packages: list[str] = []
         self.task = build_task(recipe, rejected, self.packages)
-        source = recipe.rollout.source
-        problems = list_task_problems(source, self.task)
-        problems += list_observation_problems(recipe.objective, source, self.task)
-        if problems:
+        if problems := list_task_problems(recipe.rollout.source, recipe.objective, self.task):
             raise CapabilityError(problems)
         self.ledger = Ledger()
         self.after_training: list[Callable[[], None]] = []
@@ -493,6 +487,6 @@ class _Assembly:
     def _needs_samples(self, is_reference: bool) -> bool:
         """Return True if teacher or reference must sample, for training or for its evaluation."""
         if is_reference:
-            return needs_reference_samples(self.recipe.rollout.source)
+            return "reference" in self.recipe.rollout.source.other_writers
         evaluation, source = self.recipe.evaluation, self.recipe.rollout.source
-        return needs_teacher_samples(source) or (evaluation.teacher and evaluation.prompts > 0)
+        return "teacher" in source.other_writers or (evaluation.teacher and evaluation.prompts > 0)

@@ -12,7 +12,6 @@ from practicum.monitors import compute_evaluation_readings
 from practicum.ports import ShowsFields, walk
 from practicum.ports.notes import Note
 from practicum.recipe import Recipe
-from practicum.rollouts import name_shown_note
 from practicum.run_dir import RESTORE, RunDir, read_json, shapes, write_json
 from practicum.run_dir.best import METRICS, read_score
 from practicum.runs.assembly import RunComponents
@@ -155,7 +154,7 @@ def read_evaluations(path: Path) -> tuple[Evaluation | None, Evaluation | None, 
 def _select_notes(recipe: Recipe, notes: Mapping[str, Note]) -> Mapping[str, Note]:
     """Return the notes that held-out answers get: none if no teacher shows one."""
     # What a source shows the student is no part of an answer without it.
-    shown_note = name_shown_note(recipe.rollout.source)
+    shown_note = recipe.rollout.source.note_shown
     separate = {name: note for name, note in notes.items() if name != shown_note}
     is_shown = any(
         isinstance(config, ShowsFields) and config.shows(separate)

@@ -14,7 +14,7 @@ from practicum.ports import walk
 from practicum.ports.inputs import ChecksPrompts, ReadsFiles
 from practicum.recipe import Recipe
 from practicum.remote.address import AddressConfig
-from practicum.rollouts import check_responses
+from practicum.rollouts import check_answers
 from practicum.runs.opening import build_task, find_origin
 from practicum.runs.pipeline.stages import PLACEHOLDER, Pipeline
 from practicum.runs.row_texts import describe_texts
@@ -106,7 +106,7 @@ def _list_notes(recipe: Recipe) -> list[str]:
     from practicum.text.tokenizers import load_renderer
 
     renderer = load_renderer(student)
-    check_responses(prompts, renderer, recipe.rollout.source, recipe.longest_answer)
+    check_answers(recipe.rollout.source, prompts, renderer, recipe.longest_answer)
     return [*notes, *describe_texts(prompts, renderer)]
 
 

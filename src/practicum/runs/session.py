@@ -18,7 +18,6 @@ from practicum.recipe import Recipe
 from practicum.report import write_report
 from practicum.report.markup import format_duration
 from practicum.report.tables import describe_cost
-from practicum.rollouts import needs_replay
 from practicum.run_dir import BestTracker, Checkpoint, Journal, RunDir
 from practicum.runs import state
 from practicum.runs.assembly import RunComponents, assemble_run
@@ -155,7 +154,7 @@ class Session:
             log.info(f"no step is left to train: {ending.reason}")
             return count_lost_rows(checkpoint)
         steps, lag = self.recipe.train.steps, self.recipe.rollout.max_staleness
-        rollouts_required = needs_replay(self.recipe.rollout.source)
+        rollouts_required = self.recipe.rollout.source.replays
         roles = self._find_synchronous_roles()
         self.console.begin(steps, first)
         with (

@@ -11,7 +11,6 @@ from practicum.core.notes import hide_notes
 from practicum.errors import RecipeError
 from practicum.models.tensors import SavedTensor, copy_to_host
 from practicum.recipe import Recipe
-from practicum.rollouts import needs_replay
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.opening import require_checkpoint
@@ -57,7 +56,7 @@ def restore(
     parts = components.parts
     if parts.segments is not None:
         parts.segments.load_state(checkpoint.state.get("open_answers", []), parts.prompts)
-    if needs_replay(recipe.rollout.source):
+    if recipe.rollout.source.replays:
         rows = folders.read_rows(run_dir.rollouts_jsonl, folders.shapes.ROLLOUT)
         parts.archive.restore(rows, parts.prompts, step)
     log.info(f"resumed after step {step}")

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from practicum.errors import DataError, RecipeError
-from practicum.rollouts import Correct, RolloutRow
-from practicum.rollouts.correcting import CORRECTED, REJECTED, REPLIED
+from practicum.rollouts import RolloutRow
+from practicum.rollouts.sources.correct import CORRECTED, REJECTED, REPLIED
+from practicum.rollouts.sources.correct import Config as Correct
 from practicum.run_dir import read_rows, shapes
 from practicum.runs.opening import build_task, open_run
 from practicum.types import Prompt, Turn
@@ -29,7 +30,7 @@ def write_step_rows(run: Path, target: Path) -> int:
     source = recipe.rollout.source
     if not isinstance(source, Correct) or source.start != "corrected":
         raise RecipeError(
-            f"{run}: rollout.source is {source.type!r}, and rows of corrected turns come from a run "
+            f"{run}: rollout.source is {source.name!r}, and rows of corrected turns come from a run "
             "with rollout.source: correct"
         )
     if target.exists():

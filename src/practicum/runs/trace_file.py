@@ -14,7 +14,7 @@ from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, Interrupted, RecipeError
 from practicum.objective import Sampled
 from practicum.recipe import Recipe
-from practicum.rollouts import Traces, list_traced_rollouts
+from practicum.rollouts.sources import traces
 from practicum.run_dir import Journal, prepare_folder
 from practicum.runs.begun_file import begin_file
 from practicum.runs.identity import digest_prompts
@@ -51,7 +51,7 @@ def score_traces(recipe: Recipe, path: Path) -> ScoredTraces:
     log-probabilities, and DataError if the file exists with other settings.
     """
     source = recipe.rollout.source
-    if not isinstance(source, Traces):
+    if not isinstance(source, traces.Config):
         raise RecipeError(
             "rollout.source has no traces to write into; write rollout.source: traces(FILE.jsonl)"
         )
@@ -63,7 +63,7 @@ def score_traces(recipe: Recipe, path: Path) -> ScoredTraces:
     ):
         loader = TeacherLoader(recipe, Path(models), exit_stack, scores=True)
         opened = loader.open()
-        pairs = list_traced_rollouts(
+        pairs = traces.list_traced_rollouts(
             file, opened.prompts, loader.student_renderer, recipe.longest_answer
         )
         lines = read_lines(file)

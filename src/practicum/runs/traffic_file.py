@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from practicum.errors import CheckpointError, DataError
 from practicum.ports import ServesUsers
 from practicum.recipe import Recipe
-from practicum.rollouts import Served, Traffic, TrafficRow
+from practicum.rollouts import Traffic, TrafficRow
+from practicum.rollouts.sources import served
 from practicum.run_dir import Journal, RunDir, read_rows
 from practicum.runs.assembly import RunComponents
 
@@ -23,7 +24,7 @@ def open_traffic(
     Nobody is served before the first step asks.
     """
     source, task = recipe.rollout.source, components.parts.task
-    if not isinstance(source, Served):
+    if not isinstance(source, served.Config):
         return components
     assert isinstance(task, ServesUsers), "another task is refused when the run is assembled"
     path = run_dir.traffic_jsonl

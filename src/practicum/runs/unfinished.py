@@ -8,15 +8,7 @@ from practicum.errors import CapabilityError
 from practicum.models.files import digest_file
 from practicum.ports import Task, answers_back
 from practicum.recipe import Recipe
-from practicum.rollouts import (
-    Cache,
-    RolloutArchive,
-    Segments,
-    Traces,
-    load_recorded_rollouts,
-    load_traced_rollouts,
-    needs_replay,
-)
+from practicum.rollouts import RolloutArchive, Segments
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout
 
@@ -36,10 +28,8 @@ def load_archive(
 ) -> tuple[RolloutArchive, dict[str, str]]:
     """Return the archive of earlier rollouts, and the digest of the recipe's tape, if any."""
     source = recipe.rollout.source
-    newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if needs_replay(source) else 0)
-    if not isinstance(source, Cache | Traces):
+    newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if source.replays else 0)
+    tape = source.load_tape(Path(recipe.base_dir), prompts, renderer, recipe.longest_answer)
+    if tape is None:
         return RolloutArchive(newest), {}
-    path = Path(recipe.base_dir) / source.path
-    load = load_traced_rollouts if isinstance(source, Traces) else load_recorded_rollouts
-    tape = load(path, prompts, renderer, recipe.longest_answer)
-    return RolloutArchive(newest, tape), {"tape": digest_file(path)}
+    return RolloutArchive(newest, tape.rollouts), {"tape": digest_file(tape.file)}

@@ -24,7 +24,7 @@ from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
 from practicum.ports import Teacher, TeacherConfig, TeacherRequest
 from practicum.ports.scoring import Scorer, ScorerContext
-from practicum.rollouts.search import find_step_ends
+from practicum.rollouts.tree import find_step_ends
 from practicum.scorers._grades import (
     TEMPLATE,
     NoGrade,

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from practicum.ports.scoring import Scorer, ScorerContext
-from practicum.rollouts.search import find_step_ends
+from practicum.rollouts.tree import find_step_ends
 from practicum.scorers._learned import LearnedConfig, LearnedScorer
 from practicum.types import Judgement, Metrics, Rollout, ScoreRequest
 

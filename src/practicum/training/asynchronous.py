@@ -25,7 +25,7 @@ from practicum.costs import UsageByPhase, read_usage, write_usage
 from practicum.models.tensors import SavedTensor
 from practicum.ports import SamplingClient
 from practicum.ports.scoring import name_role
-from practicum.rollouts import RolloutRow, needs_reference_samples, needs_teacher_samples
+from practicum.rollouts import RolloutRow
 from practicum.training.judging import judge_with
 from practicum.training.loop import (
     PhaseTimer,
@@ -259,7 +259,7 @@ class OverlappedSteps:
     def _sample_step(self, step: int, plan: StepPlan, client: SamplingClient) -> SampledStep:
         """Sample and reward the rollouts of a step."""
         version = max(step - 1 - self._lag, 0)
-        is_asked = needs_teacher_samples(plan.source) or needs_reference_samples(plan.source)
+        is_asked = bool({"teacher", "reference"}.intersection(plan.source.other_writers))
         lock = self._teacher_lock if is_asked else nullcontext()
         with lock, self._parts.ledger.record_separately() as work:
             rollouts = generate_rollouts(

@@ -22,21 +22,14 @@ from practicum.rollouts import (
     RolloutBatch,
     RolloutWriters,
     Segments,
-    Source,
+    SourceConfig,
     Traffic,
     add_notes,
     add_rewards,
     as_environment,
     collect_rollouts,
     measure_conversations,
-    measure_corrected,
     measure_notes,
-    measure_replaced,
-    measure_resampled,
-    measure_restated,
-    measure_retried,
-    measure_search,
-    name_own_note,
     select_prompts,
 )
 from practicum.text import Renderer
@@ -109,7 +102,7 @@ class StepPlan:
     objective: Objective
     n: int
     sampling: SamplingParams
-    source: Source
+    source: SourceConfig
     adam: AdamParams
 
 
@@ -180,7 +173,7 @@ def generate_rollouts(
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
     # The source has made the note that it needed while it wrote.
-    notes = {n: note for n, note in parts.notes.items() if n != name_own_note(plan.source)}
+    notes = {n: note for n, note in parts.notes.items() if n != plan.source.note_made}
     with lock or nullcontext():
         rollouts = add_notes(rollouts, notes, NoteMoment(step, client))
     queries = build_teacher_queries(plan.objective, parts).values()
@@ -238,7 +231,7 @@ def update_student(
     timer.end_phase("update")
     inject_fault("update")
     metrics = {
-        **measure_rollouts(rollouts, result.supervised, step),
+        **measure_rollouts(rollouts, result.supervised, step, plan.source),
         **measure_notes(rollouts, parts.notes),
         **_measure_waiting(parts, rollouts, step, settings),
         **judged,
@@ -400,7 +393,9 @@ def _check_values(rollout: Rollout, name: str, values: torch.Tensor | StatesLike
         )
 
 
-def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], step: int) -> Metrics:
+def measure_rollouts(
+    rollouts: Sequence[Rollout], supervised: Sequence[int], step: int, source: SourceConfig
+) -> Metrics:
     """Return the sources, staleness, lengths, stop reasons and mean reward of a step's rollouts.
 
     `supervised` is the number of tokens with a loss in each rollout.
@@ -423,16 +418,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], ste
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
-    for measure in (
-        measure_conversations,
-        measure_search,
-        measure_replaced,
-        measure_corrected,
-        measure_resampled,
-        measure_retried,
-        measure_restated,
-    ):
-        metrics |= measure(rollouts)
+    metrics |= measure_conversations(rollouts) | source.measure(rollouts)
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 

@@ -11,7 +11,7 @@ from toy import command, forked, toy_recipe, write_recipe
 
 from practicum.objective import Capabilities
 from practicum.recipe import list_recipe_names
-from practicum.rollouts import SOURCES, count_teacher_answers
+from practicum.rollouts import SourceConfig
 from practicum.studies.doctor import AllowedMethods, find_allowed_methods
 from practicum.studies.doctor.allowed import NO_ANSWERS, NO_TURNS, NO_VERIFIER, NO_WRITER, Money
 from practicum.types import Message, Prompt
@@ -103,7 +103,7 @@ def test_the_answers_of_a_teacher_are_counted_by_the_source(
     changes["reference"] = {"type": "self"}
     changes["objective"] = {"signal": "text", "divergence": "ce"}
     found = toy_recipe(models, changes).rollout.source
-    assert type(found) in SOURCES.values() and count_teacher_answers(found, 4) == count
+    assert isinstance(found, SourceConfig) and found.count_teacher_answers(4) == count
 
 
 def test_money_is_said_with_what_a_budget_pays_for() -> None:

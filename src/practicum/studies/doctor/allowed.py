@@ -14,11 +14,6 @@ from practicum.ports import HoldsTeachers, TeacherConfig, answers_back, walk
 from practicum.ports.charges import ChargedConfig
 from practicum.ports.scoring import RewardReader
 from practicum.recipe import Recipe, find_capability_problems, list_recipe_names, load_recipe
-from practicum.rollouts import (
-    count_teacher_answers,
-    list_conversation_problems,
-    list_other_writers,
-)
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import format_number
 from practicum.types import Prompt
@@ -146,7 +141,7 @@ class _Needs:
 
     @property
     def _writers(self) -> Sequence[str]:
-        return list_other_writers(self.recipe.rollout.source)
+        return self.recipe.rollout.source.other_writers
 
     def explain_refusal(
         self,
@@ -172,7 +167,8 @@ class _Needs:
             return NO_VERIFIER
         if "dataset" in self._writers and not all(map(_has_answer, prompts)):
             return NO_ANSWERS
-        if is_conversation and list_conversation_problems(self.recipe.rollout.source):
+        source = self.recipe.rollout.source
+        if is_conversation and source.explain_form(is_conversation=True):
             return NO_TURNS
         return None
 
@@ -249,7 +245,7 @@ def _estimate_money(evidence: Evidence) -> Money | None:
     if price is None:
         return None
     recipe = evidence.recipe
-    per_prompt = count_teacher_answers(recipe.rollout.source, recipe.rollout.n)
+    per_prompt = recipe.rollout.source.count_teacher_answers(recipe.rollout.n)
     count = round(per_prompt * recipe.train.prompts_per_step * recipe.train.steps)
     return Money(price, count, charged.budget)
 

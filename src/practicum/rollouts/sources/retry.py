@@ -7,6 +7,7 @@ depends on (seed, step, prompt, number) and on what the note says.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 
@@ -16,7 +17,7 @@ from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.fields import classify_outcome, show_text
 from practicum.rollouts.sampling import compute_key_seeds
-from practicum.rollouts.sources import Retry
+from practicum.rollouts.source import Form, SourceConfig, SourceParts
 from practicum.statistics import group_pairs
 from practicum.types import Metrics, Prompt, Rollout, SampleRequest
 
@@ -24,11 +25,56 @@ NOTE = "retried"
 """The note of a rollout that says whether it was given again: `yes`, `no`, or `failed`."""
 
 
+class Config(SourceConfig):
+    """The student answers again with a `note` in its prompt, and learns without it (KEPO 2602.00400).
+
+    `of` names the answers: those of prompts without a right one, all wrong ones, or all. A second
+    answer takes the first one's place if it is right, or with `of=all` always. With `learn=with` the
+    note stays in the prompt that is learned. With `place=answer` the note does not stand before the
+    question but begins the answer, as an environment's words do (SD-Zero 2604.12002).
+    """
+
+    type: Literal["retry"] = "retry"
+    form: ClassVar[Form] = "answers"
+    note: str
+    of: Literal["failed_group", "incorrect", "all"] = "failed_group"
+    learn: Literal["without", "with"] = "without"
+    place: Literal["question", "answer"] = "question"
+
+    @property
+    def begins_answers(self) -> bool:
+        """True if the note is a part of the answers that are learned."""
+        return self.place == "answer" and self.learn == "with"
+
+    @property
+    def note_made(self) -> str:
+        """Return the note."""
+        return self.note
+
+    @property
+    def note_shown(self) -> str:
+        """Return the note."""
+        return self.note
+
+    @property
+    def others_speak(self) -> bool:
+        """Return True if the note is a part of the answers."""
+        return self.begins_answers
+
+    def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+        """Return the student's answers, some of them given again."""
+        return Retrier(self, AnswerNoter.of(parts.sampler, parts.writers)).collect(keys)
+
+    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+        """Return the shares of answers that were given again, with and without success."""
+        return measure_retried(rollouts)
+
+
 @dataclass(frozen=True, slots=True)
 class Retrier:
     """A source that tries again: its settings, and who answers and notes."""
 
-    source: Retry
+    source: Config
     noter: AnswerNoter
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:

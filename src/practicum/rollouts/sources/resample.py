@@ -10,6 +10,9 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import Field
 
 from practicum.core.randomness import seed_of
 from practicum.ports import SamplingClient, Task
@@ -17,7 +20,7 @@ from practicum.ports.gate import ask_reward, count_answers
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.fields import classify_outcome
 from practicum.rollouts.sampling import RolloutSampler
-from practicum.rollouts.sources import Resample
+from practicum.rollouts.source import SourceConfig, SourceParts
 from practicum.types import Metrics, Rollout
 
 SAMPLED = "sampled_reward"
@@ -33,11 +36,32 @@ CLEAN = 0.1
 """The penalty that even a clean answer has, so that its weight is finite; a choice of ours."""
 
 
+class Config(SourceConfig):
+    """The student writes `factor` times as many; kept are clean right ones and any failures (2508.20722).
+
+    Failures are kept by chance, as many as is their share. Of right answers those with few failed
+    calls of tools are rather kept, and those that state their answer once, in the task's `tags`.
+    """
+
+    type: Literal["resample"] = "resample"
+    factor: int = Field(default=2, ge=2)
+
+    def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+        """Return a choice among more of the student's answers."""
+        writers = parts.writers
+        assert writers.task is not None
+        return CleanResampler(self, parts.sampler, writers.task, writers.student).collect(keys)
+
+    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+        """Return the mean reward of all sampled answers, and the penalty of the right ones."""
+        return measure_resampled(rollouts)
+
+
 @dataclass(frozen=True, slots=True)
 class CleanResampler:
     """A source that samples more than it keeps: its settings, the student, and who rewards."""
 
-    source: Resample
+    source: Config
     sampler: RolloutSampler
     task: Task
     student: SamplingClient

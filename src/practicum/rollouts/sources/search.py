@@ -10,11 +10,13 @@ never on the other prompts. Answers from the root have the seeds of the source `
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from practicum.core.randomness import seed_of
 from practicum.core.waits import show_wait
@@ -26,12 +28,15 @@ from practicum.ports.steps import ChecksSteps
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
-from practicum.rollouts.sources import Search
-from practicum.rollouts.tree import SearchTree, StepNode, back_up, list_steps
+from practicum.rollouts.source import Form, OtherWriter, SourceConfig, SourceParts
+from practicum.rollouts.tree import (
+    SearchTree,
+    StepNode,
+    back_up,
+    find_step_ends,
+    list_steps,
+)
 from practicum.types import FAILURES, Metrics, Rollout, Sample, SampleRequest
-
-STEP_ENDS = {"line": "\n", "paragraph": "\n\n", "word": " "}
-"""The text that ends a step."""
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +44,61 @@ NOTE = "agreement"
 """The note of a rollout that says whether another model agrees with its answer, `yes` or `no`."""
 
 
+class Config(SourceConfig):
+    """The student's `n` answers grow a tree; each goes on from a promising step (2501.04519).
+
+    A step ends with its `step` (line, paragraph or word). The search goes on from any of the first
+    `depth` steps: `breadth` times from one, then from the child with the largest mean reward plus
+    `exploration * sqrt(ln N(parent) / N(child))` (UCT). With `scorer`, what that one of the recipe's
+    `scorers` says of a step counts as one more answer through it (2501.04519). With `agree`, that model completes each
+    answer again from one of its steps, and answers with which it does not agree have no loss
+    (rStar 2408.06195). With `keep`, only that many answers of a prompt have a loss: the best by
+    their reward, then by the mean value of their steps.
+    """
+
+    type: Literal["search"] = "search"
+    form: ClassVar[Form] = "answers"
+    guide_example: ClassVar[str] = "process"
+    step: Literal["line", "paragraph", "word"] = "line"
+    breadth: int = Field(default=3, ge=1)
+    depth: int = Field(default=16, ge=0)
+    exploration: float = Field(default=1.4, ge=0)
+    keep: int | None = Field(default=None, ge=1)
+    agree: Literal["teacher", "reference"] | None = None
+    scorer: str | None = None
+
+    @property
+    def other_writers(self) -> tuple[OtherWriter, ...]:
+        """Return the model that has to agree, if any."""
+        return () if self.agree is None else (self.agree,)
+
+    @property
+    def guide(self) -> str | None:
+        """Return the scorer."""
+        return self.scorer
+
+    def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+        """Return the answers of a tree search, marked by the model that has to agree, if any."""
+        writers = parts.writers
+        assert writers.task is not None
+        scorer = None if self.scorer is None else writers.scorers[self.scorer]
+        search = StepSearch(self, parts.sampler, writers.task, writers.student, scorer)
+        rollouts = search.collect(keys)
+        model = writers.reference if self.agree == "reference" else writers.teacher
+        if self.agree is None or model is None:
+            return rollouts
+        return AgreementCheck(self.agree, model, parts.sampler, writers.task).mark(rollouts)
+
+    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+        """Return the size, depth and values of the trees."""
+        return measure_search(rollouts)
+
+
 @dataclass(frozen=True, slots=True)
 class StepSearch:
     """A search: its settings, its sampler and task, the student that writes, and a step's judge."""
 
-    source: Search
+    source: Config
     sampler: RolloutSampler
     task: Task
     student: SamplingClient
@@ -169,7 +224,7 @@ class _PromptTree:
 
     @classmethod
     def plant(
-        cls, source: Search, keys: Sequence[RolloutKey], prompt_tokens: tuple[int, ...]
+        cls, source: Config, keys: Sequence[RolloutKey], prompt_tokens: tuple[int, ...]
     ) -> "_PromptTree":
         """Return the tree of a prompt without any answer; its first key's number names the root."""
         # A prompt that comes twice into a step has two trees.
@@ -219,19 +274,6 @@ def _mask(rollout: Rollout) -> Rollout:
 def split_steps(answer: Tokens, ends: Sequence[int]) -> list[Tokens]:
     """Return the steps of an answer, which end after so many tokens."""
     return [answer.cut(start, end) for start, end in pairwise((0, *ends))]
-
-
-def find_step_ends(
-    tokens: Sequence[int], decode_token: Callable[[int], str], step: str
-) -> list[int]:
-    """Return after how many tokens each step ends: with the token that completes the step's end."""
-    ends, text = [], ""
-    for count, token in enumerate(tokens, start=1):
-        text += decode_token(token)
-        if STEP_ENDS[step] in text or count == len(tokens):
-            ends.append(count)
-            text = ""
-    return ends
 
 
 def _tokens(node: StepNode) -> list[int]:

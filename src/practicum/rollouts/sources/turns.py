@@ -7,17 +7,36 @@ other, as those of one prompt, where an objective compares answers.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from practicum.ports import SamplingClient, Task
 from practicum.ports.gate import ask_reward
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.sampling import RolloutSampler
+from practicum.rollouts.source import Form, SourceConfig, SourceParts
 from practicum.text.stored import add_tokens
 from practicum.types import FAILURES, Rollout, Turn
 
 NEXT_STATE = "next_state"
 """The note with what was said next; an environment writes it of a conversation's last turn."""
+
+
+class Config(SourceConfig):
+    """The student converses, and each of its turns is an answer of its own (OpenClaw-RL 2603.10165).
+
+    Its prompt is the conversation before it, and its note `next_state` the reply. A turn that nobody
+    replied to has no loss.
+    """
+
+    type: Literal["turns"] = "turns"
+    form: ClassVar[Form] = "conversations"
+
+    def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+        """Return the turns of the student's conversations."""
+        task = parts.writers.task
+        assert task is not None
+        return TurnSplitter(parts.sampler, parts.writers.student, task).collect(keys)
 
 
 @dataclass(frozen=True, slots=True)

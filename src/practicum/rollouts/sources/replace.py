@@ -6,6 +6,9 @@ depends on (seed, step, prompt, number) and on what the judge says of it, never 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from pydantic import Field
 
 from practicum.errors import CapabilityError
 from practicum.ports import PromptedClient, SamplingClient, Teacher, TeacherRequest
@@ -13,7 +16,7 @@ from practicum.ports.scoring import RejectingScorer
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
-from practicum.rollouts.sources import Replace, explain_no_generation
+from practicum.rollouts.source import Form, OtherWriter, SourceConfig, SourceParts
 from practicum.types import FAILURES, Metrics, Rollout, Sample, SampleRequest
 
 NOTE = "replaced"
@@ -21,6 +24,54 @@ NOTE = "replaced"
 
 REFUSED = "refused"
 """The note of a rejected answer that its writer did not write again."""
+
+
+class Config(SourceConfig):
+    """The student writes; `by` writes again what the recipe's `scorer` rejects (OVD 2601.21968).
+
+    What comes before the first rejected step stays, and a rejected answer without steps goes as a
+    whole. What was written again is judged again, up to `tries` times in all.
+    """
+
+    type: Literal["replace"] = "replace"
+    form: ClassVar[Form] = "answers"
+    guide_rejects: ClassVar[bool] = True
+    guide_example: ClassVar[str] = "judge, at_least: 5, teacher: ..."
+    scorer: str
+    by: Literal["teacher", "reference", "student"] = "teacher"
+    tries: int = Field(default=1, ge=1)
+
+    @property
+    def other_writers(self) -> tuple[OtherWriter, ...]:
+        """Return the model that writes again, if it is not the student."""
+        return () if self.by == "student" else (self.by,)
+
+    @property
+    def guide(self) -> str | None:
+        """Return the scorer."""
+        return self.scorer
+
+    def count_teacher_answers(self, n: int) -> float:
+        """Return the most that there can be."""
+        return n * self.tries if self.by == "teacher" else 0
+
+    def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+        """Return the student's answers, with what the scorer rejects written again."""
+        writers = parts.writers
+        scorer = writers.scorers[self.scorer]
+        if not isinstance(scorer, RejectingScorer):
+            raise CapabilityError(
+                f"rollout.source: replace(scorer={self.scorer}): this scorer rejects no answers; "
+                "take one that does, such as {type: judge, at_least: 5, ...}"
+            )
+        models = {"teacher": writers.teacher, "reference": writers.reference}
+        return StepReplacer(
+            self, parts.sampler, scorer, writers.student, models.get(self.by)
+        ).collect(keys)
+
+    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+        """Return the shares of answers that were written again and that should have been."""
+        return measure_replaced(rollouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +92,7 @@ class Rejection:
 class StepReplacer:
     """A source that replaces: its settings, its judge, the student, and the other writer if any."""
 
-    source: Replace
+    source: Config
     sampler: RolloutSampler
     scorer: RejectingScorer
     student: SamplingClient
@@ -113,7 +164,7 @@ class StepReplacer:
         samples = self.writer.sample(requests, self.sampler.params)
         if samples is None:
             who = "the reference" if self.source.by == "reference" else "this teacher"
-            raise CapabilityError(explain_no_generation(self.source, who))
+            raise CapabilityError(self.source.explain_no_generation(who))
         return samples
 
     def _rebuild(self, rejection: Rejection, end: Sample) -> Rollout:

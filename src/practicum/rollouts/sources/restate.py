@@ -8,12 +8,13 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from practicum.errors import DataError
 from practicum.rollouts.annotating import AnswerNoter
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey
-from practicum.rollouts.sources import Restate
+from practicum.rollouts.source import Form, SourceConfig, SourceParts
 from practicum.text import Renderer
 from practicum.types import FAILURES, Metrics, Rollout
 
@@ -21,11 +22,37 @@ NOTE = "restated"
 """The note of a restated rollout with the student's own statement, empty where it stated nothing."""
 
 
+class Config(SourceConfig):
+    """The student answers, and a `note` takes the place of what it states itself (CaOPD 2604.16830).
+
+    Its statement begins with the note's name, as in `Confidence: 0.9` for a note `confidence`, and
+    goes on to the answer's end. The answer then ends with a line of the same form that has the note,
+    also where nothing was stated.
+    """
+
+    type: Literal["restate"] = "restate"
+    form: ClassVar[Form] = "answers"
+    note: str
+
+    @property
+    def note_made(self) -> str:
+        """Return the note."""
+        return self.note
+
+    def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+        """Return the student's answers, each ending with the note."""
+        return Restater(self, AnswerNoter.of(parts.sampler, parts.writers)).collect(keys)
+
+    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+        """Return the share of restated answers that had a statement of their own."""
+        return measure_restated(rollouts)
+
+
 @dataclass(frozen=True, slots=True)
 class Restater:
     """A source that restates: its settings, and who answers and notes."""
 
-    source: Restate
+    source: Config
     noter: AnswerNoter
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:

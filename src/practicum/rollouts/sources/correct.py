@@ -7,8 +7,10 @@ there, in an episode that is played again up to it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
@@ -20,7 +22,7 @@ from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.conversation import choose_power, run_conversations
 from practicum.rollouts.openings import Beginning, ConversationRequest
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
-from practicum.rollouts.sources import Correct
+from practicum.rollouts.source import Form, OtherWriter, SourceConfig, SourceParts
 from practicum.statistics.turns import reward_step
 from practicum.types import AUTHORS, Metrics, Rollout, Sample, SampleRequest, Turn
 
@@ -32,6 +34,68 @@ REJECTED = "rejected_turn"
 
 REPLIED = "rejected_reply"
 """The note with what the wrong turn was answered, if it was."""
+
+
+class Config(SourceConfig):
+    """The student converses; `by` writes its first wrong turn, and it goes on (SCoRe 2509.14257).
+
+    The recipe's `scorer` reads the conversation and rejects a turn: a judge by turns. Without one
+    the task's own expert knows: a turn is wrong if it is less than `below` times as likely as the
+    expert's likeliest. With `start: verified` the student itself acts again from there, `rollout.n`
+    times, and only that has a loss: its reward is 1 if it solves the task, else 0.5 for the
+    corrected turn, 0 for the wrong one, 0.1 for another.
+    """
+
+    type: Literal["correct"] = "correct"
+    form: ClassVar[Form] = "conversations"
+    instead: ClassVar[str] = "replace(...)"
+    guide_rejects: ClassVar[bool] = True
+    guide_example: ClassVar[str] = "judge, at_least: 5, teacher: ..."
+    by: Literal["teacher", "reference"] = "teacher"
+    scorer: str | None = None
+    below: float = Field(default=0.5, gt=0, le=1)
+    start: Literal["corrected", "verified"] = "corrected"
+
+    @property
+    def other_writers(self) -> tuple[OtherWriter, ...]:
+        """Return the model that writes the turns."""
+        return (self.by,)
+
+    @property
+    def guide(self) -> str | None:
+        """Return the scorer."""
+        return self.scorer
+
+    def count_teacher_answers(self, n: int) -> float:
+        """Return the conversations in which the teacher may write a turn."""
+        return n if self.by == "teacher" else 0
+
+    def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+        """Return the student's conversations, the first wrong turn of each written anew."""
+        writers = parts.writers
+        assert writers.task is not None
+        assert writers.environment is not None, "single answers are refused before"
+        scorer = None if self.scorer is None else writers.scorers[self.scorer]
+        if scorer is not None and not isinstance(scorer, RejectingScorer):
+            raise CapabilityError(
+                f"rollout.source: correct(scorer={self.scorer}): this scorer rejects no turns; "
+                "take one that does, such as {type: judge, step: turn, at_least: 5, ...}"
+            )
+        if scorer is None and not isinstance(writers.task, Expert):
+            raise CapabilityError(
+                "rollout.source: correct without a scorer asks the task's expert, and this task "
+                "has none; write correct(scorer=NAME) with a judge"
+            )
+        model = writers.teacher if self.by == "teacher" else writers.reference
+        assert model is not None, "a recipe without this writer is refused when it is read"
+        corrector = TurnCorrector(
+            self, parts.sampler, writers.environment, writers.task, writers.student, model, scorer
+        )
+        return corrector.collect(keys)
+
+    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+        """Return the share of corrected conversations, the number of their turn, and refusals."""
+        return measure_corrected(rollouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +111,7 @@ class WrongTurn:
 class TurnCorrector:
     """A source that corrects turns: its settings, who finds them, and who writes them."""
 
-    source: Correct
+    source: Config
     sampler: RolloutSampler
     environment: OpensEpisodes
     task: Task

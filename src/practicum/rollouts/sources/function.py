@@ -1,22 +1,26 @@
-"""The source that is a function of the user's, and the base class of all sources."""
+"""A function of the user's writes every answer."""
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_serializer, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from practicum.core.calls import Call, format_call
-from practicum.errors import RecipeError
-from practicum.foreign import digest_code, is_external, load_object, name_object, takes_arguments
+from practicum.core.calls import format_call
+from practicum.errors import DataError, RecipeError
+from practicum.foreign import (
+    describe_error,
+    digest_code,
+    is_external,
+    load_object,
+    name_object,
+    takes_arguments,
+)
 from practicum.prompts import Prompt
-
-
-class SourceCall(Call):
-    """A source, with the other places of a recipe that a resumed run cannot change with it, and why."""
-
-    fixed: ClassVar[Mapping[str, str]] = {}
+from practicum.rollouts.batch import RolloutKey
+from practicum.rollouts.responses import encode_written
+from practicum.rollouts.source import OtherWriter, SourceConfig, SourceParts
+from practicum.types import Rollout
 
 
 def _check_function(raw: Any) -> Any:
@@ -35,7 +39,7 @@ GivenFunction = Annotated[
 """A function of Python, or its name `package.module:function`."""
 
 
-class FunctionSource(SourceCall):
+class Config(SourceConfig):
     """A function of yours writes each answer: `def write(prompt: Prompt, seed: int) -> str`.
 
     `object` is its name, `package.module:function`; from Python, `source` may be the function.
@@ -75,7 +79,29 @@ class FunctionSource(SourceCall):
         except ValueError as error:
             raise RecipeError(f"rollout.source: {error}") from None
 
+    @property
+    def other_writers(self) -> tuple[OtherWriter, ...]:
+        """Return the dataset: the function's answers are learned like those of rows."""
+        return ("dataset",)
 
-def read_function(raw: Any) -> Any:
-    """Return a function of Python as a source; anything else unchanged."""
-    return {"type": "function", "object": raw} if inspect.isroutine(raw) else raw
+    @property
+    def reads_answers(self) -> bool:
+        """Return False: the function writes the answers."""
+        return False
+
+    def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+        """Return the answers of the function, which gets one seed per answer."""
+        write, length = self.load(), parts.sampler.params.max_new_tokens
+        samples = []
+        for key, seed in zip(keys, parts.sampler.compute_seeds(keys), strict=True):
+            try:
+                text = write(key.prompt, seed)
+            # The user's code may raise anything.
+            except Exception as error:
+                raise DataError(
+                    f"rollout.source: {name_object(self.object)} fails for prompt "
+                    f"{key.prompt.id!r}: {describe_error(error)}"
+                ) from error
+            samples.append(encode_written(key.prompt, text, parts.writers.renderer, length))
+        prompts = parts.sampler.render_prompts(keys)
+        return parts.sampler.build_rollouts(keys, prompts, samples, "dataset")

@@ -4,14 +4,33 @@ import math
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from practicum.errors import DataError
+from practicum.rollouts.source import Tape
+from practicum.rollouts.sources.cache import RecordedSource
 from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer
 from practicum.text.trace_rows import TracedAnswer, read_traced_answers
 from practicum.types import Prompt, Rollout
+
+
+class Config(RecordedSource):
+    """Conversations that an agent of the student recorded under another harness, token for token.
+
+    `path` has traces of the library verifiers (schema 1), one a line, with their rewards.
+    """
+
+    type: Literal["traces"] = "traces"
+
+    def load_tape(
+        self, folder: Path, prompts: Sequence[Prompt], renderer: Renderer, max_tokens: int
+    ) -> Tape:
+        """Return the conversations of the file."""
+        file = folder / self.path
+        return Tape(file, load_traced_rollouts(file, prompts, renderer, max_tokens))
 
 
 def load_traced_rollouts(

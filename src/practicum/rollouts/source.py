@@ -1,0 +1,358 @@
+"""What a source of rollouts is: settings, facts that a recipe is checked by, and how it collects.
+
+A source is one file of `practicum.rollouts.sources`, or a module of another package, with a class
+`Config` below `SourceConfig`.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import torch
+from pydantic import BeforeValidator, SerializeAsAny, WithJsonSchema
+
+from practicum.core.calls import Call
+from practicum.core.plugins import PLUGIN_KEY, read_plugin
+from practicum.errors import CapabilityError
+from practicum.objective import Objective
+from practicum.ports import (
+    Capabilities,
+    OpensEpisodes,
+    PromptedClient,
+    SamplingClient,
+    ServesUsers,
+    Task,
+    Teacher,
+    answers_back,
+)
+from practicum.ports.notes import Note
+from practicum.ports.scoring import Scorer
+from practicum.rollouts.batch import RolloutKey
+from practicum.rollouts.responses import check_responses, encode_response
+from practicum.rollouts.sampling import RolloutSampler
+from practicum.rollouts.segments import Segments
+from practicum.rollouts.tape import RolloutArchive
+from practicum.rollouts.traffic import Traffic
+from practicum.text import Renderer
+from practicum.types import Metrics, Prompt, Rollout, Sample
+
+SOURCES = "practicum.rollouts.sources"
+"""The package with the sources, one file each."""
+
+Form = Literal["any", "answers", "conversations"]
+OtherWriter = Literal["dataset", "teacher", "reference"]
+
+SampleOrRollout = TypeVar("SampleOrRollout", Sample, Rollout)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutWriters:
+    """The writers of rollouts: student, teacher and reference, and the archive of earlier rollouts.
+
+    With an `environment`, every completion is a conversation with it. Some sources ask the `task`,
+    one of the `scorers`, or make one of the `notes`.
+    """
+
+    student: SamplingClient
+    teacher: Teacher
+    renderer: Renderer
+    archive: RolloutArchive = field(default_factory=RolloutArchive)
+    environment: OpensEpisodes | None = None
+    reference: Teacher | None = None
+    task: Task | None = None
+    scorers: Mapping[str, Scorer] = field(default_factory=dict)
+    notes: Mapping[str, Note] = field(default_factory=dict)
+    traffic: Traffic | None = None
+    segments: Segments | None = None
+
+
+class SourceConfig(Call):
+    """A source: it writes the tokens that a step trains on.
+
+    - other_writers: who writes beside or instead of the student
+    - form: `answers` if it cannot hold conversations, `conversations` if it writes nothing else
+    - replays: it trains again on completions of earlier steps
+    - guide: the scorer that it asks while it writes
+    - note_made, note_shown: the note that it makes itself, and the one that it shows the student
+    - others_speak: words of an environment stand in its answers, also where a task's answers are single
+    - serves_users: it listens to the users of a task
+    - writes_segments: its answers may go on in a later step
+    - reads_answers: it needs the answers of the rows
+    - fixed: places of a recipe that a resumed run cannot change with it, and why
+    """
+
+    form: ClassVar[Form] = "any"
+    instead: ClassVar[str] = "student"
+    """What to write for single answers, where it only holds conversations."""
+    guide_rejects: ClassVar[bool] = False
+    guide_example: ClassVar[str] = ""
+    serves_users: ClassVar[bool] = False
+    writes_segments: ClassVar[bool] = False
+    fixed: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def name(self) -> str:
+        """Return the name that recipes use."""
+        return str(type(self).model_fields["type"].default)
+
+    @property
+    def other_writers(self) -> tuple[OtherWriter, ...]:
+        """List the writers beside or instead of the student; none if only the student writes."""
+        return ()
+
+    @property
+    def replays(self) -> bool:
+        """Return True if completions of earlier steps are trained on again."""
+        return False
+
+    @property
+    def guide(self) -> str | None:
+        """Return the scorer that the source asks while it writes; None if it asks none."""
+        return None
+
+    @property
+    def note_made(self) -> str | None:
+        """Return the note that the source makes itself while it writes; None if it makes none."""
+        return None
+
+    @property
+    def note_shown(self) -> str | None:
+        """Return the note that the source shows the student; None if it shows none."""
+        return None
+
+    @property
+    def others_speak(self) -> bool:
+        """Return True if an environment's words may stand in single answers."""
+        return False
+
+    @property
+    def reads_answers(self) -> bool:
+        """Return True if the source imitates answers that the task's rows have."""
+        return "dataset" in self.other_writers
+
+    def count_teacher_answers(self, n: int) -> float:
+        """Return how many answers to a prompt the teacher writes, or begins, for `n` rollouts.
+
+        Of a source that replaces what is rejected it is the most that there can be.
+        """
+        return 0
+
+    def limit_answer(self, max_new_tokens: int) -> int:
+        """Return the most tokens that are read of a row's answer."""
+        return max_new_tokens
+
+    def list_problems(self, n: int, max_new_tokens: int) -> list[str]:
+        """List why the source cannot write `n` rollouts of at most `max_new_tokens` for a prompt."""
+        return []
+
+    def explain_form(self, *, is_conversation: bool) -> str | None:
+        """Return why the source cannot serve a task that answers back, or one that does not."""
+        if is_conversation and (self.form == "answers" or "dataset" in self.other_writers):
+            return (
+                f"rollout.source: {self.model_dump()} does not write turn by turn, and this task "
+                "answers every turn; write source: student, teacher, mix(other=teacher), "
+                "mix(other=replay), join(other=teacher) or cache(path)"
+            )
+        if not is_conversation and self.form == "conversations":
+            return (
+                f"rollout.source: {self.name} needs conversations; take a task that answers back, "
+                f"such as walker, or source: {self.instead} for single answers"
+            )
+        return None
+
+    def explain_no_generation(self, who: str) -> str:
+        """Return the error text for a model that has to write for this source, and cannot."""
+        role = "reference" if who == "the reference" else "teacher"
+        return (
+            f"rollout.source: {self.model_dump()} lets the {role} write, but {who} writes no "
+            "answers; write source: student, dataset or mix(other=dataset), or take a teacher that "
+            "writes, such as {type: model, model: ...}"
+        )
+
+    def load_tape(
+        self, folder: Path, prompts: Sequence[Prompt], renderer: Renderer, max_tokens: int
+    ) -> "Tape | None":
+        """Return the rollouts of an earlier run that the source takes; None if it takes none."""
+        return None
+
+    def collect(self, keys: Sequence[RolloutKey], parts: "SourceParts") -> list[Rollout]:
+        """Return the rollouts of a batch, of which `keys` are the `n` of each prompt."""
+        raise NotImplementedError
+
+    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+        """Return the metrics that a step reports of this source's rollouts."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """The recorded rollouts of a file, by prompt id."""
+
+    file: Path
+    rollouts: Mapping[str, Sequence[Rollout]]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceParts:
+    """What a source collects with: the sampler of the batch, and the writers."""
+
+    sampler: RolloutSampler
+    writers: RolloutWriters
+
+    def sample_student(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the student's completions or conversations."""
+        return self.sampler.sample_student(keys, self.writers.student)
+
+    def sample_writer(
+        self, writer: str, keys: Sequence[RolloutKey], source: SourceConfig
+    ) -> list[Rollout]:
+        """Return the rollouts of student, teacher, reference or dataset for a source."""
+        match writer:
+            case "teacher":
+                return self.sample_teacher(keys, source)
+            case "reference":
+                return self.sample_reference(keys, source)
+            case "dataset":
+                return self.read_answers(keys, source)
+        return self.sample_student(keys)
+
+    def sample_teacher(
+        self, keys: Sequence[RolloutKey], source: SourceConfig, temperature: float | None = None
+    ) -> list[Rollout]:
+        """Return the teacher's completions or conversations; CapabilityError if it cannot write."""
+        sampler = self.sampler
+        if temperature is not None:
+            params = replace(sampler.params, temperature=temperature)
+            sampler = replace(sampler, params=params)
+        rollouts = sampler.sample_teacher(keys, self.writers.teacher)
+        if rollouts is None:
+            raise CapabilityError(source.explain_no_generation("this teacher"))
+        return clear_policy_logprobs(rollouts)
+
+    def sample_reference(self, keys: Sequence[RolloutKey], source: SourceConfig) -> list[Rollout]:
+        """Return the reference's completions; CapabilityError if it cannot write."""
+        reference = self.writers.reference
+        if reference is not None:
+            rollouts = self.sampler.sample_teacher(keys, reference, "reference")
+            if rollouts is not None:
+                return clear_policy_logprobs(rollouts)
+        raise CapabilityError(source.explain_no_generation("the reference"))
+
+    def read_answers(self, keys: Sequence[RolloutKey], source: SourceConfig) -> list[Rollout]:
+        """Return the answers of the prompts' rows, which no model sampled."""
+        samples = self.encode_answers(keys, source, self.sampler.params.max_new_tokens)
+        prompts = self.sampler.render_prompts(keys)
+        return self.sampler.build_rollouts(keys, prompts, samples, "dataset")
+
+    def encode_answers(
+        self, keys: Sequence[RolloutKey], source: SourceConfig, length: int
+    ) -> list[Sample]:
+        """Return at most `length` tokens of the answers of the prompts' rows."""
+        renderer = self.writers.renderer
+        return [encode_response(key.prompt, renderer, source.name, length) for key in keys]
+
+    def bind_teacher(self, prompt: Prompt, source: SourceConfig) -> PromptedClient:
+        """Return the teacher with a prompt; CapabilityError if it writes nothing."""
+        client = self.writers.teacher.bind_prompt(prompt)
+        if client is None:
+            raise CapabilityError(source.explain_no_generation("this teacher"))
+        return client
+
+
+def clear_policy_logprobs(items: Sequence[SampleOrRollout]) -> list[SampleOrRollout]:
+    """Return samples or rollouts of another model, whose log-probabilities are not the policy's."""
+    return [
+        replace(item, policy_logprobs=torch.full_like(item.policy_logprobs, math.nan))
+        for item in items
+    ]
+
+
+def list_writer_problems(
+    source: SourceConfig, teacher: Capabilities, kind: str, reference: Capabilities | None = None
+) -> list[str]:
+    """List why teacher and reference cannot serve a source: one line for each that cannot write.
+
+    `kind` is the teacher's type.
+    """
+    problems = []
+    if "teacher" in source.other_writers and not teacher.writes:
+        problems.append(source.explain_no_generation(f"teacher {kind!r}"))
+    if "reference" in source.other_writers and reference is None:
+        problems.append(
+            f"rollout.source: {source.model_dump()} lets the reference write and there is none; "
+            "write reference: {type: self, weights: frozen} for the student as it began, or "
+            "{type: self, weights: periodic, period: 20} for an earlier self"
+        )
+    elif "reference" in source.other_writers and reference is not None and not reference.writes:
+        problems.append(source.explain_no_generation("the reference"))
+    return problems
+
+
+def list_task_problems(source: SourceConfig, objective: Objective, task: Task) -> list[str]:
+    """List why a source and the losses on its rollouts cannot serve a task."""
+    is_conversation = answers_back(task)
+    problem = source.explain_form(is_conversation=is_conversation)
+    problems = [] if problem is None else [problem]
+    has_users = isinstance(task, ServesUsers)
+    if source.serves_users and not has_users:
+        problems.append(
+            f"rollout.source: {source.name} needs users, and this task has none; write task: {{type: "
+            "served, task: ...} around the task with the held-out prompts"
+        )
+    if has_users and not source.serves_users:
+        problems.append(
+            f"rollout.source: {source.model_dump()} does not listen to users, and this task serves "
+            "them; write source: served, or the inner task alone"
+        )
+    if not is_conversation and not source.others_speak:
+        problems += [
+            f"objective.losses[{number}].source: this task's answers are single ones, and no "
+            "environment writes between them; take a task that answers back, such as walker"
+            for number, term in enumerate(objective.losses)
+            if term.observes
+        ]
+    return problems
+
+
+def check_answers(
+    source: SourceConfig, prompts: Sequence[Prompt], renderer: Renderer, max_new_tokens: int
+) -> None:
+    """Raise DataError if a source imitates answers of rows and some rows have none that it can."""
+    if source.reads_answers:
+        length = source.limit_answer(max_new_tokens)
+        check_responses(prompts, renderer, source.name, length)
+
+
+def check_path(path: str) -> str:
+    """Return a path that can be written in a call; ValueError if it cannot."""
+    # A resolved recipe writes the source as a call, in which a comma separates arguments and spaces
+    # and quotes at the ends are dropped: such a path would not be read back.
+    if "," in path or path != path.strip(" '\""):
+        raise ValueError(
+            f"path {path!r} has a comma, or a space or quote at its end; rename the file or "
+            "its folder"
+        )
+    return path
+
+
+def _read_source(raw: Any) -> Any:
+    """Return the settings of a source; ValueError if the name is that of another kind of part."""
+    if inspect.isroutine(raw):
+        raw = {"type": "function", "object": raw}
+    source = read_plugin(SOURCES, raw)
+    if not isinstance(source, SourceConfig):
+        raise ValueError(
+            f"{raw!r} is no source: its Config is not below practicum.rollouts.SourceConfig"
+        )
+    return source
+
+
+SourceChoice = Annotated[
+    SerializeAsAny[SourceConfig],
+    BeforeValidator(_read_source),
+    WithJsonSchema({PLUGIN_KEY: SOURCES}),
+]
+"""A source in a recipe: its name, a call such as `mix(student=0.5)`, a mapping, or a function."""

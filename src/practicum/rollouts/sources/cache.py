@@ -1,0 +1,62 @@
+"""Completions of an earlier run."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from practicum.errors import DataError
+from practicum.rollouts.batch import RolloutKey, shuffle_indices
+from practicum.rollouts.source import SourceConfig, SourceParts, Tape, check_path
+from practicum.rollouts.tape import load_recorded_rollouts
+from practicum.text import Renderer
+from practicum.types import Prompt, Rollout
+
+
+class RecordedSource(SourceConfig):
+    """A source that takes recorded completions of a file, whatever its format."""
+
+    path: str = Field(min_length=1)
+
+    @field_validator("path")
+    @classmethod
+    def _refuse_ambiguous_path(cls, path: str) -> str:
+        return check_path(path)
+
+    @property
+    def others_speak(self) -> bool:
+        """Return True: the recorded student may have had an environment."""
+        return True
+
+    def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+        """Return a recorded completion for each key."""
+        return [recall(key, parts) for key in keys]
+
+
+class Config(RecordedSource):
+    """Completions of an earlier rollouts.jsonl, token for token (Lightning OPD 2604.13010)."""
+
+    type: Literal["cache"] = "cache"
+
+    def load_tape(
+        self, folder: Path, prompts: Sequence[Prompt], renderer: Renderer, max_tokens: int
+    ) -> Tape:
+        """Return the rollouts of the file."""
+        file = folder / self.path
+        return Tape(file, load_recorded_rollouts(file, prompts, renderer, max_tokens))
+
+
+def recall(key: RolloutKey, parts: SourceParts) -> Rollout:
+    """Return a recorded completion of the key's prompt; each step has an order of its own."""
+    batch = parts.sampler.batch
+    recorded = parts.writers.archive.recorded.get(key.prompt.id, ())
+    if len(recorded) < batch.n:
+        raise DataError(
+            f"the tape of rollout.source holds {len(recorded)} completions of prompt "
+            f"{key.prompt.id!r}, and rollout.n asks for {batch.n}; record more with a run over "
+            "the same prompts, or ask for fewer"
+        )
+    order = shuffle_indices(len(recorded), batch.seed, "cache", batch.step, key.prompt.id)
+    return replace(recorded[order[key.number % len(order)]], sample=key.number, policy_version=0)

@@ -1,0 +1,85 @@
+"""A coin for each completion decides between the student and another writer."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from practicum.rollouts.batch import RolloutKey, call_by_group
+from practicum.rollouts.sampling import compute_key_seed
+from practicum.rollouts.source import OtherWriter, SourceConfig, SourceParts
+from practicum.types import Rollout
+
+
+class Config(SourceConfig):
+    """A coin for each: the student with probability `student`, else `other` (GKD 2306.13649).
+
+    `other: replay` takes one of the newest student completions of earlier steps, of any prompt
+    (DistiLLM 2402.03898). The student writes as long as the replay buffer is empty.
+    """
+
+    type: Literal["mix"] = "mix"
+    student: float = Field(default=0.5, ge=0, le=1)
+    other: Literal["dataset", "teacher", "replay"] = "dataset"
+
+    @property
+    def other_writers(self) -> tuple[OtherWriter, ...]:
+        """Return the other writer; a replay is the student's."""
+        return () if self.other == "replay" else (self.other,)
+
+    @property
+    def replays(self) -> bool:
+        """Return True if the other writer is the student of earlier steps."""
+        return self.other == "replay"
+
+    def count_teacher_answers(self, n: int) -> float:
+        """Return the teacher's share."""
+        return n * (1 - self.student) if self.other == "teacher" else 0
+
+    def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+        """Return each completion from its writer, and add the student's to the archive."""
+        writers = [self._choose_writer(key, parts) for key in keys]
+
+        def fill(rows: list[int]) -> list[Rollout]:
+            group = [keys[row] for row in rows]
+            if writers[rows[0]] == "replay":
+                return replay(group, parts)
+            return parts.sample_writer(writers[rows[0]], group, self)
+
+        # Each writer fills all of its keys in one call, so that sampling is batched. Every key has
+        # a random stream of its own, so the grouping does not change what is sampled.
+        rollouts = call_by_group(writers, fill)
+        # Without states: a resumed run reads the replay buffer from its rows, which hold none.
+        parts.writers.archive.newest.extend(
+            replace(rollout, states=None)
+            for rollout, writer in zip(rollouts, writers, strict=True)
+            if writer == "student"
+        )
+        return rollouts
+
+    def _choose_writer(self, key: RolloutKey, parts: SourceParts) -> str:
+        """Return the student with its probability, and while there is nothing to replay."""
+        # Seeds are uniform below 2**63, so the seed itself is the coin.
+        seed = compute_key_seed(parts.sampler.batch, "mix", key)
+        is_student = seed < self.student * 2**63
+        if is_student or (self.replays and not parts.writers.archive.newest):
+            return "student"
+        return self.other
+
+
+def replay(keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
+    """Return old rollouts of any prompt, numbered after that prompt's keys in this batch."""
+    batch, newest = parts.sampler.batch, parts.writers.archive.newest
+    # The number tells the completions of a prompt apart, so an old rollout must not bring its
+    # number along.
+    counts: Counter[str] = Counter()
+    for prompt in batch.prompts:
+        counts[prompt.id] += batch.n
+    rollouts = []
+    for key in keys:
+        replayed = newest[compute_key_seed(batch, "replay", key) % len(newest)]
+        rollouts.append(replace(replayed, sample=counts[replayed.prompt.id]))
+        counts[replayed.prompt.id] += 1
+    return rollouts
