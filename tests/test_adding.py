@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 from toy import rows, toy_recipe, toy_run
 
+from practicum.cli.listing import list_names
+from practicum.core.plugins import find_published
 from practicum.functional import DIVERGENCES, WEIGHTS
 from practicum.functional.laws import WEIGHT_LAWS
 from practicum.objective import Objective
 from practicum.recipe import parse_recipe, resolve_recipe
+from practicum.recipe.json_schema import build_schema
+from practicum.rollouts import SOURCES
 from tests.functional.divergence_laws import LAWS, random_logits
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "adding.md"
@@ -29,6 +33,7 @@ ADDITIONS = {
     "hellinger": {"objective.divergence": "my_parts.hellinger"},
     "late": {"objective.weights": "my_parts.late(1)"},
     "flat": SAMPLED | {"teacher": {"type": "my_parts.flat"}},
+    "surest": {"rollout.source": "my_parts.surest(3)"},
     "double": {"task": {"type": "my_parts.double", "letters": "abcd"}},
     "rewards": {
         "task": {
@@ -83,6 +88,39 @@ def test_a_part_of_another_package_is_one_file(
         f"my_parts.{name}" in str(resolve_recipe(recipe))
         and parse_recipe(resolve_recipe(recipe), "toy") == recipe
     )
+
+
+@pytest.fixture
+def published(add: Any) -> Iterator[None]:
+    """The source of the page as an installed package publishes it."""
+    site = add("surest")
+    data = site / "my_parts-1.0.dist-info"
+    data.mkdir()
+    (data / "METADATA").write_text("Metadata-Version: 2.1\nName: my-parts\nVersion: 1.0\n")
+    (data / "entry_points.txt").write_text("[practicum.sources]\nsurest = my_parts.surest\n")
+    find_published.cache_clear()
+    yield
+    find_published.cache_clear()
+
+
+@pytest.mark.usefixtures("published")
+def test_a_published_source_is_listed_is_in_the_schema_and_runs(
+    models: Path, tmp_path: Path
+) -> None:
+    row = {
+        "name": "surest",
+        "summary": "The student writes several answers, and the one that it is surest of is kept.",
+    }
+    assert row in list_names("sources")
+    choices = build_schema()["$defs"][SOURCES]["anyOf"]
+    assert "surest" in choices[0]["enum"]
+    assert any("tries" in choice.get("properties", {}) for choice in choices)
+    surest = toy_run(models, tmp_path / "surest", {"rollout.source": "surest(tries=8)"}).folder
+    plain = toy_run(models, tmp_path / "plain", {"rollout.source": "surest(1)"}).folder
+    shown = [rows(folder / "metrics.jsonl")[0]["sureness"] for folder in (surest, plain)]
+    assert shown[0] > shown[1] + 0.1, "the choice acts"
+    source = toy_recipe(models, {"rollout.source": "surest(8)"}).rollout.source
+    assert source.model_dump() == "my_parts.surest(tries=8)"
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

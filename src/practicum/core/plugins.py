@@ -29,7 +29,7 @@ def list_plugins(room: str) -> list[str]:
 
     Those that other packages publish stand among them; practicum's names win.
     """
-    return sorted({*_list_files(room), *_list_entry_points(room)})
+    return sorted({*_list_files(room), *find_published(room)})
 
 
 def load_plugin(room: str, name: str) -> Any:
@@ -38,7 +38,7 @@ def load_plugin(room: str, name: str) -> Any:
         return _import_external(room, name)
     if name in _list_files(room):
         return importlib.import_module(f"{_package(room)}.{name}")
-    published = _list_entry_points(room)
+    published = find_published(room)
     if name not in published:
         kind = _name_group(room).rstrip("s")
         raise ValueError(f"no {kind} named {name!r}; {suggest_name(name, list_plugins(room))}")
@@ -47,7 +47,7 @@ def load_plugin(room: str, name: str) -> Any:
 
 def find_plugin_file(room: str, name: str) -> Path | None:
     """Return the file of a plug-in without importing it; None if it cannot be found."""
-    published = _list_entry_points(room)
+    published = find_published(room)
     dotted = published.get(name, f"{_package(room)}.{name}").partition(":")[0]
     try:
         spec = importlib.util.find_spec(dotted)
@@ -65,7 +65,7 @@ def _list_files(room: str) -> frozenset[str]:
 
 
 @functools.cache
-def _list_entry_points(room: str) -> dict[str, str]:
+def find_published(room: str) -> dict[str, str]:
     """Return what installed packages publish for a room: the dotted name of each plug-in by word."""
     found = entry_points(group=f"practicum.{_name_group(room)}")
     return {point.name: point.value for point in found if point.name not in _list_files(room)}
@@ -118,8 +118,8 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
     fields = dict(settings)
     name = str(fields["type"])
     config = load_plugin(room, name).Config
-    if is_external(name):
-        # A plug-in of another package declares a short literal type; the recipe has its full path.
+    if name not in _list_files(room):
+        # A plug-in of another package says itself how recipes name it.
         fields["type"] = config.model_fields["type"].default
     return config.model_validate(fields)
 

@@ -202,9 +202,17 @@ class SourceParts:
     sampler: RolloutSampler
     writers: RolloutWriters
 
-    def sample_student(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return the student's completions or conversations."""
-        return self.sampler.sample_student(keys, self.writers.student)
+    def sample_student(
+        self, keys: Sequence[RolloutKey], stream: str | None = None
+    ) -> list[Rollout]:
+        """Return the student's completions or conversations.
+
+        Other answers to the same keys come from another `stream` of random numbers.
+        """
+        sampler = self.sampler
+        if stream is not None:
+            sampler = replace(sampler, batch=replace(sampler.batch, stream=stream))
+        return sampler.sample_student(keys, self.writers.student)
 
     def sample_writer(
         self, writer: str, keys: Sequence[RolloutKey], source: SourceConfig
