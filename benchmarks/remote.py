@@ -129,7 +129,7 @@ def main() -> None:
             processors.append(process_time() - processor)
         tokens = options.completions * options.tokens
         print(
-            f"{signal.type:8} k={k:<3} {1e6 * sorted(processors)[len(processors) // 2] / tokens:7.1f} us of processor a token   "
+            f"{signal.name:8} k={k:<3} {1e6 * sorted(processors)[len(processors) // 2] / tokens:7.1f} us of processor a token   "
             f"{1e3 * sorted(walls)[len(walls) // 2]:7.0f} ms a call of {options.completions}   "
             f"{len(answers[k]) / options.tokens:7.0f} bytes a token"
         )

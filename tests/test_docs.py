@@ -15,7 +15,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from laboratory import (
     render_evidence_page,
 )
 from laboratory.plot import plot
-from practicum import errors, recipe, rollouts
+from practicum import errors, objective, recipe, rollouts
 from practicum.cli.app import app
 from practicum.core import packaged, plugins
 from practicum.core.calls import Call
@@ -269,6 +269,19 @@ def _corrections() -> str:
 def _calls(which: str) -> str:
     """The choices of one axis, read from its union of classes."""
     union = typing.get_args(getattr(choices, which))[0]
+    # An entry of the user's has its own name.
+    found = [cls for cls in typing.get_args(union) if issubclass(cls, Call)]
+    return _list_calls(which.lower(), found)
+
+
+def _signals() -> str:
+    names = plugins.list_plugins(objective.SIGNALS)
+    return _list_calls(
+        "signal", [plugins.load_plugin(objective.SIGNALS, name).Config for name in names]
+    )
+
+
+def _list_calls(axis: str, found: Sequence[type[Call]]) -> str:
     rows = [
         [
             f"`{cls.model_fields['type'].default}`",
@@ -277,11 +290,9 @@ def _calls(which: str) -> str:
             ),
             _first_paragraph(cls.__doc__),
         ]
-        for cls in typing.get_args(union)
-        # An entry of the user's has its own name.
-        if issubclass(cls, Call)
+        for cls in found
     ]
-    return _table([which.lower(), "parameters", "meaning"], rows)
+    return _table([axis, "parameters", "meaning"], rows)
 
 
 def _sources() -> str:
@@ -686,6 +697,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "templates": _templates,
     "checks": _checks,
     "verdicts": _verdicts,
+    "signals": _signals,
     "server_signals": _server_signals,
     "peer_steps": _peer_steps,
 }

@@ -317,7 +317,7 @@ def parsed(name: str, settings: dict[str, Any], places: dict[str, str]) -> Any:
 
 
 def can(teacher: Teacher, signal: Signal) -> bool:
-    return signal.type in teacher.capabilities.signals and (
+    return signal.name in teacher.capabilities.signals and (
         not isinstance(signal, TopK) or signal.support in teacher.capabilities.supports
     )
 
@@ -389,8 +389,8 @@ def test_each_signal_it_can_give_is_aligned_with_the_rollouts(
                 assert all(len(value) == len(rollout.tokens) for value in given.values())
                 assert all(torch.isfinite(value).all() for value in given.values())
                 assert not any(value.requires_grad for value in given.values())
-                assert signal.type != "sampled" or one.logprobs is not None or one.head is not None
-                assert signal.type != "full" or (one.hidden is not None and one.head is not None)
+                assert signal.name != "sampled" or one.logprobs is not None or one.head is not None
+                assert signal.name != "full" or (one.hidden is not None and one.head is not None)
                 if one.hidden is not None and one.head is not None:
                     mass = one.head.logprobs(one.hidden).logsumexp(-1)
                     torch.testing.assert_close(mass, torch.zeros_like(mass), atol=1e-5, rtol=0)

@@ -19,7 +19,7 @@ from laboratory.measures.runs import rank_rates
 from laboratory.study import Reproduction, resolve_stage_models
 from practicum.errors import PracticumError, RecipeError
 from practicum.objective import VERIFIER
-from practicum.objective.signals import Unlikely
+from practicum.objective.signals.unlikely import Config as Unlikely
 from practicum.recipe import build_control, parse_recipe
 from practicum.runs.pipeline import parse_pipeline
 

@@ -47,7 +47,7 @@ def _share(objective, row, lengths):
 def _term_loss(term, tokens, data):
     parameter = next(iter(term.divergence.arguments.values()), None)
     values = [
-        None if term.signal.type == "sampled" else _value(term, token, parameter)
+        None if term.signal.name == "sampled" else _value(term, token, parameter)
         for token in tokens
     ]
     pathwise = term.gradient.type == "pathwise"
@@ -74,10 +74,10 @@ def _term_loss(term, tokens, data):
 
 
 def _value(term, token, parameter):
-    if term.signal.type == "entropy":
+    if term.signal.name == "entropy":
         return (token["S"].exp() * token["S"]).sum()
     student, teacher = token["S"], _target(term.target, token["S"].detach(), token["T"])
-    if term.signal.type == "full":
+    if term.signal.name == "full":
         return _divergence(term.divergence.name, student.exp(), teacher.exp(), parameter)
     chosen = _chosen(term.signal, student, teacher)
     student_part, teacher_part = student[chosen].exp(), teacher[chosen].exp()
@@ -185,7 +185,7 @@ def _past(term, tokens, place):
 
 
 def _sampled_target(term, token):
-    if term.target.type == "log_linear" and term.signal.type == "sampled":
+    if term.target.type == "log_linear" and term.signal.name == "sampled":
         return _target(term.target, token["S"].detach(), token["T"])[token["id"]]
     return _target(term.target, token["S"].detach(), token["T"])[token["id"]]
 

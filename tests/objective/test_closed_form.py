@@ -62,7 +62,7 @@ def test_both_ways_to_the_gradient_agree(choice, teacher):
         teacher
     ]
     if teacher == "sampled" and (
-        objective.signal is not None and objective.signal.type != "sampled"
+        objective.signal is not None and objective.signal.name != "sampled"
     ):
         return
     reference = heads(seed=5)[1]

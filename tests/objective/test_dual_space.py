@@ -7,9 +7,8 @@ from practicum.errors import RecipeError, TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
-from practicum.objective import Objective
-from practicum.objective.dual_space import (
-    compare_in_both,
+from practicum.objective import Objective, TeacherDistribution
+from practicum.objective.both_spaces import (
     read_both_spaces,
     start_projections,
 )
@@ -17,7 +16,7 @@ from practicum.recipe import parse_recipe
 from practicum.teachers._vocabulary import FoldedHead, ReorderedHead
 from practicum.types import TeacherSignal
 
-from .vocabularies import COMMON, OUTSIDE, OWN, STUDENT_SIZE, TEACHER_SIZE
+from .vocabularies import COMMON, OUTSIDE, OWN, STUDENT_SIZE, TEACHER_SIZE, compare
 
 TERM = Objective.model_validate({"signal": "dual_space", "divergence": "jsd(0.3)"}).losses[0]
 OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]
@@ -47,7 +46,7 @@ def test_it_is_the_sum_of_the_divergences_in_both_vocabularies() -> None:
     head, hidden, signal, weight = two_vocabularies()
     maps = Projections(draw(4, WIDE, NARROW), draw(5, NARROW, WIDE))
     spaces = read_both_spaces(head, hidden, signal, maps)
-    values = compare_in_both(TERM, head.logprobs(hidden), spaces)
+    values = compare(TERM, head.logprobs(hidden), TeacherDistribution(spaces=spaces))
     entry, rows = DIVERGENCES["jsd"], head.weight.detach()
     for row in range(TOKENS):
         mine, theirs = hidden[row].detach(), signal.states[row]  # type: ignore[index]
@@ -81,7 +80,7 @@ def test_with_inverse_maps_both_spaces_agree_everywhere(divergence: str) -> None
     assert maps is not None
     hidden = draw(9, TOKENS, WIDE).requires_grad_()
     spaces = read_both_spaces(head, hidden, signal, maps)
-    values = compare_in_both(term, head.logprobs(hidden), spaces)
+    values = compare(term, head.logprobs(hidden), TeacherDistribution(spaces=spaces))
     (found,) = torch.autograd.grad(values.sum(), hidden)
     plain = DIVERGENCES[term.divergence.name].value(
         head.logprobs(hidden), signal.head.logprobs(signal.states), term.parameter
@@ -96,7 +95,7 @@ def test_each_map_learns_from_its_own_part() -> None:
         draw(4, WIDE, NARROW).requires_grad_(), draw(5, NARROW, WIDE).requires_grad_()
     )
     spaces = read_both_spaces(head, hidden, signal, maps)
-    values = compare_in_both(TERM, head.logprobs(hidden), spaces)
+    values = compare(TERM, head.logprobs(hidden), TeacherDistribution(spaces=spaces))
     read = (hidden, maps.to_student, maps.to_teacher, head.weight)
     found = torch.autograd.grad(values.sum(), read, retain_graph=True)
     error = -spaces.through_student.gather(-1, spaces.labels[:, None]).sum()

@@ -132,11 +132,11 @@ def test_an_answer_that_the_reference_does_not_score_is_in_no_pair() -> None:
 
 
 REFUSED = {
-    "pair(dpi)": r"signal\.pair\.loss: .*'dpo', 'ipo', 'ipo_sum', 'simpo', 'orpo' or 'spin'",
+    "pair(dpi)": r"signal\.loss: .*'dpo', 'ipo', 'ipo_sum', 'simpo', 'orpo' or 'spin'",
     "pair(orpo, beta=0.1)": r"pair loss 'orpo' has no beta; leave it out",
     "pair(dpo, margin=0.5)": r"pair loss 'dpo' has no margin; leave it out",
-    "pair(dpo, choose=best)": r"signal\.pair\.choose: .*'source', 'reward', 'low_reward' or 'score'",
-    "pair(simpo, beta=0)": r"signal\.pair\.beta: .*greater than 0",
+    "pair(dpo, choose=best)": r"signal\.choose: .*'source', 'reward', 'low_reward' or 'score'",
+    "pair(simpo, beta=0)": r"signal\.beta: .*greater than 0",
 }
 
 

@@ -7,10 +7,9 @@ import torch
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.projection import pair_columns
 from practicum.objective import Objective, TeacherDistribution
-from practicum.objective.projecting import compare_projected
 from practicum.types import Spellings
 
-from .vocabularies import COMMON, OUTSIDE, STUDENT_SIZE, TEACHER_SIZE, logits, signal_of
+from .vocabularies import COMMON, OUTSIDE, STUDENT_SIZE, TEACHER_SIZE, compare, logits, signal_of
 
 TERM = Objective.model_validate({"signal": "projected(0.5, paired=0.6)"}).losses[0]
 OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]
@@ -30,7 +29,7 @@ def test_pairs_are_compared_and_others_ranked() -> None:
     signal = TeacherDistribution(
         full=folded.full, outside=OUTSIDE, own=teacher[:, OWN_TOKENS], spellings=SPELLINGS
     )
-    values = compare_projected(TERM, student.log_softmax(-1), signal, 0.5, 0.6)
+    values = compare(TERM, student.log_softmax(-1), signal)
     entry = DIVERGENCES["reverse_kl"]
     logprobs = student.log_softmax(-1).detach()
     # Of 4 and 10, which both give two thirds to it, the first has the teacher's own token; 7 gives 4 of 7 parts.

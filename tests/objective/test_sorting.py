@@ -9,18 +9,22 @@ from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.sorting import sorted_l1
 from practicum.objective import Objective, TeacherDistribution
-from practicum.objective.sorting import compare_by_rank as compare
 
-from .vocabularies import COMMON, OUTSIDE, OWN, STUDENT_SIZE, TEACHER_SIZE, logits, signal_of
+from .vocabularies import (
+    COMMON,
+    OUTSIDE,
+    OWN,
+    STUDENT_SIZE,
+    TEACHER_SIZE,
+    compare,
+    logits,
+    signal_of,
+)
 
 SORTED = Objective.model_validate({"signal": "sorted"}).losses[0]
 MATCHED = Objective.model_validate(
     {"signal": "sorted(matched=true)", "divergence": "jsd(0.3)"}
 ).losses[0]
-
-
-def compare_by_rank(term, student, signal):
-    return compare(term, student, signal, matched=term.signal.matched)
 
 
 OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]
@@ -47,7 +51,7 @@ def rank_slowly(one: list[float], other: list[float]) -> float:
 
 def test_it_is_the_distance_of_two_sorted_lists() -> None:
     student, signal, teacher = pair()
-    values = compare_by_rank(SORTED, student.log_softmax(-1), signal)
+    values = compare(SORTED, student.log_softmax(-1), signal)
     probs, others = student.softmax(-1).tolist(), teacher.exp().tolist()
     slow = [rank_slowly(*rows) for rows in zip(probs, others, strict=True)]
     torch.testing.assert_close(values, torch.tensor(slow, dtype=torch.float64))
@@ -55,7 +59,7 @@ def test_it_is_the_distance_of_two_sorted_lists() -> None:
 
 def test_matched_tokens_have_the_weight_of_their_share_of_the_vocabulary() -> None:
     student, signal, teacher = pair()
-    values = compare_by_rank(MATCHED, student.log_softmax(-1), signal)
+    values = compare(MATCHED, student.log_softmax(-1), signal)
     logprobs = student.log_softmax(-1).detach()
     same = DIVERGENCES["jsd"].contributions(logprobs[:, COMMON], teacher[:, COMMON], 0.3).sum(-1)
     probs = logprobs[:, OUTSIDE].exp().tolist()
@@ -75,9 +79,7 @@ def test_its_gradient_is_that_of_small_changes(term) -> None:
     part = TeacherDistribution(
         full=signal.full[:3], outside=OUTSIDE, unknown=None, own=signal.own[:3]
     )
-    assert torch.autograd.gradcheck(
-        lambda raw: compare_by_rank(term, raw.log_softmax(-1), part), (small,)
-    )
+    assert torch.autograd.gradcheck(lambda raw: compare(term, raw.log_softmax(-1), part), (small,))
 
 
 def test_no_renaming_of_the_teachers_tokens_is_seen() -> None:
@@ -90,9 +92,9 @@ def test_no_renaming_of_the_teachers_tokens_is_seen() -> None:
 def test_one_vocabulary_needs_no_tokens_apart() -> None:
     student, teacher = (logits(seed, 9, 0.0).log_softmax(-1) for seed in (0, 1))
     signal = TeacherDistribution(full=teacher)
-    assert compare_by_rank(SORTED, student, signal).equal(sorted_l1(student, teacher))
+    assert compare(SORTED, student, signal).equal(sorted_l1(student, teacher))
     plain = DIVERGENCES["jsd"].contributions(student, teacher, 0.3).sum(-1)
-    assert compare_by_rank(MATCHED, student, signal).equal(plain)
+    assert compare(MATCHED, student, signal).equal(plain)
 
 
 def test_a_teacher_whose_own_tokens_are_one_sum_is_refused() -> None:
@@ -100,7 +102,7 @@ def test_a_teacher_whose_own_tokens_are_one_sum_is_refused() -> None:
     folded = TeacherDistribution(full=signal.full, outside=OUTSIDE)
     assert len(OWN) == len(OWN_TOKENS)
     with pytest.raises(TeacherError, match="only the common ones are known; write signal: full"):
-        compare_by_rank(SORTED, student.log_softmax(-1), folded)
+        compare(SORTED, student.log_softmax(-1), folded)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import torch
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.objective import Objective
-from practicum.objective.span_tokens import compare_with_span_token, cut_between_spans
-from practicum.objective.tokens import TeacherDistribution
+from practicum.objective.distribution import TeacherDistribution
+from practicum.objective.signals.span_token import cut_between_spans
 
 from .vocabularies import COMMON, OUTSIDE, STUDENT_SIZE, TEACHER_SIZE, logits, signal_of
+from .vocabularies import compare as compare_here
 
 TERM = Objective.model_validate({"signal": "span_token", "divergence": "jsd(0.3)"}).losses[0]
 SPANS = {1: (3, -0.7), 6: (2, -4.0)}
@@ -29,7 +30,7 @@ def compare(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
         joined=joined,
         student_level=raw.logsumexp(-1),
     )
-    return compare_with_span_token(TERM, raw.log_softmax(-1), signal, tokens), teacher, tokens
+    return compare_here(TERM, raw.log_softmax(-1), signal, tokens), teacher, tokens
 
 
 def test_it_is_a_divergence_over_common_tokens_and_the_span() -> None:

@@ -64,3 +64,9 @@ def fold_slowly(values: torch.Tensor) -> torch.Tensor:
 def signal_of(teacher: torch.Tensor, tokens: torch.Tensor, own=OWN) -> TeacherDistribution:
     full = fold_outside(torch.log_softmax(teacher, dim=-1), STUDENT_SIZE, OUTSIDE, own)
     return TeacherDistribution(full=full, outside=OUTSIDE, unknown=torch.isin(tokens, OUTSIDE))
+
+
+def compare(term, student, teacher, tokens=None):
+    """Ask the term's signal for its own comparison."""
+    places = torch.zeros(len(student), dtype=torch.long) if tokens is None else tokens
+    return term.signal.compare(term.build_comparison(student, teacher, places))

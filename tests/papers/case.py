@@ -15,7 +15,7 @@ from practicum.objective import (
     compute_coefficients,
     compute_term_values,
 )
-from practicum.objective.other_signals import SpanToken
+from practicum.objective.signals.span_token import Config as SpanToken
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
 from practicum.types import (

@@ -10,7 +10,7 @@ from papers.worlds import gradient, random_batch
 from practicum.errors import RecipeError
 from practicum.functional.estimators import CORRECTIONS
 from practicum.objective import VERIFIER, Term
-from practicum.objective.signals import Unlikely
+from practicum.objective.signals.unlikely import Config as Unlikely
 from practicum.recipe import (
     SECTIONS,
     Recipe,
@@ -59,7 +59,7 @@ def test_recipes_that_join_a_reward_and_a_teacher_have_a_control() -> None:
     rewarded = {
         name
         for name, recipe in RECIPES.items()
-        if any(term.signal.type == "score" for term in recipe.objective.losses)
+        if any(term.signal.name == "score" for term in recipe.objective.losses)
     }
     rewarded |= {
         name
@@ -113,7 +113,7 @@ def test_a_control_asks_no_teacher_and_changes_nothing_else(name: str) -> None:
 def with_teacher_at_zero(term: Term, recipe: Recipe) -> Term:
     """Return a term of a recipe whose answers, correction and reward are those of a control."""
     arguments = {**term.correction.arguments, **CORRECTIONS[term.correction.name].without_teacher}
-    filtered = "all" if term.signal.type == "score" else term.filter
+    filtered = "all" if term.signal.name == "score" else term.filter
     correction = term.correction.model_copy(update={"arguments": arguments})
     # A judge that rejects nothing leaves the verifier's reward; a critic stays.
     scorer = VERIFIER if term.scorer in list_teaching_scorers(recipe) else term.scorer
@@ -188,7 +188,7 @@ def test_what_is_about_the_teacher_does_not_stay() -> None:
     likelihood = load_recipe(
         "papers/pi-distill", [f"objective.losses={losses}", "teacher=off"]
     ).objective
-    assert [term.signal.type for term in likelihood.losses] == ["score", "text"], (
+    assert [term.signal.name for term in likelihood.losses] == ["score", "text"], (
         "its own answers are not imitated, unless right"
     )
 

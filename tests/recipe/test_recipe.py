@@ -239,7 +239,7 @@ def test_an_override_sets_one_value_by_its_dotted_name() -> None:
 def test_a_call_with_commas_can_be_an_override() -> None:
     data = toy_data(NO_MODELS)
     override(data, "objective.signal=topk(4, tail=sampled)")
-    assert parse_recipe(data, "x").objective.losses[0].signal.type == "topk"
+    assert parse_recipe(data, "x").objective.losses[0].signal.name == "topk"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_the_teacher_is_replaced_and_nothing_else() -> None:
 
 def test_a_reward_stays_beside_it() -> None:
     control = load_recipe("papers/kdrl", ["teacher=free(0.3, -0.5)"])
-    assert [term.signal.type for term in control.objective.losses] == ["score", "unlikely"]
+    assert [term.signal.name for term in control.objective.losses] == ["score", "unlikely"]
     assert control.objective.losses[1].signal.model_dump() == (
         "unlikely(threshold=0.3, advantage=-0.5)"
     )
@@ -64,11 +64,11 @@ def test_a_reward_stays_beside_it() -> None:
 
 def test_an_arm_and_a_pipeline_take_it_too() -> None:
     arm = Arm.parse("free=papers/gkd,teacher=free(0.2, -1)")
-    assert load_recipe(arm.source, arm.overrides).objective.losses[0].signal.type == "unlikely"
+    assert load_recipe(arm.source, arm.overrides).objective.losses[0].signal.name == "unlikely"
     pipeline = load_pipeline_or_recipe("teams/qwen3", ["teacher=free"])
     assert isinstance(pipeline, Pipeline)
     for recipe in pipeline.build_recipes().values():
-        assert [term.signal.type for term in recipe.objective.losses] == ["unlikely"]
+        assert [term.signal.name for term in recipe.objective.losses] == ["unlikely"]
 
 
 MISTAKES = {

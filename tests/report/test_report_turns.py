@@ -12,7 +12,7 @@ from practicum.report.run_data import RunData, read_run
 from practicum.report.turns import build_turns_section
 from practicum.runs import run
 from practicum.statistics import compare_turns, judge_turns
-from practicum.statistics.turns import TurnAgreement
+from practicum.statistics.turn_statistics import TurnAgreement
 from practicum.types import CallRecord, Turn
 
 RIGHT, WRONG = TurnAgreement(0.1, 0.9, False), TurnAgreement(0.7, 0.2, True)

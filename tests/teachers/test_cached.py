@@ -82,7 +82,7 @@ class ServerGenerator:
         numbers = (
             torch.randn(length, WIDTH, generator=torch.Generator().manual_seed(seed)) * self.size
         )
-        if signal.type == "sampled":
+        if signal.name == "sampled":
             return TeacherSignal(logprobs=-numbers[:, 0].abs())
         if self.topk:
             return TeacherSignal(

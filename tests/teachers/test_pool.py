@@ -77,10 +77,10 @@ def test_whole_distributions_are_asked_for_wherever_sampled_tokens_do_not_suffic
     teacher = pool({"a": member})
     for signal in (Sampled(), Full(), TopK(k=3, support="teacher")):
         teacher.score(ITEMS, signal)
-    assert [signal.type for signal in member.signals] == ["sampled", "full", "full"]
+    assert [signal.name for signal in member.signals] == ["sampled", "full", "full"]
     gated = Recorder()
     pool({"a": gated}, gate=2.0).score(ITEMS, Sampled())
-    assert [signal.type for signal in gated.signals] == ["full"]
+    assert [signal.name for signal in gated.signals] == ["full"]
 
 
 def test_the_gate_is_handed_on() -> None:

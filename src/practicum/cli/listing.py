@@ -12,6 +12,7 @@ from practicum.errors import RecipeError
 FOLDERS = {
     **{name: name for name in ("teachers", "scorers", "tasks", "backends", "trackers")},
     "notes": "practicum.rollouts._notes",
+    "signals": "practicum.objective.signals",
     "sources": "practicum.rollouts.sources",
 }
 """The rooms of plug-ins by kind."""
@@ -23,7 +24,7 @@ TABLES = {
     "advantages": "advantage",
 }
 """The tables of `practicum.functional`, each with the kind of its entries."""
-CALLS = ("signals", "targets", "estimators")
+CALLS = ("targets", "estimators")
 
 
 def list_names(

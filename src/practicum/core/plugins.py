@@ -67,8 +67,8 @@ def _list_files(room: str) -> frozenset[str]:
 @functools.cache
 def find_published(room: str) -> dict[str, str]:
     """Return what installed packages publish for a room: the dotted name of each plug-in by word."""
-    found = entry_points(group=f"practicum.{_name_group(room)}")
-    return {point.name: point.value for point in found if point.name not in _list_files(room)}
+    points = entry_points(group=f"practicum.{_name_group(room)}")
+    return {point.name: point.value for point in points if point.name not in _list_files(room)}
 
 
 def _name_group(room: str) -> str:

@@ -1,14 +1,23 @@
 """The objective as data, its logit side and its token side."""
 
-from practicum.objective.choices import AXES, ClipEntries, LogLinear, Mixture, Signal, TeacherTarget
+from practicum.objective.choices import AXES, ClipEntries, LogLinear, Mixture, TeacherTarget
 from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
+from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
+from practicum.objective.signal_call import (
+    SIGNALS,
+    Capabilities,
+    Full,
+    Sampled,
+    Signal,
+    SignalCall,
+    SignalName,
+    TopK,
+)
 from practicum.objective.signal_reader import compare_signals, read_tokens
-from practicum.objective.signals import Capabilities, Full, Sampled, SignalName, TopK
 from practicum.objective.spec import VERIFIER, Objective, Term
 from practicum.objective.token_axis import compute_coefficients
 from practicum.objective.tokens import (
-    TeacherDistribution,
     TermValues,
     TokenBatch,
     build_token_batch,
@@ -24,6 +33,7 @@ from practicum.objective.vocabulary_axis import (
 
 __all__ = [
     "AXES",
+    "SIGNALS",
     "VERIFIER",
     "Capabilities",
     "ClipEntries",
@@ -37,6 +47,8 @@ __all__ = [
     "Sampled",
     "ScoreFunction",
     "Signal",
+    "SignalCall",
+    "SignalComparison",
     "SignalName",
     "TeacherDistribution",
     "TeacherTarget",

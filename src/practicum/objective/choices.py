@@ -16,20 +16,8 @@ from practicum.functional.advantages import REWARDS, RewardRule, clip
 from practicum.functional.registry import TABLES
 from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.other_signals import Binarised, DualSpace, Projected, Sorted, SpanToken
-from practicum.objective.signals import (
-    AdvantageName,
-    Draws,
-    Entropy,
-    Full,
-    Logits,
-    Pair,
-    Sampled,
-    Score,
-    Text,
-    TopK,
-    Unlikely,
-)
+from practicum.objective.signal_call import AdvantageName
+from practicum.objective.signals.score import Config as Score
 
 CallT = TypeVar("CallT", bound=Call)
 
@@ -212,23 +200,6 @@ def index_by_type(*classes: type[CallT]) -> dict[str, type[CallT]]:
 
 
 AXES = {
-    "signals": index_by_type(
-        Full,
-        Sampled,
-        Binarised,
-        Sorted,
-        Projected,
-        DualSpace,
-        SpanToken,
-        TopK,
-        Draws,
-        Logits,
-        Text,
-        Score,
-        Pair,
-        Unlikely,
-        Entropy,
-    ),
     "targets": index_by_type(TeacherTarget, LogLinear, Mixture, Contrast),
     "estimators": index_by_type(Auto, Pathwise, ScoreFunction, K2Surrogate),
     "rewards": index_by_type(NoReward, AddAdvantage, Modulate),
@@ -286,25 +257,6 @@ def _read_own_reward(raw: Any) -> Any:
     return raw
 
 
-Signal = Annotated[
-    Full
-    | Sampled
-    | Binarised
-    | Sorted
-    | Projected
-    | DualSpace
-    | SpanToken
-    | TopK
-    | Draws
-    | Logits
-    | Text
-    | Score
-    | Pair
-    | Unlikely
-    | Entropy,
-    _read_choice("signal"),
-    Field(discriminator="type"),
-]
 Target = Annotated[
     TeacherTarget | LogLinear | Mixture | Contrast,
     _read_choice("target"),

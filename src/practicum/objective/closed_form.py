@@ -23,14 +23,15 @@ from practicum.functional.divergences import DIVERGENCES, DistributionPair, floo
 from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
+from practicum.objective.both_spaces import read_both_spaces
 from practicum.objective.choices import ClipEntries, ClipLoss
 from practicum.objective.compiled import CompiledReverseKL, is_compiled
-from practicum.objective.dual_space import read_both_spaces
+from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.estimators import Pathwise
 from practicum.objective.signal_reader import measure_level, read_tokens
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair
-from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch
+from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.objective.vocabulary_axis import (
     compute_teacher_rank,
     compute_term_values,

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.objective.signals import Pair
+from practicum.objective.signals.pair import Config as Pair
 from practicum.objective.spec import Term
 from practicum.objective.tokens import TermValues, TokenBatch
 

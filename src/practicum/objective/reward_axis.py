@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from practicum.functional.advantages import ADVANTAGES
-from practicum.objective.signals import Score
+from practicum.objective.signals.score import Config as Score
 from practicum.objective.spec import Term
 from practicum.objective.tokens import TokenBatch
 

@@ -3,30 +3,27 @@
 import torch
 from torch import Tensor
 
-from practicum.functional.binarised import binarised_advantage
-from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.sequence import share_spans, sum_spans
-from practicum.objective.other_signals import Binarised
-from practicum.objective.signals import Sampled
+from practicum.objective.distribution import TeacherDistribution
+from practicum.objective.signal_call import Sampled
 from practicum.objective.spec import Term
 from practicum.objective.tokens import TokenBatch
 
 
 def compute_span_advantage(
-    term: Term, student: Tensor, teacher: Tensor, spans: Tensor | None
+    term: Term, student: Tensor, teacher: Tensor, batch: TokenBatch
 ) -> Tensor:
     """Return the advantage of each token's span, from the log-probabilities of the tokens.
 
     The span is one action: its gradient is the whole advantage times that of the sum of its tokens'
     log-probabilities, so no token gets a share, unless the term asks for shares as published.
     """
-    signal = term.signal
-    if isinstance(signal, Binarised):
-        if spans is not None:
-            student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
-        # Not relative to the larger, as below: a Bernoulli variable needs the probability itself.
-        entry = DIVERGENCES[term.divergence.name]
-        return binarised_advantage(entry, student, teacher, signal.tau, term.parameter)
+    signal, spans = term.signal, batch.spans
+    distribution = TeacherDistribution(logprobs=teacher)
+    comparison = term.build_comparison(student, distribution, batch.tokens)
+    of_span = signal.compute_span_advantage(comparison, spans)
+    if of_span is not None:
+        return of_span
     if spans is None:
         return term.compute_advantage(student, teacher)
     advantage = term.compute_advantage(*_sum_both(student, teacher, spans))

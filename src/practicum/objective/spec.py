@@ -28,22 +28,14 @@ from practicum.objective.choices import (
     NoReward,
     Reward,
     SampleWeightChoice,
-    Signal,
     Target,
     TeacherTarget,
     WeightChoice,
 )
+from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.entries import Choice
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.other_signals import Binarised, DualSpace, Sorted
-from practicum.objective.signals import (
-    Capabilities,
-    Full,
-    Sampled,
-    Score,
-    TopK,
-    Unlikely,
-)
+from practicum.objective.signal_call import Capabilities, Full, Sampled, Signal, SignalCall, TopK
 from practicum.types import FrozenConfig
 
 VERIFIER = "verifier"
@@ -132,7 +124,7 @@ class Term(BaseModel):
                 "reverse_kl"
             )
         if self.baseline == "kl" and not self.signal.measures:
-            return f"baseline 'kl' needs signal full or topk, not {self.signal.type!r}"
+            return f"baseline 'kl' needs signal full or topk, not {self.signal.name!r}"
         return None
 
     def _check_candidates(self) -> str | None:
@@ -168,19 +160,12 @@ class Term(BaseModel):
         )
 
     def _check_rewards_and_clips(self) -> str | None:
-        if isinstance(self.signal, Score) and self.signal.among and self.source == "all":
-            return "among=source compares the answers of one writer; write source: student"
-        if isinstance(self.signal, Unlikely) and not isinstance(self.reward, NoReward):
-            return "signal 'unlikely' has an advantage of its own; leave out reward"
-        if isinstance(self.signal, Binarised) and (self.reward, self.clip) != (
-            NoReward(),
-            NoClip(),
+        if problem := self.signal.explain_extras(
+            has_reward=not isinstance(self.reward, NoReward),
+            clip=self.clip.type,
+            source=self.source,
         ):
-            return "signal 'binarised' is a divergence of spans; leave out reward and clip"
-        if isinstance(self.signal, Sorted) and isinstance(self.clip, ClipEntries):
-            return (
-                "clip 'entries' is of tokens, and sorted probabilities have none; write clip: loss"
-            )
+            return problem
         if self.signal.step and isinstance(self.reward, Modulate):
             return "reward 'modulate' takes log T - log S for its size; write signal: sampled"
         if self.signal.step and isinstance(self.clip, ClipAdvantage):
@@ -189,7 +174,7 @@ class Term(BaseModel):
             return "signal 'pair' has no advantage; leave out reward, or write choose=reward"
         if self.signal.outcome is not None and not isinstance(self.reward, NoReward):
             return (
-                f"signal {self.signal.type!r} is the reward itself; leave out reward, "
+                f"signal {self.signal.name!r} is the reward itself; leave out reward, "
                 "or use a teacher's signal with it"
             )
         if not isinstance(self.reward, NoReward) and not self.on_sampled_token:
@@ -215,12 +200,12 @@ class Term(BaseModel):
             return f"weights {self.weights.name!r} ranks the whole vocabulary; write signal: full"
         if not self.needs_signal and self.weighs_by_teacher:
             return (
-                f"weights {self.weights.name!r} needs a teacher, whom signal {self.signal.type!r} "
+                f"weights {self.weights.name!r} needs a teacher, whom signal {self.signal.name!r} "
                 "does not ask"
             )
         if not self.needs_signal and self.samples_by_teacher:
             return (
-                f"samples {self.samples.name!r} needs a teacher, whom signal {self.signal.type!r} "
+                f"samples {self.samples.name!r} needs a teacher, whom signal {self.signal.name!r} "
                 "does not ask"
             )
         return None
@@ -269,6 +254,13 @@ class Term(BaseModel):
     def parameter(self) -> float | None:
         """Return the parameter of the divergence, or None if it has none."""
         return next((float(value) for value in self.divergence.arguments.values()), None)
+
+    def build_comparison(
+        self, student: Tensor, teacher: TeacherDistribution, tokens: Tensor
+    ) -> SignalComparison:
+        """Return what the signal's own comparison reads at the same T tokens."""
+        entry = DIVERGENCES[self.divergence.name]
+        return SignalComparison(student, teacher, tokens, entry, self.parameter, self.against)
 
     def compute_advantage(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the divergence's advantage of tokens with these log-probabilities."""
@@ -369,7 +361,7 @@ class Term(BaseModel):
         """Return True if the loss is a coefficient times the sampled token's log-probability."""
         if isinstance(self.gradient, ScoreFunction):
             return self.gradient.over == "sampled" and not self.signal.drawn
-        return isinstance(self.gradient, K2Surrogate) or isinstance(self.signal, Binarised)
+        return isinstance(self.gradient, K2Surrogate) or self.signal.differentiates_token
 
     @property
     def baseline(self) -> str:
@@ -472,10 +464,10 @@ class Objective(FrozenConfig):
         return any(term.signal.unshared for term in self.losses)
 
     @property
-    def learning(self) -> DualSpace | None:
+    def learning(self) -> SignalCall | None:
         """Return the first signal with weights of its own, which learn beside the student's."""
         signals = (term.signal for term in self.losses)
-        return next((signal for signal in signals if isinstance(signal, DualSpace)), None)
+        return next((signal for signal in signals if signal.maps_pace is not None), None)
 
     @property
     def needs_sequences(self) -> bool:

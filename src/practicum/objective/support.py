@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.functional.support import floor_buckets, fold_outside
-from practicum.objective.tokens import TeacherDistribution
+from practicum.objective.distribution import TeacherDistribution
 
 
 def share_support(distributions: Sequence[TeacherDistribution]) -> list[TeacherDistribution]:

@@ -3,7 +3,6 @@
 It is the product of weights, corrections, rewards and the normalisation over the whole batch.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -28,7 +27,6 @@ from practicum.objective.reward_axis import (
     compute_reward_advantages,
     read_rewards,
 )
-from practicum.objective.signals import Unlikely
 from practicum.objective.spans import answers_for_ends, carry_to_next, compute_span_advantage
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
@@ -117,7 +115,7 @@ def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Ten
         return torch.zeros_like(values.logprobs)
     learner = values.logprobs if term.advantage_logprob == "learner" else batch.sampling_logprobs
     teacher = values.teacher_logprobs
-    return term.clip.bound(compute_span_advantage(term, learner, teacher, batch.spans))
+    return term.clip.bound(compute_span_advantage(term, learner, teacher, batch))
 
 
 def _compute_returns(
@@ -134,9 +132,9 @@ def _compute_returns(
     reward = term.reward
     if term.signal.outcome is not None:
         return ratio * compute_own_advantages(term, term.signal.outcome, batch)
-    if isinstance(term.signal, Unlikely):
-        is_unlikely = values.logprobs < math.log(term.signal.threshold)
-        return ratio * term.signal.advantage * is_unlikely.to(ratio)
+    fixed = term.signal.compute_fixed_advantage(values.logprobs)
+    if fixed is not None:
+        return ratio * fixed
     if isinstance(reward, Modulate):
         assert values.teacher_logprobs is not None
         gap = values.teacher_logprobs - values.logprobs

@@ -9,10 +9,10 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from practicum.core.randomness import seed_of
-from practicum.functional.dual_space import BothSpaces
 from practicum.functional.sequence import token_coefficients
+from practicum.objective.distribution import apply_to_columns, list_tensors
 from practicum.objective.spec import VERIFIER, Objective, Term
-from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source, Spellings
+from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,42 +109,6 @@ class TokenBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherDistribution:
-    """The signal of a teacher at T tokens.
-
-    It is the full distribution, the candidates, the sampled token alone, or nothing. With `outside`
-    the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
-    tokens the numbers about the sampled token mean nothing. `level` added to the full distribution
-    gives the raw logits, and `own` the tokens that the student lacks, if they are known and asked for.
-    `spaces` is there for `dual_space`, where a trainer reads both heads, and `student_level`, that of
-    the student's raw logits, beside `joined` for `span_token`.
-    """
-
-    full: Float[Tensor, "T V"] | None = None
-    topk_ids: Int[Tensor, "T K"] | None = None
-    topk_logprobs: Float[Tensor, "T K"] | None = None
-    logprobs: Float[Tensor, " T"] | None = None
-    outside: Int[Tensor, " M"] | None = None
-    unknown: Bool[Tensor, " T"] | None = None
-    level: Float[Tensor, " T"] | None = None
-    own: Float[Tensor, "T U"] | None = None
-    spellings: Spellings | None = None
-    spaces: BothSpaces | None = None
-    joined: Float[Tensor, "T 2"] | None = None
-    student_level: Float[Tensor, " T"] | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Return True if the teacher gave nothing about these tokens."""
-        answers = (self.full, self.topk_ids, self.topk_logprobs, self.logprobs)
-        return all(answer is None for answer in answers)
-
-    def to(self, device: torch.device) -> "TeacherDistribution":
-        """Return the distribution on a device."""
-        return TeacherDistribution(*_apply_each(self, lambda tensor: tensor.to(device)))
-
-
-@dataclass(frozen=True, slots=True)
 class TermValues:
     """The logit side of one term: a differentiable `value` a token, and detached statistics.
 
@@ -167,28 +131,18 @@ class TermValues:
 
     def __getitem__(self, index: Int[Tensor, " t"]) -> "TermValues":
         """Return the values at some of the tokens."""
-        return TermValues(*_apply_each(self, lambda tensor: tensor[index]))
+        return TermValues(*apply_to_columns(self, lambda tensor: tensor[index]))
 
     def detach(self) -> "TermValues":
         """Return the values without a graph, for the token side."""
-        return TermValues(*_apply_each(self, Tensor.detach))
+        return TermValues(*apply_to_columns(self, Tensor.detach))
 
     @staticmethod
     def concatenate(parts: "Sequence[TermValues]") -> "TermValues":
         """Return chunks as one; a statistic that a chunk lacks is NaN at its tokens."""
-        columns = zip(*(_list_tensors(part) for part in parts), strict=True)
+        columns = zip(*(list_tensors(part) for part in parts), strict=True)
         losses = [part.loss_value for part in parts]
         return TermValues(*(_concatenate_column(column, losses) for column in columns))
-
-
-def _list_tensors(values: "TeacherDistribution | TermValues") -> list[Any]:
-    return [getattr(values, field.name) for field in fields(values)]
-
-
-def _apply_each(
-    values: "TeacherDistribution | TermValues", function: Callable[[Tensor], Tensor]
-) -> list[Any]:
-    return [None if tensor is None else function(tensor) for tensor in _list_tensors(values)]
 
 
 def _concatenate_column(column: Sequence[Any], losses: Sequence[Tensor]) -> Any:

@@ -25,19 +25,14 @@ from practicum.objective.choices import (
     Contrast,
     LogLinear,
     Mixture,
-    Signal,
     TeacherTarget,
 )
-from practicum.objective.dual_space import compare_in_both
+from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.estimators import Pathwise
-from practicum.objective.other_signals import DualSpace, Projected, Sorted, SpanToken
-from practicum.objective.projecting import compare_projected
-from practicum.objective.signals import Logits, TopK
-from practicum.objective.sorting import compare_by_rank
-from practicum.objective.span_tokens import compare_with_span_token
+from practicum.objective.signal_call import SignalCall, TopK
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair, share_support
-from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch
+from practicum.objective.tokens import TermValues, TokenBatch
 
 
 def compute_term_values(
@@ -231,19 +226,14 @@ def compute_values(
     None twice if the term has no returns of them, or no signal. Raises TeacherError if the teacher
     gave log-probabilities only.
     """
-    if not isinstance(term.signal, Logits) or teacher_logprobs is None:
+    if not term.signal.step or teacher_logprobs is None:
         return None, None
     if teacher.full is None or teacher.level is None:
         raise TeacherError(
             f"signal 'logits' reads the {term.against}'s raw logits, and it gave log-probabilities "
             "only; write signal: sampled with estimator: score_function(gamma=1)"
         )
-    logits = teacher_logprobs + teacher.level
-    if term.signal.value == "soft":
-        return logits, teacher.level
-    # The bucket of other tokens is not one token.
-    tokens = teacher.full if teacher.outside is None else teacher.full[:, :-1]
-    return logits, teacher.level + tokens.amax(dim=-1)
+    return teacher_logprobs + teacher.level, term.signal.compute_state_values(teacher)
 
 
 @torch.no_grad()
@@ -301,14 +291,14 @@ def _is_label(term: Term) -> bool:
     return isinstance(term.target, TeacherTarget) and term.target.temperature == 0.0
 
 
-def cuts_to_candidates(signal: Signal) -> bool:
+def cuts_to_candidates(signal: SignalCall) -> bool:
     """Return True if the loss compares distributions over the candidates of a signal."""
     return isinstance(signal, TopK) and signal.tail in ("bucket", "renorm")
 
 
 @torch.no_grad()
 def compare_candidates(
-    signal: Signal, student: Float[Tensor, "T V"], teacher: TeacherDistribution
+    signal: SignalCall, student: Float[Tensor, "T V"], teacher: TeacherDistribution
 ) -> Float[Tensor, " T"] | None:
     """Return the reverse KL of the candidates that a signal chooses, cut as the loss cuts them.
 
@@ -396,15 +386,8 @@ def _compute_divergence(
         return None
     # Under other estimators the divergence is only measured, so it needs no graph.
     student = student if isinstance(term.gradient, Pathwise) else student.detach()
-    if isinstance(term.signal, Sorted):
-        return compare_by_rank(term, student, teacher, matched=term.signal.matched)
-    if isinstance(term.signal, Projected):
-        return compare_projected(term, student, teacher, term.signal.decay, term.signal.paired)
-    if isinstance(term.signal, DualSpace):
-        assert teacher.spaces is not None, "a trainer with the maps reads both spaces"
-        return compare_in_both(term, student, teacher.spaces)
-    if isinstance(term.signal, SpanToken):
-        return compare_with_span_token(term, student, teacher, tokens)
+    if term.signal.compares:
+        return term.signal.compare(term.build_comparison(student, teacher, tokens))
     if term.signal.whole and teacher.full is not None:
         with torch.no_grad():
             target, size = _build_target(term, student, signals)
@@ -435,7 +418,7 @@ def _sum_contributions(term: Term, student: Tensor, target: Tensor) -> Tensor:
 
 
 def _restrict(
-    signal: Signal, student: Tensor, teacher: TeacherDistribution, tails: tuple[str, str]
+    signal: SignalCall, student: Tensor, teacher: TeacherDistribution, tails: tuple[str, str]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_student, of_teacher = tails
     if teacher.full is None:
@@ -453,7 +436,7 @@ def _restrict(
 
 
 def _restrict_folded(
-    signal: Signal, student: Tensor, teacher: Tensor, outside: Tensor, tails: tuple[str, str]
+    signal: SignalCall, student: Tensor, teacher: Tensor, outside: Tensor, tails: tuple[str, str]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the same for folded distributions: candidates are tokens that both models have."""
     with torch.no_grad():

@@ -15,7 +15,7 @@ from practicum.errors import RecipeError
 from practicum.functional.estimators import CORRECTIONS
 from practicum.monitors import read_number
 from practicum.objective import VERIFIER, Term
-from practicum.objective.signals import Unlikely
+from practicum.objective.signals.unlikely import Config as Unlikely
 from practicum.objective.spec import OTHER_ANSWERS
 from practicum.ports import HoldsTeachers
 from practicum.ports.scoring import TeacherImitator

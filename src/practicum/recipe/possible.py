@@ -30,13 +30,13 @@ def find_capability_problems(
             continue
         if not capabilities.signals and capabilities.writes:
             problems.append(
-                f"{where}: {term.signal.type!r} asks for scores of tokens, and {against} "
+                f"{where}: {term.signal.name!r} asks for scores of tokens, and {against} "
                 f"{teacher!r} only writes; write signal: text, divergence: ce and rollout.source: "
                 f"{against}, or another recipe that its text is enough for, such as papers/seqkd"
             )
         elif not capabilities.signals:
             problems.append(
-                f"{where}: {term.signal.type!r} asks a teacher and there is none; write "
+                f"{where}: {term.signal.name!r} asks a teacher and there is none; write "
                 "teacher: ..., or a signal that asks nobody: score for the verifier's reward, "
                 "text for the rollout's own tokens"
             )
@@ -277,7 +277,7 @@ def explain_staleness(objective: Objective, rollout: RolloutConfig) -> str | Non
 
 def _list_uncorrected_signals(objective: Objective, *, ask_teacher: bool = False) -> list[str]:
     return [
-        term.signal.type
+        term.signal.name
         for term in objective.losses
         if term.signal.sampled
         and term.correction.name == "none"

@@ -18,7 +18,7 @@ from practicum.report.markup import (
 )
 from practicum.report.run_data import Row, RunData
 from practicum.statistics import compare_turns, judge_turns
-from practicum.statistics.turns import TurnAgreement
+from practicum.statistics.turn_statistics import TurnAgreement
 from practicum.types import CallRecord, Turn
 
 MAX_TURNS = 16

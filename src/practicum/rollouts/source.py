@@ -1,4 +1,4 @@
-"""What a source of rollouts is: settings, facts that a recipe is checked by, and how it collects.
+"""The base of all sources of rollouts: settings, facts that a recipe is checked by, and `collect`.
 
 A source is one file of `practicum.rollouts.sources`, or a module of another package, with a class
 `Config` below `SourceConfig`.
@@ -86,7 +86,7 @@ class SourceConfig(Call):
 
     form: ClassVar[Form] = "any"
     instead: ClassVar[str] = "student"
-    """What to write for single answers, where it only holds conversations."""
+    """The source to write for single answers, where this one only holds conversations."""
     guide_rejects: ClassVar[bool] = False
     guide_example: ClassVar[str] = ""
     serves_users: ClassVar[bool] = False
@@ -197,7 +197,7 @@ class Tape:
 
 @dataclass(frozen=True, slots=True)
 class SourceParts:
-    """What a source collects with: the sampler of the batch, and the writers."""
+    """The parts that a source collects with: the sampler of the batch, and the writers."""
 
     sampler: RolloutSampler
     writers: RolloutWriters

@@ -45,7 +45,7 @@ from practicum.statistics.signal import (
     quantiles,
     window_means,
 )
-from practicum.statistics.turns import compare_turns, judge_turns
+from practicum.statistics.turn_statistics import compare_turns, judge_turns
 
 __all__ = [
     "FEWEST_PROMPTS",

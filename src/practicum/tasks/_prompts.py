@@ -15,7 +15,7 @@ from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.foreign import name_object
-from practicum.statistics.turns import reward_step
+from practicum.statistics.turn_statistics import reward_step
 from practicum.tasks import _tests
 from practicum.tasks._answered import PromptSet
 from practicum.tasks._context import TaskContext

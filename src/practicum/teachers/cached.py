@@ -370,7 +370,7 @@ def _list_forms(signal: Signal) -> tuple[str, ...]:
     """Return the forms that answer a signal, best first; `full` answers any with candidates."""
     if signal.candidates:
         return "full", f"topk({signal.candidates}, {signal.chooser})"
-    return (signal.type,)
+    return (signal.name,)
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:

@@ -205,7 +205,7 @@ def test_a_student_that_knows_nothing_begins_with_the_teachers_answers(folder: P
     supervised = fixed(recipe, found, "P6")
     assert (
         supervised.rollout.source.type == "teacher"
-        and supervised.objective.losses[0].signal.type == "text"
+        and supervised.objective.losses[0].signal.name == "text"
     )
 
 
@@ -317,7 +317,7 @@ def test_a_teacher_of_sampled_tokens_is_enough_for_a_verdict(folder: Path) -> No
 
 def test_a_noisy_signal_asks_for_the_whole_distribution_where_there_is_one(folder: Path) -> None:
     recipe = pair(folder, {"objective": {"signal": "sampled"}})
-    assert fixed(recipe, diagnosed(recipe, folder), "P13").objective.losses[0].signal.type == "full"
+    assert fixed(recipe, diagnosed(recipe, folder), "P13").objective.losses[0].signal.name == "full"
 
 
 def test_a_teacher_of_a_few_candidates_gives_nearly_the_same_numbers(

@@ -203,7 +203,7 @@ class PaperClient(SelfTeacher):
         """Return log-probabilities or hidden states of the right length and of width 1."""
         self._scored.extend(requests)
         lengths = [len(request.tokens) for request in requests]
-        if signal.type == "sampled":
+        if signal.name == "sampled":
             return [TeacherSignal(logprobs=torch.zeros(length)) for length in lengths]
         head = Head(torch.zeros(1, 1), 1)
         return [TeacherSignal(hidden=torch.zeros(length, 1), head=head) for length in lengths]

@@ -10,7 +10,7 @@ from torch import Tensor
 from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
 from practicum.objective import Objective
-from practicum.objective.dual_space import start_projections
+from practicum.objective.both_spaces import start_projections
 from practicum.types import Datum
 
 TO_STUDENT, TO_TEACHER = "dual_space.to_student", "dual_space.to_teacher"
@@ -38,7 +38,7 @@ def prepare_projections(
             return
         add_projections(parameters, optimizer, maps)
     # Told at each update: a schedule may change it, and a checkpoint does not know it.
-    optimizer.param_groups[-1]["pace"] = term.pace
+    optimizer.param_groups[-1]["pace"] = term.maps_pace
 
 
 def _find_first_maps(head: Head, datums: Sequence[Datum]) -> Projections | None:

@@ -378,13 +378,13 @@ def explain_unsupported_term(term: Term) -> str | None:
     """
     if term.signal.question is not None and term.signal.question.whole:
         return (
-            f"objective: signal {term.signal.type!r} needs the student's whole distribution, which "
+            f"objective: signal {term.signal.name!r} needs the student's whole distribution, which "
             "backend 'tinker' does not see; write topk(20), topk(20, support=teacher), sampled, "
             "score or text"
         )
     if term.signal.alone:
         return (
-            f"objective: signal {term.signal.type!r} is of the student's whole distribution, which "
+            f"objective: signal {term.signal.name!r} is of the student's whole distribution, which "
             "backend 'tinker' does not see; leave the term out"
         )
     k, support = term.signal.candidates, term.signal.chooser

@@ -15,7 +15,7 @@ from practicum.foreign import describe_error, name_object
 from practicum.functional.head import TableHead
 from practicum.models.tensors import SavedTensor
 from practicum.objective import Full, Sampled, Signal, TopK
-from practicum.objective.signals import SignalName
+from practicum.objective.signal_call import SignalName
 from practicum.ports import (
     Capabilities,
     PromptedClient,
@@ -152,7 +152,7 @@ class GivenTeacher(Teacher):
         if not answer.is_empty and lacks.get(type(signal), False):
             raise self._refuse(
                 rollout,
-                f"no {signal.type} signal; return log-probabilities [T, V], or set objective.signal: sampled",
+                f"no {signal.name} signal; return log-probabilities [T, V], or set objective.signal: sampled",
             )
         return answer
 

@@ -1,4 +1,4 @@
 """The sources of rollouts, one file each: a class `Config` with `collect`, see `rollouts.source`."""
 
 NEEDED = ("Config",)
-"""What a module of another package must have to be a source."""
+"""The names that a module of another package must have to be a source."""

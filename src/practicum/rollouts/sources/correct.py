@@ -23,7 +23,7 @@ from practicum.rollouts.conversation import choose_power, run_conversations
 from practicum.rollouts.openings import Beginning, ConversationRequest
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
 from practicum.rollouts.source import Form, OtherWriter, SourceConfig, SourceParts
-from practicum.statistics.turns import reward_step
+from practicum.statistics.turn_statistics import reward_step
 from practicum.types import AUTHORS, Metrics, Rollout, Sample, SampleRequest, Turn
 
 CORRECTED = "corrected"

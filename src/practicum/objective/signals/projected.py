@@ -1,37 +1,83 @@
-"""Compare student and teacher in the teacher's vocabulary, as X-Token's P-KL does."""
+"""Student and teacher are compared in the teacher's vocabulary, as X-Token's P-KL does."""
+
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from practicum.errors import TeacherError
 from practicum.functional.distributions import SMALLEST_TAIL
-from practicum.functional.divergences import DIVERGENCES, SMALLEST
+from practicum.functional.divergences import SMALLEST
 from practicum.functional.projection import decay_weights, pair_columns, project
 from practicum.functional.sorting import sorted_l1
-from practicum.objective.spec import Term
-from practicum.objective.tokens import TeacherDistribution
+from practicum.objective.distribution import SignalComparison
+from practicum.objective.estimators import Pathwise
+from practicum.objective.signal_call import (
+    Full,
+    Gradient,
+    SignalCall,
+)
+
+
+class Spelled(Full):
+    """The same with how the teacher writes the tokens that it lacks; asked by this signal alone."""
+
+    spelled: ClassVar[bool] = True
+
+
+class Config(SignalCall):
+    """The student's distribution carried over to the teacher's vocabulary, compared there.
+
+    The probability of a token that the teacher lacks goes to the tokens by which the teacher writes
+    its text, by the powers of `decay` (P-KL of X-Token 2605.21699). With `paired` a token whose
+    largest part is at least that is compared with the token that gets it, and all others are sorted
+    (H-KL).
+    """
+
+    type: Literal["projected"] = "projected"
+    decay: float = Field(default=0.5, ge=0, le=1)
+    paired: float | None = Field(default=None, gt=0.5, le=1)
+    measures: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
+    unshared: ClassVar[bool] = True
+
+    @property
+    def question(self) -> Spelled:
+        """Return the full distribution, with spellings."""
+        return Spelled()
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse every estimator but the derivative."""
+        if isinstance(gradient, Pathwise) and plain:
+            return None
+        return (
+            "signal 'projected' differentiates a divergence in the teacher's vocabulary; leave out "
+            "target and estimator"
+        )
+
+    def compare(self, comparison: SignalComparison) -> Tensor:
+        """Return the divergence in the teacher's vocabulary."""
+        return compare_projected(comparison, self.decay, self.paired)
 
 
 def compare_projected(
-    term: Term,
-    student: Tensor,
-    teacher: TeacherDistribution,
-    decay: float,
-    paired: float | None = None,
+    comparison: SignalComparison, decay: float, paired: float | None = None
 ) -> Tensor:
     """Return the divergence at each position in the teacher's vocabulary, or with `paired` by pairs.
 
     A token of the teacher's that no token of the student's leads to has the smallest tail, which is
     constant. Raises TeacherError for a teacher that does not tell how it writes what it lacks.
     """
-    entry, full = DIVERGENCES[term.divergence.name], teacher.full
+    student, teacher = comparison.student, comparison.teacher
+    full = teacher.full
     assert full is not None, "the signal asks for whole distributions"
     if teacher.outside is None:
-        return entry.contributions(student, full, term.parameter).sum(dim=-1)
+        return comparison.contributions(student, full).sum(dim=-1)
     spellings, unshared = teacher.spellings, teacher.own
     if spellings is None or unshared is None:
         raise TeacherError(
-            f"signal 'projected' needs to know how the {term.against} writes the tokens that it "
+            f"signal 'projected' needs to know how the {comparison.against} writes the tokens that it "
             "lacks, which one teacher of type translated tells; write signal: full"
         )
     size = student.shape[-1]
@@ -42,7 +88,7 @@ def compare_projected(
     if paired is not None:
         target = torch.cat([full[:, :-1], unshared], dim=-1)
         pairs = pair_columns(shared, spellings.tokens, spellings.columns, weights, paired)
-        return _compare_pairs(term, student, target, *pairs, is_shared)
+        return _compare_pairs(comparison, student, target, *pairs, is_shared)
     probs = project(student, shared, spellings.tokens, spellings.columns, weights, width)
     is_reached = torch.zeros(width, dtype=torch.bool, device=student.device)
     is_reached[torch.cat([shared, spellings.columns[weights > 0]])] = True
@@ -50,12 +96,11 @@ def compare_projected(
     reached = torch.where(is_reached, probs, SMALLEST_TAIL).clamp(min=SMALLEST).log()
     target = torch.cat([full[:, :-1], unshared], dim=-1)
     used = torch.cat([is_shared, is_reached.new_ones(unshared.shape[-1])]).nonzero()[:, 0]
-    contributions = entry.contributions(reached[:, used], target[:, used], term.parameter)
-    return contributions.sum(dim=-1)
+    return comparison.contributions(reached[:, used], target[:, used]).sum(dim=-1)
 
 
 def _compare_pairs(
-    term: Term,
+    comparison: SignalComparison,
     student: Tensor,
     target: Tensor,
     tokens: Tensor,
@@ -63,8 +108,7 @@ def _compare_pairs(
     is_shared: Tensor,
 ) -> Tensor:
     """Return the divergence of paired tokens and the distance of all others by rank (H-KL)."""
-    entry = DIVERGENCES[term.divergence.name]
-    same = entry.contributions(student[:, tokens], target[:, columns], term.parameter)
+    same = comparison.contributions(student[:, tokens], target[:, columns])
     unpaired = torch.ones(student.shape[-1], dtype=torch.bool, device=student.device)
     unpaired[tokens] = False
     unpaired_columns = torch.ones(target.shape[-1], dtype=torch.bool, device=student.device)

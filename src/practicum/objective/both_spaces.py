@@ -5,10 +5,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.errors import TeacherError
-from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.dual_space import BothSpaces, Projections, fit_projections
 from practicum.functional.head import Head
-from practicum.objective.spec import Term
 from practicum.types import HeadLike, TeacherSignal
 
 ROWS = 64
@@ -30,21 +28,6 @@ def read_both_spaces(
     through_student = head.detached().logprobs(states @ maps.to_student)
     through_teacher = _read_all(signal, hidden @ maps.to_teacher, common)
     return BothSpaces(through_student, through_teacher, teacher, labels)
-
-
-def compare_in_both(
-    term: Term, student: Float[Tensor, "T V"], spaces: BothSpaces
-) -> Float[Tensor, " T"]:
-    """Return the sum of the divergences in both spaces, differentiable in the student and the maps.
-
-    The map to the student learns by the cross-entropy of the teacher's likeliest token, which adds
-    a gradient and nothing to the value.
-    """
-    entry = DIVERGENCES[term.divergence.name]
-    pairs = ((student, spaces.through_student.detach()), (spaces.through_teacher, spaces.teacher))
-    parts = [entry.contributions(*pair, term.parameter).sum(dim=-1) for pair in pairs]
-    error = -spaces.through_student.gather(-1, spaces.labels[:, None])[:, 0]
-    return parts[0] + parts[1] + (error - error.detach())
 
 
 @torch.no_grad()

@@ -1,0 +1,83 @@
+"""A teacher's distributions at T tokens, and their comparison with the student's by a signal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from practicum.functional.divergence_entry import Divergence
+from practicum.functional.dual_space import BothSpaces
+from practicum.types import Spellings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherDistribution:
+    """The signal of a teacher at T tokens.
+
+    It is the full distribution, the candidates, the sampled token alone, or nothing. With `outside`
+    the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
+    tokens the numbers about the sampled token mean nothing. `level` added to the full distribution
+    gives the raw logits, and `own` the tokens that the student lacks, if they are known and asked for.
+    `spaces` is there for `dual_space`, where a trainer reads both heads, and `student_level`, that of
+    the student's raw logits, beside `joined` for `span_token`.
+    """
+
+    full: Float[Tensor, "T V"] | None = None
+    topk_ids: Int[Tensor, "T K"] | None = None
+    topk_logprobs: Float[Tensor, "T K"] | None = None
+    logprobs: Float[Tensor, " T"] | None = None
+    outside: Int[Tensor, " M"] | None = None
+    unknown: Bool[Tensor, " T"] | None = None
+    level: Float[Tensor, " T"] | None = None
+    own: Float[Tensor, "T U"] | None = None
+    spellings: Spellings | None = None
+    spaces: BothSpaces | None = None
+    joined: Float[Tensor, "T 2"] | None = None
+    student_level: Float[Tensor, " T"] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if the teacher gave nothing about these tokens."""
+        answers = (self.full, self.topk_ids, self.topk_logprobs, self.logprobs)
+        return all(answer is None for answer in answers)
+
+    def to(self, device: torch.device) -> "TeacherDistribution":
+        """Return the distribution on a device."""
+        return TeacherDistribution(*apply_to_columns(self, lambda tensor: tensor.to(device)))
+
+
+@dataclass(frozen=True, slots=True)
+class SignalComparison:
+    """The student and a model at the same T tokens, with the divergence of the term.
+
+    `student` and `teacher` have log-probabilities, `against` is the model's role in the recipe.
+    """
+
+    student: Tensor
+    teacher: TeacherDistribution
+    tokens: Int[Tensor, " T"]
+    divergence: Divergence
+    parameter: float | None = None
+    against: str = "teacher"
+
+    def contributions(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the divergence's contribution of each candidate with these log-probabilities."""
+        return self.divergence.contributions(student, teacher, self.parameter)
+
+
+def list_tensors(values: "DataclassInstance") -> list[Any]:
+    """Return the columns of a table, in order; None for a column that it lacks."""
+    return [getattr(values, field.name) for field in fields(values)]
+
+
+def apply_to_columns(
+    values: "DataclassInstance", function: Callable[[Tensor], Tensor]
+) -> list[Any]:
+    """Return the results for the columns of a table; None for a column that it lacks."""
+    return [None if tensor is None else function(tensor) for tensor in list_tensors(values)]

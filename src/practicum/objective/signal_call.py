@@ -1,0 +1,309 @@
+"""The base of all signals of a term, and the three questions that a teacher answers.
+
+A signal is one file of `practicum.objective.signals`, or a module of another package, with a class
+`Config` below `SignalCall`: what it asks of a teacher, and how the answer becomes a loss.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from jaxtyping import Float, Int
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, WithJsonSchema
+from torch import Tensor
+
+from practicum.core.calls import Call
+from practicum.core.plugins import PLUGIN_KEY, read_plugin
+from practicum.objective.distribution import SignalComparison, TeacherDistribution
+from practicum.objective.entries import check_advantage
+from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
+
+SignalName = Literal["sampled", "topk", "full"]
+AdvantageName = Annotated[str, AfterValidator(check_advantage)]
+"""The name of an advantage of practicum, a registered one, or `package.module:entry`."""
+Gradient = Pathwise | ScoreFunction | K2Surrogate
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The answers that a scorer can give.
+
+    These are the signals, the supports of a top-k signal and the largest k (None: any). `writes`
+    is True if it can also generate completions. `needs_candidates` is True if a top-k request on
+    the student's support must contain the candidates, because the student runs elsewhere.
+    `raw_logits` is True if the heads that come with the signal `full` give logits as the model
+    computes them, before a softmax. `splits_answers` is True if the answers of several members become
+    several losses. `follows_student` is True if a teacher may change as the student learns, or shares
+    its modules: it is then asked at its own step and never ahead. That is also the default for a
+    teacher that does not declare it. `by_span` is True if a sampled log-probability may be that of
+    several tokens together; see `practicum.types.TeacherSignal`. `repeats_scores` is True if all
+    tokens of an answer may have one score although nothing is wrong. `advice` says what to write for
+    further signals.
+    """
+
+    signals: frozenset[SignalName]
+    supports: frozenset[str] = frozenset({"student", "teacher", "union", "intersection"})
+    largest_k: int | None = None
+    writes: bool = True
+    needs_candidates: bool = False
+    follows_student: bool = True
+    by_span: bool = False
+    repeats_scores: bool = False
+    raw_logits: bool = False
+    splits_answers: bool = False
+    advice: str = ""
+
+
+class SignalCall(Call):
+    """A signal, with the facts that decide where it can be used.
+
+    - whole: it gives the teacher's full distribution at each token
+    - measures: it gives enough of each state to measure a divergence there
+    - sampled: it is about the sampled token alone
+    - label: the token itself is the label
+    - pairs: it compares two whole completions of a prompt
+    - compares: it has a comparison of its own, `compare`
+    - differentiates_token: it differentiates the log-probability of the sampled token
+    - unshared: it reads tokens that only one of two vocabularies has
+    - alone: it is about the student's whole distribution and nothing else
+    - usual: the estimator that `auto` stands for
+    """
+
+    whole: ClassVar[bool] = False
+    measures: ClassVar[bool] = False
+    sampled: ClassVar[bool] = False
+    label: ClassVar[bool] = False
+    pairs: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+    differentiates_token: ClassVar[bool] = False
+    unshared: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+    usual: ClassVar[Pathwise | ScoreFunction] = Pathwise()
+
+    @property
+    def name(self) -> str:
+        """Return the name by which a recipe asks for it."""
+        return str(type(self).model_fields["type"].default)
+
+    @property
+    def question(self) -> "Full | Sampled | TopK | None":
+        """Return the signal to ask of a teacher; None if no teacher is asked."""
+        return None
+
+    @property
+    def candidates(self) -> int:
+        """Return the number of candidates at each token."""
+        return 0
+
+    @property
+    def chooser(self) -> str:
+        """Return the name of the support from which the candidates come."""
+        return ""
+
+    @property
+    def tails(self) -> tuple[str, str]:
+        """Return the treatment of the mass outside the candidates: the student's, the teacher's."""
+        return "drop", "drop"
+
+    @property
+    def drawn(self) -> int:
+        """Return the number of extra tokens that are drawn from the student at each state."""
+        return 0
+
+    @property
+    def step(self) -> int:
+        """Return the tokens of a step of the returns that it makes of raw logits; 0 without any."""
+        return 0
+
+    @property
+    def outcome(self) -> AdvantageName | None:
+        """Return the rule that makes an advantage of the verifier's reward.
+
+        None if the reward has no part in the signal.
+        """
+        return None
+
+    @property
+    def by_reward(self) -> bool:
+        """Return True if the verifier's reward decides which completions become likelier."""
+        return self.outcome is not None
+
+    def explain_refusal(self, capabilities: Capabilities) -> str | None:
+        """Return why the scorer cannot give this signal, and what it can give; None if it can."""
+        if self.question is None or self.question.type in capabilities.signals:
+            return None
+        return (
+            f"cannot give signal {self.question.type!r}; it can give: "
+            f"{', '.join(sorted(capabilities.signals))}"
+            f"{capabilities.advice and '; ' + capabilities.advice}"
+        )
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Return why the signal cannot go with an estimator, a divergence or a target, or None.
+
+        `plain` is True if the target is the unmodified teacher.
+        """
+        return None
+
+    def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
+        """Return why the signal cannot go with a reward, a clip or the term's writer, or None."""
+        return None
+
+    @property
+    def maps_pace(self) -> float | None:
+        """Return the pace of weights that learn beside the student's, or None without any."""
+        return None
+
+    def compare(self, comparison: SignalComparison) -> Float[Tensor, " T"]:
+        """Return the divergence at each token, differentiable in the student.
+
+        It is asked of signals that say so by `compares`.
+        """
+        raise NotImplementedError
+
+    def compute_fixed_advantage(self, logprobs: Float[Tensor, " T"]) -> Float[Tensor, " T"] | None:
+        """Return an advantage that depends on the student's log-probabilities alone, or None."""
+        return None
+
+    def compute_span_advantage(
+        self, comparison: SignalComparison, spans: Int[Tensor, " T"] | None
+    ) -> Float[Tensor, " T"] | None:
+        """Return the advantage of each token's span, if it is none of the divergence's, or None."""
+        return None
+
+    def compute_state_values(self, teacher: TeacherDistribution) -> Float[Tensor, " T"] | None:
+        """Return the values of the states that raw logits have, or None without returns of them."""
+        return None
+
+
+class Full(SignalCall):
+    """Every log-probability of the teacher: exact, and if both heads are local, as cheap as one."""
+
+    type: Literal["full"] = "full"
+    spelled: ClassVar[bool] = False
+    joined: ClassVar[bool] = False
+    whole: ClassVar[bool] = True
+    measures: ClassVar[bool] = True
+
+    @property
+    def question(self) -> "Full":
+        """Return the signal itself."""
+        return self
+
+
+class Sampled(SignalCall):
+    """The teacher's log-probability of each token that the student sampled.
+
+    `share` is what each token of a span gets of its log-ratio: `whole`, the exact gradient; `even`;
+    or `surprise`, as the token's log-probability is to the span's (DPCA 2606.09456). The latter two
+    are no gradients: see [another tokenizer](teachers.md#another-tokenizer).
+    """
+
+    type: Literal["sampled"] = "sampled"
+    share: Literal["whole", "even", "surprise"] = "whole"
+    sampled: ClassVar[bool] = True
+    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+
+    @property
+    def question(self) -> "Sampled":
+        """Return the signal without the share, which is no business of the teacher's."""
+        return Sampled()
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse to differentiate a divergence that is known at one token only."""
+        if self.share != "whole" and divergence != "reverse_kl":
+            return (
+                f"share {self.share!r} divides the log-ratio of a span among its tokens; write "
+                "divergence: reverse_kl, or leave share out"
+            )
+        if not isinstance(gradient, Pathwise):
+            return None
+        return (
+            "estimator 'pathwise' needs more than one token's log-probability; "
+            "with signal 'sampled' write estimator: score_function"
+        )
+
+
+class TopK(SignalCall):
+    """K candidates a token, chosen by `support`; `tail` decides about the mass outside them."""
+
+    type: Literal["topk"] = "topk"
+    k: int = Field(default=64, ge=1)
+    support: Literal["student", "teacher", "union", "intersection"] = "student"
+    tail: Literal["bucket", "renorm", "renorm_teacher", "drop", "sampled"] = "bucket"
+    measures: ClassVar[bool] = True
+
+    @property
+    def question(self) -> "TopK":
+        """Return the signal itself."""
+        return self
+
+    @property
+    def candidates(self) -> int:
+        """Return k."""
+        return self.k
+
+    @property
+    def chooser(self) -> str:
+        """Return the support."""
+        return self.support
+
+    @property
+    def tails(self) -> tuple[str, str]:
+        """Return the treatment of the mass outside the candidates: the student's, the teacher's."""
+        return ("drop", "renorm") if self.tail == "renorm_teacher" else (self.tail, self.tail)
+
+    def explain_refusal(self, capabilities: Capabilities) -> str | None:
+        """Refuse also an unsupported support and more candidates than the scorer returns."""
+        largest_k = capabilities.largest_k
+        if problem := super().explain_refusal(capabilities):
+            return problem
+        if self.support not in capabilities.supports:
+            return (
+                f"cannot score support {self.support!r}; it can: "
+                f"{', '.join(sorted(capabilities.supports))}"
+            )
+        if largest_k is not None and self.k > largest_k:
+            return (
+                f"answers at most k={largest_k}, not {self.k}; write topk({largest_k}, "
+                "support=teacher), or sampled"
+            )
+        return None
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse a divergence that is no sum over the candidates that the tail leaves."""
+        pathwise = isinstance(gradient, Pathwise)
+        if self.tail == "drop" and pathwise and divergence != "ce":
+            return (
+                "a partial sum over candidates (tail 'drop') is no divergence: "
+                "it can be negative and its gradient ignores the rest; "
+                "write tail=bucket or tail=renorm, or divergence: ce"
+            )
+        if self.tail == "renorm_teacher" and not (pathwise and divergence in ("ce", "forward_kl")):
+            return (
+                "tail 'renorm_teacher' sums over the tokens that the truncated teacher may say, "
+                "which leaves nothing out of ce and forward_kl alone; write divergence: "
+                "forward_kl with estimator: pathwise, or tail=renorm"
+            )
+        return None
+
+
+SIGNALS = "practicum.objective.signals"
+"""The package with the signals, one file each."""
+
+
+def _read_signal(raw: Any) -> SignalCall:
+    """Return the signal of a name, a call or a mapping; ValueError for another kind of part."""
+    signal = read_plugin(SIGNALS, raw)
+    if not isinstance(signal, SignalCall):
+        raise ValueError(
+            f"{raw!r} is no signal: its Config is not below practicum.objective.SignalCall"
+        )
+    return signal
+
+
+Signal = Annotated[
+    SerializeAsAny[SignalCall],
+    BeforeValidator(_read_signal),
+    WithJsonSchema({PLUGIN_KEY: SIGNALS}),
+]
+"""A signal in a recipe."""

@@ -1,0 +1,4 @@
+"""The signals of a term, one file each: a class `Config`, see `objective.signal_call`."""
+
+NEEDED = ("Config",)
+"""The names that a module of another package must have to be a signal."""

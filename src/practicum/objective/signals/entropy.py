@@ -1,0 +1,27 @@
+"""The student's entropy at each token."""
+
+from typing import ClassVar, Literal
+
+from practicum.objective.estimators import Pathwise
+from practicum.objective.signal_call import (
+    Gradient,
+    SignalCall,
+)
+
+
+class Config(SignalCall):
+    """The student's entropy at each token, which the term raises; no teacher and no reward is asked.
+    The bonus of equation 9 of PPO (1707.06347); its c2 is the coefficient.
+    """
+
+    type: Literal["entropy"] = "entropy"
+    alone: ClassVar[bool] = True
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse settings that concern a teacher."""
+        if divergence == "reverse_kl" and plain and gradient == Pathwise():
+            return None
+        return (
+            "signal 'entropy' asks no teacher and is differentiated itself; leave out target, "
+            "divergence and estimator"
+        )

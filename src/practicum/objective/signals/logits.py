@@ -1,0 +1,72 @@
+"""The teacher's raw logits are values of tokens."""
+
+from typing import ClassVar, Literal
+
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from practicum.objective.distribution import TeacherDistribution
+from practicum.objective.estimators import Pathwise, ScoreFunction
+from practicum.objective.signal_call import (
+    Capabilities,
+    Full,
+    Gradient,
+    SignalCall,
+)
+
+
+class Config(SignalCall):
+    """The teacher's raw logits as values of tokens: returns in steps of K (KETCHUP 2504.19024).
+
+    The return of a token is its logit minus the value of the state K tokens later, plus that token's
+    logit minus the value K tokens after it, and so on; after the last token the value is 0. The
+    `value` of a state is its largest logit (`max`) or the logarithm of their sum of exponentials
+    (`soft`).
+    """
+
+    type: Literal["logits"] = "logits"
+    k: int = Field(default=4, ge=1)
+    value: Literal["max", "soft"] = "max"
+    sampled: ClassVar[bool] = True
+    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+
+    @property
+    def question(self) -> Full:
+        """Return the full distribution, whose head gives the logits."""
+        return Full()
+
+    @property
+    def step(self) -> int:
+        """Return k."""
+        return self.k
+
+    def explain_refusal(self, capabilities: Capabilities) -> str | None:
+        """Refuse also a teacher that gives log-probabilities only."""
+        if problem := super().explain_refusal(capabilities):
+            return problem
+        if capabilities.raw_logits:
+            return None
+        return (
+            "gives log-probabilities and no raw logits; write signal: sampled with estimator: "
+            "score_function(gamma=1), or take a teacher of type model or self"
+        )
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse settings of another return; a baseline of the group is none."""
+        baselines = (ScoreFunction(), ScoreFunction(baseline="group_mean"))
+        if divergence == "reverse_kl" and plain and gradient in baselines:
+            return None
+        return (
+            "signal 'logits' has a return of its own; leave out target and divergence, and write "
+            "estimator: score_function(baseline=group_mean) or none"
+        )
+
+    def compute_state_values(self, teacher: TeacherDistribution) -> Float[Tensor, " T"] | None:
+        """Return the largest logit of each state, or the logarithm of their sum of exponentials."""
+        assert teacher.full is not None and teacher.level is not None
+        if self.value == "soft":
+            return teacher.level
+        # The bucket of other tokens is not one token.
+        tokens = teacher.full if teacher.outside is None else teacher.full[:, :-1]
+        return teacher.level + tokens.amax(dim=-1)

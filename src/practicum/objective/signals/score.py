@@ -1,0 +1,55 @@
+"""One reward a completion, from the verifier."""
+
+from typing import ClassVar, Literal
+
+from practicum.functional.advantages import ADVANTAGES
+from practicum.objective.estimators import Pathwise, ScoreFunction
+from practicum.objective.signal_call import (
+    AdvantageName,
+    Gradient,
+    SignalCall,
+)
+
+
+class Config(SignalCall):
+    """One reward a completion, from the verifier; no teacher is asked.
+
+    `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO, none REINFORCE.
+    `among=source` compares only the completions of the term's source (HDPO 2603.23871). `per=turn`
+    compares what follows each turn of a conversation: the environment's rewards from it on, and the
+    completion's. `per=episode` compares their sum over the whole conversation.
+    """
+
+    type: Literal["score"] = "score"
+    advantage: AdvantageName = "group_normalized"
+    among: Literal["source"] | None = None
+    per: Literal["rollout", "episode", "turn"] = "rollout"
+    sampled: ClassVar[bool] = True
+    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+
+    @property
+    def outcome(self) -> AdvantageName:
+        """Return the advantage."""
+        return self.advantage
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse settings that concern a teacher."""
+        if not isinstance(gradient, ScoreFunction):
+            return (
+                "signal 'score' is a reward, not a function of the logits; write estimator: "
+                "score_function"
+            )
+        if divergence != "reverse_kl" or not plain or gradient != ScoreFunction():
+            return (
+                "signal 'score' asks no teacher; leave out target, divergence and the estimator's "
+                "arguments"
+            )
+        if self.per == "turn" and ADVANTAGES[self.advantage].anchored:
+            return f"advantage {self.advantage!r} is of whole answers; leave out per=turn"
+        return None
+
+    def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
+        """Refuse to compare the answers of one writer among those of all."""
+        if self.among and source == "all":
+            return "among=source compares the answers of one writer; write source: student"
+        return None

@@ -1,0 +1,29 @@
+"""The rollout's own tokens are the label."""
+
+from typing import ClassVar, Literal
+
+from practicum.objective.estimators import Pathwise
+from practicum.objective.signal_call import (
+    Gradient,
+    SignalCall,
+)
+
+
+class Config(SignalCall):
+    """The rollout's own tokens are the label, whoever wrote them; no teacher is asked.
+    SFT, SeqKD 1606.07947.
+    """
+
+    type: Literal["text"] = "text"
+    label: ClassVar[bool] = True
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse everything but the cross-entropy of the label."""
+        if divergence != "ce":
+            return "signal 'text' has one label a token, the token itself; write divergence: ce"
+        if not isinstance(gradient, Pathwise) or not plain:
+            return (
+                "signal 'text' is its own target and is differentiated itself; "
+                "leave out target and estimator"
+            )
+        return None

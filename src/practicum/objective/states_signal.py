@@ -1,0 +1,29 @@
+"""The base of signals that read a teacher's hidden states."""
+
+from practicum.objective.estimators import Pathwise
+from practicum.objective.signal_call import Capabilities, Gradient, SignalCall
+
+
+class StatesSignal(SignalCall):
+    """A signal that reads a teacher's hidden states through its head."""
+
+    def explain_refusal(self, capabilities: Capabilities) -> str | None:
+        """Refuse also a teacher without hidden states."""
+        if problem := super().explain_refusal(capabilities):
+            return problem
+        # A translated teacher gives states through a head that is folded, which are no raw logits.
+        if capabilities.raw_logits or capabilities.by_span:
+            return None
+        return (
+            f"gives no hidden states, which signal {self.name!r} reads; write signal: full, or take a "
+            "teacher of type model, self or translated"
+        )
+
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse every estimator but the derivative."""
+        if isinstance(gradient, Pathwise) and plain:
+            return None
+        return (
+            f"signal {self.name!r} differentiates a divergence of its own; leave out target and "
+            "estimator"
+        )
