@@ -11,10 +11,10 @@ import pytest
 from toy import rows, toy_recipe, toy_run
 
 from practicum.cli.listing import list_names
-from practicum.core.plugins import find_published
+from practicum.foreign import find_published
 from practicum.functional import DIVERGENCES, WEIGHTS
 from practicum.functional.laws import WEIGHT_LAWS
-from practicum.objective import Objective
+from practicum.objective import SIGNALS, Objective
 from practicum.recipe import parse_recipe, resolve_recipe
 from practicum.recipe.json_schema import build_schema
 from practicum.rollouts import SOURCES
@@ -33,6 +33,7 @@ ADDITIONS = {
     "hellinger": {"objective.divergence": "my_parts.hellinger"},
     "late": {"objective.weights": "my_parts.late(1)"},
     "flat": SAMPLED | {"teacher": {"type": "my_parts.flat"}},
+    "nucleus": {"objective.signal": "my_parts.nucleus(0.8)"},
     "surest": {"rollout.source": "my_parts.surest(3)"},
     "double": {"task": {"type": "my_parts.double", "letters": "abcd"}},
     "rewards": {
@@ -90,37 +91,99 @@ def test_a_part_of_another_package_is_one_file(
     )
 
 
-@pytest.fixture
-def published(add: Any) -> Iterator[None]:
-    """The source of the page as an installed package publishes it."""
-    site = add("surest")
-    data = site / "my_parts-1.0.dist-info"
-    data.mkdir()
-    (data / "METADATA").write_text("Metadata-Version: 2.1\nName: my-parts\nVersion: 1.0\n")
-    (data / "entry_points.txt").write_text("[practicum.sources]\nsurest = my_parts.surest\n")
-    find_published.cache_clear()
-    yield
-    find_published.cache_clear()
-
-
-@pytest.mark.usefixtures("published")
-def test_a_published_source_is_listed_is_in_the_schema_and_runs(
-    models: Path, tmp_path: Path
+def test_a_signal_of_another_package_is_the_whole_distribution_at_its_end(
+    add: Any, models: Path, tmp_path: Path
 ) -> None:
-    row = {
-        "name": "surest",
-        "summary": "The student writes several answers, and the one that it is surest of is kept.",
+    add("nucleus")
+    curves = {
+        signal: [
+            row["loss"]
+            for row in rows(
+                toy_run(models, tmp_path / str(number), {"objective.signal": signal}).folder
+                / "metrics.jsonl"
+            )
+        ]
+        for number, signal in enumerate(["full", "my_parts.nucleus(1)", "my_parts.nucleus(0.5)"])
     }
-    assert row in list_names("sources")
-    choices = build_schema()["$defs"][SOURCES]["anyOf"]
-    assert "surest" in choices[0]["enum"]
-    assert any("tries" in choice.get("properties", {}) for choice in choices)
-    surest = toy_run(models, tmp_path / "surest", {"rollout.source": "surest(tries=8)"}).folder
-    plain = toy_run(models, tmp_path / "plain", {"rollout.source": "surest(1)"}).folder
-    shown = [rows(folder / "metrics.jsonl")[0]["sureness"] for folder in (surest, plain)]
-    assert shown[0] > shown[1] + 0.1, "the choice acts"
-    source = toy_recipe(models, {"rollout.source": "surest(8)"}).rollout.source
-    assert source.model_dump() == "my_parts.surest(tries=8)"
+    whole, at_end, cut = curves.values()
+    assert at_end == pytest.approx(whole, rel=1e-4), "with all of the mass nothing is cut"
+    assert cut[0] < 0.9 * whole[0], "the cut acts"
+
+
+def test_a_signal_of_another_package_refuses_what_it_cannot_be(add: Any) -> None:
+    add("nucleus")
+    with pytest.raises(ValueError, match="nucleus is differentiated; leave out target"):
+        Objective.model_validate({"signal": "my_parts.nucleus", "estimator": "score_function"})
+    add("surest")
+    with pytest.raises(ValueError, match="no signal: its Config is not below"):
+        Objective.model_validate({"signal": "my_parts.surest"})
+
+
+PUBLISHED = {
+    "surest": ("sources", SOURCES, {"rollout.source": "surest(tries=8)"}),
+    "nucleus": ("signals", SIGNALS, {"objective.signal": "nucleus(p=0.8)"}),
+    "flat": ("teachers", "teachers", SAMPLED | {"teacher": "flat"}),
+}
+
+
+@pytest.fixture
+def publish() -> Iterator[Callable[[Path, str, str], None]]:
+    """Lets a folder be an installed package that publishes one part of it."""
+
+    def published(site: Path, kind: str, name: str) -> None:
+        data = site / "my_parts-1.0.dist-info"
+        data.mkdir()
+        (data / "METADATA").write_text("Metadata-Version: 2.1\nName: my-parts\nVersion: 1.0\n")
+        entry = f"[practicum.{kind}]\n{name} = my_parts.{name}\n"
+        (data / "entry_points.txt").write_text(entry)
+        find_published.cache_clear()
+
+    yield published
+    find_published.cache_clear()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_part_is_listed_is_in_the_schema_and_runs(
+    name: str, add: Any, publish: Any, models: Path, tmp_path: Path
+) -> None:
+    kind, room, changes = PUBLISHED[name]
+    publish(add(name), kind, name)
+    summary = FILES[f"my_parts/{name}.py"].split('"""')[1]
+    assert {"name": name, "summary": summary} in list_names(kind)
+    choices = build_schema()["$defs"][room]["anyOf"]
+    assert name in choices[0]["enum"]
+    assert any(choice.get("properties", {}).get("type") == {"const": name} for choice in choices)
+    folder = toy_run(models, tmp_path / name, changes).folder
+    assert f"my_parts.{name}" in (folder / "recipe.json").read_text()
+    recipe = toy_recipe(models, changes)
+    assert parse_recipe(resolve_recipe(recipe), "toy") == recipe
+
+
+def test_a_published_entry_has_a_word(add: Any, models: Path, publish: Any, tmp_path: Path) -> None:
+    publish(add("hellinger"), "divergences", "hellinger")
+    assert "hellinger" in [row["name"] for row in list_names("divergences")]
+    assert "hellinger" in str(build_schema()["$defs"]["Term"]["properties"]["divergence"])
+    folder = toy_run(models, tmp_path / "runs", {"objective.divergence": "hellinger"}).folder
+    dotted = {"objective.divergence": "my_parts.hellinger"}
+    same = toy_run(models, tmp_path / "same", dotted).folder
+    losses = [[row["loss"] for row in rows(path / "metrics.jsonl")] for path in (folder, same)]
+    assert losses[0] == losses[1] and "hellinger" not in DIVERGENCES
+    with pytest.raises(ValueError, match="did you mean 'hellinger'"):
+        Objective.model_validate({"divergence": "helinger"})
+
+
+def test_a_source_of_another_package_acts(add: Any, models: Path, tmp_path: Path) -> None:
+    add("surest")
+    sureness = [
+        rows(
+            toy_run(
+                models, tmp_path / tries, {"rollout.source": f"my_parts.surest({tries})"}
+            ).folder
+            / "metrics.jsonl"
+        )[0]["sureness"]
+        for tries in ("8", "1")
+    ]
+    assert sureness[0] > sureness[1] + 0.1
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

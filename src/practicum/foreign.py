@@ -5,6 +5,7 @@ module. Without a colon, the longest beginning that is a module is the module.
 """
 
 import difflib
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -16,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -55,6 +57,15 @@ def load_object(name: str) -> Any:
         except AttributeError:
             raise ValueError(_explain_missing_attribute(loaded, attribute)) from None
     return loaded
+
+
+@functools.cache
+def find_published(group: str) -> dict[str, str]:
+    """Return what installed packages publish in the entry points `practicum.<group>`.
+
+    The dotted name of each part is found by its word; nothing is imported.
+    """
+    return {point.name: point.value for point in entry_points(group=f"practicum.{group}")}
 
 
 def explain_missing(name: str) -> str:

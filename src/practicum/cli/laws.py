@@ -42,7 +42,9 @@ def format_verdicts(name: str, verdicts: list[LawCheck]) -> list[str]:
 def _find_entries(text: str) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
     """Yield the name, kind, entry and arguments of each entry that a text names."""
     name = parse_call(text)[0]
-    table_entry = next((table[name] for _, table in TABLES.values() if name in table), None)
+    table_entry = next(
+        (table[name] for _, table in TABLES.values() if name in table.list_names()), None
+    )
     loaded: Any = table_entry
     # A module may have no dot, unlike an entry in a recipe.
     if table_entry is None and (is_external(name) or (name.isidentifier() and find_spec(name))):

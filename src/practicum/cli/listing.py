@@ -111,7 +111,7 @@ def _list_table(kind: str) -> list[dict[str, str]]:
     from practicum.functional.registry import TABLES as ENTRIES
 
     _, table = ENTRIES[TABLES[kind]]
-    return [{"name": name, "summary": entry.summary} for name, entry in table.items()]
+    return [{"name": name, "summary": table[name].summary} for name in table.list_names()]
 
 
 def _list_entries(name: str, kinds: Sequence[str]) -> list[dict[str, str]]:

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, WithJsonSchema
 
 from practicum.core.calls import Call, bind, parse_call, suggest_name
-from practicum.foreign import is_external, load_object
+from practicum.foreign import find_published, is_external, load_object
 
 PLUGIN_KEY = "x-plugin"
 """The key that marks a plug-in's place in a JSON Schema; its value is the room."""
@@ -29,7 +28,7 @@ def list_plugins(room: str) -> list[str]:
 
     Those that other packages publish stand among them; practicum's names win.
     """
-    return sorted({*_list_files(room), *find_published(room)})
+    return sorted({*_list_files(room), *_list_published(room)})
 
 
 def load_plugin(room: str, name: str) -> Any:
@@ -38,7 +37,7 @@ def load_plugin(room: str, name: str) -> Any:
         return _import_external(room, name)
     if name in _list_files(room):
         return importlib.import_module(f"{_package(room)}.{name}")
-    published = find_published(room)
+    published = _list_published(room)
     if name not in published:
         kind = _name_group(room).rstrip("s")
         raise ValueError(f"no {kind} named {name!r}; {suggest_name(name, list_plugins(room))}")
@@ -47,7 +46,7 @@ def load_plugin(room: str, name: str) -> Any:
 
 def find_plugin_file(room: str, name: str) -> Path | None:
     """Return the file of a plug-in without importing it; None if it cannot be found."""
-    published = find_published(room)
+    published = _list_published(room)
     dotted = published.get(name, f"{_package(room)}.{name}").partition(":")[0]
     try:
         spec = importlib.util.find_spec(dotted)
@@ -64,11 +63,10 @@ def _list_files(room: str) -> frozenset[str]:
     return frozenset(name for name in names if not name.startswith("_"))
 
 
-@functools.cache
-def find_published(room: str) -> dict[str, str]:
-    """Return what installed packages publish for a room: the dotted name of each plug-in by word."""
-    points = entry_points(group=f"practicum.{_name_group(room)}")
-    return {point.name: point.value for point in points if point.name not in _list_files(room)}
+def _list_published(room: str) -> dict[str, str]:
+    """Return the dotted names of what other packages publish for a room, by word."""
+    published = find_published(_name_group(room))
+    return {name: dotted for name, dotted in published.items() if name not in _list_files(room)}
 
 
 def _name_group(room: str) -> str:

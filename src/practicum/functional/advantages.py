@@ -31,7 +31,7 @@ class Advantage:
     anchored: bool = False
 
 
-ADVANTAGES = Table(Advantage)
+ADVANTAGES = Table(Advantage, "advantages")
 """Every advantage of a whole completion by name."""
 
 
@@ -57,7 +57,7 @@ class RewardRule:
         return defaults_of(self.function)
 
 
-REWARDS = Table(RewardRule)
+REWARDS = Table(RewardRule, "rewards")
 """The rules of other packages and those that were registered, by name."""
 
 

@@ -174,7 +174,7 @@ class Divergence:
         return gradient / student.detach().exp()
 
 
-DIVERGENCES = Table(Divergence)
+DIVERGENCES = Table(Divergence, "divergences")
 """Every divergence by name."""
 
 

@@ -77,7 +77,7 @@ class Correction:
         return defaults_of(self.function)
 
 
-CORRECTIONS = Table(Correction)
+CORRECTIONS = Table(Correction, "corrections")
 """Every off-policy correction by name."""
 
 

@@ -54,7 +54,7 @@ class SampleWeight:
         return frozenset(need.format(**parameters) for need in self.needs)
 
 
-SAMPLE_WEIGHTS = Table(SampleWeight)
+SAMPLE_WEIGHTS = Table(SampleWeight, "samples")
 """Every sample weight by name."""
 
 

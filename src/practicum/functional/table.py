@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from practicum.foreign import is_external, load_object
+from practicum.foreign import find_published, is_external, load_object
 
 
 class NamedEntry(Protocol):
@@ -28,12 +28,16 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
     """Entries of one kind by name, in the order of their definition.
 
     A name such as `package.module:entry` is an entry of another package; a name that ends with a
-    module is the `entry` of that module. It is loaded when it is asked for and never stored.
+    module is the `entry` of that module, and a word may be one that a package publishes in the
+    entry points `practicum.<group>`. It is loaded when it is asked for and never stored.
     """
 
-    def __init__(self, kind: Callable[Concatenate[str, Callable[..., Any], Facts], Entry]) -> None:
+    def __init__(
+        self, kind: Callable[Concatenate[str, Callable[..., Any], Facts], Entry], group: str = ""
+    ) -> None:
         super().__init__()
         self._kind = kind
+        self._group = group
         self._registered: set[str] = set()
 
     def enter(self, *facts: Facts.args, **named: Facts.kwargs) -> Callable[[Function], Function]:
@@ -61,15 +65,22 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
         self._registered.add(name)
         self[name] = entry
 
+    def list_names(self) -> list[str]:
+        """Return the names of all entries, those that other packages publish last."""
+        published = find_published(self._group) if self._group else {}
+        return [*self, *sorted(published.keys() - self.keys())]
+
     def __missing__(self, name: str) -> Entry:
         """Return the entry of another package.
 
-        Raise KeyError for a name without a dot or a colon, ValueError if there is no such entry.
+        Raise KeyError for a word that nobody publishes, ValueError if there is no such entry.
         """
         kind = self._kind
         assert isinstance(kind, type)
         if not is_external(name):
-            raise KeyError(name)
+            if name not in self.list_names():
+                raise KeyError(name)
+            name = find_published(self._group)[name]
         loaded = load_object(name)
         entry: Any = vars(loaded).get("entry") if isinstance(loaded, ModuleType) else loaded
         if isinstance(entry, kind):

@@ -71,7 +71,7 @@ class Weight:
         return frozenset(need.format(**parameters) for need in self.needs)
 
 
-WEIGHTS = Table(Weight)
+WEIGHTS = Table(Weight, "weights")
 """Every token weight by name."""
 
 _BOTH_LOGPROBS = ("logprobs", "teacher_logprobs")

@@ -4,10 +4,11 @@ Each choice is written as a name or a call, such as `jsd(0.3)`, and read back fr
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from practicum.core.calls import Call, bind, parse_call, suggest_name
@@ -226,12 +227,22 @@ def build_validator(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValid
     return BeforeValidator(read)
 
 
-def _list_in_schema(kind: str) -> WithJsonSchema:
-    """Return the JSON Schema of an entry of a table: its name, a call, or a mapping by `type`."""
-    call = {"type": "string", "pattern": r"^\s*[A-Za-z_][\w.]*\s*\("}
-    dotted = {"type": "string", "pattern": r"^[A-Za-z_]\w*([.:][A-Za-z_]\w*)+$"}
-    mapping = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
-    return WithJsonSchema({"anyOf": [{"enum": list(TABLES[kind][1])}, call, dotted, mapping]})
+@dataclass(frozen=True, slots=True)
+class EntrySchema:
+    """The JSON Schema of an entry of a table: its name, a call, or a mapping by `type`.
+
+    It is made when it is asked for, so that a later `register` counts.
+    """
+
+    kind: str
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """Return the schema."""
+        call = {"type": "string", "pattern": r"^\s*[A-Za-z_][\w.]*\s*\("}
+        dotted = {"type": "string", "pattern": r"^[A-Za-z_]\w*([.:][A-Za-z_]\w*)+$"}
+        mapping = {"type": "object", "properties": {"type": {"type": "string"}}}
+        names = {"enum": TABLES[self.kind][1].list_names()}
+        return {"anyOf": [names, call, dotted, mapping | {"required": ["type"]}]}
 
 
 def _read_choice(kind: str) -> BeforeValidator:
@@ -252,7 +263,7 @@ def _read_own_reward(raw: Any) -> Any:
     """Return a rule of the user's, read by its name or as a call; anything else as it is."""
     name = parse_call(raw)[0] if isinstance(raw, str) else ""
     is_own = isinstance(raw, RewardRule) or callable(raw)
-    if name in REWARDS or is_external(name) or is_own:
+    if name in REWARDS.list_names() or is_external(name) or is_own:
         return OwnReward(**read_entry("reward", raw))
     return raw
 
@@ -280,14 +291,14 @@ Estimator = Annotated[
     Field(discriminator="type"),
 ]
 DivergenceChoice = Annotated[
-    Choice, BeforeValidator(partial(read_entry, "divergence")), _list_in_schema("divergence")
+    Choice, BeforeValidator(partial(read_entry, "divergence")), EntrySchema("divergence")
 ]
 CorrectionChoice = Annotated[
-    Choice, BeforeValidator(partial(read_entry, "correction")), _list_in_schema("correction")
+    Choice, BeforeValidator(partial(read_entry, "correction")), EntrySchema("correction")
 ]
 WeightChoice = Annotated[
-    Choice, BeforeValidator(partial(read_entry, "weight")), _list_in_schema("weight")
+    Choice, BeforeValidator(partial(read_entry, "weight")), EntrySchema("weight")
 ]
 SampleWeightChoice = Annotated[
-    Choice, BeforeValidator(partial(read_entry, "sample weight")), _list_in_schema("sample weight")
+    Choice, BeforeValidator(partial(read_entry, "sample weight")), EntrySchema("sample weight")
 ]

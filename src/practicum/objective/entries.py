@@ -92,7 +92,9 @@ def look_up(kind: str, name: str) -> Any:
             f"; for one of your own write package.module:entry, or register({cls.__name__}(...))"
         )
         raise ValueError(
-            REFUSED.get(name, f"no {kind} named {name!r}; {suggest_name(name, table)}{advice}")
+            REFUSED.get(
+                name, f"no {kind} named {name!r}; {suggest_name(name, table.list_names())}{advice}"
+            )
         ) from None
 
 
