@@ -275,10 +275,16 @@ def _calls(which: str) -> str:
 
 
 def _signals() -> str:
-    names = plugins.list_plugins(objective.SIGNALS)
-    return _list_calls(
-        "signal", [plugins.load_plugin(objective.SIGNALS, name).Config for name in names]
-    )
+    return _list_parts("signal", objective.SIGNALS)
+
+
+def _targets() -> str:
+    return _list_parts("target", objective.TARGETS)
+
+
+def _list_parts(axis: str, room: str) -> str:
+    names = plugins.list_plugins(room)
+    return _list_calls(axis, [plugins.load_plugin(room, name).Config for name in names])
 
 
 def _list_calls(axis: str, found: Sequence[type[Call]]) -> str:
@@ -698,6 +704,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "checks": _checks,
     "verdicts": _verdicts,
     "signals": _signals,
+    "targets": _targets,
     "server_signals": _server_signals,
     "peer_steps": _peer_steps,
 }

@@ -12,16 +12,16 @@ from practicum.functional.weights import WEIGHTS
 from practicum.objective import (
     Full,
     K2Surrogate,
-    LogLinear,
-    Mixture,
     Objective,
     Pathwise,
     Sampled,
     ScoreFunction,
-    TeacherTarget,
     Term,
     TopK,
 )
+from practicum.objective.targets.log_linear import Config as LogLinear
+from practicum.objective.targets.mixture import Config as Mixture
+from practicum.objective.targets.teacher import Config as TeacherTarget
 
 
 def one(**choices) -> Term:

@@ -13,6 +13,7 @@ FOLDERS = {
     **{name: name for name in ("teachers", "scorers", "tasks", "backends", "trackers")},
     "notes": "practicum.rollouts._notes",
     "signals": "practicum.objective.signals",
+    "targets": "practicum.objective.targets",
     "sources": "practicum.rollouts.sources",
 }
 """The rooms of plug-ins by kind."""
@@ -24,7 +25,7 @@ TABLES = {
     "advantages": "advantage",
 }
 """The tables of `practicum.functional`, each with the kind of its entries."""
-CALLS = ("targets", "estimators")
+CALLS = ("estimators",)
 
 
 def list_names(

@@ -12,12 +12,14 @@ import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, WithJsonSchema
 
 from practicum.core.calls import Call, bind, parse_call, suggest_name
 from practicum.foreign import find_published, is_external, load_object
+
+Part = TypeVar("Part", bound=BaseModel)
 
 PLUGIN_KEY = "x-plugin"
 """The key that marks a plug-in's place in a JSON Schema; its value is the room."""
@@ -120,6 +122,17 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
         # A plug-in of another package says itself how recipes name it.
         fields["type"] = config.model_fields["type"].default
     return config.model_validate(fields)
+
+
+def read_part(room: str, base: type[Part], settings: Any) -> Part:
+    """Return the settings of a room's part; ValueError if its `Config` is not below the base."""
+    part = read_plugin(room, settings)
+    if not isinstance(part, base):
+        raise ValueError(
+            f"{settings!r} is no {_name_group(room).rstrip('s')}: its Config is not below "
+            f"{base.__module__}.{base.__name__}"
+        )
+    return part
 
 
 def _read_text(room: str, text: str) -> dict[str, Any]:

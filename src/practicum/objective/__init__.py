@@ -1,6 +1,6 @@
 """The objective as data, its logit side and its token side."""
 
-from practicum.objective.choices import AXES, ClipEntries, LogLinear, Mixture, TeacherTarget
+from practicum.objective.choices import AXES, ClipEntries
 from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
@@ -16,6 +16,7 @@ from practicum.objective.signal_call import (
 )
 from practicum.objective.signal_reader import compare_signals, read_tokens
 from practicum.objective.spec import VERIFIER, Objective, Term
+from practicum.objective.target_call import TARGETS, Target, TargetCall
 from practicum.objective.token_axis import compute_coefficients
 from practicum.objective.tokens import (
     TermValues,
@@ -34,14 +35,13 @@ from practicum.objective.vocabulary_axis import (
 __all__ = [
     "AXES",
     "SIGNALS",
+    "TARGETS",
     "VERIFIER",
     "Capabilities",
     "ClipEntries",
     "Full",
     "K2Surrogate",
-    "LogLinear",
     "LossChunk",
-    "Mixture",
     "Objective",
     "Pathwise",
     "Sampled",
@@ -50,8 +50,9 @@ __all__ = [
     "SignalCall",
     "SignalComparison",
     "SignalName",
+    "Target",
+    "TargetCall",
     "TeacherDistribution",
-    "TeacherTarget",
     "Term",
     "TermValues",
     "TokenBatch",

@@ -23,50 +23,6 @@ from practicum.objective.signals.score import Config as Score
 CallT = TypeVar("CallT", bound=Call)
 
 
-class TeacherTarget(Call):
-    """The teacher's distribution at a temperature (0: its likeliest token as a label)."""
-
-    type: Literal["teacher"] = "teacher"
-    temperature: float = Field(default=1.0, ge=0)
-
-
-class LogLinear(Call):
-    """`softmax(teacher log T + student log S + reference log R)`, the student's part detached.
-
-    Veto 2601.07155, TAID 2501.16937, G-OPD 2602.12125.
-    """
-
-    type: Literal["log_linear"] = "log_linear"
-    teacher: float = 1.0
-    student: float = 0.0
-    reference: float = 0.0
-
-    @property
-    def is_teacher(self) -> bool:
-        """Return True if the target is the unmodified teacher."""
-        return (self.teacher, self.student, self.reference) == (1.0, 0.0, 0.0)
-
-
-class Mixture(Call):
-    """`teacher * T + (1 - teacher) * S` in probability, the student's part detached."""
-
-    type: Literal["mixture"] = "mixture"
-    teacher: float = Field(default=1.0, gt=0, le=1)
-
-
-class Contrast(Call):
-    """`softmax((1 + w) log T - w log R)` with `w = scale TV(T, R) + floor` at each state.
-    AlignDistil 2503.02832.
-
-    The divergence is divided by w, so its size does not depend on the distance between teacher and
-    reference.
-    """
-
-    type: Literal["contrast"] = "contrast"
-    scale: float = Field(default=15.0, ge=0)
-    floor: float = Field(default=0.001, gt=0)
-
-
 class NoReward(Call):
     """The teacher alone."""
 
@@ -201,7 +157,6 @@ def index_by_type(*classes: type[CallT]) -> dict[str, type[CallT]]:
 
 
 AXES = {
-    "targets": index_by_type(TeacherTarget, LogLinear, Mixture, Contrast),
     "estimators": index_by_type(Auto, Pathwise, ScoreFunction, K2Surrogate),
     "rewards": index_by_type(NoReward, AddAdvantage, Modulate),
     "clips": index_by_type(NoClip, ClipLoss, ClipEntries, ClipAdvantage),
@@ -268,11 +223,6 @@ def _read_own_reward(raw: Any) -> Any:
     return raw
 
 
-Target = Annotated[
-    TeacherTarget | LogLinear | Mixture | Contrast,
-    _read_choice("target"),
-    Field(discriminator="type"),
-]
 Reward = Annotated[
     NoReward | AddAdvantage | Modulate | OwnReward,
     _read_choice("reward"),

@@ -5,14 +5,15 @@ A signal is one file of `practicum.objective.signals`, or a module of another pa
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from functools import partial
+from typing import Annotated, ClassVar, Literal
 
 from jaxtyping import Float, Int
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, WithJsonSchema
 from torch import Tensor
 
 from practicum.core.calls import Call
-from practicum.core.plugins import PLUGIN_KEY, read_plugin
+from practicum.core.plugins import PLUGIN_KEY, read_part
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.entries import check_advantage
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
@@ -291,19 +292,9 @@ SIGNALS = "practicum.objective.signals"
 """The package with the signals, one file each."""
 
 
-def _read_signal(raw: Any) -> SignalCall:
-    """Return the signal of a name, a call or a mapping; ValueError for another kind of part."""
-    signal = read_plugin(SIGNALS, raw)
-    if not isinstance(signal, SignalCall):
-        raise ValueError(
-            f"{raw!r} is no signal: its Config is not below practicum.objective.SignalCall"
-        )
-    return signal
-
-
 Signal = Annotated[
     SerializeAsAny[SignalCall],
-    BeforeValidator(_read_signal),
+    BeforeValidator(partial(read_part, SIGNALS, SignalCall)),
     WithJsonSchema({PLUGIN_KEY: SIGNALS}),
 ]
 """A signal in a recipe."""

@@ -18,24 +18,22 @@ from practicum.objective.choices import (
     ClipAdvantage,
     ClipEntries,
     ClipLoss,
-    Contrast,
     CorrectionChoice,
     DivergenceChoice,
     Estimator,
-    LogLinear,
     Modulate,
     NoClip,
     NoReward,
     Reward,
     SampleWeightChoice,
-    Target,
-    TeacherTarget,
     WeightChoice,
 )
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.entries import Choice
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signal_call import Capabilities, Full, Sampled, Signal, SignalCall, TopK
+from practicum.objective.target_call import Target
+from practicum.objective.targets.teacher import Config as TeacherTarget
 from practicum.types import FrozenConfig
 
 VERIFIER = "verifier"
@@ -144,18 +142,17 @@ class Term(BaseModel):
     @property
     def targets_teacher(self) -> bool:
         """Return True if the target is the unmodified teacher."""
-        target = self.target
-        return target == TeacherTarget() or (isinstance(target, LogLinear) and target.is_teacher)
+        return self.target.is_plain
 
     def _check_target(self) -> str | None:
         if self.targets_teacher or self.signal.whole:
             return None
         is_reverse_kl = self.signal.sampled and self.divergence.name == "reverse_kl"
-        if is_reverse_kl and isinstance(self.target, LogLinear):
+        if is_reverse_kl and self.target.is_product:
             # The normaliser depends on the state alone, so its score function has expectation 0.
             return None
         return (
-            f"target {self.target.type!r} must be renormalised over the whole vocabulary; "
+            f"target {self.target.name!r} must be renormalised over the whole vocabulary; "
             "write signal: full"
         )
 
@@ -344,11 +341,7 @@ class Term(BaseModel):
     @property
     def needs_reference(self) -> bool:
         """Return True if the term needs the signal of the reference."""
-        if isinstance(self.target, Contrast) or (
-            isinstance(self.target, LogLinear) and self.target.reference != 0.0
-        ):
-            return True
-        return self.needs_signal and self.against == "reference"
+        return self.target.needs_reference or (self.needs_signal and self.against == "reference")
 
     @property
     def has_advantages(self) -> bool:

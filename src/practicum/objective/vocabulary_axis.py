@@ -22,10 +22,6 @@ from practicum.functional.support import floor_buckets
 from practicum.objective.choices import (
     ClipEntries,
     ClipLoss,
-    Contrast,
-    LogLinear,
-    Mixture,
-    TeacherTarget,
 )
 from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.estimators import Pathwise
@@ -254,7 +250,7 @@ def _compute_reverse_kl(
             return None
         return forget_unknown(F.k1(logprobs, teacher.logprobs), teacher.unknown)
     for term, divergence in zip(objective.losses, divergences, strict=True):
-        plain = term.signal.whole and term.target == TeacherTarget() and term.against == "teacher"
+        plain = term.signal.whole and term.target.is_plain and term.against == "teacher"
         if plain and term.divergence.name == "reverse_kl" and divergence is not None:
             return divergence.detach()
     return F.reverse_kl(*share_pair(student, teacher))
@@ -276,19 +272,14 @@ def read_target(
     restricted = compare_candidates(term.signal, student, signals.teacher)
     if restricted is not None:
         return teacher, restricted
-    if _is_label(term) or (term.needs_reference and reference is None):
+    if term.target.is_label or (term.needs_reference and reference is None):
         return teacher, None
     return _build_target(term, student, signals)[0], None
 
 
 def measures_teacher(term: Term) -> bool:
     """Return True if the target of a term is the teacher, or the label for which it stands in."""
-    return term.targets_teacher or _is_label(term)
-
-
-def _is_label(term: Term) -> bool:
-    """Return True if the target is the teacher's likeliest token."""
-    return isinstance(term.target, TeacherTarget) and term.target.temperature == 0.0
+    return term.targets_teacher or term.target.is_label
 
 
 def cuts_to_candidates(signal: SignalCall) -> bool:
@@ -311,26 +302,9 @@ def compare_candidates(
 
 def _build_target(term: Term, student: Tensor, signals: _Signals) -> tuple[Tensor, Tensor | None]:
     """Return the target's log-probabilities, and the divisor of the divergence or None."""
-    target, teacher = term.target, signals.of(term).full
+    teacher = signals.of(term).full
     assert teacher is not None, "a target is made of whole distributions"
-    if isinstance(target, LogLinear):
-        if target.is_teacher:
-            return teacher, None
-        factors = _drop_unused(
-            (target.teacher, teacher),
-            (target.student, student.detach()),
-            (target.reference, signals.reference.full),
-        )
-        return F.log_linear(factors), None
-    if isinstance(target, Mixture):
-        parts = [(target.teacher, teacher), (1.0 - target.teacher, student.detach())]
-        return F.mixture(parts), None
-    if isinstance(target, Contrast):
-        assert signals.reference.full is not None
-        return F.contrast(teacher, signals.reference.full, target.scale, target.floor)
-    if target.temperature == 0.0:
-        return F.greedy(teacher), None
-    return (teacher if target.temperature == 1.0 else F.temper(teacher, target.temperature)), None
+    return term.target.build(teacher, student, signals.reference.full)
 
 
 @torch.no_grad()
@@ -344,26 +318,14 @@ def _gather_target_logprobs(
     if not term.needs_signal:
         return None
     teacher, target = signals.of(term), term.target
-    if teacher.full is not None and not (isinstance(target, LogLinear) and term.signal.sampled):
+    if teacher.full is not None and not (target.is_product and term.signal.sampled):
         return F.gather_logprobs(_build_target(term, student, signals)[0], tokens)
     teacher_logprobs = _gather_token_logprobs(teacher, tokens)
-    if teacher_logprobs is None or not isinstance(target, LogLinear) or target.is_teacher:
+    if teacher_logprobs is None or not target.is_product or target.is_plain:
         return teacher_logprobs
-    factors = _drop_unused(
-        (target.teacher, teacher_logprobs),
-        (target.student, F.gather_logprobs(student, tokens)),
-        (target.reference, _gather_token_logprobs(signals.reference, tokens)),
-    )
-    return torch.stack([exponent * logprobs for exponent, logprobs in factors]).sum(dim=0)
-
-
-def _drop_unused(*factors: tuple[float, Tensor | None]) -> list[tuple[float, Tensor]]:
-    """Return the factors of a product of distributions that have an exponent and a distribution."""
-    return [
-        (exponent, logprobs)
-        for exponent, logprobs in factors
-        if logprobs is not None and exponent != 0.0
-    ]
+    of_student = F.gather_logprobs(student, tokens)
+    of_reference = _gather_token_logprobs(signals.reference, tokens)
+    return target.combine(teacher_logprobs, of_student, of_reference)
 
 
 def _gather_token_logprobs(teacher: TeacherDistribution, tokens: Tensor) -> Tensor | None:

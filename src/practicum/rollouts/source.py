@@ -15,7 +15,7 @@ import torch
 from pydantic import BeforeValidator, SerializeAsAny, WithJsonSchema
 
 from practicum.core.calls import Call
-from practicum.core.plugins import PLUGIN_KEY, read_plugin
+from practicum.core.plugins import PLUGIN_KEY, read_part
 from practicum.errors import CapabilityError
 from practicum.objective import Objective
 from practicum.ports import (
@@ -350,12 +350,7 @@ def _read_source(raw: Any) -> Any:
     """Return the settings of a source; ValueError if the name is that of another kind of part."""
     if inspect.isroutine(raw):
         raw = {"type": "function", "object": raw}
-    source = read_plugin(SOURCES, raw)
-    if not isinstance(source, SourceConfig):
-        raise ValueError(
-            f"{raw!r} is no source: its Config is not below practicum.rollouts.SourceConfig"
-        )
-    return source
+    return read_part(SOURCES, SourceConfig, raw)
 
 
 SourceChoice = Annotated[

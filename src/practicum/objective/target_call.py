@@ -1,0 +1,85 @@
+"""The base of all targets of a term: the distribution that the student is compared with.
+
+A target is one file of `practicum.objective.targets`, or a module of another package, with a class
+`Config` below `TargetCall`.
+"""
+
+from functools import partial
+from typing import Annotated
+
+from jaxtyping import Float
+from pydantic import BeforeValidator, SerializeAsAny, WithJsonSchema
+from torch import Tensor
+
+from practicum.core.calls import Call
+from practicum.core.plugins import PLUGIN_KEY, read_part
+
+TARGETS = "practicum.objective.targets"
+"""The package with the targets, one file each."""
+
+
+class TargetCall(Call):
+    """A target: how it is made of the models' distributions, and the facts that it is checked by.
+
+    - is_plain: it is the unmodified teacher
+    - is_label: it is one token
+    - is_product: it is a product of powers, which needs no normaliser at a sampled token
+    - needs_reference: it is made of the reference's distribution as well
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the name that recipes use."""
+        return str(type(self).model_fields["type"].default)
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if the target is the unmodified teacher."""
+        return False
+
+    @property
+    def is_label(self) -> bool:
+        """Return True if the target is the teacher's likeliest token."""
+        return False
+
+    @property
+    def is_product(self) -> bool:
+        """Return True if the target is a product of powers of the models' probabilities."""
+        return False
+
+    @property
+    def needs_reference(self) -> bool:
+        """Return True if the reference has a part in the target."""
+        return False
+
+    def build(
+        self,
+        teacher: Float[Tensor, "T V"],
+        student: Float[Tensor, "T V"],
+        reference: Float[Tensor, "T V"] | None,
+    ) -> tuple[Float[Tensor, "T V"], Float[Tensor, " T"] | None]:
+        """Return the target's log-probabilities, and the divisor of the divergence or None.
+
+        The student's own part in it is held constant.
+        """
+        raise NotImplementedError
+
+    def combine(
+        self,
+        teacher: Float[Tensor, " T"],
+        student: Float[Tensor, " T"],
+        reference: Float[Tensor, " T"] | None,
+    ) -> Float[Tensor, " T"]:
+        """Return the target's log-probability of sampled tokens, less a constant of the state.
+
+        It is asked of products alone.
+        """
+        raise NotImplementedError
+
+
+Target = Annotated[
+    SerializeAsAny[TargetCall],
+    BeforeValidator(partial(read_part, TARGETS, TargetCall)),
+    WithJsonSchema({PLUGIN_KEY: TARGETS}),
+]
+"""A target in a recipe."""
