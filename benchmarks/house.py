@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from practicum.cli.listing import FOLDERS
 from benchmarks.measuring import format_table
 
 ROOT = Path(__file__).resolve().parents[1]
