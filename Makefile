@@ -40,9 +40,13 @@ test check: $(VENV)/.ready-dev
 	$(MAKE) --no-print-directory $(BESIDE); tests=$$?; \
 	wait $$gates; gates=$$?; cat $(VENV)/gates.log; exit $$((tests + gates))
 
+# Checks of shapes take a quarter of the time. The long tests are whole runs, services and processes of the same code, so they
+# do without.
 whole: $(VENV)/.ready-dev
-	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves; services, processes, studies =="
-	@$(PYTEST) -n auto --durations 25 -m "not slow and not gpu"
+	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves =="
+	@$(PYTEST) -n auto --durations 15 -m "not long and not slow and not gpu"; first=$$?; \
+	echo "== long tests: services, processes, studies =="; \
+	JAXTYPING_DISABLE=1 $(PYTEST) -n auto --durations 15 -m "long and not slow and not gpu" && exit $$first
 
 # Shapes are checked by `make test`, and so are all cases of a test that has many.
 short: $(VENV)/.ready-dev
