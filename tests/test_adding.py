@@ -11,6 +11,7 @@ import pytest
 from toy import rows, toy_recipe, toy_run
 
 from practicum.cli.listing import list_names
+from practicum.errors import RecipeError
 from practicum.foreign import find_published
 from practicum.functional import DIVERGENCES, WEIGHTS
 from practicum.functional.laws import WEIGHT_LAWS
@@ -35,6 +36,7 @@ ADDITIONS = {
     "flat": SAMPLED | {"teacher": {"type": "my_parts.flat"}},
     "nucleus": {"objective.signal": "my_parts.nucleus(0.8)"},
     "surest": {"rollout.source": "my_parts.surest(3)"},
+    "slow_start": {"monitors": {"my_parts.slow_start": "log"}},
     "double": {"task": {"type": "my_parts.double", "letters": "abcd"}},
     "rewards": {
         "task": {
@@ -170,6 +172,23 @@ def test_a_published_entry_has_a_word(add: Any, models: Path, publish: Any, tmp_
     assert losses[0] == losses[1] and "hellinger" not in DIVERGENCES
     with pytest.raises(ValueError, match="did you mean 'hellinger'"):
         Objective.model_validate({"divergence": "helinger"})
+
+
+def test_a_monitor_of_another_package_raises_its_alarm(
+    add: Any, publish: Any, models: Path, tmp_path: Path
+) -> None:
+    publish(add("slow_start"), "monitors", "slow_start")
+    assert "slow_start" in [row["name"] for row in list_names("monitors")]
+    assert "slow_start" in str(build_schema()["properties"]["monitors"])
+    settings = {"action": "finish", "change": 2.0, "persistence": 2}
+    changes = {"monitors": {"slow_start": settings}, "train.steps": 30}
+    folder = toy_run(models, tmp_path / "runs", changes).folder
+    (alarm,) = [row for row in rows(folder / "alarms.jsonl") if row["id"] == "slow_start"]
+    assert (alarm["step"], alarm["action"]) == (21, "finish")
+    assert alarm["rule"] == "less than 2 above the first ten steps, in 2 steps in a row"
+    assert len(rows(folder / "metrics.jsonl")) == 21, "it ends the run"
+    with pytest.raises(RecipeError, match="no monitor 'slow_stat'; did you mean 'slow_start'"):
+        toy_recipe(models, {"monitors": {"slow_stat": "warn"}})
 
 
 def test_a_source_of_another_package_acts(add: Any, models: Path, tmp_path: Path) -> None:

@@ -140,11 +140,12 @@ def _list_entries(name: str, kinds: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _list_monitors() -> list[dict[str, str]]:
-    from practicum.monitors import MONITORS
+    from practicum.monitors.table import MONITORS, find_monitor
 
+    named = [(name, find_monitor(name)) for name in MONITORS.list_names()]
     return [
-        {"name": monitor.id, "summary": f"{monitor.name}: {inspect.getdoc(monitor.judge) or ''}"}
-        for monitor in MONITORS.values()
+        {"name": name, "summary": f"{monitor.name}: {inspect.getdoc(monitor.judge) or ''}"}
+        for name, monitor in named
     ]
 
 

@@ -46,7 +46,16 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
         """
 
         def entered(function: Function) -> Function:
-            name = function.__name__.strip("_")
+            return self.enter_as(function.__name__.strip("_"), *facts, **named)(function)
+
+        return entered
+
+    def enter_as(
+        self, name: str, *facts: Facts.args, **named: Facts.kwargs
+    ) -> Callable[[Function], Function]:
+        """Return a decorator that enters a function with its facts under a name."""
+
+        def entered(function: Function) -> Function:
             self[name] = self._kind(name, function, *facts, **named)
             return function
 

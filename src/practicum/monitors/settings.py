@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from practicum.core.calls import suggest_name
-from practicum.monitors.table import MONITORS
+from practicum.monitors.table import MONITORS, find_monitor
 from practicum.types import FrozenConfig
 
 Action = Literal["off", "log", "warn", "checkpoint", "finish", "pause", "stop"]
@@ -79,8 +78,7 @@ def _read_section(section: Any) -> Any:
     if not isinstance(section, Mapping):
         return section
     for name in section:
-        if name not in MONITORS:
-            raise ValueError(f"no monitor {name!r}; {suggest_name(str(name), list(MONITORS))}")
+        find_monitor(str(name))
     return {name: _read_settings(settings) for name, settings in section.items()}
 
 

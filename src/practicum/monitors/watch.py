@@ -10,9 +10,8 @@ from practicum.monitors.facts import RecipeFacts
 from practicum.monitors.history import HELDOUT, History, StepView
 from practicum.monitors.patches import round_digits
 from practicum.monitors.readings import compute_readings
-from practicum.monitors.rules import Thresholds
 from practicum.monitors.settings import ACTIONS, MonitorSettings, parse_factor
-from practicum.monitors.table import MONITORS, Monitor
+from practicum.monitors.table import MONITORS, Monitor, Thresholds, find_monitor
 from practicum.training.loop import StepResult
 from practicum.types import Metrics
 
@@ -85,7 +84,9 @@ class Watch:
         self._settings = settings
         self._accepts = accepts or (lambda overrides: True)
         self._history = History()
-        self._states = {name: _MonitorState() for name in MONITORS}
+        # Those of other packages are watched where the recipe names them.
+        self._monitors = {name: find_monitor(name) for name in [*MONITORS, *settings]}
+        self._states = {name: _MonitorState() for name in self._monitors}
         self._numbers: dict[str, float] = {}
 
     def read(self, result: StepResult, also: Mapping[str, float] | None = None) -> StepResult:
@@ -106,7 +107,7 @@ class Watch:
         }
         self._history.add(row)
         view = StepView(step, row, self._history, self._facts)
-        alarms = [self._judge(monitor, view) for monitor in MONITORS.values()]
+        alarms = [self._judge(name, monitor, view) for name, monitor in self._monitors.items()]
         return [alarm for alarm in alarms if alarm is not None]
 
     def replay(self, rows: Iterable[Mapping[str, Any]]) -> list[Alarm]:
@@ -117,8 +118,8 @@ class Watch:
             alarms += self.judge(row["step"], metrics)
         return alarms
 
-    def _judge(self, monitor: Monitor, view: StepView) -> Alarm | None:
-        settings = self._settings.get(monitor.id, MonitorSettings())
+    def _judge(self, name: str, monitor: Monitor, view: StepView) -> Alarm | None:
+        settings = self._settings.get(name, MonitorSettings())
         if (settings.action or monitor.action) == "off":
             return None
         limits = Thresholds(
@@ -129,7 +130,7 @@ class Watch:
         if result is None:
             return None
         persistence = settings.persistence or monitor.persistence
-        action = self._call(monitor, settings.action, persistence, result.score)
+        action = self._call(name, settings.action, persistence, result.score)
         if action is None:
             return None
         rule = monitor.rule_text.format(level=limits.level, change=limits.change)
@@ -148,14 +149,13 @@ class Watch:
             set=self._change_numbers(settings.set),
         )
 
-    def _call(
-        self, monitor: Monitor, chosen: str | None, persistence: int, score: float
-    ) -> str | None:
+    def _call(self, name: str, chosen: str | None, persistence: int, score: float) -> str | None:
         """Return the action that a score calls for at this step, or None.
 
         A `chosen` action replaces the monitor's own and its escalation.
         """
-        state = self._states[monitor.id]
+        state = self._states[name]
+        monitor = self._monitors[name]
         escalation = monitor.escalation if chosen is None else None
         is_escalated = escalation is not None and score >= escalation[0]
         state.broken_steps = state.broken_steps + 1 if score >= 1.0 else 0

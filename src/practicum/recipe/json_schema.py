@@ -157,7 +157,7 @@ def _build_monitors(defs: Schema) -> Schema:
     defs["monitor"] = {"anyOf": [action, settings]}
     by_name = {
         "type": "object",
-        "properties": {name: {"$ref": f"{REFERENCE}monitor"} for name in MONITORS},
+        "properties": {name: {"$ref": f"{REFERENCE}monitor"} for name in MONITORS.list_names()},
         "additionalProperties": False,
     }
     return {"anyOf": [{"enum": ["off", False]}, by_name]}

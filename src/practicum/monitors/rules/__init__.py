@@ -1,0 +1,11 @@
+"""The rules of the monitors: each is one function with its thresholds and advice above it."""
+
+from practicum.monitors.rules import completions as completions
+from practicum.monitors.rules import optimization as optimization
+from practicum.monitors.rules import success as success
+from practicum.monitors.rules import teaching as teaching
+from practicum.monitors.table import MONITORS
+
+# Alarms of a step come in the order of the monitors' numbers, whatever file they are in.
+for number in sorted(MONITORS, key=lambda id: int(id[1:])):
+    MONITORS[number] = MONITORS.pop(number)
