@@ -17,7 +17,6 @@ import sys
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -65,6 +64,9 @@ def find_published(group: str) -> dict[str, str]:
 
     The dotted name of each part is found by its word; nothing is imported.
     """
+    # Imported here: it takes as long as the rest of this module, and most commands need no names.
+    from importlib.metadata import entry_points
+
     return {point.name: point.value for point in entry_points(group=f"practicum.{group}")}
 
 
