@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from toy import rows, toy_recipe, toy_run
 
 from practicum.cli.listing import list_names
@@ -18,7 +19,7 @@ from practicum.functional.laws import WEIGHT_LAWS
 from practicum.objective import SIGNALS, Objective
 from practicum.recipe import parse_recipe, resolve_recipe
 from practicum.recipe.json_schema import build_schema
-from practicum.rollouts import SOURCES
+from practicum.rollouts import SOURCES, SourceChoice
 from tests.functional.divergence_laws import LAWS, random_logits
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "adding.md"
@@ -189,6 +190,24 @@ def test_a_monitor_of_another_package_raises_its_alarm(
     assert len(rows(folder / "metrics.jsonl")) == 21, "it ends the run"
     with pytest.raises(RecipeError, match="no monitor 'slow_stat'; did you mean 'slow_start'"):
         toy_recipe(models, {"monitors": {"slow_stat": "warn"}})
+
+
+def test_a_published_part_that_fails_harms_no_other(add: Any, publish: Any) -> None:
+    site = add("hellinger")
+    (site / "my_parts" / "bad.py").write_text("import no_such_package\n")
+    publish(site, "sources", "bad")
+    entries = site / "my_parts-1.0.dist-info" / "entry_points.txt"
+    kinds = ("divergences", "monitors")
+    entries.write_text(
+        entries.read_text() + "".join(f"[practicum.{kind}]\nbad = my_parts.bad\n" for kind in kinds)
+    )
+    assert "bad" in [row["name"] for row in list_names("sources")]
+    for kind in kinds:
+        summary = next(row["summary"] for row in list_names(kind) if row["name"] == "bad")
+        assert summary.startswith("cannot be used: module 'my_parts.bad' fails"), summary
+    assert "bad" in build_schema()["$defs"][SOURCES]["anyOf"][0]["enum"]
+    with pytest.raises(ValueError, match=r"'my_parts\.bad' is none of the sources: module"):
+        TypeAdapter(SourceChoice).validate_python("bad")
 
 
 def test_a_source_of_another_package_acts(add: Any, models: Path, tmp_path: Path) -> None:

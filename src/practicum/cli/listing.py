@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from practicum.core.calls import suggest_name
@@ -112,7 +112,18 @@ def _list_table(kind: str) -> list[dict[str, str]]:
     from practicum.functional.registry import TABLES as ENTRIES
 
     _, table = ENTRIES[TABLES[kind]]
-    return [{"name": name, "summary": table[name].summary} for name in table.list_names()]
+    return [
+        {"name": name, "summary": _summarise(lambda name=name: table[name].summary)}
+        for name in table.list_names()
+    ]
+
+
+def _summarise(read: Callable[[], str]) -> str:
+    """Return a part's line; of one of another package that fails, the reason."""
+    try:
+        return read()
+    except ValueError as error:
+        return f"cannot be used: {error}"
 
 
 def _list_entries(name: str, kinds: Sequence[str]) -> list[dict[str, str]]:
@@ -142,10 +153,13 @@ def _list_entries(name: str, kinds: Sequence[str]) -> list[dict[str, str]]:
 def _list_monitors() -> list[dict[str, str]]:
     from practicum.monitors.table import MONITORS, find_monitor
 
-    named = [(name, find_monitor(name)) for name in MONITORS.list_names()]
+    def describe(name: str) -> str:
+        monitor = find_monitor(name)
+        return f"{monitor.name}: {inspect.getdoc(monitor.judge) or ''}"
+
     return [
-        {"name": name, "summary": f"{monitor.name}: {inspect.getdoc(monitor.judge) or ''}"}
-        for name, monitor in named
+        {"name": name, "summary": _summarise(lambda name=name: describe(name))}
+        for name in MONITORS.list_names()
     ]
 
 

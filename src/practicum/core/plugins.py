@@ -89,14 +89,14 @@ def _import_external(room: str, name: str) -> Any:
     try:
         plugin = load_object(name)
     except ValueError as error:
-        raise ValueError(f"{name!r} is none of the {room}: {error}") from error
+        raise ValueError(f"{name!r} is none of the {_name_group(room)}: {error}") from error
     members = vars(plugin) if isinstance(plugin, ModuleType | type) else {}
     needed = vars(importlib.import_module(_package(room))).get("NEEDED", ("Config", "build"))
     missing = [part for part in needed if part not in members]
     if missing:
         forms = {"Config": "`class Config`", "build": "`def build(config, context)`"}
         raise ValueError(
-            f"{name!r} is none of the {room}: it has no {' and no '.join(missing)}; "
+            f"{name!r} is none of the {_name_group(room)}: it has no {' and no '.join(missing)}; "
             f"write {' and '.join(forms[part] for part in needed)} as the files of practicum do"
         )
     return plugin

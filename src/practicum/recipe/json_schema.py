@@ -7,6 +7,7 @@ combinations that `practicum check` refuses are not part of it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from practicum.core.calls import Call
@@ -75,7 +76,11 @@ def _add_room(room: str, defs: Schema, rooms: dict[str, Schema]) -> None:
     names = list_plugins(room)
     rooms[room] = {}
     choices: list[Schema] = [{"enum": names}, DOTTED]
-    configs = {name: load_plugin(room, name).Config for name in names}
+    configs = {}
+    for name in names:
+        # A part of another package that cannot be imported has no settings to complete.
+        with suppress(ValueError):
+            configs[name] = load_plugin(room, name).Config
     if any(issubclass(config, Call) for config in configs.values()):
         choices.append(CALL)
     for name, config in configs.items():
