@@ -363,7 +363,7 @@ def find_repeated_classes() -> list[Place]:
 def find_repeated_modules() -> list[Place]:
     """Return the modules whose name two earlier ones have, packages and plug-ins left out.
 
-    A plug-in's file has the name that recipes write, whatever other kinds of parts have the same.
+    A plug-in's file has the name that recipes write, and other kinds of parts may use the same name.
     """
     rooms = {room.removeprefix("practicum.").replace(".", "/") for room in FOLDERS.values()}
     places = [

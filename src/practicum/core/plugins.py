@@ -28,7 +28,7 @@ PLUGIN_KEY = "x-plugin"
 def list_plugins(room: str) -> list[str]:
     """Return the plug-ins of a room, such as `teachers`, in alphabetical order.
 
-    Those that other packages publish stand among them; practicum's names win.
+    The list includes plug-ins that other packages publish. If two have one name, practicum's is used.
     """
     return sorted({*_list_files(room), *_list_published(room)})
 
@@ -59,7 +59,7 @@ def find_plugin_file(room: str, name: str) -> Path | None:
 
 @functools.cache
 def _list_files(room: str) -> frozenset[str]:
-    """Return the names of a room's own files; those that begin with an underscore are none."""
+    """Return the names of a room's own files, without files that begin with an underscore."""
     package = importlib.import_module(_package(room))
     names = (module.name for module in pkgutil.iter_modules(package.__path__))
     return frozenset(name for name in names if not name.startswith("_"))
@@ -84,7 +84,7 @@ def _package(room: str) -> str:
 def _import_external(room: str, name: str) -> Any:
     """Return a module or class of another package with `Config` and `build`, as ours have.
 
-    A room whose plug-ins have something else says so in `NEEDED`.
+    The package's `NEEDED` lists the names if they are different ones.
     """
     try:
         plugin = load_object(name)

@@ -75,14 +75,14 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
         self[name] = entry
 
     def list_names(self) -> list[str]:
-        """Return the names of all entries, those that other packages publish last."""
+        """Return the names of all entries. Published entries of other packages come last."""
         published = find_published(self._group) if self._group else {}
         return [*self, *sorted(published.keys() - self.keys())]
 
     def __missing__(self, name: str) -> Entry:
         """Return the entry of another package.
 
-        Raise KeyError for a word that nobody publishes, ValueError if there is no such entry.
+        Raise KeyError for an unknown word, ValueError if the module has no such entry.
         """
         kind = self._kind
         assert isinstance(kind, type)

@@ -78,7 +78,7 @@ class Monitor:
 
 
 MONITORS = Table(Monitor, "monitors")
-"""All monitors by id. Those of other packages are watched where a recipe names them."""
+"""All monitors by id. A monitor of another package is active if the recipe names it."""
 
 
 def find_monitor(name: str) -> Monitor:

@@ -84,7 +84,7 @@ class Watch:
         self._settings = settings
         self._accepts = accepts or (lambda overrides: True)
         self._history = History()
-        # Those of other packages are watched where the recipe names them.
+        # A monitor of another package is active if the recipe names it.
         self._monitors = {name: find_monitor(name) for name in [*MONITORS, *settings]}
         self._states = {name: _MonitorState() for name in self._monitors}
         self._numbers: dict[str, float] = {}

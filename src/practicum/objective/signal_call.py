@@ -62,7 +62,7 @@ class SignalCall(Call):
     - sampled: it is about the sampled token alone
     - label: the token itself is the label
     - pairs: it compares two whole completions of a prompt
-    - compares: it has a comparison of its own, `compare`
+    - compares: it computes its own divergence with `compare`
     - differentiates_token: it differentiates the log-probability of the sampled token
     - unshared: it reads tokens that only one of two vocabularies has
     - alone: it is about the student's whole distribution and nothing else
@@ -146,29 +146,29 @@ class SignalCall(Call):
         return None
 
     def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
-        """Return why the signal cannot go with a reward, a clip or the term's writer, or None."""
+        """Return why the signal does not support a reward, a clip or the term's source, or None."""
         return None
 
     @property
     def maps_pace(self) -> float | None:
-        """Return the pace of weights that learn beside the student's, or None without any."""
+        """Return the relative learning rate of the signal's own weights, or None if it has none."""
         return None
 
     def compare(self, comparison: SignalComparison) -> Float[Tensor, " T"]:
         """Return the divergence at each token, differentiable in the student.
 
-        It is asked of signals that say so by `compares`.
+        It is called if `compares` is True.
         """
         raise NotImplementedError
 
     def compute_fixed_advantage(self, logprobs: Float[Tensor, " T"]) -> Float[Tensor, " T"] | None:
-        """Return an advantage that depends on the student's log-probabilities alone, or None."""
+        """Return an advantage that depends only on the student's log-probabilities, or None."""
         return None
 
     def compute_span_advantage(
         self, comparison: SignalComparison, spans: Int[Tensor, " T"] | None
     ) -> Float[Tensor, " T"] | None:
-        """Return the advantage of each token's span, if it is none of the divergence's, or None."""
+        """Return the advantage of each token's span, or None to use the divergence's advantage."""
         return None
 
     def compute_state_values(self, teacher: TeacherDistribution) -> Float[Tensor, " T"] | None:

@@ -19,7 +19,7 @@ TARGETS = "practicum.objective.targets"
 
 
 class TargetCall(Call):
-    """A target: how it is made of the models' distributions, and the facts that it is checked by.
+    """The distribution that the student is compared with, built from the models' distributions.
 
     - is_plain: it is the unmodified teacher
     - is_label: it is one token
@@ -72,7 +72,7 @@ class TargetCall(Call):
     ) -> Float[Tensor, " T"]:
         """Return the target's log-probability of sampled tokens, less a constant of the state.
 
-        It is asked of products alone.
+        It is called only for products.
         """
         raise NotImplementedError
 

@@ -70,16 +70,16 @@ class RolloutWriters:
 
 
 class SourceConfig(Call):
-    """A source: it writes the tokens that a step trains on.
+    """A source writes the tokens that a step trains on.
 
-    - other_writers: who writes beside or instead of the student
+    - other_writers: the models and datasets that write tokens, without the student
     - form: `answers` if it cannot hold conversations, `conversations` if it writes nothing else
     - replays: it trains again on completions of earlier steps
     - guide: the scorer that it asks while it writes
-    - note_made, note_shown: the note that it makes itself, and the one that it shows the student
-    - others_speak: words of an environment stand in its answers, also where a task's answers are single
+    - note_made, note_shown: the note that the source makes itself, and the note that it shows the student
+    - others_speak: single answers can contain an environment's words
     - serves_users: it listens to the users of a task
-    - writes_segments: its answers may go on in a later step
+    - writes_segments: an answer can continue in a later step
     - reads_answers: it needs the answers of the rows
     - fixed: places of a recipe that a resumed run cannot change with it, and why
     """
@@ -100,7 +100,7 @@ class SourceConfig(Call):
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
-        """List the writers beside or instead of the student; none if only the student writes."""
+        """List the writers other than the student; empty if only the student writes."""
         return ()
 
     @property
@@ -125,7 +125,7 @@ class SourceConfig(Call):
 
     @property
     def others_speak(self) -> bool:
-        """Return True if an environment's words may stand in single answers."""
+        """Return True if single answers can contain an environment's words."""
         return False
 
     @property
@@ -179,7 +179,7 @@ class SourceConfig(Call):
         return None
 
     def collect(self, keys: Sequence[RolloutKey], parts: "SourceParts") -> list[Rollout]:
-        """Return the rollouts of a batch, of which `keys` are the `n` of each prompt."""
+        """Return the rollouts of a batch. `keys` has `n` keys for each prompt."""
         raise NotImplementedError
 
     def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
@@ -271,7 +271,7 @@ class SourceParts:
 
 
 def clear_policy_logprobs(items: Sequence[SampleOrRollout]) -> list[SampleOrRollout]:
-    """Return samples or rollouts of another model, whose log-probabilities are not the policy's."""
+    """Return samples or rollouts of another model without log-probabilities of the policy."""
     return [
         replace(item, policy_logprobs=torch.full_like(item.policy_logprobs, math.nan))
         for item in items
@@ -347,7 +347,7 @@ def check_path(path: str) -> str:
 
 
 def _read_source(raw: Any) -> Any:
-    """Return the settings of a source; ValueError if the name is that of another kind of part."""
+    """Return the settings of a source; ValueError if the module is not a source."""
     if inspect.isroutine(raw):
         raw = {"type": "function", "object": raw}
     return read_part(SOURCES, SourceConfig, raw)

@@ -6,6 +6,6 @@ from practicum.monitors.rules import success as success
 from practicum.monitors.rules import teaching as teaching
 from practicum.monitors.table import MONITORS
 
-# Alarms of a step come in the order of the monitors' numbers, whatever file they are in.
+# Alarms of one step are sorted by the monitors' numbers.
 for number in sorted(MONITORS, key=lambda id: int(id[1:])):
     MONITORS[number] = MONITORS.pop(number)

@@ -10,7 +10,7 @@ from practicum.rollouts.source import OtherWriter, SourceConfig, SourceParts
 from practicum.types import Rollout
 
 JOINED: tuple[OtherWriter, ...] = get_args(OtherWriter)
-"""The writers that can stand beside the student."""
+"""The writers that a prompt can have in addition to the student."""
 
 
 class Config(SourceConfig):
