@@ -32,6 +32,7 @@ NAMES = (
     "settings",
     "end_to_end",
     "house",
+    "structure",
     "digests",
     "endurance",
     "report",

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from practicum.cli.listing import FOLDERS
 from benchmarks.measuring import format_table
+from practicum.cli.listing import FOLDERS
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "practicum"

@@ -30,6 +30,12 @@ from benchmarks import (
     rollout,
     wheels,
 )
+from benchmarks.structure import (
+    count_statements,
+    count_structural_types,
+    find_longest_chain,
+    list_imports,
+)
 from practicum.core.plugins import list_plugins
 from practicum.objective import SIGNALS
 from practicum.recipe import build_control, load_recipe
@@ -620,3 +626,16 @@ def test_lines_of_controls_have_places_of_their_own(
         "2",
         "4",
     ]
+
+
+def test_the_longest_chain_of_imports_counts_the_files_of_a_cycle() -> None:
+    imports = {"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set(), "e": {"d"}}
+    assert find_longest_chain(imports) == ["a", "b", "c", "d"]
+    sources = {
+        "p": "import p.q\n\ndef load():\n    from p.r import R\n    return R\n",
+        "p.q": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p import r\n",
+        "p.r": 'from typing import Protocol\n\nclass R(Protocol):\n    "R."\n',
+    }
+    assert list_imports(sources) == {"p": {"p.q", "p.r"}, "p.q": set(), "p.r": set()}
+    assert [count_structural_types(text) for text in sources.values()] == [0, 0, 1]
+    assert count_statements(sources["p.r"]) == 2
