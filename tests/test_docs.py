@@ -282,6 +282,10 @@ def _targets() -> str:
     return _list_parts("target", objective.TARGETS)
 
 
+def _clips() -> str:
+    return _list_parts("clip", objective.CLIPS)
+
+
 def _list_parts(axis: str, room: str) -> str:
     names = plugins.list_plugins(room)
     return _list_calls(axis, [plugins.load_plugin(room, name).Config for name in names])
@@ -705,6 +709,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "verdicts": _verdicts,
     "signals": _signals,
     "targets": _targets,
+    "clips": _clips,
     "server_signals": _server_signals,
     "peer_steps": _peer_steps,
 }

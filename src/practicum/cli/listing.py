@@ -14,6 +14,7 @@ FOLDERS = {
     "notes": "practicum.rollouts._notes",
     "signals": "practicum.objective.signals",
     "targets": "practicum.objective.targets",
+    "clips": "practicum.objective.clips",
     "sources": "practicum.rollouts.sources",
 }
 """The rooms of plug-ins by kind."""

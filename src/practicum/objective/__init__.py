@@ -1,6 +1,7 @@
 """The objective as data, its logit side and its token side."""
 
-from practicum.objective.choices import AXES, ClipEntries
+from practicum.objective.choices import AXES
+from practicum.objective.clip_call import CLIPS, Clip, ClipCall
 from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
@@ -34,11 +35,13 @@ from practicum.objective.vocabulary_axis import (
 
 __all__ = [
     "AXES",
+    "CLIPS",
     "SIGNALS",
     "TARGETS",
     "VERIFIER",
     "Capabilities",
-    "ClipEntries",
+    "Clip",
+    "ClipCall",
     "Full",
     "K2Surrogate",
     "LossChunk",

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
-from torch import Tensor
+from pydantic import BeforeValidator, Field
 
 from practicum.core.calls import Call, bind, parse_call, suggest_name
 from practicum.foreign import is_external
-from practicum.functional.advantages import REWARDS, RewardRule, clip
+from practicum.functional.advantages import REWARDS, RewardRule
 from practicum.functional.registry import TABLES
 from practicum.objective.entries import REFUSED, Choice, read_entry
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
@@ -94,63 +93,6 @@ class OwnReward(Choice):
         return 1.0
 
 
-class ClipCall(Call):
-    """A bound on a part of a term's loss."""
-
-    def bound(self, advantage: Tensor) -> Tensor:
-        """Return a teacher's advantages within the bounds, if they are of advantages."""
-        return advantage
-
-
-class NoClip(ClipCall):
-    """Nothing is clipped."""
-
-    type: Literal["none"] = "none"
-
-
-class ClipLoss(ClipCall):
-    """A token whose loss exceeds `maximum` gives no gradient."""
-
-    type: Literal["loss"] = "loss"
-    maximum: float = Field(default=0.05, gt=0)
-
-
-class ClipEntries(ClipCall):
-    """A candidate's contribution to a token's loss is held constant if it exceeds `maximum`.
-    As in OPSD's released code.
-
-    This does not bound the effect of one candidate: see below.
-    """
-
-    type: Literal["entries"] = "entries"
-    maximum: float = Field(default=0.05, gt=0)
-
-
-class ClipAdvantage(ClipCall):
-    """The teacher's advantage is clipped to [low, high], which contains 0.
-    A clipped token keeps its gradient (REOPOLD 2603.11137).
-
-    Of a sum over candidates each one's advantage is clipped (OpenClaw-RL 2603.10165).
-    """
-
-    type: Literal["advantage"] = "advantage"
-    low: float = -5.0
-    high: float = 5.0
-
-    def bound(self, advantage: Tensor) -> Tensor:
-        """Return the advantages within the bounds."""
-        return clip(advantage, self.low, self.high)
-
-    @model_validator(mode="after")
-    def _check_order(self) -> "ClipAdvantage":
-        if not self.low <= 0.0 <= self.high:
-            raise ValueError(
-                f"clip 'advantage' needs low <= 0 <= high, got {self.low} and {self.high}: "
-                "another band turns the sign of some"
-            )
-        return self
-
-
 def index_by_type(*classes: type[CallT]) -> dict[str, type[CallT]]:
     """Return the classes of one axis by the names that recipes use."""
     return {cls.model_fields["type"].default: cls for cls in classes}
@@ -159,7 +101,6 @@ def index_by_type(*classes: type[CallT]) -> dict[str, type[CallT]]:
 AXES = {
     "estimators": index_by_type(Auto, Pathwise, ScoreFunction, K2Surrogate),
     "rewards": index_by_type(NoReward, AddAdvantage, Modulate),
-    "clips": index_by_type(NoClip, ClipLoss, ClipEntries, ClipAdvantage),
 }
 """The choices that are classes, by axis and name."""
 
@@ -228,11 +169,6 @@ Reward = Annotated[
     _read_choice("reward"),
     # It comes first: validators before the type run from the last to the first.
     BeforeValidator(_read_own_reward),
-    Field(discriminator="type"),
-]
-Clip = Annotated[
-    NoClip | ClipLoss | ClipEntries | ClipAdvantage,
-    _read_choice("clip"),
     Field(discriminator="type"),
 ]
 Estimator = Annotated[

@@ -24,7 +24,6 @@ from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.both_spaces import read_both_spaces
-from practicum.objective.choices import ClipEntries, ClipLoss
 from practicum.objective.compiled import CompiledReverseKL, is_compiled
 from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.estimators import Pathwise
@@ -257,8 +256,8 @@ class Fused:
         slope = self._take_for_pair(f"slope {number}")
         parameter = entry.resolve(term.parameter)
         value = entry.slope(self._pair, parameter, slope, lambda: self._take_for_pair("scratch"))
-        if isinstance(term.clip, ClipLoss):
-            slope.mul_((value <= term.clip.maximum).to(slope)[:, None])
+        if term.clip.clips_losses:
+            slope.mul_((~term.clip.find_clipped(value)).to(slope)[:, None])
         return value, slope
 
     def _collect_values(
@@ -389,7 +388,7 @@ def has_closed_form(term: Term, has_teacher_states: bool = True) -> bool:
     """
     if not term.needs_signal:
         return True
-    if term.against != "teacher" or not term.targets_teacher or isinstance(term.clip, ClipEntries):
+    if term.against != "teacher" or not term.targets_teacher or term.clip.clips_entries:
         return False
     if term.on_sampled_token:
         has_exact_kl = (

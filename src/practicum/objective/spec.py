@@ -14,20 +14,17 @@ from practicum.functional.sequence import AGGREGATES
 from practicum.functional.weights import TEACHER_STATISTICS, WEIGHTS
 from practicum.objective.choices import (
     Auto,
-    Clip,
-    ClipAdvantage,
-    ClipEntries,
-    ClipLoss,
     CorrectionChoice,
     DivergenceChoice,
     Estimator,
     Modulate,
-    NoClip,
     NoReward,
     Reward,
     SampleWeightChoice,
     WeightChoice,
 )
+from practicum.objective.clip_call import Clip
+from practicum.objective.clips.none import Config as NoClip
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.entries import Choice
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
@@ -159,13 +156,13 @@ class Term(BaseModel):
     def _check_rewards_and_clips(self) -> str | None:
         if problem := self.signal.explain_extras(
             has_reward=not isinstance(self.reward, NoReward),
-            clip=self.clip.type,
+            clip=self.clip.name,
             source=self.source,
         ):
             return problem
         if self.signal.step and isinstance(self.reward, Modulate):
             return "reward 'modulate' takes log T - log S for its size; write signal: sampled"
-        if self.signal.step and isinstance(self.clip, ClipAdvantage):
+        if self.signal.step and self.clip.part == "advantage":
             return "clip 'advantage' is of log T - log S; leave it out with signal 'logits'"
         if self.signal.pairs and not isinstance(self.reward, NoReward):
             return "signal 'pair' has no advantage; leave out reward, or write choose=reward"
@@ -179,14 +176,14 @@ class Term(BaseModel):
                 f"reward {self.reward.type!r} is added to an advantage; write estimator: "
                 "score_function"
             )
-        if isinstance(self.clip, ClipLoss | ClipEntries) and not (
+        if self.clip.part == "divergence" and not (
             self.needs_signal and isinstance(self.gradient, Pathwise)
         ):
             return (
-                f"clip {self.clip.type!r} is of a divergence that is differentiated; "
+                f"clip {self.clip.name!r} is of a divergence that is differentiated; "
                 "for an advantage write clip: advantage(-5, 5)"
             )
-        if isinstance(self.clip, ClipAdvantage) and not self.has_advantages:
+        if self.clip.part == "advantage" and not self.has_advantages:
             return (
                 "clip 'advantage' is of tokens' advantages; for a divergence write clip: loss(0.05)"
             )

@@ -19,10 +19,6 @@ from practicum import functional as F
 from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.support import floor_buckets
-from practicum.objective.choices import (
-    ClipEntries,
-    ClipLoss,
-)
 from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.estimators import Pathwise
 from practicum.objective.signal_call import SignalCall, TopK
@@ -164,9 +160,9 @@ def compute_token_value(term: Term, logprobs: Tensor) -> Tensor:
 
 
 def _clip_loss(term: Term, divergence: Tensor) -> Tensor:
-    if not isinstance(term.clip, ClipLoss):
+    if not term.clip.clips_losses:
         return divergence
-    return torch.where(divergence > term.clip.maximum, divergence.detach(), divergence)
+    return torch.where(term.clip.find_clipped(divergence), divergence.detach(), divergence)
 
 
 def _compute_monte_carlo_value(
@@ -374,9 +370,7 @@ def _compute_divergence(
 def _sum_contributions(term: Term, student: Tensor, target: Tensor) -> Tensor:
     """Return the divergence of two sets of candidates; what exceeds the clip is constant."""
     parts = DIVERGENCES[term.divergence.name].contributions(student, target, term.parameter)
-    if isinstance(term.clip, ClipEntries):
-        parts = torch.where(parts > term.clip.maximum, parts.detach(), parts)
-    return parts.sum(dim=-1)
+    return term.clip.clip_entries(parts).sum(dim=-1)
 
 
 def _restrict(

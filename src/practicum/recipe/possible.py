@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from practicum.objective import VERIFIER, ClipEntries, Objective, Term
+from practicum.objective import VERIFIER, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.ports.notes import NoteConfig
 from practicum.ports.scoring import ReadsNotes, RejectingSettings, TeacherImitator
@@ -287,9 +287,7 @@ def _list_uncorrected_signals(objective: Objective, *, ask_teacher: bool = False
 
 def explain_clip(objective: Objective) -> str | None:
     """Return a warning if a clip pushes down the candidates that the teacher wants most."""
-    indices = [
-        index for index, term in enumerate(objective.losses) if isinstance(term.clip, ClipEntries)
-    ]
+    indices = [index for index, term in enumerate(objective.losses) if term.clip.name == "entries"]
     if not indices:
         return None
     return (

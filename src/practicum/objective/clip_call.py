@@ -1,0 +1,59 @@
+"""The base of all clips of a term: a bound on a part of its loss.
+
+A clip is one file of `practicum.objective.clips`, or a module of another package, with a class
+`Config` below `ClipCall`.
+"""
+
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+from jaxtyping import Bool, Float
+from pydantic import BeforeValidator, SerializeAsAny, WithJsonSchema
+from torch import Tensor
+
+from practicum.core.calls import Call
+from practicum.core.plugins import PLUGIN_KEY, read_part
+
+CLIPS = "practicum.objective.clips"
+"""The package with the clips, one file each."""
+
+
+ClippedPart = Literal["nothing", "divergence", "advantage"]
+
+
+class ClipCall(Call):
+    """A bound on a part of a term's loss.
+
+    - part: the part that is bounded
+    - clips_losses: it takes the gradient of whole tokens, see `find_clipped`
+    - clips_entries: it takes the gradient of single candidates, see `clip_entries`
+    """
+
+    part: ClassVar[ClippedPart] = "nothing"
+    clips_losses: ClassVar[bool] = False
+    clips_entries: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """Return the name that recipes use."""
+        return str(type(self).model_fields["type"].default)
+
+    def bound(self, advantage: Tensor) -> Tensor:
+        """Return a teacher's advantages within the bounds, if they are of advantages."""
+        return advantage
+
+    def find_clipped(self, divergence: Float[Tensor, " T"]) -> Bool[Tensor, " T"]:
+        """Return True at the tokens without a gradient. It is called if `clips_losses` is True."""
+        raise NotImplementedError
+
+    def clip_entries(self, contributions: Float[Tensor, "T K"]) -> Float[Tensor, "T K"]:
+        """Return the contributions of candidates, some of them constant."""
+        return contributions
+
+
+Clip = Annotated[
+    SerializeAsAny[ClipCall],
+    BeforeValidator(partial(read_part, CLIPS, ClipCall)),
+    WithJsonSchema({PLUGIN_KEY: CLIPS}),
+]
+"""A clip in a recipe."""
