@@ -82,8 +82,8 @@ def list_imports(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Return the modules that each module imports, also inside functions and not for types alone."""
     imports = {}
     for name, text in sources.items():
-        found = set(_find_imported(ast.parse(text), sources))
-        imports[name] = found - {name}
+        imported = set(_find_imported(ast.parse(text), sources))
+        imports[name] = imported - {name}
     return imports
 
 
@@ -109,7 +109,7 @@ def find_longest_chain(imports: Mapping[str, set[str]]) -> list[str]:
     # The groups come with the imported ones first.
     for number, group in enumerate(groups):
         below = {group_of[name] for member in group for name in imports[member]} - {number}
-        longest = max((best[other] for other in below), key=len, default=[])
+        longest = max((best[lower] for lower in below), key=len, default=[])
         best[number] = [*group, *longest]
     return max(best.values(), key=len)
 
@@ -124,12 +124,12 @@ def _find_cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
     def visit(name: str) -> None:
         index[name] = low[name] = len(index)
         stack.append(name)
-        for other in sorted(imports[name]):
-            if other not in index:
-                visit(other)
-                low[name] = min(low[name], low[other])
-            elif other in stack:
-                low[name] = min(low[name], index[other])
+        for imported in sorted(imports[name]):
+            if imported not in index:
+                visit(imported)
+                low[name] = min(low[name], low[imported])
+            elif imported in stack:
+                low[name] = min(low[name], index[imported])
         if low[name] == index[name]:
             place = stack.index(name)
             groups.append(stack[place:])
