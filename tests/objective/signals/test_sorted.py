@@ -9,8 +9,7 @@ from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.sorting import sorted_l1
 from practicum.objective import Objective, TeacherDistribution
-
-from .vocabularies import (
+from tests.objective.vocabularies import (
     COMMON,
     OUTSIDE,
     OWN,

@@ -8,8 +8,15 @@ from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.projection import pair_columns
 from practicum.objective import Objective, TeacherDistribution
 from practicum.types import Spellings
-
-from .vocabularies import COMMON, OUTSIDE, STUDENT_SIZE, TEACHER_SIZE, compare, logits, signal_of
+from tests.objective.vocabularies import (
+    COMMON,
+    OUTSIDE,
+    STUDENT_SIZE,
+    TEACHER_SIZE,
+    compare,
+    logits,
+    signal_of,
+)
 
 TERM = Objective.model_validate({"signal": "projected(0.5, paired=0.6)"}).losses[0]
 OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]

@@ -9,9 +9,15 @@ from practicum.functional.divergences import DIVERGENCES
 from practicum.objective import Objective
 from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.signals.span_token import cut_between_spans
-
-from .vocabularies import COMMON, OUTSIDE, STUDENT_SIZE, TEACHER_SIZE, logits, signal_of
-from .vocabularies import compare as compare_here
+from tests.objective.vocabularies import (
+    COMMON,
+    OUTSIDE,
+    STUDENT_SIZE,
+    TEACHER_SIZE,
+    logits,
+    signal_of,
+)
+from tests.objective.vocabularies import compare as compare_here
 
 TERM = Objective.model_validate({"signal": "span_token", "divergence": "jsd(0.3)"}).losses[0]
 SPANS = {1: (3, -0.7), 6: (2, -4.0)}

@@ -15,8 +15,7 @@ from practicum.objective.both_spaces import (
 from practicum.recipe import parse_recipe
 from practicum.teachers._vocabulary import FoldedHead, ReorderedHead
 from practicum.types import TeacherSignal
-
-from .vocabularies import COMMON, OUTSIDE, OWN, STUDENT_SIZE, TEACHER_SIZE, compare
+from tests.objective.vocabularies import COMMON, OUTSIDE, OWN, STUDENT_SIZE, TEACHER_SIZE, compare
 
 TERM = Objective.model_validate({"signal": "dual_space", "divergence": "jsd(0.3)"}).losses[0]
 OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]

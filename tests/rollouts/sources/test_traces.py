@@ -55,7 +55,7 @@ def test_a_trace_is_a_conversation_token_for_token(renderer: Renderer, tmp_path:
 
 def test_lines_that_verifiers_wrote_are_read(renderer: Renderer) -> None:
     """Recorded with verifiers 0.4.0: two tasks, each answered in one turn."""
-    path = Path(__file__).parent / "verifiers_traces.jsonl"
+    path = Path(__file__).parents[1] / "verifiers_traces.jsonl"
     answers = read_traced_answers(path)
     recorded = load_traced_rollouts(path, [answer.prompt for answer in answers], renderer, 16)
     assert {name: row[0].tokens.tolist() for name, row in recorded.items()} == {
