@@ -9,7 +9,8 @@ Every packaged recipe, and every source, signal, scorer, note and teacher that n
 four. All take about five minutes of one core; `--quick` does only the plain one, `--only` the runs with one of the words in their
 names. Each run and each stage of a pipeline prints a line of JSON: its name, the norm of its last gradient, and the SHA-256 of its
 metrics, of its rollouts and of the tensors of its last checkpoint. With `--against`, it prints a table of the differences from an
-earlier output and exits with 1. Only outputs of one kind of processor and the same versions compare.
+earlier output and exits with 1. Only outputs of one kind of processor and the same versions compare: each line names the processor
+and its vector instructions, a file may have the lines of several, and those of other processors are left out.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from benchmarks.digest_runs import (
     reward_more,
     shrink,
 )
-from benchmarks.measuring import format_table
+from benchmarks.measuring import describe_machine, format_table
 from practicum.recipe import Recipe, list_recipe_names, parse_recipe
 from practicum.runs.pipeline.stages import Pipeline, parse_pipeline
 
@@ -50,6 +51,11 @@ def main() -> None:
     )
     options = parser.parse_args()
     before = None if options.against is None else read(options.against)
+    if before == {}:
+        sys.exit(
+            f"{options.against} has no digests of this processor, {name_machine()}; run `python -m benchmarks digests` "
+            "before the change and add its lines to the file"
+        )
     names = ["plain"] if options.quick else list_runs(options.only)
     lines = []
     for line in yield_digests(names):
@@ -78,7 +84,14 @@ def yield_digests(names: Sequence[str]) -> Iterator[dict[str, Any]]:
             run = _run(name, Path(folder))
             stages = sorted((run / "stages").glob("*/"))
             for part in stages or [run]:
-                yield {"run": f"{name}/{part.name}" if stages else name, **hash_run(part)}
+                run_name = f"{name}/{part.name}" if stages else name
+                yield {"run": run_name, "machine": name_machine(), **hash_run(part)}
+
+
+def name_machine() -> str:
+    """Return the processor and its vector instructions, on which the last bits of a result depend."""
+    machine = describe_machine()
+    return f"{machine['processor']} {machine['vectors']}"
 
 
 def hash_run(run: Path) -> dict[str, Any]:
@@ -96,10 +109,10 @@ def hash_run(run: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the lines of an earlier output by their run; exit where a line is none of them."""
+    """Return this processor's lines of an earlier output by their run; exit where a line is no digest."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return {line["run"]: line for line in lines}
+        return {line["run"]: line for line in lines if line["machine"] == name_machine()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(
             f"{path} holds no digests ({error}); write the output of `python -m benchmarks digests` into it"

@@ -319,6 +319,17 @@ def test_every_part_has_a_tiny_run():
     assert not any(missing.values()), missing
 
 
+def test_digests_of_other_processors_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "digests.jsonl"
+    path.write_text(json.dumps({"run": "plain", "machine": "another", "checkpoint": "a"}) + "\n")
+    assert digests.read(path) == {}
+    monkeypatch.setattr(sys, "argv", ["digests", "--quick", "--against", str(path)])
+    with pytest.raises(SystemExit, match="no digests of this processor, .*before the change"):
+        digests.main()
+
+
 def test_what_was_not_there_before_differs():
     now = {"run": "plain", "metrics.jsonl": "a", "checkpoint": "b"}
     assert digests.find_differences([now], {"plain": now}) == []
