@@ -326,7 +326,7 @@ def test_digests_of_other_processors_are_left_out(
     path.write_text(json.dumps({"run": "plain", "machine": "another", "checkpoint": "a"}) + "\n")
     assert digests.read(path) == {}
     monkeypatch.setattr(sys, "argv", ["digests", "--quick", "--against", str(path)])
-    with pytest.raises(SystemExit, match="no digests of this processor, .*before the change"):
+    with pytest.raises(SystemExit, match=r"no digests of this processor, .*before the change"):
         digests.main()
 
 
