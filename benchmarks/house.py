@@ -361,7 +361,7 @@ def find_repeated_classes() -> list[Place]:
 
 
 def find_repeated_modules() -> list[Place]:
-    """Return the modules whose name two earlier ones have, packages and plug-ins left out.
+    """Return the modules with a name that two earlier modules have, without packages and plug-ins.
 
     A plug-in's file has the name that recipes write, and other kinds of parts may use the same name.
     """

@@ -11,9 +11,10 @@ The files and functions of a training step are counted by `python -m benchmarks 
 import argparse
 import ast
 import re
-import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import grimp
+import networkx
 
 import practicum
 from benchmarks.measuring import format_table
@@ -41,7 +42,7 @@ def main() -> None:
         for name, text in sources.items()
         if not any(name == out or name.startswith(f"{out}.") for out in options.core)
     }
-    chain = find_longest_chain(list_imports(sources))
+    chain = find_longest_chain(build_import_graph("practicum"))
     rows = [
         ["lines", len("".join(sources.values()).splitlines())],
         ["lines of the core", len("".join(core.values()).splitlines())],
@@ -78,68 +79,28 @@ def count_structural_types(text: str) -> int:
     return sum(bool(names & {"Protocol", "ABC"}) for names in bases)
 
 
-def list_imports(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return the modules that each module imports, also inside functions and not for types alone."""
-    imports = {}
-    for name, text in sources.items():
-        imported = set(_find_imported(ast.parse(text), sources))
-        imports[name] = imported - {name}
-    return imports
+def build_import_graph(package: str) -> networkx.DiGraph:
+    """Return the imports of a package's modules, also inside functions, without those for types."""
+    imports = grimp.build_graph(package, exclude_type_checking_imports=True, cache_dir=None)
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(imports.modules)
+    graph.add_edges_from(
+        (module, imported)
+        for module in imports.modules
+        for imported in imports.find_modules_directly_imported_by(module)
+    )
+    return graph
 
 
-def _find_imported(tree: ast.AST, sources: Mapping[str, str]) -> Iterator[str]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield from (name for name in (inner, node.module) if name in sources)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in sources)
-        else:
-            yield from _find_imported(node, sources)
-
-
-def find_longest_chain(imports: Mapping[str, set[str]]) -> list[str]:
-    """Return the modules on the longest chain of imports; those of a cycle stand together."""
-    groups = _find_cycles(imports)
-    group_of = {name: number for number, group in enumerate(groups) for name in group}
+def find_longest_chain(graph: networkx.DiGraph) -> list[str]:
+    """Return the modules on the longest chain of imports. All modules of a cycle count."""
+    groups = networkx.condensation(graph)
+    members = groups.nodes(data="members")
     best: dict[int, list[str]] = {}
-    # The groups come with the imported ones first.
-    for number, group in enumerate(groups):
-        below = {group_of[name] for member in group for name in imports[member]} - {number}
-        longest = max((best[lower] for lower in below), key=len, default=[])
-        best[number] = [*group, *longest]
+    for group in reversed(list(networkx.topological_sort(groups))):
+        longest = max((best[lower] for lower in groups.successors(group)), key=len, default=[])
+        best[group] = [*sorted(members[group]), *longest]
     return max(best.values(), key=len)
-
-
-def _find_cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return the strongly connected groups of modules, imported ones first (Tarjan 1972)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    groups: list[list[str]] = []
-
-    def visit(name: str) -> None:
-        index[name] = low[name] = len(index)
-        stack.append(name)
-        for imported in sorted(imports[name]):
-            if imported not in index:
-                visit(imported)
-                low[name] = min(low[name], low[imported])
-            elif imported in stack:
-                low[name] = min(low[name], index[imported])
-        if low[name] == index[name]:
-            place = stack.index(name)
-            groups.append(stack[place:])
-            del stack[place:]
-
-    sys.setrecursionlimit(10_000)
-    for name in sorted(imports):
-        if name not in index:
-            visit(name)
-    return groups
 
 
 if __name__ == "__main__":

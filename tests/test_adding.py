@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from toy import rows, toy_recipe, toy_run
 
 from practicum.cli.listing import list_names
-from practicum.errors import RecipeError
+from practicum.errors import PracticumError, RecipeError
 from practicum.foreign import find_published
 from practicum.functional import DIVERGENCES, WEIGHTS
 from practicum.functional.laws import WEIGHT_LAWS
@@ -208,6 +208,77 @@ def test_a_published_part_that_fails_harms_no_other(add: Any, publish: Any) -> N
     assert "bad" in build_schema()["$defs"][SOURCES]["anyOf"][0]["enum"]
     with pytest.raises(ValueError, match=r"'my_parts\.bad' is none of the sources: module"):
         TypeAdapter(SourceChoice).validate_python("bad")
+
+
+WRONG = {
+    "signal": (
+        "from practicum.objective import Full, SignalCall\n"
+        "class Config(SignalCall):\n"
+        "    type: str = 'my_parts.wrong'\n"
+        "    measures = compares = True\n"
+        "    question = property(lambda self: Full())\n"
+        "    def compare(self, comparison):\n"
+        "        return comparison.contributions(comparison.student, comparison.teacher.full)\n",
+        {"objective.signal": "my_parts.wrong"},
+        r"signal: compare returns \(2, 3\) and not a tensor of shape \(2,\)",
+    ),
+    "target": (
+        "from practicum.objective import TargetCall\n"
+        "class Config(TargetCall):\n"
+        "    type: str = 'my_parts.wrong'\n"
+        "    def build(self, teacher, student, reference):\n"
+        "        return teacher.no_such_method(), None\n",
+        {"objective.target": "my_parts.wrong"},
+        r"target: 'my_parts.wrong' fails on one token: AttributeError: .*no_such_method",
+    ),
+    "nameless": (
+        "from practicum.rollouts import SourceConfig\nclass Config(SourceConfig):\n    pass\n",
+        {"rollout.source": "my_parts.wrong"},
+        r"source: 'my_parts.wrong': its Config has no type; write type: Literal",
+    ),
+    "source": (
+        "from practicum.rollouts import SourceConfig\n"
+        "class Config(SourceConfig):\n"
+        "    type: str = 'my_parts.wrong'\n"
+        "    def collect(self, keys, parts):\n"
+        "        return [][0]\n",
+        {"rollout.source": "my_parts.wrong"},
+        r"rollout.source: my_parts.wrong: IndexError: list index out of range \(wrong.py, line 5\)",
+    ),
+    "rollouts": (
+        "from practicum.rollouts import SourceConfig\n"
+        "class Config(SourceConfig):\n"
+        "    type: str = 'my_parts.wrong'\n"
+        "    def collect(self, keys, parts):\n"
+        "        return ['text']\n",
+        {"rollout.source": "my_parts.wrong"},
+        r"rollout.source: my_parts.wrong: collect returns no list of rollouts",
+    ),
+    "monitor": (
+        "from practicum.monitors import Monitor\n"
+        "entry = Monitor('m', lambda view, limits: view.row['none'], 'm', 'x', patches=())\n",
+        {"monitors": {"my_parts.wrong": "warn"}},
+        r"monitors.my_parts.wrong: KeyError: 'none' \(wrong.py, line 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_part_of_another_package_is_one_line(
+    kind: str, add: Any, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, changes, message = WRONG[kind]
+    (add("flat") / "my_parts" / "wrong.py").write_text(text)
+    with pytest.raises(PracticumError, match=message) as raised:
+        toy_run(models, tmp_path, changes)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_package_that_fails_when_it_is_looked_for_is_listed(add: Any, publish: Any) -> None:
+    site = add("surest")
+    (site / "my_parts" / "__init__.py").write_text("raise RuntimeError('broken')\n")
+    publish(site, "sources", "surest")
+    assert {"name": "surest", "summary": ""} in list_names("sources")
 
 
 def test_a_source_of_another_package_acts(add: Any, models: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import networkx
 import pytest
 from pydantic import BaseModel
 
@@ -31,10 +32,10 @@ from benchmarks import (
     wheels,
 )
 from benchmarks.structure import (
+    build_import_graph,
     count_statements,
     count_structural_types,
     find_longest_chain,
-    list_imports,
 )
 from practicum.core.plugins import list_plugins
 from practicum.objective import SIGNALS
@@ -640,13 +641,27 @@ def test_lines_of_controls_have_places_of_their_own(
 
 
 def test_the_longest_chain_of_imports_counts_the_files_of_a_cycle() -> None:
-    imports = {"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set(), "e": {"d"}}
-    assert find_longest_chain(imports) == ["a", "b", "c", "d"]
-    sources = {
-        "p": "import p.q\n\ndef load():\n    from p.r import R\n    return R\n",
-        "p.q": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p import r\n",
-        "p.r": 'from typing import Protocol\n\nclass R(Protocol):\n    "R."\n',
+    graph = networkx.DiGraph([("a", "b"), ("b", "c"), ("b", "d"), ("c", "b"), ("e", "d")])
+    assert find_longest_chain(graph) == ["a", "b", "c", "d"]
+
+
+def test_imports_inside_functions_count_and_those_for_types_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "counted_package"
+    folder.mkdir()
+    texts = {
+        "__init__": "import counted_package.q\n\ndef load():\n    from counted_package.r import R\n",
+        "q": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from counted_package import r\n",
+        "r": 'from typing import Protocol\n\nclass R(Protocol):\n    "R."\n',
     }
-    assert list_imports(sources) == {"p": {"p.q", "p.r"}, "p.q": set(), "p.r": set()}
-    assert [count_structural_types(text) for text in sources.values()] == [0, 0, 1]
-    assert count_statements(sources["p.r"]) == 2
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    edges = build_import_graph("counted_package").edges
+    assert set(edges) == {
+        ("counted_package", "counted_package.q"),
+        ("counted_package", "counted_package.r"),
+    }
+    assert [count_structural_types(text) for text in texts.values()] == [0, 0, 1]
+    assert count_statements(texts["r"]) == 2

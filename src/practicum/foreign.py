@@ -15,7 +15,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -120,6 +120,24 @@ def takes_arguments(entry: Any, *names: str) -> bool:
     return not any(
         name in names and names.index(name) != place for place, name in enumerate(places)
     )
+
+
+def try_foreign(where: str, trial: Callable[[], object]) -> None:
+    """Raise ValueError, in one line, if foreign code fails on a smallest example."""
+    try:
+        trial()
+    except ValueError:
+        # The code's own refusal of its arguments.
+        raise
+    except Exception as error:
+        # It may raise anything, and it is better now than in the first step.
+        raise ValueError(f"{where} fails on one token: {describe_error(error)}") from error
+
+
+def is_foreign(part: object) -> bool:
+    """Return True if the code of a function, or of an object's class, is of another package."""
+    owner = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
+    return owner.__module__.partition(".")[0] != "practicum"
 
 
 def describe_error(error: BaseException, file: str | None = None) -> str:

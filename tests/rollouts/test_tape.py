@@ -195,6 +195,20 @@ def test_a_run_whose_tape_is_gone_replays_nothing_else(models: Path, tmp_path: P
         toy_run(models, tmp_path, REPLAY, resume=True)
 
 
+def test_a_cache_reports_what_the_source_of_its_rollouts_reports(
+    models: Path, tmp_path: Path
+) -> None:
+    searched = {"rollout.source": "search(breadth=2, step=word)", "rollout.n": 4, "train.steps": 2}
+    earlier = toy_run(models, tmp_path / "earlier", searched).folder
+    cached = {**searched, "rollout.source": f"cache({earlier / 'rollouts.jsonl'})"}
+    later = toy_run(models, tmp_path / "later", cached).folder
+    names = [
+        {name for name in rows(folder / "metrics.jsonl")[0] if name.startswith("search_")}
+        for folder in (earlier, later)
+    ]
+    assert names[0] == names[1] != set()
+
+
 def test_a_cache_replays_an_earlier_run_token_for_token(
     models: Path, finished: Path, tmp_path: Path
 ) -> None:

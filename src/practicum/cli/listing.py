@@ -113,18 +113,19 @@ def _list_table(kind: str) -> list[dict[str, str]]:
     from practicum.functional.registry import TABLES as ENTRIES
 
     _, table = ENTRIES[TABLES[kind]]
-    return [
-        {"name": name, "summary": _summarise(lambda name=name: table[name].summary)}
-        for name in table.list_names()
-    ]
+    return _summarise(table.list_names(), lambda name: table[name].summary)
 
 
-def _summarise(read: Callable[[], str]) -> str:
-    """Return a part's line; of one of another package that fails, the reason."""
-    try:
-        return read()
-    except ValueError as error:
-        return f"cannot be used: {error}"
+def _summarise(names: Sequence[str], summarise: Callable[[str], str]) -> list[dict[str, str]]:
+    """Return each part with its line; if a part of another package fails, with the reason."""
+    rows = []
+    for name in names:
+        try:
+            summary = summarise(name)
+        except ValueError as error:
+            summary = f"cannot be used: {error}"
+        rows.append({"name": name, "summary": summary})
+    return rows
 
 
 def _list_entries(name: str, kinds: Sequence[str]) -> list[dict[str, str]]:
@@ -158,10 +159,7 @@ def _list_monitors() -> list[dict[str, str]]:
         monitor = find_monitor(name)
         return f"{monitor.name}: {inspect.getdoc(monitor.judge) or ''}"
 
-    return [
-        {"name": name, "summary": _summarise(lambda name=name: describe(name))}
-        for name in MONITORS.list_names()
-    ]
+    return _summarise(MONITORS.list_names(), describe)
 
 
 def _list_calls(kind: str) -> list[dict[str, str]]:

@@ -81,6 +81,17 @@ class Call(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    @property
+    def name(self) -> str:
+        """Return the name that recipes use."""
+        return str(type(self).model_fields["type"].default)
+
+    def try_out(self) -> None:
+        """Compute a smallest example. Parts of other packages are tried when a recipe is read.
+
+        Raise ValueError, or any error of the part, if the part is wrong.
+        """
+
     @model_serializer(mode="plain")
     def _as_text(self) -> str:
         fields = {name: getattr(self, name) for name in type(self).model_fields}

@@ -16,10 +16,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, WithJsonSchema
 
-from practicum.core.calls import Call, bind, parse_call, suggest_name
-from practicum.foreign import find_published, is_external, load_object
+from practicum.core.calls import Call, bind, suggest_name
+from practicum.foreign import find_published, is_external, is_foreign, load_object, try_foreign
 
-Part = TypeVar("Part", bound=BaseModel)
+Part = TypeVar("Part", bound=Call)
 
 PLUGIN_KEY = "x-plugin"
 """The key that marks a plug-in's place in a JSON Schema; its value is the room."""
@@ -30,14 +30,14 @@ def list_plugins(room: str) -> list[str]:
 
     The list includes plug-ins that other packages publish. If two have one name, practicum's is used.
     """
-    return sorted({*_list_files(room), *_list_published(room)})
+    return sorted({*list_packaged(room), *_list_published(room)})
 
 
 def load_plugin(room: str, name: str) -> Any:
     """Import the module of a plug-in; ValueError with the closest known name if there is none."""
     if is_external(name):
         return _import_external(room, name)
-    if name in _list_files(room):
+    if name in list_packaged(room):
         return importlib.import_module(f"{_package(room)}.{name}")
     published = _list_published(room)
     if name not in published:
@@ -52,14 +52,16 @@ def find_plugin_file(room: str, name: str) -> Path | None:
     dotted = published.get(name, f"{_package(room)}.{name}").partition(":")[0]
     try:
         spec = importlib.util.find_spec(dotted)
-    except ImportError:
+    except Exception:
+        # The packages around it are imported, and another package may raise anything.
         return None
-    return None if spec is None or spec.origin is None else Path(spec.origin)
+    file = None if spec is None or spec.origin is None else Path(spec.origin)
+    return file if file is not None and file.suffix == ".py" else None
 
 
 @functools.cache
-def _list_files(room: str) -> frozenset[str]:
-    """Return the names of a room's own files, without files that begin with an underscore."""
+def list_packaged(room: str) -> frozenset[str]:
+    """Return the plug-ins of practicum itself: the files of a room that do not begin with an underscore."""
     package = importlib.import_module(_package(room))
     names = (module.name for module in pkgutil.iter_modules(package.__path__))
     return frozenset(name for name in names if not name.startswith("_"))
@@ -68,7 +70,7 @@ def _list_files(room: str) -> frozenset[str]:
 def _list_published(room: str) -> dict[str, str]:
     """Return the dotted names of what other packages publish for a room, by word."""
     published = find_published(_name_group(room))
-    return {name: dotted for name, dotted in published.items() if name not in _list_files(room)}
+    return {name: dotted for name, dotted in published.items() if name not in list_packaged(room)}
 
 
 def _name_group(room: str) -> str:
@@ -118,8 +120,12 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
     fields = dict(settings)
     name = str(fields["type"])
     config = load_plugin(room, name).Config
-    if name not in _list_files(room):
+    if name not in list_packaged(room):
         # A plug-in of another package says itself how recipes name it.
+        if "type" not in config.model_fields:
+            raise ValueError(
+                f"{name!r}: its Config has no type; write type: Literal[{name!r}] = {name!r}"
+            )
         fields["type"] = config.model_fields["type"].default
     return config.model_validate(fields)
 
@@ -132,6 +138,8 @@ def read_part(room: str, base: type[Part], settings: Any) -> Part:
             f"{settings!r} is no {_name_group(room).rstrip('s')}: its Config is not below "
             f"{base.__module__}.{base.__name__}"
         )
+    if is_foreign(part):
+        try_foreign(repr(settings), part.try_out)
     return part
 
 
@@ -141,7 +149,7 @@ def _read_text(room: str, text: str) -> dict[str, Any]:
     if name == text or not issubclass(config := load_plugin(room, name).Config, Call):
         return {"type": text}
     fields = [field for field in config.model_fields if field != "type"]
-    return {"type": parse_call(text)[0], **bind(_name_group(room).rstrip("s"), text, fields)}
+    return {"type": name, **bind(_name_group(room).rstrip("s"), text, fields)}
 
 
 def Plugin(room: str, default: str | None = None) -> Any:

@@ -76,8 +76,11 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
 
     def list_names(self) -> list[str]:
         """Return the names of all entries. Published entries of other packages come last."""
-        published = find_published(self._group) if self._group else {}
-        return [*self, *sorted(published.keys() - self.keys())]
+        return [*self, *sorted(self._published.keys() - self.keys())]
+
+    @property
+    def _published(self) -> dict[str, str]:
+        return find_published(self._group) if self._group else {}
 
     def __missing__(self, name: str) -> Entry:
         """Return the entry of another package.
@@ -87,9 +90,7 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
         kind = self._kind
         assert isinstance(kind, type)
         if not is_external(name):
-            if name not in self.list_names():
-                raise KeyError(name)
-            name = find_published(self._group)[name]
+            name = self._published[name]
         loaded = load_object(name)
         entry: Any = vars(loaded).get("entry") if isinstance(loaded, ModuleType) else loaded
         if isinstance(entry, kind):

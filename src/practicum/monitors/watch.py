@@ -12,6 +12,7 @@ from practicum.monitors.patches import round_digits
 from practicum.monitors.readings import compute_readings
 from practicum.monitors.settings import ACTIONS, MonitorSettings, parse_factor
 from practicum.monitors.table import MONITORS, Monitor, Thresholds, find_monitor
+from practicum.ports.gate import call_part
 from practicum.training.loop import StepResult
 from practicum.types import Metrics
 
@@ -126,7 +127,7 @@ class Watch:
             monitor.level if settings.level is None else settings.level,
             monitor.change if settings.change is None else settings.change,
         )
-        result = monitor.judge(view, limits)
+        result = call_part(monitor.judge, f"monitors.{name}", lambda: monitor.judge(view, limits))
         if result is None:
             return None
         persistence = settings.persistence or monitor.persistence

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from practicum.core.calls import Call
 from practicum.core.plugins import PLUGIN_KEY, read_part
+from practicum.objective.distribution import EXAMPLE, check_shape
 
 CLIPS = "practicum.objective.clips"
 """The package with the clips, one file each."""
@@ -33,10 +34,12 @@ class ClipCall(Call):
     clips_losses: ClassVar[bool] = False
     clips_entries: ClassVar[bool] = False
 
-    @property
-    def name(self) -> str:
-        """Return the name that recipes use."""
-        return str(type(self).model_fields["type"].default)
+    def try_out(self) -> None:
+        """Clip the advantages, the losses and the entries of two tokens."""
+        check_shape("bound", self.bound(EXAMPLE[:, 0]), (2,))
+        check_shape("clip_entries", self.clip_entries(EXAMPLE), (2, 3))
+        if self.clips_losses:
+            check_shape("find_clipped", self.find_clipped(EXAMPLE[:, 0]), (2,))
 
     def bound(self, advantage: Tensor) -> Tensor:
         """Return a teacher's advantages within the bounds, if they are of advantages."""

@@ -16,16 +16,20 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+EXAMPLE = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]]).log()
+"""Log-probabilities of three tokens at two positions, to try parts of other packages."""
+
+
 @dataclass(frozen=True, slots=True)
 class TeacherDistribution:
     """The signal of a teacher at T tokens.
 
-    It is the full distribution, the candidates, the sampled token alone, or nothing. With `outside`
+    It is the full distribution, the candidates, the sampled token, or nothing. With `outside`
     the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
     tokens the numbers about the sampled token mean nothing. `level` added to the full distribution
-    gives the raw logits, and `own` the tokens that the student lacks, if they are known and asked for.
-    `spaces` is there for `dual_space`, where a trainer reads both heads, and `student_level`, that of
-    the student's raw logits, beside `joined` for `span_token`.
+    gives the raw logits. `own` has the tokens that the student lacks, if a term asks for them.
+    `spaces` is set for `dual_space`, `joined` and the level of the student's raw logits
+    (`student_level`) for `span_token`.
     """
 
     full: Float[Tensor, "T V"] | None = None
@@ -69,6 +73,15 @@ class SignalComparison:
     def contributions(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the divergence's contribution of each candidate with these log-probabilities."""
         return self.divergence.contributions(student, teacher, self.parameter)
+
+
+def check_shape(what: str, values: object, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if what a part computed is not a finite tensor of this shape."""
+    if not isinstance(values, Tensor) or values.shape != shape:
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"{what} returns {found} and not a tensor of shape {shape}")
+    if not values.isfinite().all():
+        raise ValueError(f"{what} returns a number that is not finite")
 
 
 def list_tensors(values: "DataclassInstance") -> list[Any]:

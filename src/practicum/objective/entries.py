@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, model_serializer
 
 from practicum.core.calls import bind, format_call, parse_call, suggest_name
-from practicum.foreign import describe_error
+from practicum.foreign import try_foreign
 from practicum.functional.divergence_entry import Divergence
 from practicum.functional.registry import TABLES, register
 from practicum.functional.samples import SampleStatistics, SampleWeight
@@ -78,7 +78,7 @@ def read_entry(kind: str, raw: Any) -> dict[str, Any]:
         for key, argument in arguments.items()
     }
     arguments = {**entry.defaults, **checked}
-    _try_entry(where, lambda: _TRIALS[kind](entry, arguments))
+    try_foreign(where, lambda: _TRIALS[kind](entry, arguments))
     return {"name": name, "arguments": arguments}
 
 
@@ -101,7 +101,7 @@ def look_up(kind: str, name: str) -> Any:
 def check_advantage(name: str) -> str:
     """Return the name of an advantage; raise ValueError if there is none or it fails."""
     entry = look_up("advantage", name)
-    _try_entry(f"advantage {name!r}", lambda: _TRIALS["advantage"](entry, {}))
+    try_foreign(f"advantage {name!r}", lambda: _TRIALS["advantage"](entry, {}))
     return name
 
 
@@ -146,18 +146,6 @@ def _check_argument(where: str, key: str, argument: Any, defaults: Arguments) ->
             f"{where}: {key} must be {kind}, for example {defaults[key]}, got {argument!r}"
         )
     return float(argument) if kind == "a number" else argument
-
-
-def _try_entry(where: str, trial: Callable[[], Any]) -> None:
-    """Raise ValueError, in one line, if an entry fails on the smallest input."""
-    try:
-        trial()
-    except ValueError:
-        # The entry's own refusal of its arguments.
-        raise
-    except Exception as error:
-        # An entry of the user's may raise anything, and it is better now than in the first step.
-        raise ValueError(f"{where} fails on one token: {describe_error(error)}") from error
 
 
 def _try_divergence(entry: Divergence, arguments: Arguments) -> None:

@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from jaxtyping import Float, Int
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, WithJsonSchema
 from torch import Tensor
 
 from practicum.core.calls import Call
 from practicum.core.plugins import PLUGIN_KEY, read_part
-from practicum.objective.distribution import SignalComparison, TeacherDistribution
+from practicum.functional.divergence_entry import DIVERGENCES
+from practicum.objective.distribution import (
+    EXAMPLE,
+    SignalComparison,
+    TeacherDistribution,
+    check_shape,
+)
 from practicum.objective.entries import check_advantage
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 
@@ -59,13 +66,13 @@ class SignalCall(Call):
 
     - whole: it gives the teacher's full distribution at each token
     - measures: it gives enough of each state to measure a divergence there
-    - sampled: it is about the sampled token alone
+    - sampled: it uses only the sampled token
     - label: the token itself is the label
     - pairs: it compares two whole completions of a prompt
     - compares: it computes its own divergence with `compare`
-    - differentiates_token: it differentiates the log-probability of the sampled token
+    - differentiates_token: it differentiates the sampled token by `compute_span_advantage`
     - unshared: it reads tokens that only one of two vocabularies has
-    - alone: it is about the student's whole distribution and nothing else
+    - alone: it uses only the student's whole distribution
     - usual: the estimator that `auto` stands for
     """
 
@@ -79,11 +86,6 @@ class SignalCall(Call):
     unshared: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     usual: ClassVar[Pathwise | ScoreFunction] = Pathwise()
-
-    @property
-    def name(self) -> str:
-        """Return the name by which a recipe asks for it."""
-        return str(type(self).model_fields["type"].default)
 
     @property
     def question(self) -> "Full | Sampled | TopK | None":
@@ -154,6 +156,16 @@ class SignalCall(Call):
         """Return the relative learning rate of the signal's own weights, or None if it has none."""
         return None
 
+    def try_out(self) -> None:
+        """Compare two models at two tokens of three, if the signal has its own comparison."""
+        if not self.compares:
+            return
+        student, teacher = EXAMPLE, EXAMPLE.flip(0)
+        distribution = TeacherDistribution(teacher, torch.tensor([[0], [2]]), teacher[:, :1])
+        entry = DIVERGENCES["reverse_kl"]
+        values = self.compare(SignalComparison(student, distribution, torch.tensor([0, 1]), entry))
+        check_shape("compare", values, (2,))
+
     def compare(self, comparison: SignalComparison) -> Float[Tensor, " T"]:
         """Return the divergence at each token, differentiable in the student.
 
@@ -167,12 +179,12 @@ class SignalCall(Call):
 
     def compute_span_advantage(
         self, comparison: SignalComparison, spans: Int[Tensor, " T"] | None
-    ) -> Float[Tensor, " T"] | None:
-        """Return the advantage of each token's span, or None to use the divergence's advantage."""
-        return None
+    ) -> Float[Tensor, " T"]:
+        """Return the advantage of each token's span. It is called if `differentiates_token` is True."""
+        raise NotImplementedError
 
     def compute_state_values(self, teacher: TeacherDistribution) -> Float[Tensor, " T"] | None:
-        """Return the values of the states that raw logits have, or None without returns of them."""
+        """Return the value of each state from raw logits, or None if the signal has no such returns."""
         return None
 
 

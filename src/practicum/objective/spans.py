@@ -19,11 +19,10 @@ def compute_span_advantage(
     log-probabilities, so no token gets a share, unless the term asks for shares as published.
     """
     signal, spans = term.signal, batch.spans
-    distribution = TeacherDistribution(logprobs=teacher)
-    comparison = term.build_comparison(student, distribution, batch.tokens)
-    of_span = signal.compute_span_advantage(comparison, spans)
-    if of_span is not None:
-        return of_span
+    if signal.differentiates_token:
+        distribution = TeacherDistribution(logprobs=teacher)
+        comparison = term.build_comparison(student, distribution, batch.tokens)
+        return signal.compute_span_advantage(comparison, spans)
     if spans is None:
         return term.compute_advantage(student, teacher)
     advantage = term.compute_advantage(*_sum_both(student, teacher, spans))

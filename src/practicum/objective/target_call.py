@@ -13,6 +13,7 @@ from torch import Tensor
 
 from practicum.core.calls import Call
 from practicum.core.plugins import PLUGIN_KEY, read_part
+from practicum.objective.distribution import EXAMPLE, check_shape
 
 TARGETS = "practicum.objective.targets"
 """The package with the targets, one file each."""
@@ -26,11 +27,6 @@ class TargetCall(Call):
     - is_product: it is a product of powers, which needs no normaliser at a sampled token
     - needs_reference: it is made of the reference's distribution as well
     """
-
-    @property
-    def name(self) -> str:
-        """Return the name that recipes use."""
-        return str(type(self).model_fields["type"].default)
 
     @property
     def is_plain(self) -> bool:
@@ -51,6 +47,13 @@ class TargetCall(Call):
     def needs_reference(self) -> bool:
         """Return True if the reference has a part in the target."""
         return False
+
+    def try_out(self) -> None:
+        """Build the target at two tokens of three."""
+        built = self.build(EXAMPLE, EXAMPLE.flip(0), EXAMPLE.roll(1, dims=-1))
+        if not isinstance(built, tuple) or len(built) != 2:
+            raise ValueError("build returns no pair of log-probabilities and a divisor or None")
+        check_shape("build", built[0], (2, 3))
 
     def build(
         self,

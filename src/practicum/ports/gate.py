@@ -18,7 +18,7 @@ import torch
 
 from practicum.core.abandon import Cancelled
 from practicum.errors import DataError, PracticumError, VerifierError
-from practicum.foreign import describe_error
+from practicum.foreign import describe_error, is_foreign
 from practicum.ports import Expert, Observation, Task
 from practicum.ports.steps import ChecksSteps
 from practicum.ports.tasks import CountsAnswers, GivesFeedback
@@ -130,6 +130,18 @@ def call_foreign(name: str, call: Callable[[], T]) -> T | None:
     except (Exception, SystemExit) as error:
         reject(classify_error(error), f"{name}: {describe_error(error)}")
         return None
+
+
+def call_part(part: object, label: str, call: Callable[[], T]) -> T:
+    """Return what a part of a recipe returns; DataError, in one line, if a foreign part raises."""
+    if not is_foreign(part):
+        return call()
+    try:
+        return call()
+    except (PracticumError, Cancelled, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise DataError(f"{label}: {describe_error(error)}") from error
 
 
 def repair_text(text: str) -> str:

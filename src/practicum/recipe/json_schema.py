@@ -163,6 +163,7 @@ def _build_monitors(defs: Schema) -> Schema:
     by_name = {
         "type": "object",
         "properties": {name: {"$ref": f"{REFERENCE}monitor"} for name in MONITORS.list_names()},
+        "patternProperties": {DOTTED["pattern"]: {"$ref": f"{REFERENCE}monitor"}},
         "additionalProperties": False,
     }
     return {"anyOf": [{"enum": ["off", False]}, by_name]}

@@ -287,7 +287,7 @@ def _list_uncorrected_signals(objective: Objective, *, ask_teacher: bool = False
 
 def explain_clip(objective: Objective) -> str | None:
     """Return a warning if a clip pushes down the candidates that the teacher wants most."""
-    indices = [index for index, term in enumerate(objective.losses) if term.clip.name == "entries"]
+    indices = [index for index, term in enumerate(objective.losses) if term.clip.clips_entries]
     if not indices:
         return None
     return (

@@ -1,7 +1,7 @@
 """Sampling for the keys of one batch: one answer or one conversation for each key."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -25,6 +25,10 @@ class RolloutSampler:
     renderer: Renderer
     params: SamplingParams
     environment: OpensEpisodes | None
+
+    def switch_stream(self, stream: str) -> "RolloutSampler":
+        """Return the sampler with another stream of random numbers for the same keys."""
+        return replace(self, batch=replace(self.batch, stream=stream))
 
     def sample_student(
         self,

@@ -81,22 +81,18 @@ class SourceConfig(Call):
     - serves_users: it listens to the users of a task
     - writes_segments: an answer can continue in a later step
     - reads_answers: it needs the answers of the rows
+    - instead: the source to write for single answers, if it only holds conversations
+    - guide_rejects, guide_example: whether its guide must reject parts of answers, and one to write
     - fixed: places of a recipe that a resumed run cannot change with it, and why
     """
 
     form: ClassVar[Form] = "any"
     instead: ClassVar[str] = "student"
-    """The source to write for single answers, where this one only holds conversations."""
     guide_rejects: ClassVar[bool] = False
     guide_example: ClassVar[str] = ""
     serves_users: ClassVar[bool] = False
     writes_segments: ClassVar[bool] = False
     fixed: ClassVar[Mapping[str, str]] = {}
-
-    @property
-    def name(self) -> str:
-        """Return the name that recipes use."""
-        return str(type(self).model_fields["type"].default)
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
@@ -134,9 +130,9 @@ class SourceConfig(Call):
         return "dataset" in self.other_writers
 
     def count_teacher_answers(self, n: int) -> float:
-        """Return how many answers to a prompt the teacher writes, or begins, for `n` rollouts.
+        """Return the number of answers that the teacher writes or begins for `n` rollouts of a prompt.
 
-        Of a source that replaces what is rejected it is the most that there can be.
+        For a source that replaces rejected parts, it is the maximum.
         """
         return 0
 
@@ -182,8 +178,9 @@ class SourceConfig(Call):
         """Return the rollouts of a batch. `keys` has `n` keys for each prompt."""
         raise NotImplementedError
 
-    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the metrics that a step reports of this source's rollouts."""
+    @classmethod
+    def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
+        """Return the metrics of rollouts that this source wrote; empty for all others."""
         return {}
 
 
@@ -209,9 +206,7 @@ class SourceParts:
 
         Other answers to the same keys come from another `stream` of random numbers.
         """
-        sampler = self.sampler
-        if stream is not None:
-            sampler = replace(sampler, batch=replace(sampler.batch, stream=stream))
+        sampler = self.sampler if stream is None else self.sampler.switch_stream(stream)
         return sampler.sample_student(keys, self.writers.student)
 
     def sample_writer(
@@ -328,7 +323,7 @@ def list_task_problems(source: SourceConfig, objective: Objective, task: Task) -
 def check_answers(
     source: SourceConfig, prompts: Sequence[Prompt], renderer: Renderer, max_new_tokens: int
 ) -> None:
-    """Raise DataError if a source imitates answers of rows and some rows have none that it can."""
+    """Raise DataError if a source imitates the rows' answers and some rows have no usable answer."""
     if source.reads_answers:
         length = source.limit_answer(max_new_tokens)
         check_responses(prompts, renderer, source.name, length)

@@ -6,9 +6,9 @@ A completion depends on (seed, step, prompt, number), never on the completions b
 from collections.abc import Sequence
 
 from practicum.core.waits import show_wait
-from practicum.errors import CapabilityError
+from practicum.errors import CapabilityError, DataError
 from practicum.ports import OpensEpisodes, SamplingClient, Task, Teacher
-from practicum.ports.gate import ask_reward, report_rejections
+from practicum.ports.gate import ask_reward, call_part, report_rejections
 from practicum.rollouts.batch import RolloutBatch, list_all_keys
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.rollouts.source import RolloutWriters, SourceConfig, SourceParts
@@ -27,7 +27,12 @@ def collect_rollouts(
     if problem := source.explain_form(is_conversation=is_conversation):
         raise CapabilityError(problem)
     sampler = RolloutSampler(batch, writers.renderer, params, writers.environment)
-    return source.collect(list_all_keys(batch), SourceParts(sampler, writers))
+    keys, parts = list_all_keys(batch), SourceParts(sampler, writers)
+    label = f"rollout.source: {source.name}"
+    rollouts = call_part(source, label, lambda: source.collect(keys, parts))
+    if not isinstance(rollouts, list) or not all(isinstance(each, Rollout) for each in rollouts):
+        raise DataError(f"{label}: collect returns no list of rollouts; return one for each key")
+    return rollouts
 
 
 def sample_rollouts(

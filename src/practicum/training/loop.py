@@ -14,7 +14,7 @@ from practicum.costs import Ledger
 from practicum.errors import NumericError, TeacherError
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, SamplingClient, StepFollower, Task, Teacher, TrainingClient
-from practicum.ports.gate import measure_rejections, report_rejections
+from practicum.ports.gate import call_part, measure_rejections, report_rejections
 from practicum.ports.notes import Note, NoteMoment
 from practicum.ports.scoring import Scorer, list_followers, name_role
 from practicum.rollouts import (
@@ -418,7 +418,9 @@ def measure_rollouts(
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
-    metrics |= measure_conversations(rollouts) | source.measure(rollouts)
+    metrics |= measure_conversations(rollouts)
+    label = f"rollout.source: {source.name}: measure"
+    metrics |= call_part(source, label, lambda: source.measure(rollouts))
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 

@@ -22,5 +22,5 @@ class Config(ClipCall):
     maximum: float = Field(default=0.05, gt=0)
 
     def clip_entries(self, contributions: Tensor) -> Tensor:
-        """Return the contributions, those above the maximum without a gradient."""
+        """Return the contributions. Contributions above the maximum have no gradient."""
         return torch.where(contributions > self.maximum, contributions.detach(), contributions)

@@ -9,7 +9,7 @@ from practicum.objective.clip_call import ClipCall, ClippedPart
 
 
 class Config(ClipCall):
-    """A token whose loss exceeds `maximum` gives no gradient."""
+    """A token with a loss above `maximum` gives no gradient."""
 
     type: Literal["loss"] = "loss"
     part: ClassVar[ClippedPart] = "divergence"

@@ -10,11 +10,7 @@ from practicum.functional.binarised import binarised_advantage
 from practicum.functional.sequence import sum_spans
 from practicum.objective.distribution import SignalComparison
 from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_call import (
-    Gradient,
-    Sampled,
-    SignalCall,
-)
+from practicum.objective.signal_call import Gradient, Sampled, SignalCall
 
 
 class Config(SignalCall):

@@ -7,14 +7,12 @@ from pydantic import Field
 from torch import Tensor
 
 from practicum.objective.distribution import SignalComparison
-from practicum.objective.signal_call import (
-    Full,
-)
+from practicum.objective.signal_call import Full
 from practicum.objective.states_signal import StatesSignal
 
 
 class Config(StatesSignal):
-    """The divergence in both models' spaces: each one's states also go through the other's head.
+    """The divergence in both models' spaces: student states through the teacher's head, and the reverse.
 
     Two linear maps between the states begin where they keep the logits of common tokens best, and
     learn at `pace` times the student's rate (DSKDv2 2504.11426).

@@ -8,12 +8,7 @@ from torch import Tensor
 
 from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.estimators import Pathwise, ScoreFunction
-from practicum.objective.signal_call import (
-    Capabilities,
-    Full,
-    Gradient,
-    SignalCall,
-)
+from practicum.objective.signal_call import Capabilities, Full, Gradient, SignalCall
 
 
 class Config(SignalCall):

@@ -5,11 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from practicum.objective.estimators import Pathwise, ScoreFunction
-from practicum.objective.signal_call import (
-    Full,
-    Gradient,
-    SignalCall,
-)
+from practicum.objective.signal_call import Full, Gradient, SignalCall
 
 
 class Config(SignalCall):

@@ -6,16 +6,11 @@ from pydantic import Field, model_validator
 
 from practicum.functional.pairs import PAIR_LOSSES, PairLoss
 from practicum.objective.estimators import Pathwise, ScoreFunction
-from practicum.objective.signal_call import (
-    Capabilities,
-    Gradient,
-    Sampled,
-    SignalCall,
-)
+from practicum.objective.signal_call import Capabilities, Gradient, Sampled, SignalCall
 
 
 class Config(SignalCall):
-    """Pairs of a prompt's completions, of which one is chosen and the other rejected.
+    """Pairs of a chosen and a rejected completion of a prompt.
 
     `loss`: dpo 2305.18290, ipo and ipo_sum 2310.12036, simpo 2405.14734, orpo 2403.07691, spin
     2401.01335; `against` has the model of the ratio for all but simpo and orpo. `choose` prefers, by

@@ -13,15 +13,11 @@ from practicum.functional.projection import decay_weights, pair_columns, project
 from practicum.functional.sorting import sorted_l1
 from practicum.objective.distribution import SignalComparison
 from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_call import (
-    Full,
-    Gradient,
-    SignalCall,
-)
+from practicum.objective.signal_call import Full, Gradient, SignalCall
 
 
 class Spelled(Full):
-    """The same with how the teacher writes the tokens that it lacks; asked by this signal alone."""
+    """The same with how the teacher writes the tokens that it lacks; only this signal asks for it."""
 
     spelled: ClassVar[bool] = True
 

@@ -4,11 +4,7 @@ from typing import ClassVar, Literal
 
 from practicum.functional.advantages import ADVANTAGES
 from practicum.objective.estimators import Pathwise, ScoreFunction
-from practicum.objective.signal_call import (
-    AdvantageName,
-    Gradient,
-    SignalCall,
-)
+from practicum.objective.signal_call import AdvantageName, Gradient, SignalCall
 
 
 class Config(SignalCall):

@@ -9,15 +9,11 @@ from practicum.errors import TeacherError
 from practicum.functional.sorting import sorted_l1
 from practicum.objective.distribution import SignalComparison
 from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_call import (
-    Full,
-    Gradient,
-    SignalCall,
-)
+from practicum.objective.signal_call import Full, Gradient, SignalCall
 
 
 class Config(SignalCall):
-    """The L1 distance of probabilities that are sorted, whatever their tokens (ULD 2402.12030).
+    """The L1 distance of sorted probabilities, without regard to their tokens (ULD 2402.12030).
 
     With `matched` the tokens that both vocabularies have are compared by the divergence, times
     their share of the teacher's vocabulary, and the others are sorted (GOLD).

@@ -14,14 +14,12 @@ from torch import Tensor
 from practicum.functional.chunked import chunks
 from practicum.functional.precision import precise
 from practicum.objective.distribution import SignalComparison
-from practicum.objective.signal_call import (
-    Full,
-)
+from practicum.objective.signal_call import Full
 from practicum.objective.states_signal import StatesSignal
 
 
 class Joined(Full):
-    """The same with the spans of several tokens; asked by this signal alone."""
+    """The same with the spans of several tokens; only this signal asks for it."""
 
     joined: ClassVar[bool] = True
 

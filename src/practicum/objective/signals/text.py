@@ -3,10 +3,7 @@
 from typing import ClassVar, Literal
 
 from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_call import (
-    Gradient,
-    SignalCall,
-)
+from practicum.objective.signal_call import Gradient, SignalCall
 
 
 class Config(SignalCall):

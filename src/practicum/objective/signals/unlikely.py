@@ -8,10 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from practicum.objective.estimators import Pathwise, ScoreFunction
-from practicum.objective.signal_call import (
-    Gradient,
-    SignalCall,
-)
+from practicum.objective.signal_call import Gradient, SignalCall
 
 
 class Config(SignalCall):

@@ -7,12 +7,13 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from practicum.core.plugins import list_packaged, load_plugin
 from practicum.errors import DataError
 from practicum.rollouts.batch import RolloutKey, shuffle_indices
-from practicum.rollouts.source import SourceConfig, SourceParts, Tape, check_path
+from practicum.rollouts.source import SOURCES, SourceConfig, SourceParts, Tape, check_path
 from practicum.rollouts.tape import load_recorded_rollouts
 from practicum.text import Renderer
-from practicum.types import Prompt, Rollout
+from practicum.types import Metrics, Prompt, Rollout
 
 
 class RecordedSource(SourceConfig):
@@ -29,6 +30,16 @@ class RecordedSource(SourceConfig):
     def others_speak(self) -> bool:
         """Return True: the recorded student may have had an environment."""
         return True
+
+    @classmethod
+    def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
+        """Return the metrics of the sources that wrote the recorded rollouts."""
+        metrics: Metrics = {}
+        for name in sorted(list_packaged(SOURCES)):
+            source = load_plugin(SOURCES, name).Config
+            if not issubclass(source, RecordedSource):
+                metrics |= source.measure(rollouts)
+        return metrics
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
         """Return a recorded completion for each key."""

@@ -93,7 +93,8 @@ class Config(SourceConfig):
         )
         return corrector.collect(keys)
 
-    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+    @classmethod
+    def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
         """Return the share of corrected conversations, the number of their turn, and refusals."""
         return measure_corrected(rollouts)
 

@@ -69,7 +69,8 @@ class Config(SourceConfig):
             self, parts.sampler, scorer, writers.student, models.get(self.by)
         ).collect(keys)
 
-    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+    @classmethod
+    def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
         """Return the shares of answers that were written again and that should have been."""
         return measure_replaced(rollouts)
 

@@ -52,7 +52,8 @@ class Config(SourceConfig):
         assert writers.task is not None
         return CleanResampler(self, parts.sampler, writers.task, writers.student).collect(keys)
 
-    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+    @classmethod
+    def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
         """Return the mean reward of all sampled answers, and the penalty of the right ones."""
         return measure_resampled(rollouts)
 
@@ -84,8 +85,7 @@ class CleanResampler:
         streams = [batch.stream, *(f"resample-{turn}" for turn in range(1, self.source.factor))]
         rollouts: list[Rollout] = []
         for stream in streams:
-            sampler = replace(self.sampler, batch=replace(batch, stream=stream))
-            rollouts += sampler.sample_student(keys, self.student)
+            rollouts += self.sampler.switch_stream(stream).sample_student(keys, self.student)
         return [ask_reward(self.task, rollout) for rollout in rollouts]
 
     def _choose(self, name: str, rollouts: Sequence[Rollout], count: int) -> list[Rollout]:

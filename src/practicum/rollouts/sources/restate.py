@@ -43,7 +43,8 @@ class Config(SourceConfig):
         """Return the student's answers, each ending with the note."""
         return Restater(self, AnswerNoter.of(parts.sampler, parts.writers)).collect(keys)
 
-    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+    @classmethod
+    def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
         """Return the share of restated answers that had a statement of their own."""
         return measure_restated(rollouts)
 

@@ -65,7 +65,8 @@ class Config(SourceConfig):
         """Return the student's answers, some of them given again."""
         return Retrier(self, AnswerNoter.of(parts.sampler, parts.writers)).collect(keys)
 
-    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+    @classmethod
+    def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
         """Return the shares of answers that were given again, with and without success."""
         return measure_retried(rollouts)
 

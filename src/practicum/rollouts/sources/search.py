@@ -45,7 +45,7 @@ NOTE = "agreement"
 
 
 class Config(SourceConfig):
-    """The student's `n` answers grow a tree; each goes on from a promising step (2501.04519).
+    """The student's `n` answers grow a tree; each continues from a promising step (2501.04519).
 
     A step ends with its `step` (line, paragraph or word). The search goes on from any of the first
     `depth` steps: `breadth` times from one, then from the child with the largest mean reward plus
@@ -89,7 +89,8 @@ class Config(SourceConfig):
             return rollouts
         return AgreementCheck(self.agree, model, parts.sampler, writers.task).mark(rollouts)
 
-    def measure(self, rollouts: Sequence[Rollout]) -> Metrics:
+    @classmethod
+    def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
         """Return the size, depth and values of the trees."""
         return measure_search(rollouts)
 

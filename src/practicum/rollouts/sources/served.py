@@ -14,7 +14,7 @@ class Config(SourceConfig):
     """Users speak with the student, and each turn that they reply to is learned from (2603.10165).
 
     The task `served` says where they find it, and the note `next_state` has the reply. With `path`,
-    nobody is served: the turns are those of an earlier run's traffic.jsonl.
+    no user is served: the turns come from an earlier run's traffic.jsonl.
     """
 
     type: Literal["served"] = "served"
