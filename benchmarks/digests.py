@@ -9,8 +9,8 @@ Every packaged recipe, and every source, signal, scorer, note and teacher that n
 four. All take about five minutes of one core; `--quick` does only the plain one, `--only` the runs with one of the words in their
 names. Each run and each stage of a pipeline prints a line of JSON: its name, the norm of its last gradient, and the SHA-256 of its
 metrics, of its rollouts and of the tensors of its last checkpoint. With `--against`, it prints a table of the differences from an
-earlier output and exits with 1. Digests are comparable only for the same versions and the same kind of processor. Each line names its
-processor and vector instructions, and a comparison ignores the lines of other processors.
+earlier output and exits with 1. Digests are comparable only for the same versions and the same kind of processor. Each line names
+its processor and vector instructions, and a comparison ignores the lines of other processors.
 """
 
 import argparse

@@ -78,8 +78,8 @@ class SignalComparison:
 def check_shape(what: str, values: object, shape: tuple[int, ...]) -> None:
     """Raise ValueError if what a part computed is not a finite tensor of this shape."""
     if not isinstance(values, Tensor) or values.shape != shape:
-        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"{what} returns {found} and not a tensor of shape {shape}")
+        kind = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"{what} returns {kind} and not a tensor of shape {shape}")
     if not values.isfinite().all():
         raise ValueError(f"{what} returns a number that is not finite")
 

@@ -30,7 +30,9 @@ def collect_rollouts(
     keys, parts = list_all_keys(batch), SourceParts(sampler, writers)
     label = f"rollout.source: {source.name}"
     rollouts = call_part(source, label, lambda: source.collect(keys, parts))
-    if not isinstance(rollouts, list) or not all(isinstance(each, Rollout) for each in rollouts):
+    if not isinstance(rollouts, list) or not all(
+        isinstance(rollout, Rollout) for rollout in rollouts
+    ):
         raise DataError(f"{label}: collect returns no list of rollouts; return one for each key")
     return rollouts
 
