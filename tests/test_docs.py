@@ -43,13 +43,15 @@ from practicum.functional import (
     CORRECTIONS,
     DIVERGENCES,
     PAIR_LOSSES,
+    REWARDS,
     SAMPLE_WEIGHTS,
     WEIGHTS,
 )
 from practicum.models import config as model_config
 from practicum.models.starting_values import SETTINGS
 from practicum.monitors import MONITORS, MonitorSettings
-from practicum.objective import Objective, Term, choices
+from practicum.objective import Objective, Term
+from practicum.objective.entries import Choice
 from practicum.recipe.schedule import SCHEDULES
 from practicum.recipe.settings import SETTINGS_FOLDER
 from practicum.rollouts import NOTE_KINDS
@@ -266,12 +268,16 @@ def _corrections() -> str:
     return _table(["correction", "parameters", "each token's factor", "paper"], rows)
 
 
-def _calls(which: str) -> str:
-    """The choices of one axis, read from its union of classes."""
-    union = typing.get_args(getattr(choices, which))[0]
-    # An entry of the user's has its own name.
-    found = [cls for cls in typing.get_args(union) if issubclass(cls, Call)]
-    return _list_calls(which.lower(), found)
+def _rewards() -> str:
+    rows = [
+        [f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)]
+        for e in REWARDS.values()
+    ]
+    return _table(["reward", "parameters", "meaning", "paper"], rows)
+
+
+def _estimators() -> str:
+    return _list_parts("estimator", objective.ESTIMATORS)
 
 
 def _signals() -> str:
@@ -689,7 +695,8 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "method_sections": methods_page.sections,
     "teams": _teams,
     "corrections": _corrections,
-    "axis": _calls,
+    "estimators": _estimators,
+    "rewards": _rewards,
     "sources": _sources,
     "keys": _keys,
     "monitors": _monitors,
@@ -750,7 +757,7 @@ def _type_name(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "call" if issubclass(annotation, choices.Call | choices.Choice) else "mapping"
+        return "call" if issubclass(annotation, Call | Choice) else "mapping"
     names = {
         str: "text",
         int: "integer",
@@ -771,7 +778,7 @@ def _default(field: Any) -> str:
     value = field.default
     if value is None:
         return "none"
-    if isinstance(value, choices.Call | choices.Choice):
+    if isinstance(value, Call | Choice):
         return f"`{value.model_dump()}`"
     if isinstance(value, BaseModel) or (
         isinstance(value, tuple) and value and isinstance(value[0], BaseModel)

@@ -11,7 +11,6 @@ import torch
 
 from practicum import functional as F
 from practicum.objective import Objective
-from practicum.objective.choices import OwnReward
 
 PARTS = """
 import torch
@@ -157,9 +156,30 @@ def test_an_entry_given_itself_is_registered(parts: None) -> None:
 
 def test_a_rule_of_rewards_has_the_reward_alone_as_its_control(parts: None) -> None:
     (term,) = Objective.model_validate(TERMS["reward"]).losses
-    assert isinstance(term.reward, OwnReward)
     assert term.has_rewarded_advantage and term.learns_from_reward
-    assert term.reward.by_itself.advantage == "group_mean" and term.reward.share == 1.0
+    assert term.reward_advantage == "group_mean"
+    assert term.reward_rule.read_factor(term.reward.arguments) == 1.0
     rule = F.REWARDS["own_parts:gate"]
     teacher, reward = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.25])
     assert rule.function(teacher, reward, torch.zeros(2), above=0.5).tolist() == [2.0, 0.0]
+
+
+def test_a_rule_that_reads_the_log_ratio_is_refused_without_one(parts: None) -> None:
+    """Raw logits have no log T - log S; the rule was called with None before."""
+    with pytest.raises(ValueError, match="reward 'own_parts:gate' reads log T - log S"):
+        Objective.model_validate({"signal": "logits", "reward": "own_parts:gate"})
+
+
+@pytest.mark.parametrize("reward", ["add_advantage", "modulate", "own_parts:gate"])
+def test_every_rule_takes_the_name_of_an_advantage(parts: None, reward: str) -> None:
+    choice = f"{reward}(advantage=leave_one_out)"
+    (term,) = Objective.model_validate({"signal": "sampled", "reward": choice}).losses
+    assert term.reward_advantage == "leave_one_out"
+    with pytest.raises(ValueError, match="no advantage named 'loo'"):
+        Objective.model_validate({"signal": "sampled", "reward": f"{reward}(advantage=loo)"})
+
+
+@pytest.mark.parametrize("reward", ["modulate(1.5)", "modulate(0.5, 1)"])
+def test_a_number_outside_the_range_of_a_rule_is_refused(reward: str) -> None:
+    with pytest.raises(ValueError, match=r"modulate needs strength in \[0, 1\]"):
+        Objective.model_validate({"signal": "sampled", "reward": reward})

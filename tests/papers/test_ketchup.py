@@ -239,7 +239,7 @@ REFUSED = [
     ),
     ({"estimator": "score_function(gamma=1)"}, {}, "signal 'logits' has a return of its own"),
     ({"divergence": "forward_kl"}, {}, "signal 'logits' has a return of its own"),
-    ({"reward": "modulate"}, {}, "reward 'modulate' takes log T - log S"),
+    ({"reward": "modulate"}, {}, "reward 'modulate' reads log T - log S"),
     ({"clip": "advantage(-5, 5)"}, {}, "clip 'advantage' is of log T - log S"),
     ({"signal": "logits(0)"}, {}, "greater than or equal to 1"),
     ({"signal": "logits(2, mean)"}, {}, "'max' or 'soft'"),

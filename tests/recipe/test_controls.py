@@ -64,7 +64,7 @@ def test_recipes_that_join_a_reward_and_a_teacher_have_a_control() -> None:
     rewarded |= {
         name
         for name, recipe in RECIPES.items()
-        if any(term.reward.type != "none" for term in recipe.objective.losses)
+        if any(term.has_reward for term in recipe.objective.losses)
     }
     users = {"served/openclaw-rl"}
     assert {name for name in rewarded if is_taught(RECIPES[name])} - users <= set(CONTROLS)

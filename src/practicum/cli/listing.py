@@ -15,6 +15,7 @@ FOLDERS = {
     "signals": "practicum.objective.signals",
     "targets": "practicum.objective.targets",
     "clips": "practicum.objective.clips",
+    "estimators": "practicum.objective.estimators",
     "sources": "practicum.rollouts.sources",
 }
 """The rooms of plug-ins by kind."""
@@ -24,9 +25,9 @@ TABLES = {
     "samples": "sample weight",
     "corrections": "correction",
     "advantages": "advantage",
+    "rewards": "reward",
 }
 """The tables of `practicum.functional`, each with the kind of its entries."""
-CALLS = ("estimators",)
 
 
 def list_names(
@@ -54,11 +55,9 @@ def _list_kind(kind: str) -> list[dict[str, str]]:
         return _list_modules(kind)
     if kind in TABLES:
         return _list_table(kind)
-    if kind in CALLS:
-        return _list_calls(kind)
     if kind == "monitors":
         return _list_monitors()
-    kinds = ("recipes", "monitors", *FOLDERS, *TABLES, *CALLS)
+    kinds = ("recipes", "monitors", *FOLDERS, *TABLES)
     # A single word may be a misspelt kind: the suggestion is then of more use than the import.
     if suggest_name(kind, kinds).startswith("did you mean"):
         raise RecipeError(f"nothing to list under {kind!r}; {suggest_name(kind, kinds)}")
@@ -160,12 +159,3 @@ def _list_monitors() -> list[dict[str, str]]:
         return f"{monitor.name}: {inspect.getdoc(monitor.judge) or ''}"
 
     return _summarise(MONITORS.list_names(), describe)
-
-
-def _list_calls(kind: str) -> list[dict[str, str]]:
-    from practicum.objective import AXES
-
-    return [
-        {"name": name, "summary": (inspect.getdoc(choice) or "").partition("\n")[0]}
-        for name, choice in AXES[kind].items()
-    ]

@@ -42,7 +42,9 @@ def load_plugin(room: str, name: str) -> Any:
     published = _list_published(room)
     if name not in published:
         kind = _name_group(room).rstrip("s")
-        raise ValueError(f"no {kind} named {name!r}; {suggest_name(name, list_plugins(room))}")
+        refused = vars(importlib.import_module(_package(room))).get("REFUSED", {})
+        unknown = f"no {kind} named {name!r}; {suggest_name(name, list_plugins(room))}"
+        raise ValueError(refused.get(name, unknown))
     return _import_external(room, published[name])
 
 

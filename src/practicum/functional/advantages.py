@@ -41,8 +41,9 @@ class RewardRule:
 
     `function(teacher, reward, log_ratio, **parameters)` returns the advantage of each token, without
     gradient: from the teacher's return, the advantage of the completion's reward, and log T - log S.
-    `advantage` names the entry of `ADVANTAGES` that makes the reward's advantage; it alone is what
-    remains with the teacher off.
+    `advantage` names the entry of `ADVANTAGES` that makes the reward's advantage if a recipe names
+    none. Without the teacher, the loss is that advantage, times the parameter named `factor` if
+    there is one. A rule without `advantage` ignores the reward.
     """
 
     name: str
@@ -50,15 +51,33 @@ class RewardRule:
     summary: str
     paper: str = ""
     advantage: str = "group_normalized"
+    reads_log_ratio: bool = True
+    factor: str = ""
 
     @property
     def defaults(self) -> Mapping[str, Number]:
-        """The parameters with their defaults."""
-        return defaults_of(self.function)
+        """The parameters with their defaults, those of the function first."""
+        named = {"advantage": self.advantage} if self.advantage else {}
+        return {**defaults_of(self.function), **named}
+
+    def join(
+        self,
+        teacher: Float[Tensor, " T"],
+        reward: Float[Tensor, " T"],
+        log_ratio: Float[Tensor, " T"],
+        arguments: Mapping[str, Number],
+    ) -> Float[Tensor, " T"]:
+        """Return the advantage of each token, under the arguments that a recipe gives."""
+        named = {key: number for key, number in arguments.items() if key != "advantage"}
+        return self.function(teacher.detach(), reward, log_ratio.detach(), **named).detach()
+
+    def read_factor(self, arguments: Mapping[str, Number]) -> float:
+        """Return the factor of the reward's advantage that is left without the teacher."""
+        return float(arguments[self.factor]) if self.factor else 1.0
 
 
 REWARDS = Table(RewardRule, "rewards")
-"""The rules of other packages and those that were registered, by name."""
+"""Every rule that joins a reward and a teacher, by name."""
 
 
 def group_centre(rewards: Sequence[float]) -> list[float]:
@@ -179,8 +198,13 @@ def modulate(
     """Return the reward's advantage A with its size set by the teacher (RLSD, arXiv 2604.03128).
 
     `A ((1 - strength) + strength clip((T / S)**sign(A), 1 - bound, 1 + bound))`, where `log_ratio`
-    is log T - log S. The sign of A never changes.
+    is log T - log S. The sign of A never changes. ValueError if `strength` is outside [0, 1] or
+    `bound` outside [0, 1).
     """
+    if not (0.0 <= strength <= 1.0 and 0.0 <= bound < 1.0):
+        raise ValueError(
+            f"modulate needs strength in [0, 1] and bound in [0, 1), got {strength:g} and {bound:g}"
+        )
     leaning = (log_ratio.detach() * reward.sign()).exp().clamp(1.0 - bound, 1.0 + bound)
     return reward * ((1.0 - strength) + strength * leaning)
 
@@ -193,3 +217,41 @@ def clip(advantage: Float[Tensor, "*s"], low: float, high: float) -> Float[Tenso
     if low > high:
         raise ValueError(f"clip needs low <= high, got low {low} and high {high}")
     return torch.clamp(precise(advantage.detach()), low, high)
+
+
+def _ignore(teacher: Tensor, reward: Tensor, log_ratio: Tensor) -> Tensor:
+    return teacher
+
+
+def _add_advantage(
+    teacher: Tensor, reward: Tensor, log_ratio: Tensor, coefficient: float = 1.0
+) -> Tensor:
+    return add_reward(teacher, reward, coefficient)
+
+
+def _modulate(
+    teacher: Tensor, reward: Tensor, log_ratio: Tensor, strength: float = 0.5, bound: float = 0.2
+) -> Tensor:
+    return modulate(reward, log_ratio, strength, bound)
+
+
+REWARDS |= {
+    entry.name: entry
+    for entry in (
+        RewardRule("none", _ignore, "The teacher alone.", advantage="", reads_log_ratio=False),
+        RewardRule(
+            "add_advantage",
+            _add_advantage,
+            "Add `coefficient` times the advantage of the completion's reward at each token (slime).",
+            "2601.02780",
+            reads_log_ratio=False,
+            factor="coefficient",
+        ),
+        RewardRule(
+            "modulate",
+            _modulate,
+            "The reward gives each token's advantage its sign, the teacher its size: RLSD.",
+            "2604.03128",
+        ),
+    )
+}

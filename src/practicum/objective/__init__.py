@@ -1,10 +1,9 @@
 """The objective as data, its logit side and its token side."""
 
-from practicum.objective.choices import AXES
 from practicum.objective.clip_call import CLIPS, Clip, ClipCall
 from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
-from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
+from practicum.objective.estimator_call import ESTIMATORS, EstimatorCall, Pathwise, ScoreFunction
 from practicum.objective.signal_call import (
     SIGNALS,
     Capabilities,
@@ -34,16 +33,16 @@ from practicum.objective.vocabulary_axis import (
 )
 
 __all__ = [
-    "AXES",
     "CLIPS",
+    "ESTIMATORS",
     "SIGNALS",
     "TARGETS",
     "VERIFIER",
     "Capabilities",
     "Clip",
     "ClipCall",
+    "EstimatorCall",
     "Full",
-    "K2Surrogate",
     "LossChunk",
     "Objective",
     "Pathwise",

@@ -26,7 +26,6 @@ from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.both_spaces import read_both_spaces
 from practicum.objective.compiled import CompiledReverseKL, is_compiled
 from practicum.objective.distribution import TeacherDistribution
-from practicum.objective.estimators import Pathwise
 from practicum.objective.signal_reader import measure_level, read_tokens
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair
@@ -249,7 +248,7 @@ class Fused:
 
     def _differentiate(self, number: int, term: Term) -> tuple[Tensor | None, Tensor | None]:
         """Return the divergence of a term and its slope in log S, or None twice."""
-        if self._pair is None or not (term.needs_signal and isinstance(term.gradient, Pathwise)):
+        if self._pair is None or not (term.needs_signal and term.gradient.pathwise):
             return None, None
         entry = DIVERGENCES[term.divergence.name]
         assert entry.slope is not None, "only terms with a closed form come here"
@@ -394,11 +393,6 @@ def has_closed_form(term: Term, has_teacher_states: bool = True) -> bool:
         has_exact_kl = (
             has_teacher_states and term.signal.whole and term.divergence.name == "reverse_kl"
         )
-        return (term.signal.sampled or has_exact_kl) and term.baseline != "kl"
+        return (term.signal.sampled or has_exact_kl) and term.gradient.subtracts != "kl"
     slope = DIVERGENCES[term.divergence.name].slope
-    return (
-        has_teacher_states
-        and term.signal.whole
-        and isinstance(term.gradient, Pathwise)
-        and slope is not None
-    )
+    return has_teacher_states and term.signal.whole and term.gradient.pathwise and slope is not None

@@ -13,7 +13,6 @@ from torch import Tensor
 from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE
-from practicum.objective.estimators import Pathwise
 from practicum.objective.spec import Objective
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.objective.vocabulary_axis import forget_unknown, mark_scored
@@ -40,7 +39,7 @@ def is_compiled(
         and len(objective.losses) == 1
         and term.signal.whole
         and term.divergence.name == "reverse_kl"
-        and isinstance(term.gradient, Pathwise)
+        and term.gradient.pathwise
         and not term.clip.clips_losses
         and "teacher_rank" not in term.weighs_by
         and not objective.needs_logits

@@ -9,6 +9,7 @@ from pydantic import Field, model_serializer
 
 from practicum.core.calls import bind, format_call, parse_call, suggest_name
 from practicum.foreign import try_foreign
+from practicum.functional.advantages import RewardRule
 from practicum.functional.divergence_entry import Divergence
 from practicum.functional.registry import TABLES, register
 from practicum.functional.samples import SampleStatistics, SampleWeight
@@ -20,19 +21,6 @@ Arguments = dict[str, int | float | str]
 REFUSED = {
     "kl": (
         "'kl' does not say which way; write forward_kl for KL(T || S) or reverse_kl for KL(S || T)"
-    ),
-    "k1": (
-        "k1 back-propagated has an expected gradient of zero; write score_function, "
-        "which has it as a reward and gives the gradient of reverse KL"
-    ),
-    "k2": "k2 back-propagated is called k2_surrogate here: its gradient is that of reverse KL",
-    "k3": (
-        "k3 back-propagated has the gradient of forward KL; write score_function with divergence: "
-        "forward_kl for that, or k2_surrogate for reverse KL"
-    ),
-    "value_as_reward": (
-        "a divergence's value at a state says nothing about the token that was sampled there; "
-        "write score_function, whose advantage is that of the divergence (r f'(r) - f(r))"
     ),
 }
 """The names that are refused, each with its real effect and what to write instead."""
@@ -184,6 +172,13 @@ def _try_sample_weight(entry: SampleWeight, arguments: Arguments) -> None:
     entry.function(statistics, **arguments)
 
 
+def _try_reward(entry: RewardRule, arguments: Arguments) -> None:
+    """Join the teacher and the reward at one token."""
+    if entry.advantage:
+        check_advantage(str(arguments["advantage"]))
+    entry.join(torch.ones(1), torch.ones(1), torch.zeros(1), arguments)
+
+
 _TRIALS: dict[str, Callable[[Any, Arguments], Any]] = {
     "divergence": _try_divergence,
     "weight": _try_weight,
@@ -194,8 +189,6 @@ _TRIALS: dict[str, Callable[[Any, Arguments], Any]] = {
     "advantage": lambda entry, _: list(
         entry.function([1.0, 0.0], *([[0.0]] if entry.anchored else []))
     ),
-    "reward": lambda entry, arguments: entry.function(
-        torch.ones(1), torch.ones(1), torch.zeros(1), **arguments
-    ),
+    "reward": _try_reward,
 }
 """One call of an entry of each kind on the smallest input, which shows a function of other form."""

@@ -23,12 +23,11 @@ from practicum.objective.distribution import (
     check_shape,
 )
 from practicum.objective.entries import check_advantage
-from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
+from practicum.objective.estimator_call import EstimatorCall, Pathwise, ScoreFunction
 
 SignalName = Literal["sampled", "topk", "full"]
 AdvantageName = Annotated[str, AfterValidator(check_advantage)]
 """The name of an advantage of practicum, a registered one, or `package.module:entry`."""
-Gradient = Pathwise | ScoreFunction | K2Surrogate
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class SignalCall(Call):
     differentiates_token: ClassVar[bool] = False
     unshared: ClassVar[bool] = False
     alone: ClassVar[bool] = False
-    usual: ClassVar[Pathwise | ScoreFunction] = Pathwise()
+    usual: ClassVar[EstimatorCall] = Pathwise()
 
     @property
     def question(self) -> "Full | Sampled | TopK | None":
@@ -140,7 +139,7 @@ class SignalCall(Call):
             f"{capabilities.advice and '; ' + capabilities.advice}"
         )
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Return why the signal cannot go with an estimator, a divergence or a target, or None.
 
         `plain` is True if the target is the unmodified teacher.
@@ -214,21 +213,21 @@ class Sampled(SignalCall):
     type: Literal["sampled"] = "sampled"
     share: Literal["whole", "even", "surprise"] = "whole"
     sampled: ClassVar[bool] = True
-    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+    usual: ClassVar[EstimatorCall] = ScoreFunction()
 
     @property
     def question(self) -> "Sampled":
         """Return the signal without the share, which is no business of the teacher's."""
         return Sampled()
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse to differentiate a divergence that is known at one token only."""
         if self.share != "whole" and divergence != "reverse_kl":
             return (
                 f"share {self.share!r} divides the log-ratio of a span among its tokens; write "
                 "divergence: reverse_kl, or leave share out"
             )
-        if not isinstance(gradient, Pathwise):
+        if not gradient.pathwise:
             return None
         return (
             "estimator 'pathwise' needs more than one token's log-probability; "
@@ -282,9 +281,9 @@ class TopK(SignalCall):
             )
         return None
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse a divergence that is no sum over the candidates that the tail leaves."""
-        pathwise = isinstance(gradient, Pathwise)
+        pathwise = gradient.pathwise
         if self.tail == "drop" and pathwise and divergence != "ce":
             return (
                 "a partial sum over candidates (tail 'drop') is no divergence: "

@@ -6,20 +6,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from practicum.functional.advantages import ADVANTAGES
+from practicum.functional.advantages import ADVANTAGES, REWARDS, RewardRule
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import SAMPLE_WEIGHTS, TOKEN_STATISTICS
 from practicum.functional.sequence import AGGREGATES
 from practicum.functional.weights import TEACHER_STATISTICS, WEIGHTS
 from practicum.objective.choices import (
-    Auto,
     CorrectionChoice,
     DivergenceChoice,
-    Estimator,
-    Modulate,
-    NoReward,
-    Reward,
+    RewardChoice,
     SampleWeightChoice,
     WeightChoice,
 )
@@ -27,7 +23,8 @@ from practicum.objective.clip_call import Clip
 from practicum.objective.clips.none import Config as NoClip
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.entries import Choice
-from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
+from practicum.objective.estimator_call import Estimator, EstimatorCall
+from practicum.objective.estimators.auto import Config as Auto
 from practicum.objective.signal_call import Capabilities, Full, Sampled, Signal, SignalCall, TopK
 from practicum.objective.target_call import Target
 from practicum.objective.targets.teacher import Config as TeacherTarget
@@ -61,8 +58,8 @@ class Term(BaseModel):
     estimator: Estimator = Auto()
     correction: CorrectionChoice = Choice(name="none")
     advantage_logprob: Literal["learner", "sampler"] = "learner"
-    reward: Reward = Field(
-        default=NoReward(),
+    reward: RewardChoice = Field(
+        default=Choice(name="none"),
         description="how the reward joins a sampled token's advantage",
     )
     scorer: str = Field(
@@ -94,7 +91,6 @@ class Term(BaseModel):
         problem = (
             self.signal.explain_conflict(self.gradient, self.divergence.name, self.targets_teacher)
             or self._check_sampled_token()
-            or self._check_candidates()
             or self._check_target()
             or self._check_rewards_and_clips()
             or self._check_weights()
@@ -107,34 +103,15 @@ class Term(BaseModel):
 
     def _check_sampled_token(self) -> str | None:
         entry = DIVERGENCES[self.divergence.name]
-        if not entry.pointwise and not isinstance(self.gradient, Pathwise):
+        if not entry.pointwise and not self.gradient.pathwise:
             return (
                 f"divergence {self.divergence.name!r} has no sampled-token form; "
                 "use signal full with estimator pathwise, or a divergence that has one, "
                 "such as reverse_kl or jsd(0.5)"
             )
-        if isinstance(self.gradient, K2Surrogate) and self.divergence.name != "reverse_kl":
-            return (
-                "estimator 'k2_surrogate' is the gradient of reverse_kl only; write divergence: "
-                "reverse_kl"
-            )
-        if self.baseline == "kl" and not self.signal.measures:
+        if self.gradient.subtracts == "kl" and not self.signal.measures:
             return f"baseline 'kl' needs signal full or topk, not {self.signal.name!r}"
-        return None
-
-    def _check_candidates(self) -> str | None:
-        gradient = self.gradient
-        if isinstance(gradient, ScoreFunction) and gradient.explain_turns():
-            return gradient.explain_turns()
-        if isinstance(gradient, ScoreFunction) and gradient.over == "candidates":
-            if not self.signal.candidates:
-                return (
-                    "over=candidates sums over the candidates of a topk signal; write signal: "
-                    "topk(16)"
-                )
-            if gradient.gamma > 0 or gradient.unit == "turn" or gradient.baseline != "none":
-                return "over=candidates is about one state at a time; leave out gamma and baseline"
-        return None
+        return self.gradient.explain_misuse(self.divergence.name, self.signal.candidates)
 
     @property
     def targets_teacher(self) -> bool:
@@ -155,30 +132,28 @@ class Term(BaseModel):
 
     def _check_rewards_and_clips(self) -> str | None:
         if problem := self.signal.explain_extras(
-            has_reward=not isinstance(self.reward, NoReward),
+            has_reward=self.has_reward,
             clip=self.clip.name,
             source=self.source,
         ):
             return problem
-        if self.signal.step and isinstance(self.reward, Modulate):
-            return "reward 'modulate' takes log T - log S for its size; write signal: sampled"
+        if self.signal.step and self.reward_rule.reads_log_ratio:
+            return f"reward {self.reward.name!r} reads log T - log S; write signal: sampled"
         if self.signal.step and self.clip.part == "advantage":
             return "clip 'advantage' is of log T - log S; leave it out with signal 'logits'"
-        if self.signal.pairs and not isinstance(self.reward, NoReward):
+        if self.signal.pairs and self.has_reward:
             return "signal 'pair' has no advantage; leave out reward, or write choose=reward"
-        if self.signal.outcome is not None and not isinstance(self.reward, NoReward):
+        if self.signal.outcome is not None and self.has_reward:
             return (
                 f"signal {self.signal.name!r} is the reward itself; leave out reward, "
                 "or use a teacher's signal with it"
             )
-        if not isinstance(self.reward, NoReward) and not self.on_sampled_token:
+        if self.has_reward and not self.on_sampled_token:
             return (
-                f"reward {self.reward.type!r} is added to an advantage; write estimator: "
+                f"reward {self.reward.name!r} is added to an advantage; write estimator: "
                 "score_function"
             )
-        if self.clip.part == "divergence" and not (
-            self.needs_signal and isinstance(self.gradient, Pathwise)
-        ):
+        if self.clip.part == "divergence" and not (self.needs_signal and self.gradient.pathwise):
             return (
                 f"clip {self.clip.name!r} is of a divergence that is differentiated; "
                 "for an advantage write clip: advantage(-5, 5)"
@@ -276,14 +251,24 @@ class Term(BaseModel):
         )
 
     @property
-    def gradient(self) -> Pathwise | ScoreFunction | K2Surrogate:
+    def gradient(self) -> EstimatorCall:
         """Return the estimator, with `auto` resolved."""
-        return self.usual_gradient if isinstance(self.estimator, Auto) else self.estimator
+        return self.estimator.resolve(self.signal.usual)
 
     @property
-    def usual_gradient(self) -> Pathwise | ScoreFunction:
-        """Return the estimator that `auto` stands for."""
-        return self.signal.usual
+    def reward_rule(self) -> RewardRule:
+        """Return the rule that joins the reward and the teacher."""
+        return REWARDS[self.reward.name]
+
+    @property
+    def has_reward(self) -> bool:
+        """Return True if the verifier's reward joins a teacher's advantage."""
+        return bool(self.reward_rule.advantage)
+
+    @property
+    def reward_advantage(self) -> str:
+        """Return the name of the advantage of the reward that joins a teacher's; empty if none does."""
+        return str(self.reward.arguments["advantage"]) if self.has_reward else ""
 
     @property
     def needs_signal(self) -> bool:
@@ -318,13 +303,13 @@ class Term(BaseModel):
     @property
     def has_rewarded_advantage(self) -> bool:
         """Return True if the verifier's reward is an advantage, a part of one, or chooses pairs."""
-        return self.signal.by_reward or not isinstance(self.reward, NoReward)
+        return self.signal.by_reward or self.has_reward
 
     @property
     def compares_with_reference(self) -> bool:
         """Return True if the rewards of the reference's answers have a part in the advantage."""
-        score = self.signal if self.signal.outcome is not None else self.reward.by_itself
-        return score is not None and ADVANTAGES[str(score.outcome)].anchored
+        advantage = self.signal.outcome or self.reward_advantage
+        return bool(advantage) and ADVANTAGES[advantage].anchored
 
     @property
     def learns_from_reward(self) -> bool:
@@ -343,20 +328,14 @@ class Term(BaseModel):
     @property
     def has_advantages(self) -> bool:
         """Return True if the sampled token or each candidate has an advantage."""
-        over_all = isinstance(self.gradient, ScoreFunction) and self.gradient.over == "candidates"
-        return over_all or self.on_sampled_token
+        return self.gradient.over_candidates or self.on_sampled_token
 
     @property
     def on_sampled_token(self) -> bool:
         """Return True if the loss is a coefficient times the sampled token's log-probability."""
-        if isinstance(self.gradient, ScoreFunction):
-            return self.gradient.over == "sampled" and not self.signal.drawn
-        return isinstance(self.gradient, K2Surrogate) or self.signal.differentiates_token
-
-    @property
-    def baseline(self) -> str:
-        """Return the baseline of a score function, `none` for the other estimators."""
-        return self.gradient.baseline if isinstance(self.gradient, ScoreFunction) else "none"
+        if self.gradient.pathwise:
+            return self.signal.differentiates_token
+        return not self.gradient.over_candidates and not self.signal.drawn
 
     @property
     def needs_sequences(self) -> bool:
@@ -366,11 +345,9 @@ class Term(BaseModel):
         """
         gradient = self.gradient
         # A return or a group's mean adds up other tokens, as do products and sorted weights below.
-        sequence = isinstance(gradient, ScoreFunction) and (
-            gradient.gamma > 0 or gradient.unit == "turn" or gradient.baseline == "group_mean"
-        )
         return (
-            sequence
+            gradient.accumulates
+            or gradient.subtracts == "group_mean"
             or self.signal.step > 0
             or self.signal.pairs
             or CORRECTIONS[self.correction.name].cumulative

@@ -1,7 +1,7 @@
 """The base of signals that read a teacher's hidden states."""
 
-from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_call import Capabilities, Gradient, SignalCall
+from practicum.objective.estimator_call import EstimatorCall
+from practicum.objective.signal_call import Capabilities, SignalCall
 
 
 class StatesSignal(SignalCall):
@@ -19,9 +19,9 @@ class StatesSignal(SignalCall):
             "teacher of type model, self or translated"
         )
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse every estimator but the derivative."""
-        if isinstance(gradient, Pathwise) and plain:
+        if gradient.pathwise and plain:
             return None
         return (
             f"signal {self.name!r} differentiates a divergence of its own; leave out target and "

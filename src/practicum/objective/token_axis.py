@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.functional.advantages import REWARDS, modulate
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import (
     SAMPLE_WEIGHTS,
@@ -19,8 +18,7 @@ from practicum.functional.samples import (
 )
 from practicum.functional.sequence import keep_span_starts, sum_spans
 from practicum.functional.weights import WEIGHTS, TokenStatistics
-from practicum.objective.choices import AddAdvantage, Modulate, OwnReward
-from practicum.objective.estimators import ScoreFunction
+from practicum.objective.estimator_call import EstimatorCall
 from practicum.objective.pairs import compute_pair_coefficients
 from practicum.objective.reward_axis import (
     compute_own_advantages,
@@ -129,67 +127,60 @@ def _compute_returns(
     ratio = torch.ones_like(log_ratio)
     if _is_cumulative(term):
         ratio = _compute_prefix_ratio(term, log_ratio, batch)
-    reward = term.reward
     if term.signal.outcome is not None:
         return ratio * compute_own_advantages(term, term.signal.outcome, batch)
     fixed = term.signal.compute_fixed_advantage(values.logprobs)
     if fixed is not None:
         return ratio * fixed
-    if isinstance(reward, Modulate):
-        assert values.teacher_logprobs is not None
-        gap = values.teacher_logprobs - values.logprobs
-        advantages = compute_reward_advantages(term, reward.advantage, batch)
-        return ratio * modulate(advantages, gap, reward.strength, reward.bound)
     returns = _compute_teacher_returns(term, values, batch, ratio)
-    if isinstance(reward, OwnReward):
-        assert values.teacher_logprobs is not None
-        gap = (values.teacher_logprobs - values.logprobs).detach()
-        rule = REWARDS[reward.name]
-        advantages = ratio * compute_reward_advantages(term, rule.advantage, batch)
-        return rule.function(returns.detach(), advantages, gap, **reward.arguments).detach()
-    if isinstance(reward, AddAdvantage):
-        advantages = compute_reward_advantages(term, reward.advantage, batch)
-        return F.add_reward(returns, ratio * advantages, reward.coefficient)
-    return returns
+    return _add_reward(term, returns, values, batch, ratio) if term.has_reward else returns
+
+
+def _add_reward(
+    term: Term, returns: Tensor, values: TermValues, batch: TokenBatch, ratio: Tensor
+) -> Tensor:
+    """Return the teacher's returns and the reward, joined by the term's rule."""
+    rule = term.reward_rule
+    advantages = compute_reward_advantages(term, term.reward_advantage, batch)
+    log_ratio = torch.zeros_like(returns)
+    if rule.reads_log_ratio:
+        assert values.teacher_logprobs is not None, "the term was checked"
+        log_ratio = values.teacher_logprobs - values.logprobs
+    return rule.join(returns, ratio * advantages, log_ratio, term.reward.arguments)
 
 
 def _compute_teacher_returns(
     term: Term, values: TermValues, batch: TokenBatch, ratio: Tensor
 ) -> Tensor:
     """Return the teacher's return of each token: advantages times ratios, minus a baseline."""
-    gradient = term.gradient if isinstance(term.gradient, ScoreFunction) else ScoreFunction()
+    gradient = term.gradient
     if term.signal.step:
         advantages = returns = _compute_step_returns(term, values, batch, ratio)
     else:
         advantages = ratio * _compute_advantage(term, values, batch)
         advantages = returns = torch.where(values.is_scored, advantages, 0.0)
-    if gradient.gamma > 0 or gradient.unit == "turn":
+    if gradient.accumulates:
         returns = _sum_returns(returns, gradient, batch)
     if batch.spans is not None and answers_for_ends(term):
         returns = returns + carry_to_next(advantages, batch.spans, batch)
-    if gradient.baseline == "kl":
+    if gradient.subtracts == "kl":
         assert values.divergence is not None, "the capability check asks for candidates"
         return returns + torch.where(values.is_scored, ratio * values.divergence, 0.0)
-    if gradient.baseline == "group_mean":
+    if gradient.subtracts == "group_mean":
         # The baseline is subtracted from the return and not from each advantage. In a sum over
         # later tokens it would remove their mean, which is what a return says beyond this token.
         return returns - ratio * _compute_leave_one_out_mean(returns, values, batch)
     return returns
 
 
-def _sum_returns(advantages: Tensor, gradient: ScoreFunction, batch: TokenBatch) -> Tensor:
+def _sum_returns(advantages: Tensor, gradient: EstimatorCall, batch: TokenBatch) -> Tensor:
     """Return the return of each token; a span counts once in it, and its tokens share one."""
     if batch.spans is not None:
         advantages = keep_span_starts(advantages, batch.spans)
-    if gradient.unit == "turn":
-        pairs = torch.stack([advantages, batch.turn_numbers.to(advantages)], dim=-1)
-        returns = _apply_by_row(
-            batch, pairs, lambda row: F.turn_returns(row[:, 0], row[:, 1].long(), gradient.gamma)
-        )
-    else:
-        returns = _apply_by_row(
-            batch, advantages, lambda row: _compute_returns_to_go(row, gradient)
-        )
+    pairs = torch.stack([advantages, batch.turn_numbers.to(advantages)], dim=-1)
+    returns = _apply_by_row(
+        batch, pairs, lambda row: gradient.compute_returns(row[:, 0], row[:, 1].long())
+    )
     if batch.spans is None:
         return returns
     return sum_spans(keep_span_starts(returns, batch.spans), batch.spans)
@@ -210,18 +201,6 @@ def _compute_step_returns(
         batch, pairs, lambda row: F.step_returns(row[:, 0], row[:, 1], term.signal.step)
     )
     return torch.where(values.is_scored, returns, 0.0)
-
-
-def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor:
-    """Return the discounted advantages from each token on, or from the next one on.
-
-    They are a sum, or a mean over the remaining tokens.
-    """
-    returns = F.reward_to_go(advantage, gradient.gamma)
-    num_left = torch.arange(len(advantage), 0, -1).to(returns) - gradient.start
-    if gradient.start == 1:
-        returns = returns - advantage
-    return returns / num_left.clamp_min(1.0) if gradient.length == "mean" else returns
 
 
 def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:

@@ -20,7 +20,6 @@ from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.support import floor_buckets
 from practicum.objective.distribution import TeacherDistribution
-from practicum.objective.estimators import Pathwise
 from practicum.objective.signal_call import SignalCall, TopK
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair, share_support
@@ -146,7 +145,7 @@ def _compute_loss_value(
         return compute_token_value(term, logprobs)
     if term.signal.drawn:
         return _compute_monte_carlo_value(term, student, signals.of(term), batch)
-    if not isinstance(term.gradient, Pathwise):
+    if not term.gradient.pathwise:
         return _sum_over_candidates(term, student, signals.of(term))
     assert divergence is not None, (
         "the capability check lets no pathwise term through without candidates"
@@ -343,7 +342,7 @@ def _compute_divergence(
     if not term.signal.measures or not signals.can_answer(term):
         return None
     # Under other estimators the divergence is only measured, so it needs no graph.
-    student = student if isinstance(term.gradient, Pathwise) else student.detach()
+    student = student if term.gradient.pathwise else student.detach()
     if term.signal.compares:
         return term.signal.compare(term.build_comparison(student, teacher, tokens))
     if term.signal.whole and teacher.full is not None:

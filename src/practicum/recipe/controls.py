@@ -15,6 +15,7 @@ from practicum.errors import RecipeError
 from practicum.functional.estimators import CORRECTIONS
 from practicum.monitors import read_number
 from practicum.objective import VERIFIER, Term
+from practicum.objective.signals.score import Config as Score
 from practicum.objective.signals.unlikely import Config as Unlikely
 from practicum.objective.spec import OTHER_ANSWERS
 from practicum.ports import HoldsTeachers
@@ -191,16 +192,17 @@ def _remove_teacher(term: Term, writers: Sequence[str]) -> Term | None:
         return None
     if not term.needs_teacher:
         return term
-    if term.reward.by_itself is None:
+    if not term.has_reward:
         return None
     by_teacher = {"weights": term.weighs_by_teacher, "samples": term.samples_by_teacher}
     fields = {
         key: value for key, value in term if key in TAKEN_OVER and not by_teacher.get(key, False)
     }
+    factor = term.reward_rule.read_factor(term.reward.arguments)
     arguments = {**term.correction.arguments, **CORRECTIONS[term.correction.name].without_teacher}
-    fields["signal"] = term.reward.by_itself
+    fields["signal"] = Score(advantage=term.reward_advantage)
     fields["correction"] = term.correction.model_copy(update={"arguments": arguments})
-    fields["coefficient"] = term.coefficient * term.reward.share
+    fields["coefficient"] = term.coefficient * factor
     return Term(**fields)
 
 
@@ -255,7 +257,11 @@ class _ControlPaths:
         # An unchanged term keeps all of its numbers; only its index in the list may differ.
         if term.signal == reward_term.signal:
             return ".".join([prefix, *keys])
-        factors = {("coefficient",): term.reward.share, ("reward", "coefficient"): term.coefficient}
+        rule = term.reward_rule
+        factors = {
+            ("coefficient",): rule.read_factor(term.reward.arguments),
+            ("reward", rule.factor): term.coefficient,
+        }
         if tuple(keys) in factors:
             if factors[tuple(keys)] != 1.0:
                 raise RecipeError(

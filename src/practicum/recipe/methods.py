@@ -72,7 +72,7 @@ def _format_settings(settings: Mapping[str, object], defaults: Mapping[str, obje
 def _format_term(term: Term) -> str:
     words = [_format_choice(term.signal)]
     words += [_format_choice(term.divergence)] if term.needs_signal else []
-    words += [_format_choice(term.gradient)] if term.gradient != term.usual_gradient else []
+    words += [_format_choice(term.gradient)] if term.gradient != term.signal.usual else []
     words += [f"against {term.against}"] if term.against != DEFAULT.against else []
     defaults = dict(DEFAULT)
     words += [

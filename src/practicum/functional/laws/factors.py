@@ -178,12 +178,12 @@ def reward_rule_is_an_advantage(
     """One finite float32 number a token, and no token's number depends on another token."""
     teacher, reward = _draw_advantages(seed, length), _draw_advantages(seed + 1, length)
     log_ratio = 40.0 * _draw_advantages(seed + 2, length)
-    values = rule.function(teacher, reward, log_ratio, **arguments)
+    values = rule.join(teacher, reward, log_ratio, arguments)
     require(values.shape == teacher.shape, f"{length} tokens have {list(values.shape)} advantages")
     require(values.dtype == torch.float32, f"the advantages are {values.dtype}")
     require(values.isfinite(), f"the advantages are {show(values)}")
     alone = [
-        rule.function(teacher[[place]], reward[[place]], log_ratio[[place]], **arguments)
+        rule.join(teacher[[place]], reward[[place]], log_ratio[[place]], arguments)
         for place in range(length)
     ]
     apart = torch.cat([values[:0], *alone])

@@ -9,8 +9,8 @@ from torch import Tensor
 from practicum.functional.binarised import binarised_advantage
 from practicum.functional.sequence import sum_spans
 from practicum.objective.distribution import SignalComparison
-from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_call import Gradient, Sampled, SignalCall
+from practicum.objective.estimator_call import EstimatorCall
+from practicum.objective.signal_call import Sampled, SignalCall
 
 
 class Config(SignalCall):
@@ -28,9 +28,9 @@ class Config(SignalCall):
         """Return the log-probabilities of sampled tokens."""
         return Sampled()
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse every estimator but the derivative itself."""
-        if isinstance(gradient, Pathwise) and plain:
+        if gradient.pathwise and plain:
             return None
         return (
             "signal 'binarised' differentiates a divergence to the teacher itself; leave out "

@@ -2,8 +2,8 @@
 
 from typing import ClassVar, Literal
 
-from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_call import Gradient, SignalCall
+from practicum.objective.estimator_call import EstimatorCall, Pathwise
+from practicum.objective.signal_call import SignalCall
 
 
 class Config(SignalCall):
@@ -14,7 +14,7 @@ class Config(SignalCall):
     type: Literal["entropy"] = "entropy"
     alone: ClassVar[bool] = True
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse settings that concern a teacher."""
         if divergence == "reverse_kl" and plain and gradient == Pathwise():
             return None

@@ -7,8 +7,8 @@ from pydantic import Field
 from torch import Tensor
 
 from practicum.objective.distribution import TeacherDistribution
-from practicum.objective.estimators import Pathwise, ScoreFunction
-from practicum.objective.signal_call import Capabilities, Full, Gradient, SignalCall
+from practicum.objective.estimator_call import EstimatorCall, ScoreFunction
+from practicum.objective.signal_call import Capabilities, Full, SignalCall
 
 
 class Config(SignalCall):
@@ -24,7 +24,7 @@ class Config(SignalCall):
     k: int = Field(default=4, ge=1)
     value: Literal["max", "soft"] = "max"
     sampled: ClassVar[bool] = True
-    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+    usual: ClassVar[EstimatorCall] = ScoreFunction()
 
     @property
     def question(self) -> Full:
@@ -47,7 +47,7 @@ class Config(SignalCall):
             "score_function(gamma=1), or take a teacher of type model or self"
         )
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse settings of another return; a baseline of the group is none."""
         baselines = (ScoreFunction(), ScoreFunction(baseline="group_mean"))
         if divergence == "reverse_kl" and plain and gradient in baselines:

@@ -4,8 +4,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from practicum.objective.estimators import Pathwise, ScoreFunction
-from practicum.objective.signal_call import Full, Gradient, SignalCall
+from practicum.objective.estimator_call import EstimatorCall, ScoreFunction
+from practicum.objective.signal_call import Full, SignalCall
 
 
 class Config(SignalCall):
@@ -15,7 +15,7 @@ class Config(SignalCall):
 
     type: Literal["mc"] = "mc"
     k: int = Field(default=16, ge=1)
-    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+    usual: ClassVar[EstimatorCall] = ScoreFunction()
 
     @property
     def question(self) -> Full:
@@ -27,7 +27,7 @@ class Config(SignalCall):
         """Return k."""
         return self.k
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse every estimator but a score function."""
         if isinstance(gradient, ScoreFunction):
             return None

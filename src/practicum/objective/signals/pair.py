@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from practicum.functional.pairs import PAIR_LOSSES, PairLoss
-from practicum.objective.estimators import Pathwise, ScoreFunction
-from practicum.objective.signal_call import Capabilities, Gradient, Sampled, SignalCall
+from practicum.objective.estimator_call import EstimatorCall, ScoreFunction
+from practicum.objective.signal_call import Capabilities, Sampled, SignalCall
 
 
 class Config(SignalCall):
@@ -25,7 +25,7 @@ class Config(SignalCall):
     choose: Literal["source", "reward", "low_reward", "score"] = "source"
     margin: float | None = Field(default=None, ge=0)
     pairs: ClassVar[bool] = True
-    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+    usual: ClassVar[EstimatorCall] = ScoreFunction()
 
     @model_validator(mode="after")
     def _check_parameters(self) -> "Config":
@@ -58,7 +58,7 @@ class Config(SignalCall):
         """Return True if the reward chooses."""
         return self.choose in ("reward", "low_reward")
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse settings that concern one completion at a time."""
         if divergence == "reverse_kl" and plain and gradient == ScoreFunction():
             return None

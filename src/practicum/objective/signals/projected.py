@@ -12,8 +12,8 @@ from practicum.functional.divergences import SMALLEST
 from practicum.functional.projection import decay_weights, pair_columns, project
 from practicum.functional.sorting import sorted_l1
 from practicum.objective.distribution import SignalComparison
-from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_call import Full, Gradient, SignalCall
+from practicum.objective.estimator_call import EstimatorCall
+from practicum.objective.signal_call import Full, SignalCall
 
 
 class Spelled(Full):
@@ -43,9 +43,9 @@ class Config(SignalCall):
         """Return the full distribution, with spellings."""
         return Spelled()
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse every estimator but the derivative."""
-        if isinstance(gradient, Pathwise) and plain:
+        if gradient.pathwise and plain:
             return None
         return (
             "signal 'projected' differentiates a divergence in the teacher's vocabulary; leave out "

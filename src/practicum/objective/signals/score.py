@@ -3,8 +3,8 @@
 from typing import ClassVar, Literal
 
 from practicum.functional.advantages import ADVANTAGES
-from practicum.objective.estimators import Pathwise, ScoreFunction
-from practicum.objective.signal_call import AdvantageName, Gradient, SignalCall
+from practicum.objective.estimator_call import EstimatorCall, ScoreFunction
+from practicum.objective.signal_call import AdvantageName, SignalCall
 
 
 class Config(SignalCall):
@@ -21,14 +21,14 @@ class Config(SignalCall):
     among: Literal["source"] | None = None
     per: Literal["rollout", "episode", "turn"] = "rollout"
     sampled: ClassVar[bool] = True
-    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+    usual: ClassVar[EstimatorCall] = ScoreFunction()
 
     @property
     def outcome(self) -> AdvantageName:
         """Return the advantage."""
         return self.advantage
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse settings that concern a teacher."""
         if not isinstance(gradient, ScoreFunction):
             return (

@@ -8,8 +8,8 @@ from torch import Tensor
 from practicum.errors import TeacherError
 from practicum.functional.sorting import sorted_l1
 from practicum.objective.distribution import SignalComparison
-from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_call import Full, Gradient, SignalCall
+from practicum.objective.estimator_call import EstimatorCall
+from practicum.objective.signal_call import Full, SignalCall
 
 
 class Config(SignalCall):
@@ -30,9 +30,9 @@ class Config(SignalCall):
         """Return the full distribution."""
         return Full()
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse every estimator but the derivative, and a divergence that nothing reads."""
-        if not isinstance(gradient, Pathwise) or not plain:
+        if not gradient.pathwise or not plain:
             return (
                 "signal 'sorted' differentiates a distance to the teacher itself; leave out target "
                 "and estimator"

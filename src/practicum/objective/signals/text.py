@@ -2,8 +2,8 @@
 
 from typing import ClassVar, Literal
 
-from practicum.objective.estimators import Pathwise
-from practicum.objective.signal_call import Gradient, SignalCall
+from practicum.objective.estimator_call import EstimatorCall
+from practicum.objective.signal_call import SignalCall
 
 
 class Config(SignalCall):
@@ -14,11 +14,11 @@ class Config(SignalCall):
     type: Literal["text"] = "text"
     label: ClassVar[bool] = True
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse everything but the cross-entropy of the label."""
         if divergence != "ce":
             return "signal 'text' has one label a token, the token itself; write divergence: ce"
-        if not isinstance(gradient, Pathwise) or not plain:
+        if not gradient.pathwise or not plain:
             return (
                 "signal 'text' is its own target and is differentiated itself; "
                 "leave out target and estimator"

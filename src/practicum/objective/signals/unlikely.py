@@ -7,8 +7,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from practicum.objective.estimators import Pathwise, ScoreFunction
-from practicum.objective.signal_call import Gradient, SignalCall
+from practicum.objective.estimator_call import EstimatorCall, ScoreFunction
+from practicum.objective.signal_call import SignalCall
 
 
 class Config(SignalCall):
@@ -20,9 +20,9 @@ class Config(SignalCall):
     threshold: float = Field(default=0.1, gt=0, lt=1)
     advantage: float = -1.0
     sampled: ClassVar[bool] = True
-    usual: ClassVar[Pathwise | ScoreFunction] = ScoreFunction()
+    usual: ClassVar[EstimatorCall] = ScoreFunction()
 
-    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse settings that concern a teacher."""
         if divergence == "reverse_kl" and plain and gradient == ScoreFunction():
             return None
