@@ -29,7 +29,12 @@ from benchmarks.measuring import (
 )
 from benchmarks.toys import build_recipe_data, pair, play
 from practicum.objective import Signal
-from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherRequest
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    Teacher,
+    TeacherRequest,
+)
 from practicum.recipe import parse_recipe
 from practicum.runs.assembly import assemble_run
 from practicum.training.asynchronous import open_step_runner
@@ -44,7 +49,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
-class Distant:
+class Distant(Teacher):
     """A teacher that answers later; see `practicum.ports.Teacher`."""
 
     def __init__(self, teacher: Teacher, seconds: float) -> None:

@@ -32,4 +32,4 @@ def build(config: Config, context: TaskContext) -> Task:
     """Build the expressions, with the other expert."""
     task = calculator.build(config, context)
     assert isinstance(task, calculator.Expressions)
-    return RepeatedCalls(task.train, task.heldout, toolbox=task.toolbox, again=config.again)
+    return RepeatedCalls(task.train, task.heldout, calculator=task.toolbox, again=config.again)

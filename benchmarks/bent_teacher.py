@@ -15,7 +15,13 @@ from torch import Tensor
 from practicum.core.plugins import Plugin
 from practicum.models.tensors import SavedTensor
 from practicum.objective import Full, Sampled, Signal
-from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherContext, TeacherRequest
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    Teacher,
+    TeacherContext,
+    TeacherRequest,
+)
 from practicum.text import Renderer
 from practicum.types import Datum, HeadLike, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
@@ -78,7 +84,7 @@ class BentHead:
         self._head.release()
 
 
-class Bent:
+class Bent(Teacher):
     """See `practicum.ports.Teacher`."""
 
     def __init__(self, config: Config, teacher: Teacher, renderer: Renderer) -> None:

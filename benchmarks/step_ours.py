@@ -22,7 +22,10 @@ from practicum.backends.local.native import load_library
 from practicum.backends.local.residency import build_scorer
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Objective
-from practicum.ports import AdamParams
+from practicum.ports import (
+    AdamParams,
+    Task,
+)
 from practicum.rollouts.sources.student import Config as StudentSource
 from practicum.teachers._client import ClientTeacher
 from practicum.training.loop import StepComponents, StepPlan, StepSettings, assemble, train_step
@@ -65,7 +68,7 @@ class Watched:
         return call
 
 
-class Given:
+class Given(Task):
     """A task of given prompts, without rewards."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:

@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 
 from practicum.objective import Capabilities, Signal
-from practicum.ports import Teacher, TeacherContext, TeacherRequest
-from practicum.types import FrozenConfig, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.ports import Teacher, TeacherConfig, TeacherContext, TeacherRequest
+from practicum.types import Rollout, Sample, SamplingParams, TeacherSignal
 
 CAN = Capabilities(signals=frozenset(), supports=frozenset(), follows_student=False)
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """Nothing to set."""
 
     type: Literal["grading_teacher:Plugin"] = "grading_teacher:Plugin"

@@ -28,7 +28,10 @@ from practicum.errors import RecipeError
 from practicum.functional.speculative import expected_acceptance, verify
 from practicum.functional.truncation import sampling_logprobs
 from practicum.objective import Full, read_tokens
-from practicum.ports import Environment, SamplingClient, Teacher
+from practicum.ports import (
+    SamplingClient,
+    Teacher,
+)
 from practicum.rollouts import RolloutBatch, sample_teacher_rollouts
 from practicum.run_dir import read_json, write_json
 from practicum.runs import open_run, restore_components
@@ -60,7 +63,7 @@ def measure_drafting(folder: Path, gamma: int) -> dict[str, float]:
 @torch.no_grad()
 def _measure_drafting(folder: Path, gamma: int) -> dict[str, float]:
     built = restore_components(*open_run(folder))
-    if built.evaluation is None or isinstance(built.parts.task, Environment):
+    if built.evaluation is None or built.parts.task.opens_episodes:
         raise RecipeError(
             "measure drafter: drafts are made for held-out prompts with one answer each; "
             "take another task"

@@ -12,7 +12,6 @@ from practicum.backends.local.native.library import load_library
 from practicum.backends.local.packing import PrefixStates
 from practicum.backends.local.sampler import LocalSampler
 from practicum.costs import Ledger
-from practicum.ports import remember_texts
 from practicum.ports.metering import wrap_client
 from practicum.types import SampleRequest, SamplingParams
 
@@ -93,7 +92,7 @@ def test_a_turn_reads_only_what_is_new():
 
 def test_the_ledger_counts_what_is_read():
     model, ledger = tiny(), Ledger()
-    client = remember_texts(wrap_client(LocalSampler(model), ledger.meter("student")))
+    client = wrap_client(LocalSampler(model), ledger.meter("student")).remember_texts()
     read = count_read_tokens(model, lambda: converse(client))
     costs = ledger.take()
     # The last token of each of the samples was drawn and not read.

@@ -19,7 +19,7 @@ from practicum.errors import ModelError
 from practicum.functional.head import Head
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.objective import Full, Objective, Sampled
-from practicum.ports import LockstepClient, MixedRequest, SampleRequest, SamplingClient
+from practicum.ports import MixedRequest, SampleRequest, SamplingClient
 from practicum.types import HeadLike, SamplingParams, ScoreRequest
 
 from .folders import TOKENS, change_weights, model_folder
@@ -100,7 +100,7 @@ def test_it_stops_at_a_text(folder: Path, residency: str) -> None:
 @pytest.mark.parametrize("residency", ["resident", "swap", "disk"])
 def test_it_decodes_together_with_another_model(folder: Path, residency: str) -> None:
     visiting, student = client(folder, residency), client(folder, "resident")
-    assert isinstance(visiting, LockstepClient) and isinstance(student, LockstepClient)
+    assert visiting.decodes_by_token and student.decodes_by_token
     requests = [MixedRequest((3, 4), (5, 6, 7), 1), MixedRequest((3,), (4,), 2)]
     written = student.sample_mixed(requests, visiting, 0.5, SamplingParams(5))
     expected = student.sample_mixed(requests, student, 0.5, SamplingParams(5))

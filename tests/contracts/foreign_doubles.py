@@ -10,7 +10,12 @@ import torch
 from practicum.core.plugins import load_plugin
 from practicum.errors import PracticumError, VerifierError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, PromptedClient, Task
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    SamplingClient,
+    Task,
+)
 from practicum.ports.gate import check_prompts, repair_text
 from practicum.prompts import ToolUse
 from practicum.rollouts import as_environment
@@ -63,7 +68,7 @@ def read_refusal(build: Callable[[], Task]) -> str:
     return ""
 
 
-class Voice:
+class Voice(SamplingClient):
     """Says its turns in order."""
 
     def __init__(self, renderer: Renderer, *turns: str) -> None:

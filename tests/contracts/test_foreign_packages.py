@@ -20,7 +20,7 @@ from practicum.errors import DataError
 from practicum.ports import Task
 from practicum.ports.gate import ask_reward
 from practicum.rollouts.sources.traces import load_traced_rollouts
-from practicum.tasks import TaskContext, _reasoning_gym, _worker, reasoning_gym
+from practicum.tasks import PromptSet, TaskContext, _reasoning_gym, _worker, reasoning_gym
 from practicum.tasks._deadline import VerifierProcess
 from practicum.tasks.reverse import Config as ReverseConfig
 from practicum.types import (
@@ -95,7 +95,7 @@ class OddInner:
 
     @staticmethod
     def build(config: Any, context: TaskContext) -> Any:
-        return SimpleNamespace(train_prompts=lambda: [7])
+        return PromptSet([7], [])  # type: ignore[list-item]
 
 
 def test_rows_of_an_earlier_run(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ import torch
 from toy import toy_recipe
 
 from practicum.core.plugins import list_plugins, load_plugin
-from practicum.ports.scoring import Scorer, ScorerSettings, must_wait
+from practicum.ports.scoring import (
+    Scorer,
+    ScorerSettings,
+)
 from practicum.runs.assembly import assemble_run
 from practicum.training.judging import add_judgements, judge_with
 from practicum.types import Judgement, Message, Prompt, Rollout, SearchStep
@@ -105,8 +108,8 @@ def test_its_settings_say_when_it_is_asked(name: str) -> None:
     config = load_plugin("scorers", name).Config.model_validate({"type": name, **SETTINGS[name][0]})
     assert isinstance(config, ScorerSettings)
     assert config.type == name
-    assert must_wait(config) == config.follows_student
-    assert must_wait(object()), "settings that do not say it are those of a scorer that follows"
+    assert isinstance(config.follows_student, bool)
+    assert ScorerSettings().follows_student, "unless the settings say otherwise"
 
 
 def test_it_judges_each_rollout_in_order_whatever_is_beside_it(assemble: Assemble) -> None:

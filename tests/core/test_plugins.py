@@ -14,14 +14,11 @@ TEACHER = '''
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
-
-from practicum.ports import Capabilities
+from practicum.ports import Capabilities, Teacher, TeacherConfig
 from practicum.types import TeacherSignal
 
 
-class Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Config(TeacherConfig):
     type: Literal["mypackage.even"] = "mypackage.even"
     liked: float = -1.0
 
@@ -29,7 +26,7 @@ class Config(BaseModel):
         return Capabilities(signals=frozenset({"sampled"}), writes=False)
 
 
-class Even:
+class Even(Teacher):
     def __init__(self, liked):
         self.liked = liked
 
@@ -37,21 +34,6 @@ class Even:
 
     def score(self, rollouts, signal):
         return [TeacherSignal(logprobs=torch.full((len(rollout.tokens),), self.liked)) for rollout in rollouts]
-
-    def sample(self, requests, params):
-        return None
-
-    def voice(self, prompt):
-        return None
-
-    def after_step(self, step, data):
-        pass
-
-    def save_state(self):
-        return {}
-
-    def load_state(self, tensors):
-        pass
 
 
 def build(config, context):
@@ -63,18 +45,16 @@ TASK = '''
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from practicum.ports import Task, TaskConfig
 from practicum.types import Message, Prompt
 
 
-class Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Config(TaskConfig):
     type: Literal["mypackage.again"] = "mypackage.again"
     words: tuple[str, ...] = ("ab", "cd", "ba")
 
 
-class Again:
+class Again(Task):
     def __init__(self, words):
         self.words = words
 

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from toy import HINTED, SEES_HINT, assert_same_run, curve, forked, rows, toy_recipe, toy_run
 
 from practicum.errors import RecipeError, TeacherError
-from practicum.ports import Teacher, TeacherRequest
+from practicum.ports import (
+    Task,
+    Teacher,
+    TeacherRequest,
+)
 from practicum.ports.notes import Note, NoteContext, NoteMoment
 from practicum.recipe import parse_recipe
 from practicum.rollouts import add_notes, measure_notes
@@ -62,7 +66,7 @@ def test_the_rate_is_of_the_students_answers_to_the_prompt() -> None:
 
 def test_feedback_is_the_environments_else_the_tasks() -> None:
     @dataclass
-    class Explains:
+    class Explains(Task):
         def train_prompts(self) -> list[Prompt]: ...
         def heldout_prompts(self) -> list[Prompt]: ...
         def reward(self, rollout: Rollout) -> float | None: ...

@@ -16,7 +16,14 @@ from toy import assert_same_run, curve, rows
 from practicum.core.abandon import Cancelled
 from practicum.errors import CapabilityError, VerifierError
 from practicum.objective import Full, Signal
-from practicum.ports import Capabilities, Episode, Observation, PromptedClient
+from practicum.ports import (
+    Capabilities,
+    Episode,
+    Observation,
+    PromptedClient,
+    SamplingClient,
+    Task,
+)
 from practicum.recipe import parse_recipe
 from practicum.rollouts import (
     RolloutBatch,
@@ -58,7 +65,7 @@ BLANK = 4
 """Tokens of `<user>`, two letters and `<assistant>`."""
 
 
-class Echo:
+class Echo(Task):
     """Asks three times, each time with the last letter that was said, twice."""
 
     def train_prompts(self) -> list[Prompt]:
@@ -76,7 +83,7 @@ class Echo:
         )
 
 
-class Parrot:
+class Parrot(SamplingClient):
     """Says `turns` in order, by how often it was answered before; what its log-probabilities are tells the call."""
 
     def __init__(self, *turns: str) -> None:

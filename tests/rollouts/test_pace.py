@@ -10,7 +10,11 @@ from pydantic import ValidationError
 
 from practicum.core.abandon import Cancelled, cancel_scope
 from practicum.errors import VerifierError
-from practicum.ports import Observation, PromptedClient
+from practicum.ports import (
+    Observation,
+    PromptedClient,
+    SamplingClient,
+)
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts.conversation import run_conversations
 from practicum.rollouts.openings import ConversationRequest
@@ -24,7 +28,7 @@ PROMPTS = [Prompt(letter, (Message("user", letter),)) for letter in "abcdef"]
 TURNS = 3
 
 
-class Talker:
+class Talker(SamplingClient):
     """Says a letter and stops; notes the sizes of its batches."""
 
     def __init__(self):

@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from practicum.core.randomness import seed_of
 from practicum.objective import Signal
-from practicum.ports import Capabilities
+from practicum.ports import (
+    Capabilities,
+    SamplingClient,
+    Task,
+)
 from practicum.rollouts import RolloutBatch, add_rewards, sample_rollouts, select_prompts
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import (
@@ -72,7 +76,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 
 @dataclass
-class Scripted:
+class Scripted(SamplingClient):
     """Answers each request with the letter a, as often as the seed's last digit says, and the stop token."""
 
     asked: list[SampleRequest] = field(default_factory=list)
@@ -148,7 +152,7 @@ def test_streams_steps_and_seeds_draw_differently(renderer):
     assert len({client.asked[0].seed for client in clients}) == 4
 
 
-class Length:
+class Length(Task):
     """Rewards the length of an answer; prompts without an answer get none."""
 
     def train_prompts(self):

@@ -14,6 +14,7 @@ from practicum.backends.local.drawing import (
 )
 from practicum.errors import CapabilityError, CheckpointError, RecipeError
 from practicum.objective import Sampled
+from practicum.ports import SamplingClient
 from practicum.rollouts import RolloutBatch, Segments
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.run_dir import RunDir
@@ -118,7 +119,7 @@ class Letters:
         return ["".join(map(str, tokens)) for tokens in answers]
 
 
-class Counting:
+class Counting(SamplingClient):
     """Answers a prompt `x` with as many tokens as `lengths[x]`, and remembers the requests."""
 
     def __init__(self, **lengths: int) -> None:

@@ -17,7 +17,13 @@ from practicum.core.plugins import list_plugins
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError, DataError, RecipeError
 from practicum.objective import Full, Sampled, Signal
-from practicum.ports import Capabilities, PromptedClient, SamplingClient, Teacher, TeacherRequest
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    SamplingClient,
+    Teacher,
+    TeacherRequest,
+)
 from practicum.recipe import Recipe, parse_recipe, resolve_recipe
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
@@ -620,7 +626,7 @@ def request_of(rollout: Rollout, voice: PromptedClient) -> SampleRequest:
     )
 
 
-class Remote:
+class Remote(SamplingClient):
     """A client that samples and scores and is not read token by token."""
 
     capabilities = Capabilities(frozenset())

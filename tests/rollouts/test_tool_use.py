@@ -11,7 +11,12 @@ import torch
 from test_conversation import Parrot as CharacterParrot
 
 from practicum.errors import VerifierError
-from practicum.ports import HasTools, Observation, PromptedClient, answers_back
+from practicum.ports import (
+    Observation,
+    PromptedClient,
+    Task,
+    ToolSession,
+)
 from practicum.ports.gate import collect_rejections, list_kinds
 from practicum.ports.tasks import ToolProblem
 from practicum.prompts import ToolSchema, ToolUse
@@ -56,7 +61,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 @dataclass
-class Box:
+class Box(ToolSession):
     """Three tools of which one answers; every session that is opened is closed."""
 
     turns: int = 5
@@ -82,10 +87,14 @@ class Box:
 
 
 @dataclass
-class Question:
+class Question(Task):
     """One prompt with tools."""
 
-    toolbox: Box
+    box: Box
+
+    @property
+    def toolbox(self) -> Box:
+        return self.box
 
     def train_prompts(self) -> list[Prompt]:
         return [PROMPT]
@@ -167,7 +176,7 @@ def test_too_many_bad_calls_end_it() -> None:
 
 def test_bad_calls_are_bounded_within_a_turn() -> None:
     box = Box()
-    episode = ToolEpisode(Question(box), RENDERER, PROMPT, 0)
+    episode = ToolEpisode(Question(box), box, RENDERER, PROMPT, 0)
     calls = [ToolCall("echo", {"x": "1"}), *[ToolCall("slow", {})] * 9]
     answers = episode._answer_all(calls)
     assert [made.outcome for _, made in answers] == ["answered", *["timeout"] * 3]
@@ -182,7 +191,7 @@ def test_what_a_tool_returns_passes_the_gate() -> None:
 
     box = Odd()
     box.open = lambda prompt, seed: box  # type: ignore[method-assign]
-    episode = ToolEpisode(Question(box), RENDERER, PROMPT, 0)
+    episode = ToolEpisode(Question(box), box, RENDERER, PROMPT, 0)
     with collect_rejections() as rejections:
         answers = episode._answer_all([ToolCall("echo", {}), ToolCall("slow", {})])
     assert [message.content for message, _ in answers] == [
@@ -328,13 +337,13 @@ class Host(Question):
         return Observation(Message("user", "and?") if len(self.heard) == 1 else None)
 
     def close(self) -> None:
-        self.toolbox.log.append("closed")
+        self.box.log.append("closed")
 
 
 def test_an_environment_with_tools_hears_the_turns_without_calls() -> None:
     host = Host(Box())
     environment = as_environment(host, RENDERER)
-    assert environment is not None and answers_back(host) and isinstance(host, HasTools)
+    assert environment is not None and host.converses and host.toolbox is not None
     turns = ("first", call("echo", x="1"), "second")
     client = PromptedClient(Parrot(*turns), RENDERER.render(PROMPT.messages))
     (held,) = run_conversations(
@@ -382,7 +391,7 @@ class Separate(Box):
 def test_calls_to_tools_that_share_nothing_are_made_side_by_side() -> None:
     """One after another, the first would wait for ever; what shares a process keeps its order."""
     box = Separate()
-    episode = ToolEpisode(Question(box), RENDERER, PROMPT, 0)
+    episode = ToolEpisode(Question(box), box, RENDERER, PROMPT, 0)
     calls = [ToolCall(name, {}) for name in ("echo", "break", "none", "slow")]
     answers = episode._answer_all(calls)
     assert [message.name for message, _ in answers] == ["echo", "break", "unknown", "slow"]

@@ -22,7 +22,11 @@ from practicum.errors import (
     ResourceError,
     VerifierError,
 )
-from practicum.ports import SampledTurn, ServesUsers, TurnRequest
+from practicum.ports import (
+    SampledTurn,
+    SamplingClient,
+    TurnRequest,
+)
 from practicum.rollouts import RolloutBatch, Traffic, TrafficRow
 from practicum.runs.assembly import assemble_run
 from practicum.server.serving import ServerOptions
@@ -55,7 +59,7 @@ class Words:
         return "".join(chr(token) for token in tokens if token)
 
 
-class Parrot:
+class Parrot(SamplingClient):
     """Samples the number of its call, and shows what it was asked."""
 
     def __init__(self) -> None:
@@ -340,7 +344,7 @@ def make_task(**changes: Any) -> Any:
 
     config = Config.model_validate({"type": "served", "task": TASK, "port": free_port(), **changes})
     task = build(config, TaskContext(seed=0, base_dir=Path()))
-    assert isinstance(task, ServesUsers)
+    assert task.serves_users
     return task
 
 

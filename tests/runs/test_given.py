@@ -16,7 +16,11 @@ from practicum.functional import Divergence, Weight
 from practicum.monitors import MONITORS
 from practicum.monitors.settings import replace_pauses
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Teacher
+from practicum.ports import (
+    Capabilities,
+    Task,
+    Teacher,
+)
 from practicum.ports.scoring import Scorer
 from practicum.run_dir import read_rows, shapes
 from practicum.runs import RunResult, open_run
@@ -70,7 +74,7 @@ class Popular(Teacher):
         self.counts = tensors["counts"].clone()
 
 
-class Double:
+class Double(Task):
     """A task: write a letter twice."""
 
     letters = "abcd"

@@ -13,7 +13,6 @@ from stub_server import Stub
 from toy import curve, make_model, rows, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, RecipeError
-from practicum.ports.scoring import VariedScorer
 from practicum.runs.assembly import assemble_run
 from practicum.scorers._grades import (
     REASONS,
@@ -310,7 +309,6 @@ def test_what_the_doctor_asks_differs_in_one_thing_and_rejects_nothing(
     components = assemble_run(toy_recipe(models, changes), tmp_path)
     try:
         judge = components.parts.scorers["grade"]
-        assert isinstance(judge, VariedScorer)
         rollout = write_rollout("a\nb")
         stub.replies = ["3", "4", "5"]
         values = {

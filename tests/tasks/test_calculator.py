@@ -7,8 +7,9 @@ import pytest
 from pydantic import ValidationError
 from toy import assert_same_run, rows
 
-from practicum.ports import Expert, HasTools
-from practicum.ports.tasks import CountsAnswers, ToolProblem
+from practicum.ports.tasks import (
+    ToolProblem,
+)
 from practicum.recipe import load_recipe
 from practicum.runs import run
 from practicum.tasks import TaskContext
@@ -49,7 +50,7 @@ def test_two_numbers_are_worked_out_and_nothing_else_is(text: str, value: int | 
 
 def test_the_tool_refuses_what_is_no_expression(tmp_path: Path) -> None:
     task = build(Config(train_size=4, heldout_size=1), TaskContext(0, tmp_path))
-    assert isinstance(task, HasTools) and isinstance(task, Expert)
+    assert task.toolbox is not None and task.has_expert
     tool = task.toolbox.open(task.train_prompts()[0], 0)
     assert tool.call("calc", {"x": "6*7"}) == "42"
     for arguments in ({}, {"x": 3}, {"x": "a"}, {"x": "6*7", "y": 1}):
@@ -70,7 +71,7 @@ def test_the_expert_calls_and_then_answers(tmp_path: Path) -> None:
 def test_an_answer_in_whatever_form_is_right_and_its_form_is_counted(tmp_path: Path) -> None:
     config = Config(train_size=4, heldout_size=1, tags=("<", ">"), sloppy=0.5)
     task = build(config, TaskContext(0, tmp_path))
-    assert isinstance(task, Expert) and isinstance(task, CountsAnswers)
+    assert task.has_expert
     prompt = task.train_prompts()[0]
     (call,) = task.expert(prompt, ())
     value = str(prompt.answer)
@@ -90,7 +91,7 @@ def test_an_answer_in_whatever_form_is_right_and_its_form_is_counted(tmp_path: P
     # An answer counts wherever it stands: here before the call as well.
     assert task.count_answers(Rollout.from_text(prompt, stated, call, stated)) == 2
     plain = build(Config(train_size=4, heldout_size=1), TaskContext(0, tmp_path))
-    assert isinstance(plain, CountsAnswers) and plain.count_answers(rollout) is None
+    assert plain.count_answers(rollout) is None
 
 
 def test_tags_are_checked() -> None:

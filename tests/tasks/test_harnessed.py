@@ -19,7 +19,9 @@ from toy import make_model, rows, toy_run
 
 from practicum.core.plugins import load_plugin
 from practicum.errors import DataError
-from practicum.ports import Harnessed, SampledTurn
+from practicum.ports import (
+    SampledTurn,
+)
 from practicum.tasks import TaskContext, verifiers
 from practicum.tasks._token_engine import TokenEngine
 from practicum.tasks._verifiers_agents import AgentEnd, AgentTask
@@ -207,7 +209,7 @@ def test_rewards_are_the_taskset_s() -> None:
 
 def test_tasks_become_prompts() -> None:
     task = make_task(Runner())
-    assert isinstance(task, Harnessed)
+    assert task.is_harnessed
     assert [prompt.id for prompt in task.train_prompts()] == ["t0", "t1", "t2"]
     assert task.heldout_prompts() == [Prompt("t3", (Message("user", "dd"),))]
     with pytest.raises(DataError, match="has 4 tasks, and 4 are held out"):

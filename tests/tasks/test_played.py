@@ -9,7 +9,6 @@ import pytest
 from toy import TASK, assert_same_run, forked, make_model, rows, toy_recipe, toy_run
 
 from practicum.errors import DataError
-from practicum.ports import Environment
 from practicum.runs.assembly import assemble_run
 from practicum.runs.pipeline.runner import run
 from practicum.tasks import TaskContext
@@ -57,9 +56,9 @@ def test_each_turn_of_the_student_has_its_beginning_and_all_that_was_noted(tmp_p
     assert open_task(tmp_path, note="lesson", keep=1).train_prompts()[0].privileged == {
         "experience": "one"
     }
-    assert len(held_out) == 2 and not isinstance(task, Environment)
+    assert len(held_out) == 2 and not task.opens_episodes
     talks = open_task(tmp_path, task={"type": "user", "task": PLAYED})
-    assert talks.heldout_prompts() == [] and not isinstance(talks, Environment)
+    assert talks.heldout_prompts() == [] and not talks.opens_episodes
     assert talks.reward(Rollout.from_text(prompts[0], "yes")) is None, "nobody is left to ask"
     # The student's folder of a stage lies beside its rows.
     (tmp_path / "model").mkdir()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from practicum.ports import Environment, Expert, HasAlphabet
 from practicum.tasks import TaskContext
 from practicum.tasks.walker import ACTIONS, POSITIONS, Config, Walk, Walker, WalkerTurn, build
 from practicum.types import Rollout
@@ -60,9 +59,7 @@ def test_positions_end_at_six_and_what_is_no_action_is_nothing():
 
 def test_it_is_an_environment_with_an_expert():
     task = walker()
-    assert (
-        isinstance(task, Environment) and isinstance(task, Expert) and isinstance(task, HasAlphabet)
-    )
+    assert task.opens_episodes and task.has_expert and task.letters
     prompt = task.train_prompts()[0]
     said: list[str] = []
     first, second = task.open(prompt, 0), task.open(prompt, 1)

@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 
 from practicum.objective import Signal
-from practicum.ports import Capabilities, PromptedClient, TeacherRequest
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    Teacher,
+    TeacherRequest,
+)
 from practicum.types import Datum, Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 
 @dataclass
-class Recorder:
+class Recorder(Teacher):
     """Answers every token with the same log-probability, and keeps the rollouts, signals and states it met."""
 
     logprob: float = -1.0

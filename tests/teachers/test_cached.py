@@ -34,7 +34,13 @@ from practicum.errors import RecipeError, TeacherError
 from practicum.functional.head import Head
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Sampled, Signal, TopK
-from practicum.ports import Capabilities, Model, Teacher, TeacherContext
+from practicum.ports import (
+    Capabilities,
+    Model,
+    SamplingClient,
+    Teacher,
+    TeacherContext,
+)
 from practicum.recipe import Recipe
 from practicum.runs import evaluate
 from practicum.teachers import privileged
@@ -56,7 +62,7 @@ MIB = 2**20
 
 
 @dataclass
-class ServerGenerator:
+class ServerGenerator(SamplingClient):
     """A model whose answers depend on what shares their batch, as rounding does, only that here everyone sees it."""
 
     asked: list[list[ScoreRequest]] = field(default_factory=list)
@@ -785,9 +791,9 @@ def test_a_teacher_without_a_model_is_named_when_it_is_built(
 ) -> None:
     """What another package adds is known only then."""
     source = (
-        "from typing import Literal\nfrom pydantic import BaseModel\n"
+        "from typing import Literal\nfrom practicum.ports import TeacherConfig\n"
         "from practicum.teachers.none import NO_CAPABILITIES, NoTeacher\n"
-        "class Config(BaseModel):\n    type: Literal['my_cached_parts.quiet'] = 'my_cached_parts.quiet'\n"
+        "class Config(TeacherConfig):\n    type: Literal['my_cached_parts.quiet'] = 'my_cached_parts.quiet'\n"
         "    def capabilities(self):\n        return NO_CAPABILITIES\ndef build(config, context):\n    return NoTeacher()\n"
     )
     (tmp_path / "my_cached_parts").mkdir()

@@ -8,7 +8,11 @@ import torch
 
 from practicum.errors import CapabilityError, TeacherError, VerifierError
 from practicum.objective import Full, Sampled, read_tokens
-from practicum.ports import TeacherContext, TeacherRequest
+from practicum.ports import (
+    Task,
+    TeacherContext,
+    TeacherRequest,
+)
 from practicum.tasks import FunctionEpisode
 from practicum.tasks.walker import Config as WalkerConfig
 from practicum.tasks.walker import Walker
@@ -24,7 +28,7 @@ PROMPT = Prompt("p", (Message("user", "d"),))
 SOFTNESS = 0.11
 
 
-class Asked:
+class Asked(Task):
     """Says ab, ac or b, and after any answer asks once more, where it wants a c."""
 
     def __init__(self, candidates: Mapping[str, float] | None = None) -> None:

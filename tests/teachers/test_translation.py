@@ -13,9 +13,14 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import CapabilityError, TeacherError
 from practicum.functional.support import fold_outside
 from practicum.objective import Full, Sampled, TopK
-from practicum.ports import Capabilities, MixedRequest, TeacherContext
+from practicum.ports import (
+    Capabilities,
+    MixedRequest,
+    SamplingClient,
+    TeacherContext,
+)
 from practicum.teachers._vocabulary import translate_client
-from practicum.teachers.cached import CachingLockstepClient, ModelScores
+from practicum.teachers.cached import CachingClient, ModelScores
 from practicum.text import Renderer, build_character_tokenizer, refuse_banned_ids
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
@@ -115,7 +120,7 @@ def test_it_reads_a_token_that_it_lacks_as_its_text_and_says_nothing_there() -> 
 def test_answers_are_stored_in_the_teachers_ids() -> None:
     """`cached` is inside the translation: what it stores is the model's own answer."""
     teacher = sampler(14)
-    cached = CachingLockstepClient(teacher, lambda: ModelScores("", None))
+    cached = CachingClient(teacher, lambda: ModelScores("", None))
     request = ScoreRequest(PROMPT, (9, OWN, 7))
     (first,) = translated(cached).score([request], Full())
     (plain,) = translated(teacher).score([request], Full())
@@ -157,7 +162,7 @@ def test_a_mixture_of_both_is_over_the_students_tokens() -> None:
         assert share == 1.0 or OWN in written
 
 
-class Remote:
+class Remote(SamplingClient):
     """A client with candidates of its own, or those of the request, which writes what it is told."""
 
     capabilities = Capabilities(signals=frozenset({"sampled", "topk"}), needs_candidates=True)

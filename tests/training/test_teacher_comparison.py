@@ -11,7 +11,11 @@ from service import LEFT_OPEN, serving
 from toy import toy_recipe
 
 from practicum.objective import Signal
-from practicum.ports import Capabilities, SamplingClient, Teacher
+from practicum.ports import (
+    Capabilities,
+    SamplingClient,
+    Teacher,
+)
 from practicum.report.tables import build_comparison
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.statistics import estimate_mean
@@ -44,7 +48,7 @@ class SampledTeacher:
 
 
 @dataclass
-class SampledClient:
+class SampledClient(SamplingClient):
     """A student at a service: its answers, and the log-probability of each token."""
 
     inner: SamplingClient

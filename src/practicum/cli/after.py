@@ -10,7 +10,6 @@ from practicum.core.randomness import seed_of
 from practicum.errors import RecipeError
 from practicum.models.config import ScorerConfig
 from practicum.ports import (
-    HasTools,
     Model,
     OpensEpisodes,
     PromptedClient,
@@ -18,7 +17,6 @@ from practicum.ports import (
     Student,
     TeacherRequest,
 )
-from practicum.ports.inputs import OffersTools
 from practicum.report import write_report
 from practicum.report.pipeline import write_pipeline_report
 from practicum.rollouts import as_environment
@@ -121,10 +119,10 @@ def _open_tools(
     """Return a run's student with the tools of its task, and the environment that answers calls."""
     recipe = open_run(Path(target))[1] if _is_run(target) else None
     # A task without tools is not built: its files may be gone by now.
-    if recipe is None or not isinstance(recipe.task, OffersTools):
+    if recipe is None or not recipe.task.offers_tools:
         return student, None
     task = build_task(recipe)
-    assert isinstance(task, HasTools), "its settings say so"
+    assert task.toolbox is not None, "its settings say so"
     student = replace(student, renderer=add_tools(student.renderer, task))
     return student, as_environment(ToolPrompts(task.toolbox), student.renderer)
 

@@ -17,9 +17,12 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, WithJsonSchema
 
 from practicum.core.calls import Call, bind, suggest_name
+from practicum.errors import RecipeError
 from practicum.foreign import find_published, is_external, is_foreign, load_object, try_foreign
 
 Part = TypeVar("Part", bound=Call)
+Settings = TypeVar("Settings", bound=BaseModel)
+Built = TypeVar("Built")
 
 PLUGIN_KEY = "x-plugin"
 """The key that marks a plug-in's place in a JSON Schema; its value is the room."""
@@ -134,14 +137,30 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
 
 def read_part(room: str, base: type[Part], settings: Any) -> Part:
     """Return the settings of a room's part; ValueError if its `Config` is not below the base."""
-    part = read_plugin(room, settings)
+    part = check_base(room, base, settings, read_plugin(room, settings))
+    if is_foreign(part):
+        try_foreign(repr(settings), part.try_out)
+    return part
+
+
+def build_part(room: str, base: type[Built], config: Any, *context: Any) -> Built:
+    """Build a part from its settings; RecipeError if a foreign `build` returns no object of `base`."""
+    part = load_plugin(room, config.type).build(config, *context)
+    if not isinstance(part, base):
+        raise RecipeError(
+            f"{config.type!r}: build returned a {type(part).__name__}; return an object of a class "
+            f"below {base.__module__}.{base.__name__}"
+        )
+    return part
+
+
+def check_base(room: str, base: type[Settings], settings: Any, part: BaseModel) -> Settings:
+    """Return the part that was read from some settings; ValueError if it is not below the base."""
     if not isinstance(part, base):
         raise ValueError(
             f"{settings!r} is no {_name_group(room).rstrip('s')}: its Config is not below "
             f"{base.__module__}.{base.__name__}"
         )
-    if is_foreign(part):
-        try_foreign(repr(settings), part.try_out)
     return part
 
 
@@ -154,10 +173,17 @@ def _read_text(room: str, text: str) -> dict[str, Any]:
     return {"type": name, **bind(_name_group(room).rstrip("s"), text, fields)}
 
 
-def Plugin(room: str, default: str | None = None) -> Any:
-    """Return the type of a recipe field that holds a plug-in, by default of type `default`."""
+def Plugin(room: str, base: type[BaseModel] = BaseModel, default: str | None = None) -> Any:
+    """Return the type of a recipe field that holds a plug-in with settings below `base`.
+
+    A mapping without a type is of type `default`, if there is one.
+    """
+
+    def read(settings: Any) -> BaseModel:
+        return check_base(room, base, settings, read_plugin(room, settings, default))
+
     return Annotated[
         SerializeAsAny[BaseModel],
-        BeforeValidator(lambda value: read_plugin(room, value, default)),
+        BeforeValidator(read),
         WithJsonSchema({PLUGIN_KEY: room}),
     ]

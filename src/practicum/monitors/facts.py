@@ -55,7 +55,7 @@ class RecipeFacts:
 def find_self_teachers(recipe: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     """Return the settings of a recipe's self-teachers by their keys, which begin with `teacher`."""
     teacher = read_plugin("teachers", recipe["teacher"])
-    return {("teacher", *keys): inside for keys, inside in walk(teacher) if inside.type == "self"}
+    return {("teacher", *keys): inside for keys, inside in walk(teacher) if inside.name == "self"}
 
 
 def get_choice_name(choice: Any) -> str:

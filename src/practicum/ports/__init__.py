@@ -5,11 +5,11 @@ four verbs of a backend, `sample`, `score`, `forward_backward` and `optim_step`,
 Tinker API, so the same loop drives a laptop and a service.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -21,27 +21,21 @@ from practicum.models.tensors import SavedTensor
 from practicum.objective import Capabilities, Objective, Signal
 from practicum.ports.endings import ModelEnding as ModelEnding
 from practicum.ports.engines import EngineChoice
-from practicum.ports.tasks import Environment as Environment
 from practicum.ports.tasks import Episode as Episode
-from practicum.ports.tasks import Expert as Expert
-from practicum.ports.tasks import Harnessed as Harnessed
-from practicum.ports.tasks import HasAlphabet as HasAlphabet
-from practicum.ports.tasks import HasTools as HasTools
 from practicum.ports.tasks import Observation as Observation
 from practicum.ports.tasks import OpensEpisodes as OpensEpisodes
 from practicum.ports.tasks import SampledTurn as SampledTurn
-from practicum.ports.tasks import SeparateTools as SeparateTools
-from practicum.ports.tasks import ServesUsers as ServesUsers
 from practicum.ports.tasks import Task as Task
+from practicum.ports.tasks import TaskConfig as TaskConfig
 from practicum.ports.tasks import TokenEpisode as TokenEpisode
 from practicum.ports.tasks import Toolbox as Toolbox
 from practicum.ports.tasks import ToolSession as ToolSession
 from practicum.ports.tasks import TurnRequest as TurnRequest
-from practicum.ports.tasks import answers_back as answers_back
 from practicum.text import Renderer, VocabularyMap, compare_renderers
 from practicum.types import (
     Datum,
     ForwardResult,
+    FrozenConfig,
     Metrics,
     Prompt,
     Rollout,
@@ -62,44 +56,6 @@ class AdamParams:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-
-
-@runtime_checkable
-class SamplingClient(Protocol):
-    """A model that samples and scores completions; its weights do not change during a call."""
-
-    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample one completion per request, each from its own random stream.
-
-        The batching does not change the result.
-        """
-        ...
-
-    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score each request's tokens, in the form that `signal` needs or in a richer one."""
-        ...
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Declare the signals that `score` can return."""
-        ...
-
-
-@runtime_checkable
-class RemembersTexts(Protocol):
-    """A client that can keep what it has read of texts that go on, such as conversations."""
-
-    def remember_texts(self) -> SamplingClient:
-        """Return a client that reads only the new tokens of a text that it sampled before.
-
-        Its weights must not change while it is used.
-        """
-        ...
-
-
-def remember_texts(client: SamplingClient) -> SamplingClient:
-    """Return the client with room for texts that go on, or as it is if it cannot keep them."""
-    return client.remember_texts() if isinstance(client, RemembersTexts) else client
 
 
 @runtime_checkable
@@ -136,9 +92,40 @@ class MixedRequest:
     seed: int
 
 
-@runtime_checkable
-class LockstepClient(Protocol):
-    """A client that can decode in lockstep with another: both read each token as it is sampled."""
+class SamplingClient:
+    """A model that samples and scores completions; its weights do not change during a call.
+
+    A client has to have `sample`, `score` and `capabilities`. The other methods are abilities that
+    a class has if it overrides them.
+    """
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
+        """Sample one completion per request, each from its own random stream.
+
+        The batching does not change the result.
+        """
+        raise NotImplementedError
+
+    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
+        """Score each request's tokens, in the form that `signal` needs or in a richer one."""
+        raise NotImplementedError
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Declare the signals that `score` can return."""
+        raise NotImplementedError
+
+    def remember_texts(self) -> "SamplingClient":
+        """Return a client that reads only the new tokens of a text that it sampled before.
+
+        Its weights must not change while it is used. A client that cannot keep texts returns itself.
+        """
+        return self
+
+    @property
+    def decodes_by_token(self) -> bool:
+        """Return True if it can decode beside another, both reading each token as it is sampled."""
+        return type(self).open_decode_batch is not SamplingClient.open_decode_batch
 
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
@@ -147,12 +134,12 @@ class LockstepClient(Protocol):
 
         Equal prompts are prefilled once.
         """
-        ...
+        raise NotImplementedError
 
     def sample_mixed(
         self,
         requests: Sequence[MixedRequest],
-        teacher: "LockstepClient",
+        teacher: "SamplingClient",
         teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:
@@ -160,7 +147,7 @@ class LockstepClient(Protocol):
 
         The teacher's distribution has the weight `teacher_weight`, this model's has the remainder.
         """
-        ...
+        raise NotImplementedError
 
 
 @runtime_checkable
@@ -212,8 +199,7 @@ class WeightUpdateRule:
         return self
 
 
-@runtime_checkable
-class StepFollower(Protocol):
+class StepFollower:
     """An object that hears of each training step and can save state; by default it does neither."""
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
@@ -230,23 +216,21 @@ class StepFollower(Protocol):
         """Restore the tensors that `save_state` returned."""
 
 
-@runtime_checkable
-class SelfTeacher(SamplingClient, StepFollower, Protocol):
+class SelfTeacher(StepFollower, SamplingClient):
     """A scorer with a copy of the student's trainable weights, updated by a `WeightUpdateRule`."""
 
 
-@runtime_checkable
-class Teacher(StepFollower, Protocol):
+class Teacher(StepFollower):
     """A scorer of rollouts, token by token. By default it generates nothing and has no state."""
 
     @property
     def capabilities(self) -> Capabilities:
         """Declare the signals that this teacher can give."""
-        ...
+        raise NotImplementedError
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Return one signal per rollout, in order."""
-        ...
+        raise NotImplementedError
 
     def sample(
         self, requests: "Sequence[TeacherRequest]", params: SamplingParams
@@ -259,46 +243,56 @@ class Teacher(StepFollower, Protocol):
         return None
 
 
-@runtime_checkable
-class TeacherConfig(Protocol):
-    """The settings of a teacher in a recipe."""
+class PartConfig(FrozenConfig):
+    """The settings of a part that may ask teachers: a teacher itself, a scorer or a note."""
+
+    def members(self) -> "Mapping[str, TeacherConfig]":
+        """Return the settings of the teachers that it asks by key: `teacher`, or `teachers.NAME`."""
+        return {}
+
+
+class TeacherConfig(PartConfig):
+    """The settings of a teacher in a recipe; only `capabilities` has to be written.
+
+    A subclass has a field `type` with its name as the default.
+    """
 
     @property
-    def type(self) -> str:
+    def name(self) -> str:
         """The name of the teacher's module, as the recipe writes it."""
-        ...
+        return str(type(self).model_fields["type"].default)
 
     def capabilities(self) -> Capabilities:
         """Declare the signals that the teacher can give, as far as the settings decide it."""
-        ...
-
-
-@runtime_checkable
-class HoldsTeachers(Protocol):
-    """The settings of a teacher that contains other teachers."""
-
-    def members(self) -> Mapping[str, TeacherConfig]:
-        """Return the settings of the contained teachers by key: `teacher`, or `teachers.NAME`."""
-        ...
-
-
-@runtime_checkable
-class ShowsFields(Protocol):
-    """The settings of a teacher whose context has placeholders, of prompts or of notes."""
+        raise NotImplementedError
 
     def shows(self, names: Collection[str]) -> bool:
-        """Return True if one of the names is a placeholder of the context."""
-        ...
+        """Return True if one of the names is a placeholder of the teacher's context."""
+        return False
+
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        """Raise DataError at the first prompt that the teacher cannot score."""
+
+    @property
+    def money_limit(self) -> float | None:
+        """The most money that the teacher's answers may cost, or None."""
+        return None
+
+    def estimate_money(self, input_tokens: float, output_tokens: float) -> float | None:
+        """Return the price of an answer of so many tokens, or None without prices."""
+        return None
+
+
+Config = TypeVar("Config", bound=PartConfig)
 
 
 def walk(
-    config: TeacherConfig, keys: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], TeacherConfig]]:
-    """Yield the settings of a teacher and of all teachers inside it, each with the keys to it."""
+    config: Config, keys: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Config | TeacherConfig]]:
+    """Yield the settings of a part and of all teachers inside it, each with the keys to it."""
     yield keys, config
-    if isinstance(config, HoldsTeachers):
-        for key, member in config.members().items():
-            yield from walk(member, (*keys, key))
+    for key, member in config.members().items():
+        yield from walk(member, (*keys, key))
 
 
 @dataclass(frozen=True, slots=True)

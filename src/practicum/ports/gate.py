@@ -19,9 +19,10 @@ import torch
 from practicum.core.abandon import Cancelled
 from practicum.errors import DataError, PracticumError, VerifierError
 from practicum.foreign import describe_error, is_foreign
-from practicum.ports import Expert, Observation, Task
-from practicum.ports.steps import ChecksSteps
-from practicum.ports.tasks import CountsAnswers, GivesFeedback
+from practicum.ports import (
+    Observation,
+    Task,
+)
 from practicum.text import excerpt
 from practicum.types import (
     CallOutcome,
@@ -196,16 +197,12 @@ def ask_reward(task: Task, rollout: Rollout) -> Rollout:
 
 def ask_feedback(task: Task, rollout: Rollout) -> str | None:
     """Return the task's feedback on an answer; None if there is no feedback or it is not text."""
-    if not isinstance(task, GivesFeedback):
-        return None
     text = call_foreign("feedback()", lambda: task.feedback(rollout))
     return None if text is None else accept_text(text, "feedback()")
 
 
 def count_answers(task: Task, rollout: Rollout) -> int | None:
     """Return how often an answer is stated; None if the task asks for no form or returns none."""
-    if not isinstance(task, CountsAnswers):
-        return None
     count = call_foreign("count_answers()", lambda: task.count_answers(rollout))
     if count is None or (type(count) is int and 0 <= count <= LARGEST_NUMBER):
         return count
@@ -246,18 +243,22 @@ def _is_valid(text: Any) -> bool:
     return isinstance(text, str) and repair_text(text) == text
 
 
-def count_valid_steps(task: ChecksSteps, prompt: Prompt, steps: Sequence[str]) -> int:
-    """Return how many steps are valid from the first on; 0 if the task returns no count."""
+def count_valid_steps(task: Task, prompt: Prompt, steps: Sequence[str]) -> int | None:
+    """Return how many steps are valid from the first on; 0 if the task's count cannot be one.
+
+    None if the task checks no steps.
+    """
     name = "count_valid_steps()"
-    count = call_foreign(name, lambda: task.count_valid_steps(prompt, steps))
-    if type(count) is int and 0 <= count <= len(steps):
-        return count
-    if count is not None:
-        reject("type", f"{name} is {count!r:.80}, which is no count of {len(steps)} steps")
-    return 0
+    with collect_rejections() as rejections:
+        count = call_foreign(name, lambda: task.count_valid_steps(prompt, steps))
+        if count is not None and not (type(count) is int and 0 <= count <= len(steps)):
+            reject("type", f"{name} is {count!r:.80}, which is no count of {len(steps)} steps")
+    for rejection in rejections:
+        reject(rejection.kind, rejection.reason)
+    return 0 if rejections else count
 
 
-def ask_expert(task: Expert, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
+def ask_expert(task: Task, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
     """Return the expert's distribution over the next turn.
 
     Raises VerifierError if it is not a distribution: no other value can replace the expert's.

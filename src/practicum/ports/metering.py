@@ -16,14 +16,14 @@ from practicum.ports import (
     AdamParams,
     Capabilities,
     DecodeBatch,
-    LockstepClient,
     MixedRequest,
     SamplingClient,
-    StepFollower,
     TrainingClient,
-    remember_texts,
 )
-from practicum.ports.scoring import LoadedScalar
+from practicum.ports.scoring import (
+    LoadedScalar,
+    ScalarModel,
+)
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -38,13 +38,12 @@ from practicum.types import (
 
 
 def wrap_client(client: SamplingClient, meter: Meter) -> "MeteredSampler":
-    """Wrap the client in one that counts, and that decodes in lockstep if the client can."""
-    wrapper = MeteredLockstep if isinstance(client, LockstepClient) else MeteredSampler
-    return wrapper(client, meter)
+    """Wrap the client in one that counts."""
+    return MeteredSampler(client, meter)
 
 
-class MeteredSampler:
-    """A `practicum.ports.SamplingClient` that counts the texts it samples and scores."""
+class MeteredSampler(SamplingClient):
+    """A client that counts the texts it samples and scores."""
 
     def __init__(
         self, client: SamplingClient, meter: Meter, texts: set[tuple[int, ...]] | None = None
@@ -55,8 +54,8 @@ class MeteredSampler:
 
     def remember_texts(self) -> "MeteredSampler":
         """Return a counter of the client that remembers, or itself if the client cannot."""
-        client = remember_texts(self._client)
-        return self if client is self._client else type(self)(client, self._meter, set())
+        client = self._client.remember_texts()
+        return self if client is self._client else MeteredSampler(client, self._meter, set())
 
     @property
     def capabilities(self) -> Capabilities:
@@ -109,11 +108,10 @@ class MeteredSampler:
             for prompt, sample in zip(prompts, samples, strict=True)
         }
 
-
-class MeteredLockstep(MeteredSampler):
-    """A `MeteredSampler` that can decode in lockstep with another; both clients' tokens count."""
-
-    _client: LockstepClient  # type: ignore[assignment]
+    @property
+    def decodes_by_token(self) -> bool:
+        """Return True if the client does."""
+        return self._client.decodes_by_token
 
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
@@ -124,7 +122,7 @@ class MeteredLockstep(MeteredSampler):
     def sample_mixed(
         self,
         requests: Sequence[MixedRequest],
-        teacher: LockstepClient,
+        teacher: SamplingClient,
         teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:
@@ -137,7 +135,7 @@ class MeteredLockstep(MeteredSampler):
         return samples
 
 
-class MeteredScalar(StepFollower):
+class MeteredScalar(ScalarModel):
     """A `practicum.ports.scoring.ScalarModel` that counts the tokens and FLOPs of its calls."""
 
     def __init__(self, scalar: LoadedScalar, meter: Meter) -> None:

@@ -5,11 +5,18 @@ A new kind is one file in `practicum/rollouts/_notes`, or a module of yours: see
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from practicum.ports import Capabilities, SamplingClient, StepFollower, Task, Teacher
+from practicum.ports import (
+    Capabilities,
+    PartConfig,
+    SamplingClient,
+    StepFollower,
+    Task,
+    Teacher,
+)
 from practicum.text import Renderer
-from practicum.types import FrozenConfig, Rollout
+from practicum.types import Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +27,7 @@ class NoteMoment:
     student: SamplingClient
 
 
-@runtime_checkable
-class Note(StepFollower, Protocol):
+class Note(StepFollower):
     """A kind of text about rollouts. By default it keeps nothing from step to step."""
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
@@ -30,10 +36,10 @@ class Note(StepFollower, Protocol):
         The rollouts have their rewards and the notes before this one in the recipe. A text depends
         on the seed, the step and the rollouts, never on the clock.
         """
-        ...
+        raise NotImplementedError
 
 
-class NoteConfig(FrozenConfig):
+class NoteConfig(PartConfig):
     """The settings of a note in a recipe. By default it asks no model and keeps nothing."""
 
     def find_problems(

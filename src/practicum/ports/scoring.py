@@ -15,14 +15,58 @@ from torch import Tensor
 from practicum.costs import ModelDims, TrainableDims
 from practicum.models.config import StudentConfig
 from practicum.models.digests import ModelRecord
-from practicum.ports import AdamParams, StepFollower, Task, Teacher
+from practicum.ports import (
+    AdamParams,
+    PartConfig,
+    StepFollower,
+    Task,
+    Teacher,
+)
 from practicum.ports.notes import Note, name_note_role
 from practicum.text import Renderer
 from practicum.types import Judgement, Metrics, Rollout, ScoreRequest
 
 
-@runtime_checkable
-class Scorer(StepFollower, Protocol):
+class ScorerSettings(PartConfig):
+    """The settings of a scorer in a recipe; a subclass has a field `type` with its name as default."""
+
+    @property
+    def follows_student(self) -> bool:
+        """True if its judgements change during a run, so that it is asked at its step, never ahead."""
+        return True
+
+    @property
+    def reads_verifier(self) -> bool:
+        """True if it learns from the verifier's rewards or passes them on."""
+        return False
+
+    @property
+    def loads_scalar(self) -> bool:
+        """True if the scorer loads a model with one number a token."""
+        return False
+
+    @property
+    def scalar_model(self) -> StudentConfig | None:
+        """The settings of that model; None: those of the student."""
+        return None
+
+    @property
+    def rejects(self) -> bool:
+        """True if the scorer has `count_accepted` with these settings."""
+        return False
+
+    @property
+    def notes_read(self) -> tuple[str, ...]:
+        """The names of the recipe's notes that it shows to its judge."""
+        return ()
+
+    @property
+    def imitates_teacher(self) -> bool:
+        """True if it learns to prefer the teacher's answers."""
+        return False
+
+
+class Scorer(StepFollower):
     """A judge of rollouts. By default it learns nothing and has no state.
 
     `save_state` and `load_state` are those of a `StepFollower`, and `after_step` is called too.
@@ -30,7 +74,7 @@ class Scorer(StepFollower, Protocol):
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
         """Return one judgement per rollout, in order."""
-        ...
+        raise NotImplementedError
 
     def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
         """Learn from a step's rollouts, after the student did; return what to report of it.
@@ -40,103 +84,28 @@ class Scorer(StepFollower, Protocol):
         """
         return {}
 
-
-@runtime_checkable
-class VariedScorer(Scorer, Protocol):
-    """A judge that can be asked in other ways, which should not change what it says."""
-
-    def build_variants(self) -> Mapping[str, Scorer]:
-        """Return its grades under `nothing`, and with its question put otherwise, by what differs."""
-        ...
-
-
-@runtime_checkable
-class RejectingScorer(Scorer, Protocol):
-    """A judge that can reject an answer, from one of its steps on or as a whole."""
+    @property
+    def rejects(self) -> bool:
+        """Return True if it rejects answers, see `count_accepted`."""
+        return type(self).count_accepted is not Scorer.count_accepted
 
     def count_accepted(self, rollouts: Sequence[Rollout]) -> list[int | None]:
         """Return after how many tokens each answer is rejected; None: it is not.
 
-        0 rejects all of an answer. The rollouts may have no rewards yet.
+        0 rejects all of an answer. The rollouts may have no rewards yet. The settings say whether
+        the scorer rejects answers.
         """
-        ...
+        raise NotImplementedError
 
+    def build_variants(self) -> "Mapping[str, Scorer]":
+        """Return its grades under `nothing`, and with its question put otherwise, by what differs.
 
-@runtime_checkable
-class ScorerSettings(Protocol):
-    """The settings of a scorer in a recipe."""
-
-    @property
-    def type(self) -> str:
-        """The name of the scorer's module, as the recipe writes it."""
-        ...
-
-    @property
-    def follows_student(self) -> bool:
-        """True if its judgements change during a run, so that it is asked at its step, never ahead.
-
-        A scorer of another package whose settings do not say it counts as one that does.
+        Both should say the same. Empty if the question can be put in one way only.
         """
-        ...
+        return {}
 
 
-@runtime_checkable
-class RewardReader(Protocol):
-    """The settings of a scorer that says whether it needs the verifier's rewards."""
-
-    @property
-    def reads_verifier(self) -> bool:
-        """True if it learns from the verifier's rewards or passes them on."""
-        ...
-
-
-@runtime_checkable
-class ScalarSettings(Protocol):
-    """The settings of a scorer that loads a model with one number a token."""
-
-    @property
-    def loads_scalar(self) -> bool:
-        """True if it does."""
-        ...
-
-    @property
-    def model(self) -> StudentConfig | None:
-        """The settings of the model; None: those of the student."""
-        ...
-
-
-@runtime_checkable
-class RejectingSettings(Protocol):
-    """The settings of a scorer that says whether it rejects answers."""
-
-    @property
-    def rejects(self) -> bool:
-        """True if it is a `RejectingScorer` with these settings."""
-        ...
-
-
-@runtime_checkable
-class ReadsNotes(Protocol):
-    """The settings of a scorer that shows notes of the recipe to its judge."""
-
-    @property
-    def notes_read(self) -> tuple[str, ...]:
-        """The names of these notes."""
-        ...
-
-
-@runtime_checkable
-class TeacherImitator(Protocol):
-    """The settings of a scorer that says whether it only knows what is right from a teacher."""
-
-    @property
-    def imitates_teacher(self) -> bool:
-        """True if it learns to prefer the teacher's answers."""
-        ...
-
-
-@runtime_checkable
-class ScalarModel(StepFollower, Protocol):
+class ScalarModel(StepFollower):
     """A language model's body with one linear output: one number a token, and its own optimizer.
 
     The output starts at 0, so a new model says 0 of everything.
@@ -147,7 +116,7 @@ class ScalarModel(StepFollower, Protocol):
 
         The state after a whole completion is before one more token, whatever that is.
         """
-        ...
+        raise NotImplementedError
 
     def fit(
         self,
@@ -159,7 +128,7 @@ class ScalarModel(StepFollower, Protocol):
 
         Without a finite gradient nothing changes, and the metric `skipped` is 1.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +189,6 @@ class ScorerContext:
     """Register a file that changes the judgements; a resumed run checks its digest."""
     is_dry_run: bool = False
     """True if models are weightless."""
-
-
-def must_wait(config: object) -> bool:
-    """Return True if a scorer with these settings is asked at its own step, never ahead of it."""
-    return not isinstance(config, ScorerSettings) or config.follows_student
 
 
 def list_followers(

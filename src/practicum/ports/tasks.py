@@ -7,30 +7,18 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from practicum.types import CallOutcome, CallRecord, Message, Prompt, Rollout, StopReason, ToolUse
-
-
-@runtime_checkable
-class Task(Protocol):
-    """A source of prompts with a verifier; a task handles text and no tokens."""
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        """Return the prompts to train on, in a fixed order."""
-        ...
-
-    def heldout_prompts(self) -> Sequence[Prompt]:
-        """Return the prompts to evaluate on; none of them is a training prompt."""
-        ...
-
-    def reward(self, rollout: Rollout) -> float | None:
-        """Return the reward of a rollout, from 0 to 1, or None if it cannot be decided.
-
-        `rollout.text` is the student's text. A conversation also has `rollout.turns`, and
-        `rollout.stop_reason` tells if the environment ended it early.
-        """
-        ...
+from practicum.types import (
+    CallOutcome,
+    CallRecord,
+    FrozenConfig,
+    Message,
+    Prompt,
+    Rollout,
+    StopReason,
+    ToolUse,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,98 +107,6 @@ class TokenEpisode(Episode, Protocol):
         ...
 
 
-@runtime_checkable
-class Harnessed(Task, Protocol):
-    """A task whose conversations another program leads, token for token."""
-
-    def open_tokens(
-        self, prompt: Prompt, seed: int, save_tokenizer: Callable[[Path], None]
-    ) -> TokenEpisode:
-        """Begin a conversation; the harness reads the tokenizer from a folder that it names."""
-        ...
-
-
-@runtime_checkable
-class ServesUsers(Task, Protocol):
-    """A task whose prompts come from users who speak with the student while it learns."""
-
-    @property
-    def patience(self) -> float:
-        """The longest wait for a request, in seconds."""
-        ...
-
-    def receive(self, seconds: float) -> Sequence[TurnRequest]:
-        """Return the requests that wait, oldest first; none if there is none within the seconds.
-
-        The first call opens the endpoint.
-        """
-        ...
-
-    def close(self) -> None:
-        """Refuse those that wait and close the endpoint, if it is open."""
-        ...
-
-
-@runtime_checkable
-class OpensEpisodes(Protocol):
-    """The other side of conversations: a task that answers, or what stands for it."""
-
-    def open(self, prompt: Prompt, seed: int) -> Episode:
-        """Begin a conversation about a prompt; all randomness in it follows from `seed`.
-
-        A conversation that ends within its first turn is never opened.
-        """
-        ...
-
-
-@runtime_checkable
-class Environment(Task, OpensEpisodes, Protocol):
-    """A task that answers the student: a completion is a conversation and has one reward."""
-
-
-@runtime_checkable
-class GivesFeedback(Task, Protocol):
-    """A task that can say in words what it thinks of an answer."""
-
-    def feedback(self, rollout: Rollout) -> str | None:
-        """Return what there is to say of a rollout with its reward, or None."""
-        ...
-
-
-@runtime_checkable
-class CountsAnswers(Task, Protocol):
-    """A task that asks for a form of answers, and sees how often a conversation states its answer.
-
-    Once is the form; see the source `resample`.
-    """
-
-    def count_answers(self, rollout: Rollout) -> int | None:
-        """Return the number of answers, 0 for a broken form, or None if no form is asked for."""
-        ...
-
-
-@runtime_checkable
-class Expert(Task, Protocol):
-    """A task that knows the right turns.
-
-    If it is an environment too, its episodes may depend on the prompt and the turns only.
-    """
-
-    def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
-        """Return the probability of each full text of the next turn; the probabilities sum to 1."""
-        ...
-
-
-@runtime_checkable
-class HasAlphabet(Task, Protocol):
-    """A task that lists every character it can use, for from-scratch models."""
-
-    @property
-    def letters(self) -> str:
-        """Each character once."""
-        ...
-
-
 class ToolProblem(Exception):
     """A call without a result: its outcome, and what the model reads instead of a result."""
 
@@ -219,26 +115,22 @@ class ToolProblem(Exception):
         super().__init__(text)
 
 
-@runtime_checkable
-class ToolSession(Protocol):
+class ToolSession:
     """The tools of one conversation; they may hold a process."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the result of a call that a model wrote; ToolProblem if there is none."""
-        ...
+        raise NotImplementedError
+
+    def find_part(self, name: str) -> Hashable:
+        """Return what stands for the part that a tool belongs to, and open it.
+
+        Calls to different parts may be made at once. By default all tools are one part.
+        """
+        return id(self)
 
     def close(self) -> None:
         """Release what the session holds; called once, also after an error."""
-        ...
-
-
-@runtime_checkable
-class SeparateTools(ToolSession, Protocol):
-    """Tools of which some share nothing with others, so that calls to both may be made at once."""
-
-    def find_part(self, name: str) -> Hashable:
-        """Return what stands for the part that a tool belongs to, and open it."""
-        ...
 
 
 @runtime_checkable
@@ -265,19 +157,143 @@ class Toolbox(Protocol):
         ...
 
 
-@runtime_checkable
-class HasTools(Task, Protocol):
-    """A task whose answers may call tools: a turn without a call is the answer.
+class OpensEpisodes(Protocol):
+    """The other side of conversations: a task that answers, or what stands for it."""
 
-    If the task is an environment too, its episode replies to the turns without a call.
-    """
+    def open(self, prompt: Prompt, seed: int) -> Episode:
+        """Begin a conversation about a prompt; all randomness in it follows from `seed`.
 
-    @property
-    def toolbox(self) -> Toolbox:
-        """The tools."""
+        A conversation that ends within its first turn is never opened.
+        """
         ...
 
 
-def answers_back(task: Task) -> bool:
-    """Return True if the task's completions are conversations."""
-    return isinstance(task, Environment | HasTools | Harnessed)
+class TaskConfig(FrozenConfig):
+    """The settings of a task in a recipe; a subclass has a field `type` with its name as default.
+
+    - offers_tools: answers may call tools; only then is the task built for a chat
+    - reads_files: it reads files of the user, see `find_problems`
+    """
+
+    offers_tools: ClassVar[bool] = False
+    reads_files: ClassVar[bool] = False
+
+    def find_problems(self, base_dir: Path) -> list[str]:
+        """Return what is wrong with the files, one line each; relative paths start at `base_dir`."""
+        return []
+
+
+class Task:
+    """A source of prompts with a verifier; a task handles text and no tokens.
+
+    A task has to have `train_prompts`, `heldout_prompts` and `reward`. Each further method is an
+    ability that a class has if it overrides the method.
+    """
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """Return the prompts to train on, in a fixed order."""
+        raise NotImplementedError
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """Return the prompts to evaluate on; none of them is a training prompt."""
+        raise NotImplementedError
+
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return the reward of a rollout, from 0 to 1, or None if it cannot be decided.
+
+        `rollout.text` is the student's text. A conversation also has `rollout.turns`, and
+        `rollout.stop_reason` tells if the environment ended it early.
+        """
+        raise NotImplementedError
+
+    @property
+    def letters(self) -> str:
+        """Return every character that the task can use, once each, for from-scratch models."""
+        return ""
+
+    def feedback(self, rollout: Rollout) -> str | None:
+        """Return what there is to say in words of a rollout with its reward, or None."""
+        return None
+
+    def count_answers(self, rollout: Rollout) -> int | None:
+        """Return how often a conversation states its answer, which should be once.
+
+        0 stands for a broken form, None for a task that asks for no form; see the source `resample`.
+        """
+        return None
+
+    def count_valid_steps(self, prompt: Prompt, steps: Sequence[str]) -> int | None:
+        """Return how many steps of an answer hold, from the first on; None if nothing is known.
+
+        A step may be checked by running it. Each is given all steps before it.
+        """
+        return None
+
+    def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
+        """Return the probability of each full text of the right next turn; they sum to 1.
+
+        If the task opens conversations, its episodes may depend on the prompt and the turns only.
+        """
+        raise NotImplementedError
+
+    @property
+    def has_expert(self) -> bool:
+        """Return True if the task knows the right turns."""
+        return type(self).expert is not Task.expert
+
+    def open(self, prompt: Prompt, seed: int) -> Episode:
+        """Begin a conversation, in which a completion is several turns; see `OpensEpisodes`."""
+        raise NotImplementedError
+
+    @property
+    def opens_episodes(self) -> bool:
+        """Return True if the task answers the student's turns itself."""
+        return type(self).open is not Task.open
+
+    @property
+    def toolbox(self) -> Toolbox | None:
+        """Return the tools that answers may call; a turn without a call is the answer.
+
+        If the task opens conversations too, its episode replies to the turns without a call.
+        """
+        return None
+
+    def open_tokens(
+        self, prompt: Prompt, seed: int, save_tokenizer: Callable[[Path], None]
+    ) -> TokenEpisode:
+        """Begin a conversation that another program leads, token for token.
+
+        The program reads the tokenizer from a folder that it names.
+        """
+        raise NotImplementedError
+
+    @property
+    def is_harnessed(self) -> bool:
+        """Return True if another program leads the conversations."""
+        return type(self).open_tokens is not Task.open_tokens
+
+    @property
+    def converses(self) -> bool:
+        """Return True if the task's completions are conversations."""
+        return self.opens_episodes or self.toolbox is not None or self.is_harnessed
+
+    @property
+    def patience(self) -> float:
+        """Return the longest wait for a request of a user, in seconds."""
+        return 0.0
+
+    def receive(self, seconds: float) -> Sequence[TurnRequest]:
+        """Return the requests of users that wait, oldest first; none if none comes in time.
+
+        The prompts then come from users who speak with the student while it learns. The first call
+        opens the endpoint.
+        """
+        raise NotImplementedError
+
+    @property
+    def serves_users(self) -> bool:
+        """Return True if users speak with the student."""
+        return type(self).receive is not Task.receive
+
+    def close(self) -> None:
+        """Refuse the requests that wait and close the endpoint, if it is open."""

@@ -18,8 +18,6 @@ from practicum.objective import VERIFIER, Term
 from practicum.objective.signals.score import Config as Score
 from practicum.objective.signals.unlikely import Config as Unlikely
 from practicum.objective.spec import OTHER_ANSWERS
-from practicum.ports import HoldsTeachers
-from practicum.ports.scoring import TeacherImitator
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.schema import Recipe, resolve_recipe
 from practicum.rollouts.sources import student
@@ -108,8 +106,7 @@ def list_teaching_scorers(recipe: Recipe) -> list[str]:
     return [
         name
         for name, config in recipe.scorers.items()
-        if isinstance(config, HoldsTeachers)
-        or (isinstance(config, TeacherImitator) and config.imitates_teacher)
+        if config.members() or config.imitates_teacher
     ]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from practicum.objective import VERIFIER, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.ports.notes import NoteConfig
-from practicum.ports.scoring import ReadsNotes, RejectingSettings, TeacherImitator
+from practicum.ports.scoring import ScorerSettings
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import SourceConfig
 from practicum.rollouts.fields import ROLLOUT_FIELDS
@@ -93,14 +93,14 @@ def find_staleness_problems(
     writers = rollout.source.other_writers
     if "teacher" in writers and teacher.capabilities().follows_student:
         problems.append(
-            f"{STALENESS} is {rollout.max_staleness}, and teacher {teacher.type!r} may follow the "
+            f"{STALENESS} is {rollout.max_staleness}, and teacher {teacher.name!r} may follow the "
             "student, so it cannot write ahead of it; write max_staleness: 0, source: student, or "
             "a teacher with weights of its own, {type: model, model: ...}"
         )
     is_asked = reference is not None and "reference" in writers
     if reference is not None and is_asked and reference.capabilities().follows_student:
         problems.append(
-            f"{STALENESS} is {rollout.max_staleness}, and reference {reference.type!r} may follow "
+            f"{STALENESS} is {rollout.max_staleness}, and reference {reference.name!r} may follow "
             "the student, so it cannot write ahead of it; write max_staleness: 0"
         )
     problems += [
@@ -113,7 +113,7 @@ def find_staleness_problems(
 
 
 def find_scorer_problems(
-    objective: Objective, scorers: Mapping[str, object], rollout: RolloutConfig
+    objective: Objective, scorers: Mapping[str, ScorerSettings], rollout: RolloutConfig
 ) -> list[str]:
     """Return a problem for each loss term, and for a source, whose scorer is not in the recipe."""
     problems = [
@@ -129,7 +129,7 @@ def find_scorer_problems(
             f"rollout.source: {rollout.source.name} no rollout is the teacher's; write "
             "rollout.source: join(teacher), or join(dataset) for stored answers"
             for name, config in scorers.items()
-            if isinstance(config, TeacherImitator) and config.imitates_teacher
+            if config.imitates_teacher
         ]
     if VERIFIER in scorers:
         problems.append(
@@ -138,7 +138,9 @@ def find_scorer_problems(
     return problems
 
 
-def _find_guide_problems(scorers: Mapping[str, object], rollout: RolloutConfig) -> list[str]:
+def _find_guide_problems(
+    scorers: Mapping[str, ScorerSettings], rollout: RolloutConfig
+) -> list[str]:
     """Return what keeps a source from asking its scorer while it writes."""
     source = rollout.source
     guide = source.guide
@@ -151,13 +153,11 @@ def _find_guide_problems(scorers: Mapping[str, object], rollout: RolloutConfig) 
             f"{where}: no scorer is named {guide!r}; add it to scorers: "
             f"{{{guide}: {{type: {source.guide_example}}}}}, or write source: student"
         )
-    elif source.guide_rejects:
-        config = scorers[guide]
-        if not isinstance(config, RejectingSettings) or not config.rejects:
-            problems.append(
-                f"{where}: scorer {guide!r} rejects no answers; take one that does, such as "
-                f"{{type: {source.guide_example}}}"
-            )
+    elif source.guide_rejects and not scorers[guide].rejects:
+        problems.append(
+            f"{where}: scorer {guide!r} rejects no answers; take one that does, such as "
+            f"{{type: {source.guide_example}}}"
+        )
     if rollout.max_staleness:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and scorer {guide!r}, which may learn from "
@@ -167,8 +167,8 @@ def _find_guide_problems(scorers: Mapping[str, object], rollout: RolloutConfig) 
 
 
 def find_note_problems(
-    notes: Mapping[str, object],
-    scorers: Mapping[str, object],
+    notes: Mapping[str, NoteConfig],
+    scorers: Mapping[str, ScorerSettings],
     teacher: TeacherConfig,
     reference: TeacherConfig | None,
     rollout: RolloutConfig,
@@ -188,7 +188,6 @@ def find_note_problems(
     places += [
         (f"scorers.{scorer}.template", name)
         for scorer, config in scorers.items()
-        if isinstance(config, ReadsNotes)
         for name in config.notes_read
     ]
     problems += [
@@ -197,10 +196,8 @@ def find_note_problems(
         if name not in notes
     ]
     for name, config in notes.items():
-        is_known = isinstance(config, NoteConfig)
-        if is_known:
-            problems += config.find_problems(name, list(notes), models)
-        if max_staleness and (not is_known or config.follows_student(models)):
+        problems += config.find_problems(name, list(notes), models)
+        if max_staleness and config.follows_student(models):
             problems.append(
                 f"{STALENESS} is {max_staleness}, and notes.{name} needs the newest student or the "
                 "steps before, so it cannot be made ahead; write max_staleness: 0, or a writer "

@@ -10,7 +10,13 @@ from practicum.core.plugins import Plugin, load_plugin
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.monitors import MonitorsSection
 from practicum.objective import Objective
-from practicum.ports import walk
+from practicum.ports import (
+    TaskConfig,
+    TeacherConfig,
+    walk,
+)
+from practicum.ports.notes import NoteConfig
+from practicum.ports.scoring import ScorerSettings
 from practicum.recipe.families import Family
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.possible import (
@@ -83,28 +89,28 @@ class Recipe(FrozenConfig):
         default=".", description="start of relative paths; set to the recipe's folder when read"
     )
     student: StudentConfig
-    backend: Plugin("backends", "local") = Field(  # type: ignore[valid-type]
+    backend: Plugin("backends", default="local") = Field(  # type: ignore[valid-type]
         default_factory=lambda: load_plugin("backends", "local").Config(),
         description="place of the student, and its limits: see [backends](backends.md)",
     )
-    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+    teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
         default_factory=lambda: load_plugin("teachers", "none").Config()
     )
-    reference: Plugin("teachers") | None = Field(  # type: ignore[valid-type]
+    reference: Plugin("teachers", TeacherConfig) | None = Field(  # type: ignore[valid-type]
         default=None,
         description="a second teacher for terms with `against: reference` and targets that use it",
     )
-    scorers: dict[ScorerName, Plugin("scorers")] = Field(  # type: ignore[valid-type]
+    scorers: dict[ScorerName, Plugin("scorers", ScorerSettings)] = Field(  # type: ignore[valid-type]
         default={},
         description="judges of answers beside the task's verifier, by name; `objective.scorer` says "
         "which one is the reward: see [scorers](scorers.md)",
     )
-    notes: dict[NoteName, Plugin(NOTE_KINDS)] = Field(  # type: ignore[valid-type]
+    notes: dict[NoteName, Plugin(NOTE_KINDS, NoteConfig)] = Field(  # type: ignore[valid-type]
         default={},
         description="texts made of the rollouts between reward and score, by name, in order: see "
         "[notes](notes.md)",
     )
-    task: Plugin("tasks")  # type: ignore[valid-type]
+    task: Plugin("tasks", TaskConfig)  # type: ignore[valid-type]
     rollout: RolloutConfig = RolloutConfig()
     objective: Objective = Objective()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -189,7 +195,8 @@ class Recipe(FrozenConfig):
     @property
     def frozen_models(self) -> dict[str, ScorerConfig]:
         """The models that only score, by their places in the recipe, such as `teacher.teacher`."""
-        places = {"teacher": self.teacher, "reference": self.reference}
+        places = {"teacher": self.teacher}
+        places |= {} if self.reference is None else {"reference": self.reference}
         places |= {f"scorers.{name}": scorer for name, scorer in self.scorers.items()}
         places |= {f"notes.{name}": note for name, note in self.notes.items()}
         return {

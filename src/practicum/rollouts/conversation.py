@@ -23,7 +23,6 @@ from practicum.ports import (
     PromptedClient,
     SampledTurn,
     TokenEpisode,
-    remember_texts,
 )
 from practicum.ports.gate import (
     Kind,
@@ -225,7 +224,7 @@ def _let_remember(requests: Sequence[ConversationRequest]) -> list[ConversationR
     clients = [request.prompted_client.client for request in requests]
     # Conversations share their client, because they share its calls.
     remembering = {
-        key: remember_texts(client) for key, client in zip(map(id, clients), clients, strict=True)
+        key: client.remember_texts() for key, client in zip(map(id, clients), clients, strict=True)
     }
     return [
         replace(

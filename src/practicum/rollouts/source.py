@@ -23,10 +23,8 @@ from practicum.ports import (
     OpensEpisodes,
     PromptedClient,
     SamplingClient,
-    ServesUsers,
     Task,
     Teacher,
-    answers_back,
 )
 from practicum.ports.notes import Note
 from practicum.ports.scoring import Scorer
@@ -296,10 +294,10 @@ def list_writer_problems(
 
 def list_task_problems(source: SourceConfig, objective: Objective, task: Task) -> list[str]:
     """List why a source and the losses on its rollouts cannot serve a task."""
-    is_conversation = answers_back(task)
+    is_conversation = task.converses
     problem = source.explain_form(is_conversation=is_conversation)
     problems = [] if problem is None else [problem]
-    has_users = isinstance(task, ServesUsers)
+    has_users = task.serves_users
     if source.serves_users and not has_users:
         problems.append(
             f"rollout.source: {source.name} needs users, and this task has none; write task: {{type: "

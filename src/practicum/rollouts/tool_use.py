@@ -13,15 +13,12 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from practicum.ports import (
-    Environment,
     Episode,
-    Harnessed,
-    HasTools,
     Observation,
     OpensEpisodes,
-    SeparateTools,
     Task,
     TokenEpisode,
+    Toolbox,
     ToolSession,
 )
 from practicum.ports.gate import accept_text
@@ -44,18 +41,18 @@ def as_environment(task: Task, renderer: Renderer) -> OpensEpisodes | None:
 
     The renderer reads the calls of a task with tools.
     """
-    if isinstance(task, Harnessed):
+    if task.is_harnessed:
         return HarnessEnvironment(task, renderer)
-    if isinstance(task, HasTools):
-        return ToolEnvironment(task, renderer)
-    return task if isinstance(task, Environment) else None
+    if task.toolbox is not None:
+        return ToolEnvironment(task, task.toolbox, renderer)
+    return task if task.opens_episodes else None
 
 
 @dataclass(frozen=True, slots=True)
 class HarnessEnvironment:
     """A task whose harness leads the conversations; see `practicum.ports.OpensEpisodes`."""
 
-    task: Harnessed
+    task: Task
     renderer: Renderer
 
     def open(self, prompt: Prompt, seed: int) -> TokenEpisode:
@@ -67,19 +64,21 @@ class HarnessEnvironment:
 class ToolEnvironment:
     """A task with tools as an environment; see `practicum.ports.OpensEpisodes`."""
 
-    task: HasTools
+    task: Task
+    toolbox: Toolbox
     renderer: Renderer
 
     def open(self, prompt: Prompt, seed: int) -> "ToolEpisode":
         """Begin a conversation; its tools and the task's own episode open when they are asked."""
-        return ToolEpisode(self.task, self.renderer, prompt, seed)
+        return ToolEpisode(self.task, self.toolbox, self.renderer, prompt, seed)
 
 
 @dataclass(slots=True)
 class ToolEpisode:
     """A conversation in which the model may call tools; see `practicum.ports.Episode`."""
 
-    task: HasTools
+    task: Task
+    toolbox: Toolbox
     renderer: Renderer
     prompt: Prompt
     seed: int
@@ -100,7 +99,7 @@ class ToolEpisode:
 
     def _reply(self, turn: str) -> Observation:
         """Return the reply of the task's own episode to a turn without a call, if it has one."""
-        if not isinstance(self.task, Environment):
+        if not self.task.opens_episodes:
             return Observation(None)
         if self.inner is None:
             self.inner = self.task.open(self.prompt, self.seed)
@@ -131,7 +130,7 @@ class ToolEpisode:
         """Answer the calls to one part, up to the bad call that ends the conversation."""
         answers: list[tuple[Message, CallRecord]] = []
         # Each part counts its own bad calls, so the calls made do not depend on the clock.
-        remaining = self.task.toolbox.bad_calls - self.problems
+        remaining = self.toolbox.bad_calls - self.problems
         for call in calls:
             if remaining <= 0:
                 break
@@ -142,21 +141,19 @@ class ToolEpisode:
 
     def _find_part(self, name: str) -> Hashable:
         """Return what stands for the tools that a call may change; unknown ones change nothing."""
-        if name not in {schema.name for schema in self.task.toolbox.use.schemas}:
+        if name not in {schema.name for schema in self.toolbox.use.schemas}:
             return None
-        session = self._open_tools()
-        return session.find_part(name) if isinstance(session, SeparateTools) else id(session)
+        return self._open_tools().find_part(name)
 
     def _open_tools(self) -> ToolSession:
         # Most conversations of an untrained model never call: a process starts when it is asked.
         if self.session is None:
-            self.session = self.task.toolbox.open(self.prompt, self.seed)
+            self.session = self.toolbox.open(self.prompt, self.seed)
             self.opened.callback(self.session.close)
         return self.session
 
     def _answer(self, call: ToolCall) -> tuple[Message, CallRecord]:
-        toolbox = self.task.toolbox
-        names = {schema.name for schema in toolbox.use.schemas}
+        names = {schema.name for schema in self.toolbox.use.schemas}
         # A name is the model's text: cut, it cannot fill the journal.
         name = excerpt(call.name, most=64)
         if call.name not in names:
@@ -178,10 +175,9 @@ class ToolEpisode:
         records = tuple(record for _, record in answers)
         self.problems += sum(record.outcome != "answered" for record in records)
         self.turns += 1
-        toolbox = self.task.toolbox
-        if self.problems >= toolbox.bad_calls:
+        if self.problems >= self.toolbox.bad_calls:
             return Observation(None, calls=records, stop_reason="bad_calls")
-        if self.turns >= toolbox.turns:
+        if self.turns >= self.toolbox.turns:
             return Observation(None, calls=records, stop_reason="turns")
         first, *more = (message for message, _ in answers)
         return Observation(first, more=tuple(more), calls=records)

@@ -20,7 +20,12 @@ from practicum.core.stopping import raise_if_stopping
 from practicum.core.waits import show_wait
 from practicum.costs import Ledger, UsageRow, read_usage, write_usage
 from practicum.errors import DataError, ModelError, VerifierError
-from practicum.ports import SampledTurn, SamplingClient, ServesUsers, TurnRequest
+from practicum.ports import (
+    SampledTurn,
+    SamplingClient,
+    Task,
+    TurnRequest,
+)
 from practicum.rollouts.batch import RolloutBatch, call_by_group
 from practicum.rollouts.tape import TokenId, from_exact_floats, to_exact_floats
 from practicum.text import Renderer
@@ -79,7 +84,7 @@ class Traffic:
     append: Callable[[Mapping[str, Any]], None]
     longest_prompt: int
     ledger: Ledger
-    users: ServesUsers | None = None
+    users: Task | None = None
     rows: list[TrafficRow] = field(default_factory=list)
     finished: list[tuple[int, int]] = field(default_factory=list)
     """The turns that are finished, each with the row that finished it."""

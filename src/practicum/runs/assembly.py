@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
-from practicum.core.plugins import load_plugin
+from practicum.core.plugins import (
+    build_part,
+    load_plugin,
+)
 from practicum.core.randomness import seed_of
 from practicum.costs import Ledger
 from practicum.errors import CapabilityError, DataError, ModelError, RecipeError, VocabularyError
@@ -33,7 +36,9 @@ from practicum.ports.engines import EngineChoice
 from practicum.ports.gate import check_prompts
 from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.ports.paper import PaperBackend
-from practicum.ports.scoring import ScalarSettings, Scorer
+from practicum.ports.scoring import (
+    Scorer,
+)
 from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
@@ -289,9 +294,9 @@ class _Assembly:
             local=lambda: open_local(self.backend_context),
             models=tuple(recipe.frozen_models.values()),
             scalars=tuple(
-                scorer.model or recipe.student
+                scorer.scalar_model or recipe.student
                 for scorer in recipe.scorers.values()
-                if isinstance(scorer, ScalarSettings) and scorer.loads_scalar
+                if scorer.loads_scalar
             ),
             at_end=self.exit_stack,
             meter=self.ledger.meter("student"),
@@ -404,7 +409,7 @@ class _Assembly:
             # very settings object of the recipe, so its identity tells which model it names.
             if (name := names.get(id(config))) is not None:
                 context = self._narrow_context(context, name)
-            return load_plugin("teachers", config.type).build(config, context)
+            return build_part("teachers", Teacher, config, context)
 
         context = TeacherContext(
             renderer=self.student.renderer,

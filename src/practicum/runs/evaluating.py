@@ -11,8 +11,14 @@ from practicum.core.waits import show_wait
 from practicum.errors import DataError, RecipeError
 from practicum.foreign import name_object
 from practicum.models.config import ModelConfig, ScorerConfig
-from practicum.ports import HasTools, Model, SamplingClient, Student, Task, Teacher, Toolbox
-from practicum.ports.inputs import OffersTools
+from practicum.ports import (
+    Model,
+    SamplingClient,
+    Student,
+    Task,
+    Teacher,
+    Toolbox,
+)
 from practicum.recipe import (
     Recipe,
     load_recipe,
@@ -61,11 +67,16 @@ COMPARED_WITH_TEACHER = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ToolPrompts:
+class ToolPrompts(Task):
     """The tools of a run's task with other prompts, whose answers it does not reward."""
 
-    toolbox: Toolbox
+    tools: Toolbox
     prompts: Sequence[Prompt] = ()
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """The tools."""
+        return self.tools
 
     def train_prompts(self) -> Sequence[Prompt]:
         """Return none."""
@@ -225,10 +236,10 @@ def _open_with_rows(
 ) -> _Subject:
     """Open a run's student, or a model, to answer rows; the teacher is not loaded."""
     # A task with tools is built for them; others may have lost their files by now.
-    tools = build_task(recipe) if isinstance(recipe.task, OffersTools) else None
+    tools = build_task(recipe).toolbox if recipe.task.offers_tools else None
     task: Task = PromptSet((), prompts, grade=lambda reply, prompt: None)
-    if isinstance(tools, HasTools):
-        task = ToolPrompts(tools.toolbox, prompts)
+    if tools is not None:
+        task = ToolPrompts(tools, prompts)
     if run_dir is None:
         model = _load_model(name, recipe)
         return _prepare(model, model.client, task, recipe, rows)

@@ -9,7 +9,9 @@ from typing import Any
 from practicum.core.waits import show_wait
 from practicum.errors import CheckpointError, RecipeError
 from practicum.monitors import compute_evaluation_readings
-from practicum.ports import ShowsFields, walk
+from practicum.ports import (
+    walk,
+)
 from practicum.ports.notes import Note
 from practicum.recipe import Recipe
 from practicum.run_dir import RESTORE, RunDir, read_json, shapes, write_json
@@ -156,10 +158,7 @@ def _select_notes(recipe: Recipe, notes: Mapping[str, Note]) -> Mapping[str, Not
     # What a source shows the student is no part of an answer without it.
     shown_note = recipe.rollout.source.note_shown
     separate = {name: note for name, note in notes.items() if name != shown_note}
-    is_shown = any(
-        isinstance(config, ShowsFields) and config.shows(separate)
-        for _, config in walk(recipe.teacher)
-    )
+    is_shown = any(config.shows(separate) for _, config in walk(recipe.teacher))
     return separate if is_shown else {}
 
 

@@ -11,7 +11,6 @@ from practicum.errors import CheckpointError, ModelError, RecipeError
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.models.sources import is_gguf, locate
 from practicum.ports import walk
-from practicum.ports.inputs import ChecksPrompts, ReadsFiles
 from practicum.recipe import Recipe
 from practicum.remote.address import AddressConfig
 from practicum.rollouts import check_answers
@@ -85,7 +84,7 @@ def _list_notes(recipe: Recipe) -> list[str]:
     has_student = isinstance(student.model, str) and Path(student.model).expanduser().is_dir()
     # The rows of a dataset may be on the hub.
     is_dataset = recipe.task.type == "datasets"
-    if not isinstance(recipe.task, ReadsFiles) or (is_dataset and not has_student):
+    if not recipe.task.reads_files or (is_dataset and not has_student):
         return []
     # The rows have been read once, and what there is to note of them is noted.
     logging.disable(logging.INFO)
@@ -95,8 +94,7 @@ def _list_notes(recipe: Recipe) -> list[str]:
     finally:
         logging.disable(logging.NOTSET)
     for _, config in walk(recipe.teacher):
-        if isinstance(config, ChecksPrompts):
-            config.check_prompts([*prompts, *heldout])
+        config.check_prompts([*prompts, *heldout])
     notes = []
     if recipe.evaluation.prompts and not heldout:
         notes.append(f"0 of {len(prompts)} rows held out: nothing will be measured")
@@ -111,9 +109,8 @@ def _list_notes(recipe: Recipe) -> list[str]:
 
 
 def _list_problems(recipe: Recipe) -> Iterator[str]:
-    if isinstance(recipe.task, ReadsFiles):
-        for problem in recipe.task.find_problems(Path(recipe.base_dir)):
-            yield problem if problem.startswith("task.") else f"task: {problem}"
+    for problem in recipe.task.find_problems(Path(recipe.base_dir)):
+        yield problem if problem.startswith("task.") else f"task: {problem}"
     for role, config in _list_models(recipe).items():
         if isinstance(config.model, str) and config.model.startswith(PLACEHOLDER):
             continue

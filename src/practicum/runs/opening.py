@@ -8,13 +8,23 @@ from typing import Any, TypeVar
 
 from practicum import run_dir as folders
 from practicum.core.calls import suggest_name
-from practicum.core.plugins import load_plugin
+from practicum.core.plugins import (
+    build_part,
+    load_plugin,
+)
 from practicum.core.randomness import seed_of
 from practicum.errors import CheckpointError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.files import digest_file
 from practicum.models.sources import locate_cache
-from practicum.ports import Backend, BackendContext, HasTools, Model, ModelEnding, Student, Task
+from practicum.ports import (
+    Backend,
+    BackendContext,
+    Model,
+    ModelEnding,
+    Student,
+    Task,
+)
 from practicum.ports.hosting import Hosted
 from practicum.recipe import Recipe, parse_recipe
 from practicum.run_dir import Checkpoint, RunDir
@@ -87,12 +97,12 @@ def build_task(
     """
     packages = [] if packages is None else packages
     context = TaskContext(recipe.seed, Path(recipe.base_dir), rejected, packages)
-    return load_plugin("tasks", recipe.task.type).build(recipe.task, context)
+    return build_part("tasks", Task, recipe.task, context)
 
 
 def add_tools(renderer: Renderer, task: Task) -> Renderer:
     """Return a renderer that shows the task's tools, if it has any."""
-    return renderer.with_tools(task.toolbox.use) if isinstance(task, HasTools) else renderer
+    return renderer if task.toolbox is None else renderer.with_tools(task.toolbox.use)
 
 
 def load_model(config: ScorerConfig) -> Model:

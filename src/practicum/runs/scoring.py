@@ -6,7 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from practicum.core.plugins import load_plugin
+from practicum.core.plugins import (
+    build_part,
+)
 from practicum.core.randomness import seed_of
 from practicum.costs import Ledger, ModelDims
 from practicum.errors import VocabularyError
@@ -15,7 +17,6 @@ from practicum.models.files import digest_file
 from practicum.ports import (
     Backend,
     BackendContext,
-    HoldsTeachers,
     SamplingClient,
     Student,
     Task,
@@ -86,7 +87,7 @@ class ScorerBuilder:
             ),
             is_dry_run=self.is_dry_run,
         )
-        return load_plugin("scorers", config.type).build(config, context)
+        return build_part("scorers", Scorer, config, context)
 
     def _load_scalar(self, role: str, config: StudentConfig | None) -> MeteredScalar:
         """Load a model with one number a token; raises VocabularyError if its tokens are others."""
@@ -133,7 +134,7 @@ def build_notes(
             models=models,
             build_teacher=partial(build_teacher, name_note_role(name)),
         )
-        notes[name] = load_plugin(NOTE_KINDS, config.type).build(config, context)
+        notes[name] = build_part(NOTE_KINDS, Note, config, context)
     return notes
 
 
@@ -142,5 +143,5 @@ def name_scorers(role: str, config: TeacherConfig) -> dict[int, str]:
     return {
         id(inside): "/".join([role, *(key.partition(".")[2] for key in keys if "." in key)])
         for keys, inside in walk(config)
-        if not isinstance(inside, HoldsTeachers)
+        if not inside.members()
     }

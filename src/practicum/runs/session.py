@@ -13,7 +13,9 @@ from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
 from practicum.errors import Interrupted
 from practicum.monitors import PhaseSpeedMonitor
-from practicum.ports.scoring import must_wait, name_role
+from practicum.ports.scoring import (
+    name_role,
+)
 from practicum.recipe import Recipe
 from practicum.report import write_report
 from practicum.report.markup import format_duration
@@ -237,7 +239,9 @@ class Session:
             if config is not None and config.capabilities().follows_student
         ]
         return followers + [
-            name_role(name) for name, config in self.recipe.scorers.items() if must_wait(config)
+            name_role(name)
+            for name, config in self.recipe.scorers.items()
+            if config.follows_student
         ]
 
     def _summarize(

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from practicum.core.plugins import load_plugin
+from practicum.core.plugins import (
+    build_part,
+)
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.digests import digest_model
 from practicum.ports import (
     BackendContext,
-    HoldsTeachers,
     Model,
     SelfTeacher,
     Student,
     Teacher,
     TeacherContext,
     WeightUpdateRule,
-    answers_back,
     walk,
 )
 from practicum.recipe import Recipe
@@ -76,7 +76,7 @@ class TeacherLoader:
     def open(self) -> OpenedTeacher:
         """Return the recipe's teacher; raises CapabilityError if its members differ in tokens."""
         recipe = self.recipe
-        if answers_back(self.task):
+        if self.task.converses:
             raise CapabilityError(
                 f"task {recipe.task.type!r} answers every turn, and a row holds one answer; write "
                 "rollout.source: teacher, which lets the teacher converse during the run"
@@ -85,9 +85,7 @@ class TeacherLoader:
             renderer=self.student_renderer,
             self_teacher=self._load_self,
             load_model=self._load_model,
-            build=lambda context, config: load_plugin("teachers", config.type).build(
-                config, context
-            ),
+            build=lambda context, config: build_part("teachers", Teacher, config, context),
             base_dir=Path(recipe.base_dir),
             at_end=self.context.at_end,
             load_renderer=self._load_renderer,
@@ -96,9 +94,7 @@ class TeacherLoader:
             task=self.task,
         )
         teacher = context.build(context, recipe.teacher)
-        members = [
-            config for _, config in walk(recipe.teacher) if not isinstance(config, HoldsTeachers)
-        ]
+        members = [config for _, config in walk(recipe.teacher) if not config.members()]
         if len(members) > 1:
             # Only one tokenizer reads the answers, so teachers of several vocabularies come singly.
             for renderer in self.renderers:

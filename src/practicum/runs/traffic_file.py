@@ -8,7 +8,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from practicum.errors import CheckpointError, DataError
-from practicum.ports import ServesUsers
 from practicum.recipe import Recipe
 from practicum.rollouts import Traffic, TrafficRow
 from practicum.rollouts.sources import served
@@ -26,7 +25,7 @@ def open_traffic(
     source, task = recipe.rollout.source, components.parts.task
     if not isinstance(source, served.Config):
         return components
-    assert isinstance(task, ServesUsers), "another task is refused when the run is assembled"
+    assert task.serves_users, "another task is refused when the run is assembled"
     path = run_dir.traffic_jsonl
     if source.path is not None and not path.exists():
         _copy(Path(recipe.base_dir) / Path(source.path).expanduser(), path)

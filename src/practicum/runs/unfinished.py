@@ -6,7 +6,9 @@ from pathlib import Path
 
 from practicum.errors import CapabilityError
 from practicum.models.files import digest_file
-from practicum.ports import Task, answers_back
+from practicum.ports import (
+    Task,
+)
 from practicum.recipe import Recipe
 from practicum.rollouts import RolloutArchive, Segments
 from practicum.text import Renderer
@@ -16,7 +18,7 @@ from practicum.types import Prompt, Rollout
 def open_segments(recipe: Recipe, task: Task) -> Segments | None:
     """Return the answers that wait to go on, none yet; None if every answer ends in its step."""
     limit = recipe.rollout.segment_tokens
-    if limit is not None and answers_back(task):
+    if limit is not None and task.converses:
         raise CapabilityError(
             "rollout.segment_tokens: a conversation does not go on in a later step; leave it out"
         )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -14,20 +13,21 @@ from practicum.errors import ModelError
 from practicum.models.config import FinishedStage, StudentConfig
 from practicum.models.tensors import SavedTensor, read_tensors
 from practicum.ports import AdamParams
-from practicum.ports.scoring import ScalarModel, Scorer, ScorerContext, name_role
-from practicum.types import FrozenConfig, Metrics, Rollout, ScoreRequest
+from practicum.ports.scoring import (
+    ScalarModel,
+    Scorer,
+    ScorerContext,
+    ScorerSettings,
+    name_role,
+)
+from practicum.types import Metrics, Rollout, ScoreRequest
 
 Loss = Callable[[Float[Tensor, " N"]], Tensor]
 """The loss of a scorer as a function of all numbers that its model predicts."""
 
 
-class LearnedConfig(FrozenConfig):
+class LearnedConfig(ScorerSettings):
     """The settings of every scorer with a model that learns."""
-
-    follows_student: ClassVar[bool] = True
-    """True: it learns from each step, so its judgements are those of their step."""
-    loads_scalar: ClassVar[bool] = True
-    """True: it has a model with one number a token."""
 
     model: StudentConfig | None = Field(
         default=None,
@@ -47,6 +47,16 @@ class LearnedConfig(FrozenConfig):
         "nothing from it",
     )
     updates: int = Field(default=1, ge=1, description="its optimizer steps in a training step")
+
+    @property
+    def loads_scalar(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def scalar_model(self) -> StudentConfig | None:
+        """The settings of its model."""
+        return self.model
 
     def build_adam_params(self) -> AdamParams:
         """Return the settings of its optimizer, without weight decay."""

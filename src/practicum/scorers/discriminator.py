@@ -8,7 +8,7 @@ answers: see docs/scorers.md.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -24,7 +24,11 @@ class Config(LearnedConfig):
     """The settings of a discriminator."""
 
     type: Literal["discriminator"] = "discriminator"
-    imitates_teacher: ClassVar[bool] = True
+
+    @property
+    def imitates_teacher(self) -> bool:
+        """True: it prefers the teacher's answers to the student's."""
+        return True
 
 
 class Discriminator(LearnedScorer):

@@ -23,7 +23,11 @@ from practicum.core.plugins import Plugin
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
 from practicum.ports import Teacher, TeacherConfig, TeacherRequest
-from practicum.ports.scoring import Scorer, ScorerContext
+from practicum.ports.scoring import (
+    Scorer,
+    ScorerContext,
+    ScorerSettings,
+)
 from practicum.rollouts.tree import find_step_ends
 from practicum.scorers._grades import (
     TEMPLATE,
@@ -36,7 +40,6 @@ from practicum.scorers._grades import (
 )
 from practicum.text import Renderer
 from practicum.types import (
-    FrozenConfig,
     Judgement,
     Message,
     Metrics,
@@ -64,11 +67,11 @@ def _check_template(template: str) -> str:
     return template
 
 
-class Config(FrozenConfig):
+class Config(ScorerSettings):
     """The judge, its question and its scale."""
 
     type: Literal["judge"] = "judge"
-    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+    teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
         description="the judge, a teacher that writes: `chat_api`, or a `model` here"
     )
     template: Annotated[str, AfterValidator(_check_template)] = Field(

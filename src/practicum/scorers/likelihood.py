@@ -18,15 +18,19 @@ from practicum.core.plugins import Plugin
 from practicum.errors import CapabilityError
 from practicum.objective import Sampled, read_tokens
 from practicum.ports import Teacher, TeacherConfig
-from practicum.ports.scoring import Scorer, ScorerContext
-from practicum.types import FrozenConfig, Judgement, Rollout
+from practicum.ports.scoring import (
+    Scorer,
+    ScorerContext,
+    ScorerSettings,
+)
+from practicum.types import Judgement, Rollout
 
 
-class Config(FrozenConfig):
+class Config(ScorerSettings):
     """The teacher that reads, and what it rejects."""
 
     type: Literal["likelihood"] = "likelihood"
-    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+    teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
         description="the teacher, which gives log-probabilities of the student's tokens"
     )
     below: float | None = Field(

@@ -6,7 +6,7 @@ model was fitted to.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -20,13 +20,17 @@ class Config(LearnedConfig):
     """The settings of an outcome reward model."""
 
     type: Literal["outcome"] = "outcome"
-    reads_verifier: ClassVar[bool] = True
     share: float = Field(
         default=0.25,
         gt=0,
         lt=1,
         description="share of the prompts that it learns from; it judges the others",
     )
+
+    @property
+    def reads_verifier(self) -> bool:
+        """True: it learns to expect the verifier's reward."""
+        return True
 
 
 class OutcomeScorer(LearnedScorer):

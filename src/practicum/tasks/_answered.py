@@ -7,13 +7,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from practicum.ports import Task
 from practicum.tasks._verifiers import compare_exactly
 from practicum.types import Prompt, Rollout
 
 
 @dataclass(frozen=True)
-class PromptSet:
-    """Prompts to train on and held-out prompts; see `practicum.ports.Task`.
+class PromptSet(Task):
+    """Prompts to train on and held-out prompts.
 
     `verify(reply, answer)` returns the reward of a reply, 0 to 1. `grade(reply, prompt)`, if there
     is one, takes its place: it knows the whole prompt, and also grades prompts without an answer.

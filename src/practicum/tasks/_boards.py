@@ -13,9 +13,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import Field
 
+from practicum.ports import Task, TaskConfig
 from practicum.tasks._context import TaskContext
 from practicum.tasks._episodes import FunctionEpisode
-from practicum.types import FrozenConfig, Message, Prompt, Rollout
+from practicum.types import Message, Prompt, Rollout
 
 MOVES: Mapping[str, tuple[int, int]] = {
     "left": (0, -1),
@@ -32,7 +33,7 @@ S = TypeVar("S", bound=Hashable)
 """A state of a game: all that moves."""
 
 
-class BoardConfig(FrozenConfig):
+class BoardConfig(TaskConfig):
     """The turns of a game, its expert, and the number of games."""
 
     turns: int = Field(default=12, ge=1, le=100, description="turns within which to win")
@@ -160,8 +161,8 @@ def _write_hint(directions: Directions) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BoardTask:
-    """Games by the name of their prompt; see `practicum.ports.Environment` and `Expert`.
+class BoardTask(Task):
+    """Games by the name of their prompt, and an expert that solves them.
 
     `rules` stand before the first board. `slip` is how often the expert goes anywhere.
     """
@@ -199,9 +200,9 @@ class BoardTask:
         # Drawn from the prompt and not from `seed`: the rewards of a group differ by actions alone.
         return FunctionEpisode(self.games[prompt.id].answer)
 
-    def expert(self, prompt: Prompt, replies: Sequence[str]) -> Mapping[str, float]:
+    def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
         """Return the probability of each direction: the best ones, and any by the slips."""
-        best = self.games[prompt.id].find_best(replies)
+        best = self.games[prompt.id].find_best(turns)
         return {
             name: (1 - self.slip) * (action in best) / len(best) + self.slip / len(MOVES)
             for name, action in self.directions.names.items()

@@ -15,6 +15,7 @@ from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.foreign import name_object
+from practicum.ports import TaskConfig
 from practicum.statistics.turn_statistics import reward_step
 from practicum.tasks import _tests
 from practicum.tasks._answered import PromptSet
@@ -46,7 +47,7 @@ from practicum.tasks._strict import Rejected
 from practicum.tasks._verifiers import PACKAGES, VERIFIERS, check_installed
 from practicum.text.safe import excerpt
 from practicum.thoughts import read_answer
-from practicum.types import FrozenConfig, Prompt
+from practicum.types import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def _check_fields(columns: Mapping[str, str]) -> Mapping[str, str]:
     return columns
 
 
-class RowsConfig(FrozenConfig):
+class RowsConfig(TaskConfig):
     """The settings of a task that reads rows, wherever they lie."""
 
     # Each task says what these three are; here they have their place in the table of keys.

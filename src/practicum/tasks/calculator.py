@@ -16,11 +16,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
-from practicum.ports import Task
+from practicum.ports import (
+    Task,
+    TaskConfig,
+    ToolSession,
+)
 from practicum.ports.tasks import ToolProblem
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._answered import Tags, count_tagged, find_tagged, keep_answer
-from practicum.types import FrozenConfig, Message, Prompt, Rollout, ToolSchema, ToolUse
+from practicum.types import Message, Prompt, Rollout, ToolSchema, ToolUse
 
 OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -39,7 +43,7 @@ SCHEMA = ToolSchema(
 )
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The expressions: two numbers of `digits` digits each."""
 
     offers_tools: ClassVar[bool] = True
@@ -92,7 +96,7 @@ def compute(expression: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Calculator:
+class Calculator(ToolSession):
     """The tool `calc` of every conversation; see `practicum.ports.Toolbox`."""
 
     turns: int
@@ -121,11 +125,16 @@ class Calculator:
 
 @dataclass(frozen=True)
 class Expressions(PromptSet):
-    """Expressions with a calculator; see `practicum.ports.HasTools` and `Expert`."""
+    """Expressions with a calculator, and an expert that uses it."""
 
-    toolbox: Calculator = Calculator(4, 2)
+    calculator: Calculator = Calculator(4, 2)
     tags: Tags | None = None
     sloppy: float = 0.0
+
+    @property
+    def toolbox(self) -> Calculator:
+        """The calculator."""
+        return self.calculator
 
     @property
     def letters(self) -> str:
@@ -173,7 +182,7 @@ def build(config: Config, context: TaskContext) -> Task:
     return Expressions(
         train=prompts[config.heldout_size :],
         heldout=prompts[: config.heldout_size],
-        toolbox=Calculator(config.turns, config.bad_calls),
+        calculator=Calculator(config.turns, config.bad_calls),
         tags=config.tags,
         sloppy=config.sloppy,
     )

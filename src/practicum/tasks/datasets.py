@@ -6,7 +6,7 @@ The rows are those of the task `jsonl`, with the same columns and known forms.
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -33,6 +33,7 @@ LONGEST_REASON = 300
 class Config(RowsConfig):
     """The dataset, its splits, and the verifier."""
 
+    reads_files: ClassVar[bool] = True
     type: Literal["datasets"] = "datasets"
     path: str = Field(
         description="a hub name, or a folder, a data file or a pattern such as `data/*.parquet`"

@@ -8,7 +8,7 @@ their number and the reason.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ Files = Path | tuple[Path, ...]
 class Config(RowsConfig):
     """The files, the choice of held-out prompts, and the verifier."""
 
+    reads_files: ClassVar[bool] = True
     type: Literal["jsonl"] = "jsonl"
     path: Files = Field(
         description="the file or files of training rows; relative to the recipe's folder"

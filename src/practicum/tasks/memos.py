@@ -15,10 +15,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
-from practicum.ports import Task
+from practicum.ports import Task, TaskConfig
 from practicum.tasks import TaskContext
 from practicum.tasks._verifiers import contains
-from practicum.types import FrozenConfig, Message, Prompt, Rollout
+from practicum.types import Message, Prompt, Rollout
 
 Domain = Literal["memos", "instructions"]
 
@@ -105,7 +105,7 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
 """The constraints by name; spaces around a reply are removed before the check."""
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The number of memos and of topics of instructions, and the domains to train on."""
 
     type: Literal["memos"] = "memos"
@@ -142,7 +142,7 @@ class Config(FrozenConfig):
         return self
 
 
-class Memos:
+class Memos(Task):
     """Seeded memos and instructions in turn, each a domain; see `practicum.ports.Task`.
 
     The held-out memo prompts ask for the trained facts in other words: knowing a document means

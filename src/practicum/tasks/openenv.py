@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from practicum.core.strict_json import JsonError, parse_json
 from practicum.core.waits import show_wait
 from practicum.errors import DataError
-from practicum.ports import Observation, Task
+from practicum.ports import Observation, Task, TaskConfig
 from practicum.tasks import TaskContext
 from practicum.text.safe import excerpt
-from practicum.types import FrozenConfig, Message, Prompt, Rollout
+from practicum.types import Message, Prompt, Rollout
 
 MAX_MESSAGE_BYTES = 2**20
 """The longest answer of a server that is read."""
@@ -28,7 +28,7 @@ CLOSE_SECONDS = 1.0
 """The longest wait for a server to confirm the end of a session."""
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The server, the fields that hold texts, and the prompts to ask for."""
 
     type: Literal["openenv"] = "openenv"
@@ -171,8 +171,8 @@ class _ResumedEpisode:
         self._session.close()
 
 
-class OpenEnv:
-    """The conversations with a server's environments; see `practicum.ports.Environment`."""
+class OpenEnv(Task):
+    """The conversations with a server's environments."""
 
     def __init__(self, config: Config, prompts: Sequence[Prompt]) -> None:
         self._config = config

@@ -13,18 +13,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
-from practicum.core.plugins import Plugin, load_plugin
+from practicum.core.plugins import Plugin, build_part
 from practicum.errors import DataError
 from practicum.models.config import FinishedStage
-from practicum.ports import Task
+from practicum.ports import Task, TaskConfig
 from practicum.ports.gate import check_prompts
-from practicum.ports.tasks import answers_back
 from practicum.statistics import group_pairs
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._files import HOPELESS_ROW, read_rows
 from practicum.text.stored import add_tokens
 from practicum.text.trace_rows import TokenId
-from practicum.types import FrozenConfig, Prompt, Rollout, Turn
+from practicum.types import Prompt, Rollout, Turn
 
 EXPERIENCE = "experience"
 """The privileged field with the texts of the note."""
@@ -66,14 +65,14 @@ class _PlayedRow(BaseModel):
         return turns or [Turn("assistant", len(self.tokens), "")]
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The earlier run, the task that it played, and the note to keep."""
 
     type: Literal["played"] = "played"
     run: FinishedStage = Field(
         description="the stage that played, as `{model: {stage: NAME}}`, or the folder of a run"
     )
-    task: Plugin("tasks") = Field(  # type: ignore[valid-type]
+    task: Plugin("tasks", TaskConfig) = Field(  # type: ignore[valid-type]
         description="the task that it played, whose prompts its rows name"
     )
     note: str | None = Field(
@@ -89,7 +88,7 @@ class Config(FrozenConfig):
 
 def build(config: Config, context: TaskContext) -> Task:
     """Read the rows; DataError with the number of one that is no rollout of the task."""
-    played = load_plugin("tasks", config.task.type).build(config.task, context)
+    played = build_part("tasks", Task, config.task, context)
     by_id = {prompt.id: prompt for prompt in check_prompts(played.train_prompts())}
     path = _find_rows(context.base_dir / Path(config.run.model).expanduser())
     rows = list(_read_rows(path))
@@ -118,7 +117,7 @@ def build(config: Config, context: TaskContext) -> Task:
                 train.append(replace(prompt, id=name))
     if not train:
         raise DataError(f"{path}: no rows; give the rollouts.jsonl of a run that has ended")
-    if answers_back(played):
+    if played.converses:
         # A conversation has a reward at its end alone, and nobody is left to hold it to its end.
         return PromptSet(train=train, heldout=[], grade=lambda reply, prompt: None)
     return PromptSet(

@@ -13,10 +13,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
-from practicum.ports import Task
+from practicum.ports import Task, TaskConfig
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._deadline import Canary, VerifierProcess, Walls
-from practicum.types import FrozenConfig, Message, Prompt
+from practicum.types import Message, Prompt
 
 MODULE = "practicum.tasks._programs"
 CANARY = Canary({"reply": "a=2\nb=a*3", "answer": "a=6"}, 1.0)
@@ -24,7 +24,7 @@ MAX_STEPS = 1 << 20
 """A bound on the number of lines, which the process returns as a score."""
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The expressions: their numbers are digits, from `shortest` to `longest` of them."""
 
     type: Literal["programs"] = "programs"
@@ -72,7 +72,7 @@ class Config(FrozenConfig):
 
 @dataclass(frozen=True)
 class Programs(PromptSet):
-    """Expressions with programs as answers; see `practicum.ports.steps.ChecksSteps`."""
+    """Expressions with programs as answers, which are checked line by line."""
 
     process: VerifierProcess | None = None
 

@@ -14,11 +14,11 @@ from pydantic import Field
 from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError
-from practicum.ports import Task
+from practicum.ports import Task, TaskConfig
 from practicum.tasks import TaskContext
 from practicum.tasks._deadline import VerifierFailed, VerifierProcess, Walls
 from practicum.tasks._sandbox import NoLine
-from practicum.types import FrozenConfig, Message, Prompt, Rollout
+from practicum.types import Message, Prompt, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ ITEM_SECONDS = 60.0
 _SET_BY_RECIPE = {"seed": "the recipe's seed", "size": "task.train_size and task.heldout_size"}
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The generator, its settings, and the number of prompts."""
 
     type: Literal["reasoning_gym"] = "reasoning_gym"
@@ -44,7 +44,7 @@ class Config(FrozenConfig):
     )
 
 
-class ReasoningGym:
+class ReasoningGym(Task):
     """The prompts of one generator; see `practicum.ports.Task`."""
 
     def __init__(self, config: Config, context: TaskContext) -> None:

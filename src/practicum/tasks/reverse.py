@@ -6,13 +6,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
-from practicum.ports import Task
+from practicum.ports import Task, TaskConfig
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._words import check_enough, sample_words
-from practicum.types import FrozenConfig, Message, Prompt
+from practicum.types import Message, Prompt
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The strings: their letters, and their lengths from `shortest` to `longest`."""
 
     type: Literal["reverse"] = "reverse"

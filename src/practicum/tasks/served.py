@@ -14,22 +14,21 @@ from typing import Literal
 from pydantic import Field
 
 from practicum.core.access import TOKEN_VARIABLE, Admission, name_place, read_admission
-from practicum.core.plugins import Plugin, load_plugin
+from practicum.core.plugins import Plugin, build_part
 from practicum.errors import DataError, ResourceError
-from practicum.ports import HasAlphabet, Task, TurnRequest
-from practicum.ports.tasks import GivesFeedback, answers_back
+from practicum.ports import Task, TaskConfig, TurnRequest
 from practicum.tasks import TaskContext
 from practicum.tasks._token_engine import MODEL, TokenEngine
-from practicum.types import FrozenConfig, Prompt, Rollout
+from practicum.types import Prompt, Rollout
 
 log = logging.getLogger(__name__)
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The inner task, and where users find the student."""
 
     type: Literal["served"] = "served"
-    task: Plugin("tasks") = Field(  # type: ignore[valid-type]
+    task: Plugin("tasks", TaskConfig) = Field(  # type: ignore[valid-type]
         description="the task with the held-out prompts; plan and doctor use its training prompts"
     )
     host: str = Field(
@@ -47,8 +46,8 @@ class Config(FrozenConfig):
 
 
 @dataclass(slots=True)
-class ServedTask:
-    """A task with users; see `practicum.ports.ServesUsers`."""
+class ServedTask(Task):
+    """A task with users."""
 
     config: Config
     task: Task
@@ -60,7 +59,7 @@ class ServedTask:
     @property
     def letters(self) -> str:
         """The inner task's letters."""
-        return self.task.letters if isinstance(self.task, HasAlphabet) else ""
+        return self.task.letters
 
     @property
     def patience(self) -> float:
@@ -81,9 +80,7 @@ class ServedTask:
 
     def feedback(self, rollout: Rollout) -> str | None:
         """Return the inner task's words."""
-        if rollout.prompt.id not in self.known or not isinstance(self.task, GivesFeedback):
-            return None
-        return self.task.feedback(rollout)
+        return self.task.feedback(rollout) if rollout.prompt.id in self.known else None
 
     def receive(self, seconds: float) -> list[TurnRequest]:
         """Return the requests that wait; the first call opens the endpoint."""
@@ -120,8 +117,8 @@ class ServedTask:
 
 def build(config: Config, context: TaskContext) -> Task:
     """Build the inner task; DataError if it converses, RecipeError if anybody could call."""
-    task = load_plugin("tasks", config.task.type).build(config.task, context)
-    if answers_back(task):
+    task = build_part("tasks", Task, config.task, context)
+    if task.converses:
         raise DataError(
             f"task.task: {config.task.type!r} replies to its answers itself; take a task of single "
             "answers for the held-out prompts"

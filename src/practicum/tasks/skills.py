@@ -8,10 +8,10 @@ from pydantic import Field, model_validator
 
 from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
-from practicum.ports import Task
+from practicum.ports import Task, TaskConfig
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._words import check_enough, check_letters, sample_words
-from practicum.types import FrozenConfig, Message, Prompt
+from practicum.types import Message, Prompt
 
 Skill = Callable[[str, str], str]
 """A function from a word and its alphabet to the answer."""
@@ -40,7 +40,7 @@ cabd, bcad, ddccaabb, dcabbacd, cab, dddd.
 """
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The skills, and the words: their letters, and their lengths from `shortest` to `longest`."""
 
     type: Literal["skills"] = "skills"

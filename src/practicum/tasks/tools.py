@@ -12,24 +12,24 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
 
-from practicum.core.plugins import Plugin, load_plugin
+from practicum.core.plugins import Plugin, build_part, load_plugin
 from practicum.errors import DataError
-from practicum.ports import Environment, Episode, HasAlphabet, Task, ToolSession
-from practicum.ports.tasks import GivesFeedback, ToolProblem
+from practicum.ports import Episode, Task, TaskConfig, ToolSession
+from practicum.ports.tasks import ToolProblem
 from practicum.tasks import TaskContext
 from practicum.tasks._answered import Tags, count_tagged, keep_answer, leave_out_calls
-from practicum.types import FrozenConfig, Prompt, Rollout, ToolSchema, ToolUse
+from practicum.types import Prompt, Rollout, ToolSchema, ToolUse
 
 KINDS = "practicum.tasks._tools"
 """The package with the kinds of tools."""
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The inner task, its tools, and when a conversation ends."""
 
     offers_tools: ClassVar[bool] = True
     type: Literal["tools"] = "tools"
-    task: Plugin("tasks") = Field(description="the task whose answers may call tools")  # type: ignore[valid-type]
+    task: Plugin("tasks", TaskConfig) = Field(description="the task whose answers may call tools")  # type: ignore[valid-type]
     tools: tuple[Plugin(KINDS), ...] = Field(  # type: ignore[valid-type]
         min_length=1, description="the tools, each of a type `function`, `interpreter` or `mcp`"
     )
@@ -93,7 +93,7 @@ class Tools:
 
 
 @dataclass(slots=True)
-class ToolsSession:
+class ToolsSession(ToolSession):
     """The tools of one conversation."""
 
     tools: Tools
@@ -137,18 +137,27 @@ class ToolsSession:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolTask:
-    """A task with tools; see `practicum.ports.HasTools`."""
+class ToolTask(Task):
+    """A task with tools, whose inner task may reply to the turns without calls."""
 
     task: Task
-    toolbox: Tools
+    tools: Tools
     tags: Tags | None
+
+    @property
+    def toolbox(self) -> Tools:
+        """The tools."""
+        return self.tools
+
+    @property
+    def opens_episodes(self) -> bool:
+        """Return True if the inner task replies."""
+        return self.task.opens_episodes
 
     @property
     def letters(self) -> str:
         """The inner task's letters and all of ASCII's: a tool may answer anything."""
-        inner = self.task.letters if isinstance(self.task, HasAlphabet) else ""
-        return "".join(sorted({*inner, *printable.strip(), " "}))
+        return "".join(sorted({*self.task.letters, *printable.strip(), " "}))
 
     def train_prompts(self) -> Sequence[Prompt]:
         """Return the inner task's training prompts."""
@@ -159,8 +168,8 @@ class ToolTask:
         return self.task.heldout_prompts()
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return the inner task's reward of the last turn, which is the answer."""
-        return self.task.reward(keep_answer(rollout))
+        """Return the inner task's reward of the answer."""
+        return self.task.reward(self._keep_answer(rollout))
 
     def count_answers(self, rollout: Rollout) -> int | None:
         """Return how often the answer is stated between tags; None without tags."""
@@ -168,40 +177,24 @@ class ToolTask:
 
     def feedback(self, rollout: Rollout) -> str | None:
         """Return what the inner task says of the answer."""
-        return self._explain(keep_answer(rollout))
+        return self.task.feedback(self._keep_answer(rollout))
 
-    def _explain(self, rollout: Rollout) -> str | None:
-        return self.task.feedback(rollout) if isinstance(self.task, GivesFeedback) else None
-
-
-@dataclass(frozen=True, slots=True)
-class ConversingToolTask(ToolTask):
-    """A task with tools that replies to turns without calls; see `practicum.ports.Environment`."""
-
-    environment: Environment
-
-    def reward(self, rollout: Rollout) -> float | None:
-        """Return the inner task's reward of the turns without calls."""
-        return self.task.reward(leave_out_calls(rollout))
-
-    def feedback(self, rollout: Rollout) -> str | None:
-        """Return what the inner task says of the turns without calls."""
-        return self._explain(leave_out_calls(rollout))
+    def _keep_answer(self, rollout: Rollout) -> Rollout:
+        """Return the turns without calls if the inner task converses, else the last turn alone."""
+        return leave_out_calls(rollout) if self.opens_episodes else keep_answer(rollout)
 
     def open(self, prompt: Prompt, seed: int) -> Episode:
         """Begin the inner task's conversation."""
-        return self.environment.open(prompt, seed)
+        return self.task.open(prompt, seed)
 
 
 def build(config: Config, context: TaskContext) -> Task:
     """Build the inner task and start its tools; DataError if two tools share a name."""
-    task = load_plugin("tasks", config.task.type).build(config.task, context)
+    task = build_part("tasks", Task, config.task, context)
     kinds = [load_plugin(KINDS, tool.type).build(tool) for tool in config.tools]
     toolbox = Tools(kinds, config.calls, config.turns, config.bad_calls, config.characters)
     names = [schema.name for schema in toolbox.use.schemas]
     # A model calls a tool by its name alone.
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"task.tools: two tools are called {twice[0]!r}; rename one of them")
-    if isinstance(task, Environment):
-        return ConversingToolTask(task, toolbox, config.tags, task)
     return ToolTask(task, toolbox, config.tags)

@@ -5,20 +5,20 @@ the traces can judge new answers.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from practicum.errors import DataError
-from practicum.ports import Task
+from practicum.ports import Task, TaskConfig
 from practicum.tasks import PromptSet, TaskContext
 from practicum.text.trace_rows import read_traced_answers
-from practicum.types import FrozenConfig
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The file of traces."""
 
+    reads_files: ClassVar[bool] = True
     type: Literal["traces"] = "traces"
     path: Path = Field(description="JSONL traces of verifiers; relative to the recipe's folder")
 

@@ -11,23 +11,22 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from practicum.core.plugins import Plugin, load_plugin
+from practicum.core.plugins import Plugin, build_part
 from practicum.errors import DataError
-from practicum.ports import HasAlphabet, Observation, Task
-from practicum.ports.tasks import GivesFeedback, answers_back
+from practicum.ports import Observation, Task, TaskConfig
 from practicum.tasks import TaskContext
 from practicum.text.placeholders import fill_placeholders, list_placeholders
-from practicum.types import FrozenConfig, Message, Prompt, Rollout
+from practicum.types import Message, Prompt, Rollout
 
 FIELDS = ("question", "answer", "attempt", "feedback")
 """The placeholders of a reply; a question may show the prompt's privileged fields as well."""
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The inner task, the number of answers, and the user's words."""
 
     type: Literal["user"] = "user"
-    task: Plugin("tasks") = Field(description="the task whose answers are replied to")  # type: ignore[valid-type]
+    task: Plugin("tasks", TaskConfig) = Field(description="the task whose answers are replied to")  # type: ignore[valid-type]
     tries: int = Field(default=1, ge=1, description="answers, until one is right")
     right: str = Field(default="Thanks, that is right.", description="the reply to a right answer")
     wrong: str = Field(
@@ -61,8 +60,8 @@ class Config(FrozenConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class UserTask:
-    """A task with a user; see `practicum.ports.Environment`."""
+class UserTask(Task):
+    """A task with a user."""
 
     config: Config
     task: Task
@@ -70,9 +69,8 @@ class UserTask:
     @property
     def letters(self) -> str:
         """The inner task's letters and those of the replies."""
-        inner = self.task.letters if isinstance(self.task, HasAlphabet) else ""
         texts = (self.config.right, self.config.wrong, *self.config.asks)
-        return "".join(sorted(set(inner).union(*texts)))
+        return "".join(sorted(set(self.task.letters).union(*texts)))
 
     def train_prompts(self) -> Sequence[Prompt]:
         """Return the inner task's training prompts."""
@@ -92,7 +90,7 @@ class UserTask:
 
     def feedback(self, rollout: Rollout) -> str | None:
         """Return what the inner task says of the last answer."""
-        return self._explain(_keep_reply(rollout, -1))
+        return self.task.feedback(_keep_reply(rollout, -1))
 
     def open(self, prompt: Prompt, seed: int) -> "UserEpisode":
         """Wait for the first answer."""
@@ -106,7 +104,7 @@ class UserTask:
             "question": prompt.question,
             "answer": prompt.answer or "",
             "attempt": attempt.strip(),
-            "feedback": self._explain(rollout) or "",
+            "feedback": self.task.feedback(rollout) or "",
         }
         text = self.config.right if is_right else self.config.wrong
         return fill_placeholders(text, fields).strip(), is_right
@@ -122,9 +120,6 @@ class UserTask:
         if not self.config.lines:
             return questions
         return [line for text in questions for line in text.splitlines() if line.strip()]
-
-    def _explain(self, rollout: Rollout) -> str | None:
-        return self.task.feedback(rollout) if isinstance(self.task, GivesFeedback) else None
 
 
 @dataclass(slots=True)
@@ -160,8 +155,8 @@ def _keep_reply(rollout: Rollout, place: int) -> Rollout:
 
 def build(config: Config, context: TaskContext) -> Task:
     """Build the inner task; DataError if it answers by itself."""
-    task = load_plugin("tasks", config.task.type).build(config.task, context)
-    if answers_back(task):
+    task = build_part("tasks", Task, config.task, context)
+    if task.converses:
         raise DataError(
             f"task.task: {config.task.type!r} replies to its answers already; write it alone, or "
             "take a task of single answers"

@@ -19,17 +19,17 @@ from pydantic import Field, JsonValue, model_validator
 
 from practicum.core.abandon import check
 from practicum.errors import DataError
-from practicum.ports import Observation, SampledTurn, Task, TurnRequest
+from practicum.ports import Observation, SampledTurn, Task, TaskConfig, TurnRequest
 from practicum.tasks import TaskContext
 from practicum.tasks._token_engine import CLOSED, EngineLine, TokenEngine
 from practicum.tasks._verifiers_agents import AgentEnd, AgentRunner, open_runner
-from practicum.types import FrozenConfig, Prompt, Rollout
+from practicum.types import Prompt, Rollout
 
 POLL_SECONDS = 0.5
 """The longest wait for a harness before a cancellation is looked at."""
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The taskset, the harness, and how many of the tasks are trained on."""
 
     type: Literal["verifiers"] = "verifiers"
@@ -157,8 +157,8 @@ def _explain_difference(text: Sequence[int], request: Sequence[int]) -> str:
     )
 
 
-class Verifiers:
-    """The tasks of a taskset; see `practicum.ports.Harnessed`."""
+class Verifiers(Task):
+    """The tasks of a taskset, whose conversations a harness leads."""
 
     def __init__(self, config: Config, runner: AgentRunner) -> None:
         self._config = config

@@ -15,9 +15,9 @@ from typing import Literal
 from pydantic import Field
 
 from practicum.core.randomness import seed_of
-from practicum.ports import Task
+from practicum.ports import Task, TaskConfig
 from practicum.tasks import FunctionEpisode, TaskContext
-from practicum.types import FrozenConfig, Message, Prompt, Rollout
+from practicum.types import Message, Prompt, Rollout
 
 FARTHEST, STRONGEST = 6, 2
 """Positions are -6 to 6, actions -2 to 2."""
@@ -29,7 +29,7 @@ ACTIONS = "vwxyz"
 """The letters of the actions: x is 0."""
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The length of a walk, the noise of the student's digits and the slips of the expert."""
 
     type: Literal["walker"] = "walker"
@@ -104,8 +104,8 @@ def _parse_action(text: str) -> int:
     return ACTIONS.index(letter) - STRONGEST if len(letter) == 1 and letter in ACTIONS else 0
 
 
-class Walker:
-    """Seeded walks; see `practicum.ports.Environment` and, for the demonstrator, `Expert`."""
+class Walker(Task):
+    """Seeded walks with a demonstrator."""
 
     def __init__(self, config: Config, seed: int) -> None:
         self._config = config
@@ -148,12 +148,12 @@ class Walker:
             else None,
         )
 
-    def expert(self, prompt: Prompt, actions: Sequence[str]) -> Mapping[str, float]:
+    def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
         """Return the expert's probability of each action: the best one, the others by its slips.
 
         The expert knows the digits that push the walker, not the visible ones.
         """
-        best = self._walks[prompt.id].choose_best_action(actions)
+        best = self._walks[prompt.id].choose_best_action(turns)
         slip = self._config.slip
         return {
             action: 1 - slip if action == best else slip / (len(ACTIONS) - 1) for action in ACTIONS

@@ -13,7 +13,13 @@ from pydantic import Field
 from practicum.costs import Meter
 from practicum.errors import TeacherError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherRequest
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    SamplingClient,
+    Teacher,
+    TeacherRequest,
+)
 from practicum.remote.http import JsonRequest
 from practicum.teachers._answers import AnswerStore, build_key
 from practicum.teachers._chat_protocols import ChatAnswer, ChatProtocol
@@ -223,7 +229,7 @@ class ChatTeacher(Teacher):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptWriter:
+class PromptWriter(SamplingClient):
     """A teacher that only writes as a client of one prompt, whose tokens it never sees."""
 
     teacher: Teacher

@@ -30,7 +30,9 @@ def _check_names(teachers: dict[str, Any]) -> dict[str, Any]:
     return teachers
 
 
-MemberConfigs = Annotated[dict[str, Plugin("teachers")], AfterValidator(_check_names)]
+MemberConfigs = Annotated[
+    dict[str, Plugin("teachers", TeacherConfig)], AfterValidator(_check_names)
+]
 """The type of a recipe field for the settings of several teachers by name."""
 
 

@@ -17,7 +17,11 @@ from torch import Tensor
 from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, StepFollower
+from practicum.ports import (
+    Capabilities,
+    SamplingClient,
+    StepFollower,
+)
 from practicum.ports.gate import repair_text
 from practicum.remote.http import JsonClient, JsonRequest
 from practicum.teachers._checks import MOST, is_token, validate_scores
@@ -158,8 +162,8 @@ class ServerGenerator:
         )
 
 
-class RemoteClient(StepFollower):
-    """A client that scores and samples through a server; see `practicum.ports.SamplingClient`.
+class RemoteClient(StepFollower, SamplingClient):
+    """A client that scores and samples through a server.
 
     Errors are TeacherErrors: a server that gives up, an impossible answer, or a model that changed
     since the start. Its state is the canary of the start and the number of tokens scored so far.
@@ -179,13 +183,16 @@ class RemoteClient(StepFollower):
         self._http = generator.http
         self._probe = probe
         self._dialect = dialect
-        self.capabilities = capabilities
-        """The capabilities of the server, as far as the recipe allows them."""
+        self._capabilities = capabilities
         self._vocabulary = vocabulary
         self._temperature = temperature
         self._canary = probe.canary
-        self._calls = 0
-        self._tokens_used = self._logprobs = self._clamped = 0
+        self._calls = self._tokens_used = self._logprobs = self._clamped = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the server, as far as the recipe allows them."""
+        return self._capabilities
 
     @property
     def address(self) -> str:

@@ -23,7 +23,11 @@ from practicum.costs import Meter
 from practicum.errors import TeacherError
 from practicum.models.config import ModelConfig
 from practicum.objective import Capabilities, Full, Signal
-from practicum.ports import ModelEnding, StepFollower
+from practicum.ports import (
+    ModelEnding,
+    SamplingClient,
+    StepFollower,
+)
 from practicum.remote.http import JsonRequest
 from practicum.teachers._dialects import read_states_name
 from practicum.teachers._remote import RemoteClient
@@ -158,15 +162,12 @@ class StatesFolder:
         return last
 
 
-class StatesClient(StepFollower):
+class StatesClient(StepFollower, SamplingClient):
     """A client that reads full distributions from a server's files; see `SamplingClient`.
 
     The server writes a file for every request. Those about a rollout are removed when they are
     read; those of the probe, of the canary and of completions stay in the folder.
     """
-
-    capabilities = READS_STATES
-    """Every signal: the full distribution is known."""
 
     def __init__(
         self,
@@ -181,6 +182,11 @@ class StatesClient(StepFollower):
         self._ending = ending
         self._model = model
         self._meter = meter
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Every signal: the full distribution is known."""
+        return READS_STATES
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Return the hidden states of each request's tokens with the head that reads them."""

@@ -18,7 +18,6 @@ from practicum.objective import Signal
 from practicum.ports import (
     Capabilities,
     DecodeBatch,
-    LockstepClient,
     MixedRequest,
     SamplingClient,
     TeacherContext,
@@ -50,8 +49,7 @@ def translate_client(
         for token in vocabulary.student_only
         if token not in renderer.token_ids
     }
-    kind = TranslatingLockstep if isinstance(client, LockstepClient) else TranslatingClient
-    return kind(client, vocabulary, spellings)
+    return TranslatingClient(client, vocabulary, spellings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ class ReorderedHead:
         return replace(self, bare=bare)
 
 
-class TranslatingClient:
+class TranslatingClient(SamplingClient):
     """A `practicum.ports.SamplingClient` between the student's ids and a teacher's.
 
     `spellings` has the teacher's tokens for the text of each token that the teacher lacks.
@@ -261,11 +259,10 @@ class TranslatingClient:
             replaced[row, is_lacking[row]] = candidates.new_tensor(fillers)
         return replaced
 
-
-class TranslatingLockstep(TranslatingClient):
-    """The same for a client that can decode in lockstep."""
-
-    _client: LockstepClient  # type: ignore[assignment]
+    @property
+    def decodes_by_token(self) -> bool:
+        """Return True if the client does."""
+        return self._client.decodes_by_token
 
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
@@ -281,7 +278,7 @@ class TranslatingLockstep(TranslatingClient):
     def sample_mixed(
         self,
         requests: Sequence[MixedRequest],
-        teacher: LockstepClient,
+        teacher: SamplingClient,
         teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:

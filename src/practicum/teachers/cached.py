@@ -25,7 +25,6 @@ from practicum.objective import Full, Signal
 from practicum.ports import (
     Capabilities,
     DecodeBatch,
-    LockstepClient,
     MixedRequest,
     SamplingClient,
     Teacher,
@@ -37,7 +36,6 @@ from practicum.teachers import none, pool, route, scripted
 from practicum.teachers._scores import Entry, ScoreStore
 from practicum.teachers.self import Config as SelfConfig
 from practicum.types import (
-    FrozenConfig,
     HeadLike,
     Sample,
     SampleRequest,
@@ -55,11 +53,11 @@ _HIGHEST = 15
 _LEAST_SHIFT, _LARGEST_SHIFT = -113, 100
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """The teacher whose answers are stored, the folder and its size."""
 
     type: Literal["cached"] = "cached"
-    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+    teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
         description="the scorer: a `model` or an `openai_api`, alone or inside `privileged`"
     )
     folder: Path | None = Field(
@@ -124,7 +122,7 @@ class CacheStats:
     left_out: int = 0
 
 
-class CachingClient:
+class CachingClient(SamplingClient):
     """A client that scores each completion once; see `practicum.ports.SamplingClient`.
 
     The key of an answer covers all that it depends on: the model, the prompt's tokens as the model
@@ -258,11 +256,10 @@ class CachingClient:
             head=None if hidden is None else self._head,
         )
 
-
-class CachingLockstepClient(CachingClient):
-    """The same for a client that can decode in lockstep; sampled completions are not stored."""
-
-    bare: LockstepClient  # type: ignore[assignment]
+    @property
+    def decodes_by_token(self) -> bool:
+        """Return True if the model does; what it samples is not stored."""
+        return self.bare.decodes_by_token
 
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
@@ -273,7 +270,7 @@ class CachingLockstepClient(CachingClient):
     def sample_mixed(
         self,
         requests: Sequence[MixedRequest],
-        teacher: LockstepClient,
+        teacher: SamplingClient,
         teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:
@@ -390,8 +387,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
             store = ScoreStore(folder / fingerprint, int(config.max_mib * _MIB))
             return ModelScores(fingerprint, store)
 
-        kind = CachingLockstepClient if isinstance(client, LockstepClient) else CachingClient
-        clients.append(kind(client, open_scores))
+        clients.append(CachingClient(client, open_scores))
         return clients[-1]
 
     teacher = context.build(replace(context, wrap_client=keep), config.teacher)

@@ -10,7 +10,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from practicum.ports import Capabilities, Teacher, TeacherContext
+from practicum.ports import (
+    Capabilities,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+)
 from practicum.teachers._answers import AnswerStore
 from practicum.teachers._chat import FREE, ChatServer, ChatTeacher, PaperWriter, TokenPrices
 from practicum.teachers._chat_protocols import PROTOCOLS, ProtocolName
@@ -21,7 +26,7 @@ from practicum.teachers._served import ServedConfig, open_server
 log = logging.getLogger(__name__)
 
 
-class Config(ServedConfig):
+class Config(TeacherConfig, ServedConfig):
     """The API's address and protocol, its prices, and the folder of its answers."""
 
     type: Literal["chat_api"] = "chat_api"
@@ -54,6 +59,11 @@ class Config(ServedConfig):
     def capabilities(self) -> Capabilities:
         """Return no signal: the API answers messages."""
         return Capabilities(frozenset(), frozenset(), largest_k=0, follows_student=False)
+
+    @property
+    def money_limit(self) -> float | None:
+        """The budget."""
+        return self.budget
 
     def estimate_money(self, input_tokens: float, output_tokens: float) -> float | None:
         """Return the price of an answer of so many tokens, or None without prices."""

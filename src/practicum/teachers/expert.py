@@ -1,6 +1,6 @@
 """The task's own expert scores: it knows the next turn's probabilities, whatever came before.
 
-A task with an expert (`practicum.ports.Expert`) needs no teacher model, so a run measures the
+A task with an expert (`practicum.ports.Task.expert`) needs no teacher model, so a run measures the
 method alone. The candidates form a tree of tokens, each text followed by the stop token. Every
 token's distribution is mixed with a little of the uniform one, so that no log-probability is minus
 infinity.
@@ -28,10 +28,11 @@ from practicum.objective import Signal
 from practicum.ports import (
     Capabilities,
     Episode,
-    Expert,
     PromptedClient,
     SamplingClient,
+    Task,
     Teacher,
+    TeacherConfig,
     TeacherContext,
     TeacherRequest,
 )
@@ -39,7 +40,6 @@ from practicum.ports.gate import accept_observation, ask_expert
 from practicum.rollouts import as_environment
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
-    FrozenConfig,
     Message,
     Prompt,
     Rollout,
@@ -73,7 +73,7 @@ Next = tuple[tuple[int, float], ...]
 """Possible next tokens with probabilities before the uniform share; empty: all tokens alike."""
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """The share of the uniform distribution in the expert's distributions."""
 
     type: Literal["expert"] = "expert"
@@ -95,7 +95,7 @@ class ExpertTeacher(Teacher):
 
     def __init__(
         self,
-        task: Expert,
+        task: Task,
         renderer: Renderer,
         softness: float,
         meter: Meter | None = None,
@@ -284,14 +284,12 @@ class _ExpertWalk:
             ) from error
 
 
-class _ExpertClient:
-    """The expert as a client of one prompt; see `practicum.ports.SamplingClient`.
+class _ExpertClient(SamplingClient):
+    """The expert as a client of one prompt.
 
     It continues from any tokens after the prompt. The turns of a conversation come one after
     another, so it keeps the walk through the tokens of the last request.
     """
-
-    capabilities = EVERYTHING
 
     def __init__(
         self, teacher: ExpertTeacher, prompt: Prompt, prompt_tokens: tuple[int, ...]
@@ -301,6 +299,11 @@ class _ExpertClient:
         self.prompt_tokens = prompt_tokens
         self._read: tuple[int, ...] = ()
         self._walk = _ExpertWalk(teacher, prompt)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything."""
+        return EVERYTHING
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one turn for each request."""
@@ -351,7 +354,7 @@ class _ExpertClient:
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Take the task's expert; CapabilityError if it has none."""
-    if not isinstance(context.task, Expert):
+    if context.task is None or not context.task.has_expert:
         raise CapabilityError(
             "teacher: {type: expert} asks the task what to say, and this task has no expert; "
             "write task: walker, give your own task a method expert(prompt, said), or take "

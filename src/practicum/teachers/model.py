@@ -9,12 +9,17 @@ from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.digests import digest_model, find_commit
 from practicum.models.files import digest_file
 from practicum.models.sources import ADAPTER_SETTINGS, is_adapter_folder
-from practicum.ports import Capabilities, Teacher, TeacherContext
+from practicum.ports import (
+    Capabilities,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+)
 from practicum.teachers._client import ClientTeacher
 from practicum.teachers._vocabulary import translate_client
 
 
-class Config(ScorerConfig):
+class Config(TeacherConfig, ScorerConfig):
     """The model that scores, with its own chat template, stop tokens and thinking mode."""
 
     type: Literal["model"] = "model"

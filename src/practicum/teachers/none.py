@@ -4,8 +4,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Teacher, TeacherContext
-from practicum.types import FrozenConfig, Rollout, TeacherSignal
+from practicum.ports import (
+    Capabilities,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+)
+from practicum.types import Rollout, TeacherSignal
 
 NO_CAPABILITIES = Capabilities(
     signals=frozenset(), supports=frozenset(), writes=False, follows_student=False
@@ -13,7 +18,7 @@ NO_CAPABILITIES = Capabilities(
 """The capabilities of a teacher that never answers."""
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """A teacher without settings."""
 
     type: Literal["none"] = "none"

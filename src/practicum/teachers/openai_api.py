@@ -14,7 +14,12 @@ from pydantic import Field, model_validator
 
 from practicum.errors import CapabilityError, TeacherError
 from practicum.objective import SignalName
-from practicum.ports import Capabilities, Teacher, TeacherContext
+from practicum.ports import (
+    Capabilities,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+)
 from practicum.remote.http import JsonClient
 from practicum.teachers._chat import ChatServer, ChatTeacher
 from practicum.teachers._chat_protocols import OpenAIProtocol
@@ -34,7 +39,7 @@ PINNED = 0.5
 """Nats that the sum over 24 half-precision canary tokens may differ from the pinned one."""
 
 
-class Config(ReadingConfig, ServedConfig):
+class Config(TeacherConfig, ReadingConfig, ServedConfig):
     """The server's address and limits, and the renderer of its model."""
 
     type: Literal["openai_api"] = "openai_api"

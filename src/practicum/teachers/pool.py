@@ -21,10 +21,10 @@ from practicum.teachers._members import (
     intersect_capabilities,
     place_members,
 )
-from practicum.types import FrozenConfig, PooledSignal, Rollout, TeacherSignal
+from practicum.types import PooledSignal, Rollout, TeacherSignal
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """The members, and how they are combined; weights are equal and sum to 1 unless written."""
 
     type: Literal["pool"] = "pool"

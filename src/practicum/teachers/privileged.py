@@ -49,7 +49,7 @@ class Demonstration(FrozenConfig):
     answer: str
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """The context that the teacher sees beyond the student's prompt.
 
     `reference` is put before the question or begins the answer, and `question` replaces the
@@ -60,7 +60,7 @@ class Config(FrozenConfig):
     """
 
     type: Literal["privileged"] = "privileged"
-    teacher: Plugin("teachers") = Field(description="who scores")  # type: ignore[valid-type]
+    teacher: Plugin("teachers", TeacherConfig) = Field(description="who scores")  # type: ignore[valid-type]
     system: str | None = Field(
         default=None, description="a system turn: an instruction or a text to know"
     )

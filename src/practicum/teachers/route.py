@@ -30,10 +30,10 @@ from practicum.teachers._members import (
     intersect_capabilities,
     place_members,
 )
-from practicum.types import FrozenConfig, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """The teachers, and the field that chooses among them; `none` leaves rollouts unscored."""
 
     type: Literal["route"] = "route"

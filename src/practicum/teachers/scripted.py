@@ -14,8 +14,13 @@ from pydantic import Field
 
 from practicum.errors import DataError, TeacherError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Teacher, TeacherContext
-from practicum.types import FrozenConfig, Rollout, TeacherSignal
+from practicum.ports import (
+    Capabilities,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+)
+from practicum.types import Rollout, TeacherSignal
 
 Key = tuple[str, tuple[int, ...]]
 
@@ -25,7 +30,7 @@ TAPE_CAPABILITIES = Capabilities(
 """The capabilities of a tape: one log-probability a token."""
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """The tape to replay."""
 
     type: Literal["scripted"] = "scripted"

@@ -4,12 +4,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from practicum.ports import Capabilities, Teacher, TeacherContext, WeightUpdateRule
+from practicum.ports import (
+    Capabilities,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+    WeightUpdateRule,
+)
 from practicum.teachers._client import ClientTeacher
-from practicum.types import FrozenConfig
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """The rule by which the teacher's weights follow the student's.
 
     A self-teacher with live weights and the student's own context teaches nothing: give it

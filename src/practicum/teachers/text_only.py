@@ -25,7 +25,6 @@ from practicum.teachers._chat import PromptWriter
 from practicum.text import Renderer
 from practicum.types import (
     Datum,
-    FrozenConfig,
     Prompt,
     Rollout,
     Sample,
@@ -34,11 +33,11 @@ from practicum.types import (
 )
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """The teacher that writes."""
 
     type: Literal["text_only"] = "text_only"
-    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+    teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
         description="the teacher whose text is used: a `model`, a `self`, or a `privileged` one"
     )
 

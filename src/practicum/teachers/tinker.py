@@ -14,7 +14,14 @@ from torch import Tensor
 
 from practicum.errors import TeacherError
 from practicum.objective import Sampled, Signal
-from practicum.ports import Capabilities, SamplingClient, StepFollower, Teacher, TeacherContext
+from practicum.ports import (
+    Capabilities,
+    SamplingClient,
+    StepFollower,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+)
 from practicum.remote.tinker import Connection, ServiceConfig, ServiceSampler
 from practicum.remote.tinker.sampling import build_capabilities
 from practicum.teachers._client import ClientTeacher
@@ -30,7 +37,7 @@ TOLERANCE = 0.05
 """Nats that a canary token may move: a service's rounding depends on the rest of its batch."""
 
 
-class Config(ReadingConfig, ServiceConfig):
+class Config(TeacherConfig, ReadingConfig, ServiceConfig):
     """The model of a service, and its renderer."""
 
     type: Literal["tinker"] = "tinker"
@@ -80,23 +87,23 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     return ClientTeacher(scorer, renderer, follower=client)
 
 
-class KnownModel(StepFollower):
-    """A service's model, recognised by a canary after a resume and after the service's restart.
-
-    See `practicum.ports.SamplingClient`.
-    """
+class KnownModel(StepFollower, SamplingClient):
+    """A service's model, recognised by a canary after a resume and after the service's restart."""
 
     def __init__(
         self, sampler: SamplingClient, connection: Connection, name: str, vocabulary: int
     ) -> None:
-        self.capabilities = sampler.capabilities
-        """The capabilities of the service."""
         self._sampler = sampler
         self._connection = connection
         self._name = name
         self._request: ScoreRequest = build_canary(vocabulary)
         self._canary = self._score_canary()
         self._sessions = connection.reopened
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the service."""
+        return self._sampler.capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample completions of the model."""

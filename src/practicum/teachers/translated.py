@@ -37,7 +37,6 @@ from practicum.teachers.text_only import rewrite_sample
 from practicum.text import Renderer
 from practicum.text.translation import TranslatedText, Translator
 from practicum.types import (
-    FrozenConfig,
     HeadLike,
     Message,
     Prompt,
@@ -54,11 +53,11 @@ ROWS = 64
 """States that go through a head at once, to read the logits of a text."""
 
 
-class Config(FrozenConfig):
+class Config(TeacherConfig):
     """The teacher that reads other tokens, and what stands for the student's stop."""
 
     type: Literal["translated"] = "translated"
-    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+    teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
         description="the scorer: a `model`, an `openai_api` or a `tinker`, alone or inside "
         "`privileged` or `cached`"
     )

@@ -19,6 +19,7 @@ from practicum.ports import (
     BackendContext,
     Capabilities,
     Model,
+    SelfTeacher,
     Student,
     WeightUpdateRule,
 )
@@ -117,7 +118,7 @@ class ChildBackend:
         self.ask("export", folder)
 
 
-class ChildClient:
+class ChildClient(SelfTeacher):
     """See `practicum.ports.SelfTeacher`; a client that follows nothing is never asked for its state."""
 
     def __init__(self, backend: ChildBackend, name: str) -> None:

@@ -8,8 +8,13 @@ from pydantic import TypeAdapter
 from toy import toy_recipe
 
 from practicum.errors import CapabilityError, VerifierError
-from practicum.ports import Observation, PromptedClient
-from practicum.ports.scoring import RejectingScorer
+from practicum.ports import (
+    Observation,
+    PromptedClient,
+    SamplingClient,
+    Task,
+)
+from practicum.ports.scoring import Scorer
 from practicum.rollouts import (
     RolloutBatch,
     RolloutWriters,
@@ -34,7 +39,7 @@ PROMPTS = [Prompt(letter, (Message("user", letter),)) for letter in "abc"]
 STUDENT, TEACHER, WORLD = (AUTHORS.index(name) for name in ("student", "teacher", "environment"))
 
 
-class Echo:
+class Echo(Task):
     """Asks for its letter four times, in words that depend on the seed; a `moody` one says something else each time."""
 
     letters = "abcdxy"
@@ -74,7 +79,7 @@ class World:
         pass
 
 
-class Slipping:
+class Slipping(SamplingClient):
     """Says the prompt's letter, but `d` in its turn `slip`; `again` has what it says there instead, by the number of the call."""
 
     def __init__(self, slip, again=None, *, late=False):
@@ -101,7 +106,7 @@ class Slipping:
         return Sample(torch.tensor([*text, STOP]), logprobs, logprobs, "stop")
 
 
-class ByTurn(RejectingScorer):
+class ByTurn(Scorer):
     """Rejects the turn that says d."""
 
     def score(self, rollouts):
@@ -263,7 +268,7 @@ def test_what_cannot_correct_is_refused():
         collect_rollouts(RolloutBatch(PROMPTS, 1, seed=7, step=3), source, bare, PARAMS)
 
 
-class BareTask:
+class BareTask(Task):
     """A task that knows no right turn."""
 
     def train_prompts(self):

@@ -12,7 +12,9 @@ from toy import make_model, rows, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, RecipeError
 from practicum.ports import PromptedClient, Teacher, TeacherRequest
-from practicum.ports.scoring import RejectingScorer, Scorer
+from practicum.ports.scoring import (
+    Scorer,
+)
 from practicum.rollouts import (
     RolloutArchive,
     RolloutBatch,
@@ -28,7 +30,7 @@ from practicum.types import AUTHORS, Judgement, Rollout, Sample, SamplingParams
 LIMIT = 7
 
 
-class Accepting(RejectingScorer):
+class Accepting(Scorer):
     """Rejects an answer at its first `d`, or as a whole, and says nothing else."""
 
     def __init__(self, *, is_whole: bool = False) -> None:

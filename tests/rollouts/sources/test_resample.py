@@ -10,6 +10,10 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
+from practicum.ports import (
+    SamplingClient,
+    Task,
+)
 from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, collect_rollouts
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.rollouts.sources.resample import (
@@ -29,7 +33,7 @@ PROMPTS = [Prompt(letter, (Message("user", letter),)) for letter in "ab"]
 N = 4
 
 
-class Coin:
+class Coin(SamplingClient):
     """Says r (right) with the probability `share`, else f."""
 
     def __init__(self, share):
@@ -46,7 +50,7 @@ class Coin:
         return Sample(tokens, logprobs, logprobs, "stop")
 
 
-class RightIsR:
+class RightIsR(Task):
     def train_prompts(self):
         return PROMPTS
 

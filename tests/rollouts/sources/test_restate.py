@@ -14,6 +14,7 @@ from toy import STATED, assert_same_run, curve, forked, rows, toy_recipe, toy_ru
 from transformers import PreTrainedTokenizerFast
 
 from practicum.errors import DataError, RecipeError
+from practicum.ports import Task
 from practicum.ports.notes import Note
 from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, collect_rollouts
 from practicum.rollouts._notes import rate
@@ -92,7 +93,7 @@ def test_a_statement_that_has_no_room_is_an_error() -> None:
 
 
 @dataclass
-class Whims:
+class Whims(Task):
     """Takes an answer for right if it begins with a letter."""
 
     prompts: Sequence[Prompt]

@@ -12,6 +12,7 @@ from toy import assert_same_run, curve, forked, rows, toy_recipe, toy_run
 
 from practicum.errors import RecipeError
 from practicum.objective import Sampled
+from practicum.ports import Task
 from practicum.ports.notes import Note, NoteMoment
 from practicum.rollouts import (
     RolloutBatch,
@@ -27,11 +28,11 @@ SOURCE: TypeAdapter[Any] = TypeAdapter(SourceChoice)
 
 
 @dataclass
-class Whims:
+class Whims(Task):
     """Takes an answer for right if it begins with one of the letters."""
 
-    letters: str
     prompts: Sequence[Prompt]
+    right: str
 
     def train_prompts(self) -> Sequence[Prompt]:
         return self.prompts
@@ -40,7 +41,7 @@ class Whims:
         return []
 
     def reward(self, rollout: Rollout) -> float | None:
-        return float(rollout.text[:1] in tuple(self.letters))
+        return float(rollout.text[:1] in tuple(self.right))
 
 
 class Said(Note):
@@ -57,7 +58,7 @@ def parts(models: Path, tmp_path_factory: pytest.TempPathFactory) -> RunComponen
 
 def collect(parts: RunComponents, source: str, letters: str = "a") -> list[Rollout]:
     components = parts.parts
-    task = Whims(letters, components.prompts)
+    task = Whims(components.prompts, letters)
     writers = RolloutWriters(
         components.sampler,
         components.teacher,

@@ -15,7 +15,12 @@ from toy import make_model, rows, toy_recipe, toy_run
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError, DataError, RecipeError
 from practicum.objective import Sampled
-from practicum.ports import PromptedClient, Teacher
+from practicum.ports import (
+    PromptedClient,
+    SamplingClient,
+    Task,
+    Teacher,
+)
 from practicum.rollouts import (
     RolloutArchive,
     RolloutBatch,
@@ -156,7 +161,7 @@ def built(spaced: Path, tmp_path_factory: pytest.TempPathFactory) -> RunComponen
 
 
 @dataclass
-class LetterTask:
+class LetterTask(Task):
     """Rewards an answer with the share of `a` among its letters, unless it is to stay silent."""
 
     silent: str = ""
@@ -327,7 +332,7 @@ class Equality(LetterTask):
         return float(rollout.text.endswith(answer[-1:] or " ")) if answer else 0.0
 
 
-class Parrot:
+class Parrot(SamplingClient):
     """A client that goes on with the letters of its last token."""
 
     def __init__(self) -> None:

@@ -13,7 +13,13 @@ from torch import Tensor
 from toy import make_model, toy_recipe
 
 from practicum.objective import Signal, read_tokens
-from practicum.ports import Capabilities, PromptedClient, SamplingClient, Teacher, TeacherRequest
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    SamplingClient,
+    Teacher,
+    TeacherRequest,
+)
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.check_outcome import CheckOutcome
 from practicum.studies.doctor.diagnosis import Diagnosis, run_checks
@@ -121,7 +127,7 @@ def finding(found: Diagnosis, check: str) -> CheckOutcome:
     return next(result.outcome for result in found.results if result.check.id == check)
 
 
-class FaultySampler:
+class FaultySampler(SamplingClient):
     """Reports other log-probabilities than those of what it wrote."""
 
     def __init__(self, inner: SamplingClient, change: Callable[[Tensor], Tensor]) -> None:
@@ -143,7 +149,7 @@ class FaultySampler:
         return self.inner.score(requests, signal)
 
 
-class Changed:
+class Changed(Teacher):
     """A teacher whose signal is changed on its way; see `practicum.ports.Teacher`."""
 
     def __init__(
@@ -154,7 +160,11 @@ class Changed:
     ) -> None:
         self.inner = inner
         self.change = change
-        self.capabilities = can or inner.capabilities
+        self.can = can or inner.capabilities
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.can
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         answers = self.inner.score(rollouts, signal)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from toy import toy_recipe
 
-from practicum.ports.scoring import Scorer
+from practicum.ports.scoring import Scorer, ScorerSettings
 from practicum.runs.assembly import assemble_run
 from practicum.runs.check_outcome import CheckOutcome
 from practicum.studies.doctor import grades
@@ -64,7 +64,7 @@ def check(judge: Scorer | None, rollouts: Sequence[Rollout] = ROLLOUTS) -> Check
     evidence = SimpleNamespace(
         rollouts=list(rollouts),
         components=SimpleNamespace(parts=parts),
-        recipe=SimpleNamespace(scorers={"grade": None}),
+        recipe=SimpleNamespace(scorers={"grade": ScorerSettings()}),
         seed=0,
     )
     return check_scorers(cast(Evidence, evidence))

@@ -148,7 +148,7 @@ class WeightKeeper:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSampler:
+class EngineSampler(SamplingClient):
     """Samples by an engine and scores by the backend's own client; see `SamplingClient`."""
 
     keeper: WeightKeeper

@@ -9,7 +9,11 @@ from torch import Tensor
 
 from practicum.models.tensors import SavedTensor
 from practicum.objective import Capabilities, Signal
-from practicum.ports import SamplingClient, WeightUpdateRule
+from practicum.ports import (
+    SamplingClient,
+    SelfTeacher,
+    WeightUpdateRule,
+)
 from practicum.types import (
     Datum,
     Sample,
@@ -23,8 +27,8 @@ Weights = TypeVar("Weights")
 """The name or reference by which the client takes weights."""
 
 
-class ShardedSelfTeacher(ABC, Generic[Weights]):
-    """See `practicum.ports.SelfTeacher`; its rows follow the student's in each rank.
+class ShardedSelfTeacher(SelfTeacher, ABC, Generic[Weights]):
+    """A self-teacher whose rows follow the student's in each rank.
 
     `ask` lets all ranks do the same, and `build_client` makes a client from what returns the weights.
     """

@@ -40,12 +40,14 @@ from practicum.ports import (
     MixedRequest,
     Model,
     SelfTeacher,
-    StepFollower,
     Student,
     WeightUpdateRule,
 )
 from practicum.ports.paper import PaperModel, PaperRecord, PaperScalarDims
-from practicum.ports.scoring import LoadedScalar
+from practicum.ports.scoring import (
+    LoadedScalar,
+    ScalarModel,
+)
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -174,7 +176,7 @@ class LocalPaper:
 
 
 class PaperClient(SelfTeacher):
-    """Records requests and answers them without a model; see `practicum.ports.SamplingClient`."""
+    """Records requests and answers them without a model."""
 
     def __init__(
         self, answer_tokens: int, sampled: list[SampleRequest], scored: list[ScoreRequest]
@@ -226,7 +228,7 @@ class PaperClient(SelfTeacher):
         raise AssertionError("paper is not read token by token")
 
 
-class PaperScalar(StepFollower):
+class PaperScalar(ScalarModel):
     """Records texts and says 0 of every token; see `practicum.ports.scoring.ScalarModel`."""
 
     def __init__(

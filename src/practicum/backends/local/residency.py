@@ -29,7 +29,7 @@ from practicum.models.config import ScorerConfig
 from practicum.models.digests import ModelRecord
 from practicum.models.sources import is_adapter_folder
 from practicum.objective import Signal
-from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequest, SamplingClient
+from practicum.ports import Capabilities, DecodeBatch, MixedRequest, SamplingClient
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
@@ -156,7 +156,7 @@ class OffloadedHead:
         self._head_in_memory = None
 
 
-class OffloadedSampler:
+class OffloadedSampler(SamplingClient):
     """A `practicum.ports.SamplingClient` over a model that is loaded for each call."""
 
     def __init__(self, fetch: Callable[[], LocalSampler], head: OffloadedHead) -> None:
@@ -183,7 +183,7 @@ class OffloadedSampler:
     def sample_mixed(
         self,
         requests: Sequence[MixedRequest],
-        teacher: LockstepClient,
+        teacher: SamplingClient,
         teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:

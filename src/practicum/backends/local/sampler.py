@@ -39,7 +39,7 @@ from practicum.core.waits import show_wait
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
 from practicum.objective import Signal
-from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequest
+from practicum.ports import Capabilities, DecodeBatch, MixedRequest, SamplingClient
 from practicum.text import Check, stop_check
 from practicum.types import (
     Sample,
@@ -52,7 +52,7 @@ from practicum.types import (
 
 
 @dataclass(frozen=True, slots=True)
-class LocalSampler:
+class LocalSampler(SamplingClient):
     """Samples and scores with a local model, with live weights or an `overlay` of some.
 
     `batch_size` completions decode at once. Scoring holds the [., V] log-probabilities of
@@ -74,7 +74,7 @@ class LocalSampler:
     kept: KeptTexts | None = None
 
     def remember_texts(self) -> Self:
-        """Return the same sampler with room for texts that go on; see `practicum.ports.RemembersTexts`."""
+        """Return the same sampler with room for texts that go on."""
         # What cannot be packed, such as a recurrent state, is read again.
         can_keep = self.language_model.max_packed_tokens > 0
         return replace(self, kept=KeptTexts()) if can_keep else self
@@ -149,7 +149,7 @@ class LocalSampler:
     def sample_mixed(
         self,
         requests: Sequence[MixedRequest],
-        teacher: LockstepClient,
+        teacher: SamplingClient,
         teacher_weight: float,
         params: SamplingParams,
     ) -> list[Sample]:

@@ -23,7 +23,8 @@ from practicum.backends.local.ranks import is_out_of_memory
 from practicum.costs import GraphPlan
 from practicum.costs.segments import split_by_tokens
 from practicum.errors import CheckpointError, ResourceError
-from practicum.ports import AdamParams, StepFollower
+from practicum.ports import AdamParams
+from practicum.ports.scoring import ScalarModel
 from practicum.text.tokenizers import shorten_error
 from practicum.types import Metrics, ScoreRequest
 
@@ -31,7 +32,7 @@ HEAD = "scalar_head"
 """The name of the output's weights, last in a row with its bias."""
 
 
-class LocalScalarModel(StepFollower):
+class LocalScalarModel(ScalarModel):
     """See `practicum.ports.scoring.ScalarModel`."""
 
     def __init__(self, language_model: LanguageModel, limits: TrainerLimits) -> None:

@@ -22,8 +22,9 @@ from practicum.core.randomness import seed_of
 from practicum.core.waits import Wait, show_wait
 from practicum.errors import DataError
 from practicum.models.config import PretrainConfig, ScratchConfig
-from practicum.ports import Environment, HasAlphabet, Task
-from practicum.ports.tasks import Expert
+from practicum.ports import (
+    Task,
+)
 from practicum.text import TOKENIZERS, Renderer, collect_stop_ids
 from practicum.types import Message, Prompt
 
@@ -69,7 +70,7 @@ def _copy_or_build(
 
 def collect_alphabet(task: Task) -> str:
     """Return every character of the task once, sorted."""
-    characters = set(task.letters if isinstance(task, HasAlphabet) else "")
+    characters = set(task.letters)
     for prompt in (*task.train_prompts(), *task.heldout_prompts()):
         characters.update(*(message.content for message in prompt.messages))
         characters.update(prompt.answer or "", prompt.response or "")
@@ -82,7 +83,7 @@ def list_lessons(task: Task, seed: int) -> Sequence[Prompt]:
     Of a task that answers back, they are the turns of one conversation of its expert about each.
     Raises DataError if a conversation does not end.
     """
-    if not isinstance(task, Expert) or not isinstance(task, Environment):
+    if not (task.has_expert and task.opens_episodes):
         return task.train_prompts()
     lessons = []
     for prompt in task.train_prompts():

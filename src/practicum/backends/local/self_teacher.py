@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from practicum.backends.local.sampler import LocalSampler
-from practicum.ports import Capabilities, WeightUpdateRule
+from practicum.ports import (
+    Capabilities,
+    SelfTeacher,
+    WeightUpdateRule,
+)
 from practicum.types import Datum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalSelfTeacher(LocalSampler):
-    """Scores with weights that follow the student's by a rule; see `practicum.ports.SelfTeacher`.
+class LocalSelfTeacher(LocalSampler, SelfTeacher):
+    """Scores with weights that follow the student's by a rule.
 
     `overlay` holds the weights that replace the student's; it is empty if they are live.
     """

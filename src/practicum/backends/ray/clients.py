@@ -28,7 +28,13 @@ from practicum.errors import ModelError, PracticumError, WorkerLost
 from practicum.models.digests import ModelRecord
 from practicum.models.tensors import SavedTensor
 from practicum.objective import Objective, Signal
-from practicum.ports import AdamParams, Capabilities, StepFollower, WeightUpdateRule
+from practicum.ports import (
+    AdamParams,
+    Capabilities,
+    SamplingClient,
+    WeightUpdateRule,
+)
+from practicum.ports.scoring import ScalarModel
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -342,7 +348,7 @@ def _count_objects(requests: Sequence[ScoreRequest]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelClient:
+class ModelClient(SamplingClient):
     """A `practicum.ports.SamplingClient` of a pool, with the weights that a function returns."""
 
     pool: ModelPool
@@ -367,7 +373,7 @@ class ModelClient:
         return self.pool.score(requests, signal, self.get_weights()) if requests else []
 
 
-class ShardedTeacher:
+class ShardedTeacher(SamplingClient):
     """A `practicum.ports.SamplingClient` of a teacher in shards, whose ranks share its requests."""
 
     def __init__(self, group: RankGroup, model: ModelSettings, meter: Meter | None = None) -> None:
@@ -416,7 +422,7 @@ class ShardedTeacher:
         return self._head
 
 
-class RayScalar(StepFollower):
+class RayScalar(ScalarModel):
     """A `practicum.ports.scoring.ScalarModel` in a process of its own: numbers come and go."""
 
     def __init__(self, group: RankGroup) -> None:

@@ -26,6 +26,7 @@ from practicum.ports import (
     BackendContext,
     Capabilities,
     Model,
+    SamplingClient,
     Student,
     WeightUpdateRule,
 )
@@ -255,7 +256,7 @@ class RankTrainer:
         return None
 
 
-class RankClient:
+class RankClient(SamplingClient):
     """A `practicum.ports.SamplingClient` of a model that every rank has: they share its requests.
 
     Every completion has its own random stream, so it does not matter which rank samples it.

@@ -6,14 +6,18 @@ from typing import Any, ClassVar, Literal
 from practicum.foreign import name_object, takes_arguments
 from practicum.ports.gate import accept_number, call_foreign, collect_rejections, list_kinds
 from practicum.ports.given._config import GivenConfig
-from practicum.ports.scoring import Scorer, ScorerContext
+from practicum.ports.scoring import (
+    Scorer,
+    ScorerContext,
+    ScorerSettings,
+)
 from practicum.prompts import Prompt
 from practicum.types import Judgement, Rollout
 
 SIGNATURE = "def score(prompt: Prompt, answer: str) -> float"
 
 
-class Config(GivenConfig):
+class Config(ScorerSettings, GivenConfig):
     """The settings of a scorer that is an object."""
 
     role: ClassVar[str] = "scorers"

@@ -2,17 +2,17 @@
 
 from typing import Any, ClassVar, Literal
 
-from practicum.ports import Task
+from practicum.ports import Task, TaskConfig
 from practicum.ports.given._config import GivenConfig
 
 
-class Config(GivenConfig):
+class Config(TaskConfig, GivenConfig):
     """The settings of a task that is an object."""
 
     role: ClassVar[str] = "task"
     accepted: ClassVar[str] = (
-        "a mapping, rows such as a list of dicts, (rows, verifier), or an object with "
-        "train_prompts(), heldout_prompts() and reward(rollout)"
+        "a mapping, rows such as a list of dicts, (rows, verifier), or an object of a class below "
+        "practicum.ports.Task"
     )
     type: Literal["practicum.ports.given.task"] = "practicum.ports.given.task"
 

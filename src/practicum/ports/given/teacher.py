@@ -20,6 +20,7 @@ from practicum.ports import (
     Capabilities,
     PromptedClient,
     Teacher,
+    TeacherConfig,
     TeacherContext,
     TeacherRequest,
 )
@@ -48,7 +49,7 @@ class ScoresRollouts(Protocol):
         ...
 
 
-class Config(GivenConfig):
+class Config(TeacherConfig, GivenConfig):
     """The settings of a teacher that is an object."""
 
     role: ClassVar[str] = "teacher"

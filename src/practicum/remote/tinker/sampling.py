@@ -11,7 +11,10 @@ from practicum.costs import Meter, Phase
 from practicum.errors import TeacherError
 from practicum.functional import TEACHER_FLOOR
 from practicum.objective import Signal
-from practicum.ports import Capabilities
+from practicum.ports import (
+    Capabilities,
+    SamplingClient,
+)
 from practicum.remote.tinker.connection import Connection, SessionLost
 from practicum.statistics.signal import constant
 from practicum.text import refuse_banned_ids, refuse_stop_texts
@@ -26,7 +29,7 @@ ID_BYTES, LOGPROB_BYTES = 4, 4
 MAX_REOPENINGS = 3
 
 
-class ServiceSampler:
+class ServiceSampler(SamplingClient):
     """Sample and score at a service; see `practicum.ports.SamplingClient`.
 
     `begin` asks the connection's service for the package's own client. If it names weights that
@@ -47,12 +50,16 @@ class ServiceSampler:
         self._connection = connection
         self._begin = begin
         self._vocabulary = vocabulary
-        self.capabilities = build_capabilities(largest_k)
-        """The sampled token, the service's own candidates, and those of a request."""
+        self._capabilities = build_capabilities(largest_k)
         self._lasting = lasting
         self._meter = meter
         self._session = -1
         self._client: Any = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The sampled token, the service's own candidates, and those of a request."""
+        return self._capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Return one completion a request, each from the random stream of its seed."""

@@ -68,7 +68,7 @@ class Config(NoteConfig):
     by: Literal["student", "teacher", "reference"] = Field(
         default="student", description="the writer; the student writes with its newest weights"
     )
-    writer: Plugin("teachers") | None = Field(  # type: ignore[valid-type]
+    writer: Plugin("teachers", TeacherConfig) | None = Field(  # type: ignore[valid-type]
         default=None, description="another writer: any teacher that writes"
     )
     only: Literal["all", "correct", "incorrect"] = Field(

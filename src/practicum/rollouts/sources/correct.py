@@ -14,9 +14,15 @@ from pydantic import Field
 
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
-from practicum.ports import Expert, OpensEpisodes, PromptedClient, SamplingClient, Task, Teacher
+from practicum.ports import (
+    OpensEpisodes,
+    PromptedClient,
+    SamplingClient,
+    Task,
+    Teacher,
+)
 from practicum.ports.gate import ask_expert, ask_reward
-from practicum.ports.scoring import RejectingScorer
+from practicum.ports.scoring import Scorer
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.conversation import choose_power, run_conversations
@@ -76,12 +82,12 @@ class Config(SourceConfig):
         assert writers.task is not None
         assert writers.environment is not None, "single answers are refused before"
         scorer = None if self.scorer is None else writers.scorers[self.scorer]
-        if scorer is not None and not isinstance(scorer, RejectingScorer):
+        if scorer is not None and not scorer.rejects:
             raise CapabilityError(
                 f"rollout.source: correct(scorer={self.scorer}): this scorer rejects no turns; "
                 "take one that does, such as {type: judge, step: turn, at_least: 5, ...}"
             )
-        if scorer is None and not isinstance(writers.task, Expert):
+        if scorer is None and not writers.task.has_expert:
             raise CapabilityError(
                 "rollout.source: correct without a scorer asks the task's expert, and this task "
                 "has none; write correct(scorer=NAME) with a judge"
@@ -118,7 +124,7 @@ class TurnCorrector:
     task: Task
     student: SamplingClient
     writer: Teacher
-    scorer: RejectingScorer | None = None
+    scorer: Scorer | None = None
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return one conversation for each key, corrected where a turn of it is wrong."""
@@ -247,7 +253,6 @@ class TurnCorrector:
 
     def _ask_expert(self, rollout: Rollout) -> int | None:
         """Return the first turn that the task's expert finds wrong."""
-        assert isinstance(self.task, Expert), "a recipe without an expert is refused"
         replies: list[str] = []
         for place, turn in enumerate(rollout.turns):
             if turn.role != "assistant":

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from practicum.errors import CapabilityError
 from practicum.ports import PromptedClient, SamplingClient, Teacher, TeacherRequest
-from practicum.ports.scoring import RejectingScorer
+from practicum.ports.scoring import Scorer
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
@@ -59,7 +59,7 @@ class Config(SourceConfig):
         """Return the student's answers, with what the scorer rejects written again."""
         writers = parts.writers
         scorer = writers.scorers[self.scorer]
-        if not isinstance(scorer, RejectingScorer):
+        if not scorer.rejects:
             raise CapabilityError(
                 f"rollout.source: replace(scorer={self.scorer}): this scorer rejects no answers; "
                 "take one that does, such as {type: judge, at_least: 5, ...}"
@@ -95,7 +95,7 @@ class StepReplacer:
 
     source: Config
     sampler: RolloutSampler
-    scorer: RejectingScorer
+    scorer: Scorer
     student: SamplingClient
     writer: Teacher | None = None
 

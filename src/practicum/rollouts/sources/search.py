@@ -24,7 +24,6 @@ from practicum.errors import CapabilityError, DataError
 from practicum.ports import PromptedClient, SamplingClient, Task, Teacher
 from practicum.ports.gate import ask_reward, count_valid_steps
 from practicum.ports.scoring import Scorer
-from practicum.ports.steps import ChecksSteps
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
@@ -188,12 +187,13 @@ class StepSearch:
         steps = split_steps(answer, find_step_ends(tokens, decode_token, self.source.step))
         if sample.stop_reason in FAILURES:
             return [], False
-        if not isinstance(self.task, ChecksSteps):
-            return steps, True
         decode = self.sampler.renderer.decode
         texts = [decode(_tokens(node)) for node in start.path]
         texts += [decode(step.ids.tolist()) for step in steps]
-        count = count_valid_steps(self.task, rollout.prompt, texts) - len(start.path)
+        valid = count_valid_steps(self.task, rollout.prompt, texts)
+        if valid is None:
+            return steps, True
+        count = valid - len(start.path)
         return steps[: max(count, 0)], count >= len(steps)
 
     def _reward(self, rollout: Rollout) -> Rollout:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from practicum.errors import CapabilityError
-from practicum.ports import LockstepClient, MixedRequest, SamplingClient
+from practicum.ports import MixedRequest, SamplingClient
 from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.source import Form, OtherWriter, SourceConfig, SourceParts
 from practicum.types import Rollout, Sample
@@ -41,8 +41,8 @@ class Config(SourceConfig):
         return parts.sampler.build_rollouts(keys, prompts, samples, "student")
 
 
-def _require_lockstep(client: SamplingClient, who: str) -> LockstepClient:
-    if not isinstance(client, LockstepClient):
+def _require_lockstep(client: SamplingClient, who: str) -> SamplingClient:
+    if not client.decodes_by_token:
         raise CapabilityError(
             "rollout.source 'token_mix' decodes teacher and student in lockstep, which "
             f"{who} cannot; write source: mix(other=teacher), or take local models for both"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from practicum.costs import Footprint, GraphPlan
-from practicum.ports import answers_back
 from practicum.ports.paper import PaperRecord
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_on_paper
@@ -54,7 +53,7 @@ def simulate_step(
         body = record.body(graph.recompute)
         recomputed = record.body(True) if for_cluster else None
     prompts = list(dict.fromkeys(rollout.prompt_tokens for rollout in result.rollouts))
-    converses = answers_back(components.parts.task)
+    converses = components.parts.task.converses
     return DryRun(
         recipe, record, result.metrics, prompts, graph, body, tokens, converses, recomputed
     )

@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 from practicum.objective import VERIFIER, Capabilities
-from practicum.ports import HoldsTeachers, TeacherConfig, answers_back, walk
-from practicum.ports.charges import ChargedConfig
-from practicum.ports.scoring import RewardReader
+from practicum.ports import (
+    walk,
+)
 from practicum.recipe import Recipe, find_capability_problems, list_recipe_names, load_recipe
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import format_number
@@ -124,15 +124,11 @@ class _Needs:
 
     @property
     def _has_judge(self) -> bool:
-        return any(isinstance(config, HoldsTeachers) for config in self.recipe.scorers.values())
+        return any(config.members() for config in self.recipe.scorers.values())
 
     @property
     def needs_verifier(self) -> bool:
-        readers = {
-            name
-            for name, config in self.recipe.scorers.items()
-            if isinstance(config, RewardReader) and config.reads_verifier
-        }
+        readers = {name for name, config in self.recipe.scorers.items() if config.reads_verifier}
         return any(
             term.scorer in {VERIFIER, *readers}
             and (term.learns_from_reward or term.filter != "all")
@@ -219,37 +215,34 @@ def diagnose_methods(evidence: Evidence) -> AllowedMethods:
     """Return the methods that the teacher and the task of a recipe allow."""
     rewards = [rollout.reward for rollout in evidence.rollouts]
     capabilities = evidence.teacher.capabilities
-    if any(isinstance(config, HoldsTeachers) for config in evidence.recipe.scorers.values()):
+    if any(config.members() for config in evidence.recipe.scorers.values()):
         # A recipe may have no teacher but the one that judges, and whoever judges writes.
         capabilities = replace(capabilities, writes=True)
     return find_allowed_methods(
         capabilities,
         any(reward is not None for reward in rewards),
         evidence.prompts,
-        answers_back(evidence.components.parts.task),
+        evidence.components.parts.task.converses,
         _estimate_money(evidence),
     )
 
 
 def _estimate_money(evidence: Evidence) -> Money | None:
     """Return the price of the run's answers, None if the teacher charges nothing."""
-    charged = _find_charged(evidence.recipe.teacher)
-    if charged is None:
-        return None
     # The student's tokens stand for the server's, which only its bill tells, and without a verifier
     # its answers for the teacher's.
     answers = evidence.answers or evidence.rollouts
     input_tokens = sum(len(answer.prompt_tokens) for answer in answers) / len(answers)
     output_tokens = sum(len(answer.tokens) for answer in answers) / len(answers)
-    price = charged.estimate_money(input_tokens, output_tokens)
-    if price is None:
+    prices = {
+        config: price
+        for _, config in walk(evidence.recipe.teacher)
+        if (price := config.estimate_money(input_tokens, output_tokens)) is not None
+    }
+    if not prices:
         return None
+    charged, price = next(iter(prices.items()))
     recipe = evidence.recipe
     per_prompt = recipe.rollout.source.count_teacher_answers(recipe.rollout.n)
     count = round(per_prompt * recipe.train.prompts_per_step * recipe.train.steps)
-    return Money(price, count, charged.budget)
-
-
-def _find_charged(teacher: TeacherConfig) -> ChargedConfig | None:
-    configs = (config for _, config in walk(teacher))
-    return next((config for config in configs if isinstance(config, ChargedConfig)), None)
+    return Money(price, count, charged.money_limit)

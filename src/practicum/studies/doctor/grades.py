@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from practicum.ports.scoring import Scorer, TeacherImitator, VariedScorer, must_wait
+from practicum.ports.scoring import (
+    Scorer,
+)
 from practicum.runs.check_outcome import CheckOutcome, Status, skip_check
 from practicum.statistics import Interval, auroc, clustered_auroc
 from practicum.studies.doctor.evidence import Evidence
@@ -31,15 +33,17 @@ def check_scorers(evidence: Evidence) -> CheckOutcome:
     """P20: Compare what judges and learned scorers say with the verifier's rewards, and see whether
     position, length or a suggestion moves a judge."""
     scorers = evidence.components.parts.scorers
-    judges = {name: scorer for name, scorer in scorers.items() if isinstance(scorer, VariedScorer)}
+    judges = {
+        name: variants for name, scorer in scorers.items() if (variants := scorer.build_variants())
+    }
     learners = {
         name: scorer
         for name, scorer in scorers.items()
-        if name not in judges and must_wait(evidence.recipe.scorers[name])
+        if name not in judges and evidence.recipe.scorers[name].follows_student
     }
     if not judges and not learners:
         return skip_check("no scorer of the recipe judges in words or learns")
-    outcomes = [_check_judge(evidence, name, judge) for name, judge in judges.items()]
+    outcomes = [_check_judge(evidence, name, variants) for name, variants in judges.items()]
     outcomes += _check_learners(evidence, learners) if learners else []
     worst = min(outcomes, key=lambda outcome: SEVERITY[outcome.status])
     sentences = [outcome.sentence for outcome in outcomes if outcome is not worst]
@@ -55,9 +59,9 @@ SEVERITY: dict[Status, int] = {
 }
 
 
-def _check_judge(evidence: Evidence, name: str, judge: VariedScorer) -> CheckOutcome:
+def _check_judge(evidence: Evidence, name: str, judges: Mapping[str, Scorer]) -> CheckOutcome:
     rollouts = evidence.rollouts
-    variants = dict(judge.build_variants())
+    variants = dict(judges)
     judgements = variants.pop("nothing").score(rollouts)
     pairs = [
         (judgement.value, rollout)
@@ -172,7 +176,7 @@ def _compare_with_labels(
 ) -> CheckOutcome:
     """Return how often a scorer ranks unseen answers as it should, before and after it learned."""
     config = evidence.recipe.scorers[name]
-    imitates = isinstance(config, TeacherImitator) and config.imitates_teacher
+    imitates = config.imitates_teacher
     areas: list[Interval | None] = []
     count = 0
     for rollouts in (before, after):
