@@ -1,4 +1,4 @@
-"""Measure the source without running it: repetition, lengths, names, docstrings, comments, rooms and levels.
+"""Measure the source without running it: repetition, lengths, names, docstrings, comments, import chains and levels.
 
 Names and docstrings are those of the package, of benchmarks, laboratory and examples; all else is about the package.
 
@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.measuring import format_table
+from benchmarks.structure import build_import_graph, find_longest_chain
 from practicum.cli.listing import FOLDERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -212,14 +213,15 @@ def measure_house() -> list[Measure]:
     lines = sum(len(file.lines) for file in files)
     functions = [function for file in files for function in file.functions]
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
-    rooms = [folder for folder in SOURCE.iterdir() if (folder / "__init__.py").is_file()]
+    # The layer in brackets is the folder of methods, which nothing imports.
+    layers = [layer for layer in contracts["contracts"][0]["layers"] if not layer.startswith("(")]
     return [
         Measure("lines of code, with those of the laboratory", count_code(), None),
         Measure("lines repeated in another file, %", round(100 * count_repeated() / lines, 2), 1.0),
         Measure(
             "lines of the longest function", max(len(_list_lines(node)) for node in functions), 80
         ),
-        Measure("lines of the longest file", max(len(file.lines) for file in files), 500),
+        Measure("lines of the longest file", max(len(file.lines) for file in files), 800),
         Measure("names that point and do not say", len(find_deictic_names()), 0),
         Measure("docstrings that open with a question's word", len(find_asking_docstrings()), 0),
         Measure("classes with another class's name", len(find_repeated_classes()), 0),
@@ -240,8 +242,12 @@ def measure_house() -> list[Measure]:
             at_least=True,
         ),
         Measure("files to add a part", count_files_to_add(), 1),
-        Measure("rooms", len(rooms), 24),
-        Measure("levels", len(contracts["contracts"][0]["layers"]), 12),
+        Measure(
+            "files on the longest chain of imports, those in functions included",
+            len(find_longest_chain(build_import_graph("practicum"))),
+            50,
+        ),
+        Measure("levels", len(layers), 12),
     ]
 
 

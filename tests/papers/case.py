@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from practicum.functional.dual_space import BothSpaces
+from practicum.methods.simct.span_token import Config as SpanToken
 from practicum.objective import (
     Objective,
     TeacherDistribution,
@@ -15,7 +16,6 @@ from practicum.objective import (
     compute_coefficients,
     compute_term_values,
 )
-from practicum.objective.signals.span_token import Config as SpanToken
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
 from practicum.types import (

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from practicum.methods.gad.discriminator import Config, build
 from practicum.objective import (
     Objective,
     TeacherDistribution,
@@ -17,7 +18,6 @@ from practicum.objective import (
     compute_term_values,
 )
 from practicum.ports.scoring import ScorerContext
-from practicum.scorers.discriminator import Config, build
 from practicum.types import Datum, Judgement, Rollout, TeacherSignal
 
 from .worlds import answer

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from toy import HINTED, SEES_HINT, assert_same_run, curve, forked, rows, toy_recipe, toy_run
 
 from practicum.errors import RecipeError, TeacherError
+from practicum.methods.caopd import rate
+from practicum.methods.skill_sd import memory
 from practicum.ports import (
     Task,
     Teacher,
@@ -21,7 +23,7 @@ from practicum.ports import (
 from practicum.ports.notes import Note, NoteContext, NoteMoment
 from practicum.recipe import parse_recipe
 from practicum.rollouts import add_notes, measure_notes
-from practicum.rollouts._notes import feedback, memory, next_state, rate, written
+from practicum.rollouts._notes import feedback, next_state, written
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import (
     Datum,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_teams import SHORT, loaded
 
-from practicum.rollouts.sources.search import Config as Search
+from practicum.methods.rstar.search import Config as Search
 from practicum.runs.pipeline.runner import run
 
 pytestmark = pytest.mark.long

@@ -8,9 +8,9 @@ import pytest
 import torch
 from toy import toy_recipe
 
+from practicum.methods.gad.discriminator import find_source_pairs
 from practicum.ports.scoring import Scorer
 from practicum.runs.assembly import assemble_run
-from practicum.scorers.discriminator import find_source_pairs
 from practicum.scorers.value import compute_distance, read_text
 from practicum.training.judging import add_judgements
 from practicum.types import Message, Prompt, Rollout

@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from practicum.errors import DataError
+from practicum.methods.sd_zero import filled
 from practicum.ports.notes import NoteContext, NoteMoment
-from practicum.rollouts._notes import filled
 from practicum.tasks import TaskContext
 from practicum.tasks._explaining import EXPLANATIONS
 from practicum.tasks.user import Config, UserTask, build

@@ -24,6 +24,9 @@ Part = TypeVar("Part", bound=Call)
 Settings = TypeVar("Settings", bound=BaseModel)
 Built = TypeVar("Built")
 
+METHODS = "practicum.methods"
+"""The package with a folder for each published method that needs code of its own."""
+
 PLUGIN_KEY = "x-plugin"
 """The key that marks a plug-in's place in a JSON Schema; its value is the room."""
 
@@ -40,8 +43,8 @@ def load_plugin(room: str, name: str) -> Any:
     """Import the module of a plug-in; ValueError with the closest known name if there is none."""
     if is_external(name):
         return _import_external(room, name)
-    if name in list_packaged(room):
-        return importlib.import_module(f"{_package(room)}.{name}")
+    if (module := _locate_packaged(room).get(name)) is not None:
+        return importlib.import_module(module)
     published = _list_published(room)
     if name not in published:
         kind = _name_group(room).rstrip("s")
@@ -53,8 +56,8 @@ def load_plugin(room: str, name: str) -> Any:
 
 def find_plugin_file(room: str, name: str) -> Path | None:
     """Return the file of a plug-in without importing it; None if it cannot be found."""
-    published = _list_published(room)
-    dotted = published.get(name, f"{_package(room)}.{name}").partition(":")[0]
+    modules = {**_list_published(room), **_locate_packaged(room)}
+    dotted = modules.get(name, name).partition(":")[0]
     try:
         spec = importlib.util.find_spec(dotted)
     except Exception:
@@ -64,12 +67,36 @@ def find_plugin_file(room: str, name: str) -> Path | None:
     return file if file is not None and file.suffix == ".py" else None
 
 
-@functools.cache
 def list_packaged(room: str) -> frozenset[str]:
-    """Return the plug-ins of practicum itself: the files of a room that do not begin with an underscore."""
+    """Return the plug-ins of practicum itself, in the room's folder and in those of the methods."""
+    return frozenset(_locate_packaged(room))
+
+
+@functools.cache
+def _locate_packaged(room: str) -> dict[str, str]:
+    """Return the modules of practicum's own plug-ins by name.
+
+    In a room, they are the files that do not begin with an underscore.
+    """
     package = importlib.import_module(_package(room))
     names = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return frozenset(name for name in names if not name.startswith("_"))
+    modules = {name: f"{_package(room)}.{name}" for name in names if not name.startswith("_")}
+    return modules | _list_method_parts().get(_name_group(room), {})
+
+
+@functools.cache
+def _list_method_parts() -> dict[str, dict[str, str]]:
+    """Return the modules of all parts of the methods by kind and name; none without the folder."""
+    spec = importlib.util.find_spec(METHODS)
+    folders = spec.submodule_search_locations if spec is not None else None
+    parts: dict[str, dict[str, str]] = {}
+    for folder in pkgutil.iter_modules(folders or ()):
+        method = importlib.import_module(f"{METHODS}.{folder.name}")
+        for kind, names in method.PARTS.items():
+            parts.setdefault(kind, {}).update(
+                {name: f"{METHODS}.{folder.name}.{name}" for name in names}
+            )
+    return parts
 
 
 def _list_published(room: str) -> dict[str, str]:

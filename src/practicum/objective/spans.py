@@ -1,8 +1,11 @@
 """Treat a span of tokens as one action: the advantage of a text that has one log-probability."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from practicum.functional.chunked import chunks
 from practicum.functional.sequence import share_spans, sum_spans
 from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.signal_call import Sampled
@@ -61,3 +64,21 @@ def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tenso
     is_next = follows & (spans[1:] != spans[:-1])
     carried[1:] = torch.where(is_next, advantages[:-1], 0.0)
     return carried
+
+
+def cut_between_spans(joined: Tensor | None, total: int, size: int) -> Iterator[slice]:
+    """Return consecutive slices of about `size` tokens that cut no span in two."""
+    if joined is None:
+        yield from chunks(total, size)
+        return
+    lengths = joined[:, 0].long().tolist()
+    start = end = place = 0
+    while place < total:
+        # A span that is longer than a slice makes a slice of its own.
+        after = place + max(lengths[place], 1)
+        if after - start > size and end > start:
+            yield slice(start, end)
+            start = end
+        place = end = after
+    if end > start:
+        yield slice(start, end)

@@ -68,7 +68,7 @@ from practicum.objective.passes import (
     group_rows_into_passes,
     split_pools,
 )
-from practicum.objective.signals.span_token import cut_between_spans
+from practicum.objective.spans import cut_between_spans
 from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.ports import AdamParams, WeightUpdateRule
 from practicum.text.tokenizers import shorten_error

@@ -14,11 +14,11 @@ from toy import STATED, assert_same_run, curve, forked, rows, toy_recipe, toy_ru
 from transformers import PreTrainedTokenizerFast
 
 from practicum.errors import DataError, RecipeError
+from practicum.methods.caopd import rate
+from practicum.methods.caopd.restate import measure_restated, split_statement, write_ending
 from practicum.ports import Task
 from practicum.ports.notes import Note
 from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, collect_rollouts
-from practicum.rollouts._notes import rate
-from practicum.rollouts.sources.restate import measure_restated, split_statement, write_ending
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.text import Renderer
 from practicum.types import AUTHORS, Prompt, Rollout, SamplingParams

@@ -8,7 +8,7 @@ import torch
 from practicum.functional.divergences import DIVERGENCES
 from practicum.objective import Objective
 from practicum.objective.distribution import TeacherDistribution
-from practicum.objective.signals.span_token import cut_between_spans
+from practicum.objective.spans import cut_between_spans
 from tests.objective.vocabularies import (
     COMMON,
     OUTSIDE,

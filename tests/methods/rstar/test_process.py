@@ -10,19 +10,19 @@ import torch
 from toy import curve, make_model, toy_data, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, ModelError, RecipeError
+from practicum.methods.rstar.process import find_step_pairs
+from practicum.methods.rstar.search import Config as Search
+from practicum.methods.rstar.search import StepSearch
 from practicum.models.tensors import read_tensors
 from practicum.ports.scoring import Scorer
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutBatch, list_all_keys
 from practicum.rollouts.sampling import RolloutSampler
-from practicum.rollouts.sources.search import Config as Search
-from practicum.rollouts.sources.search import StepSearch
 from practicum.rollouts.tree import StepNode, back_up, list_steps
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.pipeline import parse_pipeline
 from practicum.runs.pipeline.runner import run as run_pipeline
 from practicum.scorers._learned import find_state
-from practicum.scorers.process import find_step_pairs
 from practicum.types import Judgement, Message, Prompt, Rollout, SamplingParams, SearchStep
 
 LETTERS = "abcd "

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from toy import make_model, rows, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, RecipeError
+from practicum.methods.ovd.replace import measure_replaced
 from practicum.ports import PromptedClient, Teacher, TeacherRequest
 from practicum.ports.scoring import (
     Scorer,
@@ -23,7 +24,6 @@ from practicum.rollouts import (
     SourceChoice,
     collect_rollouts,
 )
-from practicum.rollouts.sources.replace import measure_replaced
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import AUTHORS, Judgement, Rollout, Sample, SamplingParams
 

@@ -14,6 +14,8 @@ from toy import make_model, rows, toy_recipe, toy_run
 
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError, DataError, RecipeError
+from practicum.methods.rstar.search import Config as Search
+from practicum.methods.rstar.search import measure_search, split_steps
 from practicum.objective import Sampled
 from practicum.ports import (
     PromptedClient,
@@ -30,8 +32,6 @@ from practicum.rollouts import (
     collect_rollouts,
 )
 from practicum.rollouts.answer_tokens import Tokens
-from practicum.rollouts.sources.search import Config as Search
-from practicum.rollouts.sources.search import measure_search, split_steps
 from practicum.rollouts.tree import SearchTree, StepNode, back_up, find_step_ends, list_steps
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import (

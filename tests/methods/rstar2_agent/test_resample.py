@@ -10,20 +10,20 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from practicum.ports import (
-    SamplingClient,
-    Task,
-)
-from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, collect_rollouts
-from practicum.rollouts.sampling import RolloutSampler
-from practicum.rollouts.sources.resample import (
+from practicum.methods.rstar2_agent.resample import (
     CLEAN,
     NO_CALLS,
     CleanResampler,
     compute_penalty,
     measure_resampled,
 )
-from practicum.rollouts.sources.resample import Config as Resample
+from practicum.methods.rstar2_agent.resample import Config as Resample
+from practicum.ports import (
+    SamplingClient,
+    Task,
+)
+from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, collect_rollouts
+from practicum.rollouts.sampling import RolloutSampler
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import CallRecord, Message, Prompt, Rollout, Sample, SamplingParams, Turn
 

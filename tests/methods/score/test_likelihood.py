@@ -8,10 +8,10 @@ import torch
 from toy import toy_recipe
 
 from practicum.errors import CapabilityError
+from practicum.methods.score.likelihood import Config, Likelihood
 from practicum.ports import Teacher
 from practicum.recipe import parse_recipe
 from practicum.runs.assembly import assemble_run
-from practicum.scorers.likelihood import Config, Likelihood
 from practicum.types import Prompt, Rollout, TeacherSignal, Turn
 
 

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from toy import assert_same_run, curve, forked, rows, toy_recipe, toy_run
 
 from practicum.errors import RecipeError
+from practicum.methods.kepo.retry import measure_retried
 from practicum.objective import Sampled
 from practicum.ports import Task
 from practicum.ports.notes import Note, NoteMoment
@@ -20,7 +21,6 @@ from practicum.rollouts import (
     SourceChoice,
     collect_rollouts,
 )
-from practicum.rollouts.sources.retry import measure_retried
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import Prompt, Rollout, SamplingParams, ScoreRequest
 

@@ -4,14 +4,12 @@ Its logit is the mean of its tokens' own, so a constant added to the logits of o
 nothing to a distribution, changes the loss. It is here as published, for comparison.
 """
 
-from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.functional.chunked import chunks
 from practicum.functional.precision import precise
 from practicum.objective.distribution import SignalComparison
 from practicum.objective.signal_call import Full
@@ -90,21 +88,3 @@ def _average_logits(
     places = starts[numbers] + torch.arange(len(numbers), device=logits.device) - first[numbers]
     total = logits.new_zeros(len(starts)).index_add(0, numbers, logits[places])
     return total / sizes - level[starts]
-
-
-def cut_between_spans(joined: Tensor | None, total: int, size: int) -> Iterator[slice]:
-    """Return consecutive slices of about `size` tokens that cut no span in two."""
-    if joined is None:
-        yield from chunks(total, size)
-        return
-    lengths = joined[:, 0].long().tolist()
-    start = end = place = 0
-    while place < total:
-        # A span that is longer than a slice makes a slice of its own.
-        after = place + max(lengths[place], 1)
-        if after - start > size and end > start:
-            yield slice(start, end)
-            start = end
-        place = end = after
-    if end > start:
-        yield slice(start, end)

@@ -1,0 +1,70 @@
+"""Practicum works without its folder of methods: it finds them by name and imports none of them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import practicum
+from practicum.core.plugins import METHODS, list_packaged, list_plugins
+from practicum.objective import SIGNALS
+from practicum.rollouts import SOURCES
+
+SOURCE = Path(practicum.__file__).parent
+RECIPES = SOURCE.parents[1] / "recipes"
+
+PROGRAM = """
+import importlib, pkgutil, sys
+import pytest
+
+import practicum
+for module in pkgutil.walk_packages(practicum.__path__, "practicum."):
+    if module.name.startswith("practicum.") and not module.name.endswith("__main__"):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            # An extra that is not installed.
+            assert error.name is not None and not error.name.startswith("practicum"), module.name
+from practicum.core.plugins import list_plugins
+assert "search" not in list_plugins("practicum.rollouts.sources")
+from practicum.cli.app import app
+app(["run", "smoke/toy", "train.steps=2", "--out", "run"])
+"""
+
+
+@pytest.mark.long
+def test_every_core_module_is_imported_and_a_run_ends_without_them(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "practicum"
+    ignored = shutil.ignore_patterns("methods", "__pycache__")
+    shutil.copytree(SOURCE, package, ignore=ignored)
+    shutil.copytree(RECIPES, package / "packaged_recipes", dirs_exist_ok=True)
+    path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert list((tmp_path / "run").rglob("summary.json")), (
+        process.stdout[-2000:] + process.stderr[-2000:]
+    )
+
+
+def test_the_parts_of_methods_are_listed_with_those_of_the_core() -> None:
+    assert {"search", "student"} <= set(list_plugins(SOURCES)) & list_packaged(SOURCES)
+    assert {"sorted", "full"} <= set(list_plugins(SIGNALS)) & list_packaged(SIGNALS)
+
+
+def test_no_module_of_the_core_names_a_method() -> None:
+    """The place that finds them by name is the only one."""
+    naming = [
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        if "methods" not in path.relative_to(SOURCE).parts and METHODS in path.read_text("utf-8")
+    ]
+    assert naming == ["core/plugins.py"]
