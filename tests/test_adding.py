@@ -36,6 +36,7 @@ ADDITIONS = {
     "late": {"objective.weights": "my_parts.late(1)"},
     "flat": SAMPLED | {"teacher": {"type": "my_parts.flat"}},
     "nucleus": {"objective.signal": "my_parts.nucleus(0.8)"},
+    "even": SAMPLED | {"objective.estimator": "my_parts.even"},
     "surest": {"rollout.source": "my_parts.surest(3)"},
     "slow_start": {"monitors": {"my_parts.slow_start": "log"}},
     "double": {"task": {"type": "my_parts.double", "letters": "abcd"}},

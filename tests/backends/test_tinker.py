@@ -243,7 +243,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
         ),
         (
             {"rollout.source": "token_mix"},
-            "'token_mix' decodes token by token with the teacher.*write source: mix",
+            "rollout.source: it decodes token by token with the teacher.*write source: mix",
         ),
         ({"backend.url": "http://example.org"}, "plain http to example.org shows prompts and keys"),
         (

@@ -34,8 +34,11 @@ class EngineConfig(Protocol):
         """True if the backend may sample itself instead, as the engine decides at the start."""
         ...
 
-    def problems(self, source: str, staleness: int) -> list[str]:
-        """List what the engine cannot do for a recipe, each with what to write instead."""
+    def problems(self, mixes_tokens: bool, staleness: int) -> list[str]:
+        """List what the engine cannot do for a recipe, each with what to write instead.
+
+        `mixes_tokens` is True if student and teacher sample each token together.
+        """
         ...
 
     def list_pool_problems(self, processes: int) -> list[str]:

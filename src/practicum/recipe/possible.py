@@ -228,7 +228,7 @@ def find_engine_problems(rollout: RolloutConfig, is_trained_here: bool) -> list[
     """Return what the recipe's engine, if there is one, cannot do for it."""
     if rollout.engine is None:
         return []
-    problems = rollout.engine.problems(rollout.source.name, rollout.max_staleness)
+    problems = rollout.engine.problems(rollout.source.mixes_tokens, rollout.max_staleness)
     if not is_trained_here:
         problems.append(
             "rollout.engine: the student's weights are at a service, which samples itself; leave "

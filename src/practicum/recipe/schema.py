@@ -169,7 +169,7 @@ class Recipe(FrozenConfig):
         problems += self.backend.problems(
             self.student,
             self.objective,
-            self.rollout.source.name,
+            self.rollout.source.mixes_tokens,
             self.rollout.max_staleness,
             self.frozen_models,
         )

@@ -78,6 +78,7 @@ class SourceConfig(Call):
     - others_speak: single answers can contain an environment's words
     - serves_users: it listens to the users of a task
     - writes_segments: an answer can continue in a later step
+    - mixes_tokens: student and teacher sample each token together
     - reads_answers: it needs the answers of the rows
     - instead: the source to write for single answers, if it only holds conversations
     - guide_rejects, guide_example: whether its guide must reject parts of answers, and one to write
@@ -90,6 +91,7 @@ class SourceConfig(Call):
     guide_example: ClassVar[str] = ""
     serves_users: ClassVar[bool] = False
     writes_segments: ClassVar[bool] = False
+    mixes_tokens: ClassVar[bool] = False
     fixed: ClassVar[Mapping[str, str]] = {}
 
     @property

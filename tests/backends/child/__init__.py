@@ -22,7 +22,7 @@ class Config(BaseModel):
         """Its checkpoints are those of one process, and it opens them itself."""
         return self
 
-    def problems(self, student, objective, source, staleness, models) -> list[str]:  # type: ignore[no-untyped-def]
+    def problems(self, student, objective, mixes_tokens, staleness, models) -> list[str]:  # type: ignore[no-untyped-def]
         """Decoding in lockstep needs both models in one process."""
         return (
             ["rollout.source: 'token_mix' needs another backend"] if source == "token_mix" else []

@@ -73,12 +73,12 @@ class Config(FrozenConfig):
             )
         return self
 
-    def problems(self, source: str, staleness: int) -> list[str]:
+    def problems(self, mixes_tokens: bool, staleness: int) -> list[str]:
         """List what the engine cannot do for a recipe, each with what to write instead."""
         problems = []
-        if source == "token_mix":
+        if mixes_tokens:
             problems.append(
-                "rollout.engine: 'vllm' decodes whole completions, and source token_mix decodes "
+                "rollout.engine: 'vllm' decodes whole completions, and rollout.source decodes "
                 "token by token with the teacher; write source: mix(other=teacher), or leave "
                 "engine out"
             )

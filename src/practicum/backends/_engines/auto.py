@@ -32,9 +32,9 @@ class Config(FrozenConfig):
         default=None, gt=0, description="as the engine vllm has it, if that is chosen"
     )
 
-    def problems(self, source: str, staleness: int) -> list[str]:
+    def problems(self, mixes_tokens: bool, staleness: int) -> list[str]:
         """List what vLLM cannot do for a recipe, each with what to write instead."""
-        return self.build_vllm().problems(source, staleness)
+        return self.build_vllm().problems(mixes_tokens, staleness)
 
     def list_pool_problems(self, processes: int) -> list[str]:
         """Return none: each process starts an engine of its own, or none does."""

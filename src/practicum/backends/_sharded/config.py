@@ -65,7 +65,7 @@ class ShardedConfig(MemoryConfig):
         self,
         student: StudentConfig,
         objective: Objective,
-        source: str,
+        mixes_tokens: bool,
         staleness: int,
         models: Mapping[str, ScorerConfig],
     ) -> list[str]:
@@ -77,9 +77,9 @@ class ShardedConfig(MemoryConfig):
                 f"backend {backend!r} needs torch 2.9 or newer, for FSDP2 with weights apart, and "
                 f"torch {torch.__version__} is installed; install a newer one, or leave backend out"
             )
-        if source == "token_mix":
+        if mixes_tokens:
             problems.append(
-                "rollout.source: 'token_mix' decodes token by token with the teacher, and processes "
+                "rollout.source: it decodes token by token with the teacher, and processes "
                 f"of backend {backend!r} answer with whole texts; write source: mix(other=teacher)"
             )
         return problems

@@ -67,7 +67,7 @@ class Config(MemoryConfig):
         self,
         student: StudentConfig,
         objective: Objective,
-        source: str,
+        mixes_tokens: bool,
         staleness: int,
         models: Mapping[str, ScorerConfig],
     ) -> list[str]:

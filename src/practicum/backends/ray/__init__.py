@@ -74,12 +74,12 @@ class Config(ShardedConfig):
         self,
         student: StudentConfig,
         objective: Objective,
-        source: str,
+        mixes_tokens: bool,
         staleness: int,
         models: Mapping[str, ScorerConfig],
     ) -> list[str]:
         """List what a cluster cannot do for a recipe, with what to write instead."""
-        problems = super().problems(student, objective, source, staleness, models)
+        problems = super().problems(student, objective, mixes_tokens, staleness, models)
         problems += [
             f"{place}.residency: 'shared' keeps one base for several models of a process, and "
             "backend 'ray' gives each model processes of its own; leave residency out"

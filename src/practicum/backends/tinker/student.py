@@ -65,16 +65,16 @@ class Config(ServiceConfig):
         self,
         student: StudentConfig,
         objective: Objective,
-        source: str,
+        mixes_tokens: bool,
         staleness: int,
         models: Mapping[str, ScorerConfig],
     ) -> list[str]:
         """List what a service cannot do for a recipe, each with what to write instead."""
         problems = list(_list_student_problems(student))
         problems += filter(None, map(explain_unsupported_term, objective.losses))
-        if source == "token_mix":
+        if mixes_tokens:
             problems.append(
-                "rollout.source: 'token_mix' decodes token by token with the teacher, which "
+                "rollout.source: it decodes token by token with the teacher, which "
                 "backend 'tinker' cannot; write source: mix(other=teacher)"
             )
         if staleness > MAX_STALENESS:

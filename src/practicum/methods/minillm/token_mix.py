@@ -17,6 +17,7 @@ class Config(SourceConfig):
 
     type: Literal["token_mix"] = "token_mix"
     form: ClassVar[Form] = "answers"
+    mixes_tokens: ClassVar[bool] = True
     teacher: float = Field(default=0.2, ge=0, le=1)
 
     @property
