@@ -32,7 +32,7 @@ from practicum.rollouts.batch import RolloutKey
 from practicum.rollouts.responses import check_responses, encode_response
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.rollouts.segments import Segments
-from practicum.rollouts.tape import RolloutArchive
+from practicum.rollouts.tape import RolloutArchive, RolloutRow
 from practicum.rollouts.traffic import Traffic
 from practicum.text import Renderer
 from practicum.types import Metrics, Prompt, Rollout, Sample
@@ -176,6 +176,15 @@ class SourceConfig(Call):
 
     def collect(self, keys: Sequence[RolloutKey], parts: "SourceParts") -> list[Rollout]:
         """Return the rollouts of a batch. `keys` has `n` keys for each prompt."""
+        raise NotImplementedError
+
+    @property
+    def converts_rows(self) -> bool:
+        """Return True if its rollouts have a form for other trainers, see `convert_row`."""
+        return False
+
+    def convert_row(self, prompt: Prompt, row: RolloutRow) -> Mapping[str, Any] | None:
+        """Return a saved rollout in the form of another trainer; None if it has nothing to learn."""
         raise NotImplementedError
 
     @classmethod

@@ -1,7 +1,10 @@
 """The common part of a model teacher and a self-teacher: scoring through a sampling client."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from practicum.models.tensors import SavedTensor
@@ -92,3 +95,24 @@ class ClientTeacher(FollowerTeacher):
     def bind_prompt(self, prompt: Prompt) -> PromptedClient:
         """Return the client with the tokens of the prompt in its own rendering."""
         return PromptedClient(self._client, self._renderer.render(prompt.messages))
+
+
+def rewrite_sample(
+    sample: Sample, prompt: Prompt, writer: Renderer, reader: Renderer, params: SamplingParams
+) -> Sample:
+    """Return a sample in the reader's tokens, from the text that the writer's tokens are.
+
+    The reader's chat template decides where the thoughts stand.
+    """
+    text = writer.read_answer(prompt.messages, sample.tokens.tolist())
+    tokens = reader.encode_answer(prompt.messages, text, params.max_new_tokens, drops_thoughts=True)
+    if sample.stop_reason != "stop" and len(tokens) > 1 and tokens[-1] in params.stop_ids:
+        # The renderer ends each answer with a stop token, and this one was cut off.
+        tokens = tokens[:-1]
+    return replace(
+        sample,
+        tokens=torch.tensor(tokens, dtype=torch.long),
+        sampling_logprobs=torch.zeros(len(tokens)),
+        policy_logprobs=torch.full((len(tokens),), math.nan),
+        text=text,
+    )

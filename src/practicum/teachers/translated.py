@@ -31,9 +31,8 @@ from practicum.ports import (
 )
 from practicum.teachers import pool, route
 from practicum.teachers._chat import PromptWriter
-from practicum.teachers._client import FollowerTeacher
+from practicum.teachers._client import FollowerTeacher, rewrite_sample
 from practicum.teachers._vocabulary import FoldedHead, ReorderedHead, take_rows
-from practicum.teachers.text_only import rewrite_sample
 from practicum.text import Renderer
 from practicum.text.translation import TranslatedText, Translator
 from practicum.types import (

@@ -1,3 +1,3 @@
-"""Reward of tokens by a teacher"s likelihood (SCoRe, arXiv 2509.14257)."""
+"""Turns that a model writes anew, and rewards of likelihood (SCoRe, arXiv 2509.14257)."""
 
-PARTS = {"scorers": ["likelihood"]}
+PARTS = {"sources": ["correct"], "scorers": ["likelihood"]}

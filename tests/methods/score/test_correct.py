@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from toy import toy_recipe
 
 from practicum.errors import CapabilityError, VerifierError
+from practicum.methods.score.correct import find_turn, measure_corrected
 from practicum.ports import (
     Observation,
     PromptedClient,
@@ -24,7 +25,6 @@ from practicum.rollouts import (
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.conversation import run_conversations
 from practicum.rollouts.openings import Beginning, ConversationRequest
-from practicum.rollouts.sources.correct import find_turn, measure_corrected
 from practicum.rollouts.tape import mark_authors
 from practicum.runs.assembly import assemble_run
 from practicum.teachers.expert import ExpertTeacher

@@ -7,13 +7,14 @@ there, in an episode that is played again up to it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
+from practicum.methods.score.rows import CORRECTED, REJECTED, REPLIED, build_step_row
 from practicum.ports import (
     OpensEpisodes,
     PromptedClient,
@@ -23,6 +24,7 @@ from practicum.ports import (
 )
 from practicum.ports.gate import ask_expert, ask_reward
 from practicum.ports.scoring import Scorer
+from practicum.rollouts import RolloutRow
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, call_by_group
 from practicum.rollouts.conversation import choose_power, run_conversations
@@ -30,16 +32,7 @@ from practicum.rollouts.openings import Beginning, ConversationRequest
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
 from practicum.rollouts.source import Form, OtherWriter, SourceConfig, SourceParts
 from practicum.statistics.turn_statistics import reward_step
-from practicum.types import AUTHORS, Metrics, Rollout, Sample, SampleRequest, Turn
-
-CORRECTED = "corrected"
-"""The note with the number of the corrected turn: `none` was wrong, or `refused` to be written."""
-
-REJECTED = "rejected_turn"
-"""The note with the student's wrong turn."""
-
-REPLIED = "rejected_reply"
-"""The note with what the wrong turn was answered, if it was."""
+from practicum.types import AUTHORS, Metrics, Prompt, Rollout, Sample, SampleRequest, Turn
 
 
 class Config(SourceConfig):
@@ -98,6 +91,17 @@ class Config(SourceConfig):
             self, parts.sampler, writers.environment, writers.task, writers.student, model, scorer
         )
         return corrector.collect(keys)
+
+    @property
+    def converts_rows(self) -> bool:
+        """Return True if the student begins: the rows are its own wrong turns."""
+        return self.start == "corrected"
+
+    def convert_row(self, prompt: Prompt, row: RolloutRow) -> Mapping[str, Any] | None:
+        """Return a row of easydistill's SCoRe; None if the writer did not finish the turn."""
+        if row.notes.get(CORRECTED) == "refused":
+            return None
+        return build_step_row(prompt, row)
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:

@@ -12,9 +12,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
+from practicum.methods.games.boards import MOVES, BoardConfig, Game, Square, build_games
 from practicum.ports import Task
 from practicum.tasks import TaskContext
-from practicum.tasks._boards import MOVES, BoardConfig, Game, Square, build_games
 
 RULES = "@ is you. Push each box ($) onto a place (.). Walls are #."
 

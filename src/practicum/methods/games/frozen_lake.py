@@ -11,9 +11,9 @@ from typing import Literal
 from pydantic import Field
 
 from practicum.core.randomness import seed_of
+from practicum.methods.games.boards import MOVES, BoardConfig, Game, Square, build_games
 from practicum.ports import Task
 from practicum.tasks import TaskContext
-from practicum.tasks._boards import MOVES, BoardConfig, Game, Square, build_games
 
 SAFE = 0.8
 """The share of squares that are no holes, as in Gymnasium's random maps."""

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import practicum
-from practicum.tasks import TaskContext, frozen_lake, sokoban
-from practicum.tasks._boards import LETTERS, MOVES, WORDS, BoardTask, Game
-from practicum.tasks.frozen_lake import Lake
-from practicum.tasks.sokoban import Warehouse
+from practicum.methods.games import frozen_lake, sokoban
+from practicum.methods.games.boards import LETTERS, MOVES, WORDS, BoardTask, Game
+from practicum.methods.games.frozen_lake import Lake
+from practicum.methods.games.sokoban import Warehouse
+from practicum.tasks import TaskContext
 from practicum.types import Prompt, Rollout
 
 CONTEXT = TaskContext(seed=0, base_dir=Path())

@@ -1,11 +1,9 @@
 """A teacher of which only the text is used, as if it were an API: the control of black boxes."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -22,6 +20,7 @@ from practicum.ports import (
     TeacherRequest,
 )
 from practicum.teachers._chat import PromptWriter
+from practicum.teachers._client import rewrite_sample
 from practicum.text import Renderer
 from practicum.types import (
     Datum,
@@ -111,24 +110,3 @@ class TextOnlyTeacher(Teacher):
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the state of the teacher inside."""
         self.teacher.load_state(tensors)
-
-
-def rewrite_sample(
-    sample: Sample, prompt: Prompt, writer: Renderer, reader: Renderer, params: SamplingParams
-) -> Sample:
-    """Return a sample in the reader's tokens, from the text that the writer's tokens are.
-
-    The reader's chat template decides where the thoughts stand.
-    """
-    text = writer.read_answer(prompt.messages, sample.tokens.tolist())
-    tokens = reader.encode_answer(prompt.messages, text, params.max_new_tokens, drops_thoughts=True)
-    if sample.stop_reason != "stop" and len(tokens) > 1 and tokens[-1] in params.stop_ids:
-        # The renderer ends each answer with a stop token, and this one was cut off.
-        tokens = tokens[:-1]
-    return replace(
-        sample,
-        tokens=torch.tensor(tokens, dtype=torch.long),
-        sampling_logprobs=torch.zeros(len(tokens)),
-        policy_logprobs=torch.full((len(tokens),), math.nan),
-        text=text,
-    )
