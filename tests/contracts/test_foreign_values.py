@@ -18,6 +18,7 @@ from test_scorers import CASES as SCORERS
 from test_scorers import write_rollouts
 from toy import toy_recipe
 
+from practicum import ports
 from practicum.core.plugins import list_plugins, load_plugin
 from practicum.errors import DataError, TeacherError, VerifierError
 from practicum.ports import (
@@ -431,7 +432,7 @@ class OddWorld(Walker):
     def open(self, prompt: Prompt, seed: int) -> Any:
         inner = super().open(prompt, seed)
 
-        class Episode:
+        class Episode(ports.Episode):
             def step(self, turn: str) -> Observation:
                 observation = inner.step(turn)
                 if observation.message is None:

@@ -228,7 +228,7 @@ def test_what_is_said_in_one_does_not_depend_on_the_others(limit):
     assert len({pieces(one) for one in together}) > 6
 
 
-class Listener:
+class Listener(Episode):
     """Answers with how often it was spoken to; what `faults` says of a turn is raised in it."""
 
     def __init__(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from practicum import ports
 from practicum.core.abandon import Cancelled, cancel_scope
 from practicum.errors import VerifierError
 from practicum.ports import (
@@ -58,7 +59,7 @@ class World:
         return 1.0
 
 
-class Episode:
+class Episode(ports.Episode):
     def __init__(self, world, name):
         self.world, self.name, self.heard = world, name, 0
 

@@ -12,6 +12,7 @@ from test_conversation import Parrot as CharacterParrot
 
 from practicum.errors import VerifierError
 from practicum.ports import (
+    Episode,
     Observation,
     PromptedClient,
     Task,
@@ -325,7 +326,7 @@ def test_a_row_keeps_the_calls() -> None:
     assert read.turns == rollout.turns
 
 
-class Host(Question):
+class Host(Question, Episode):
     """Replies once to a turn without a call."""
 
     def open(self, prompt: Prompt, seed: int) -> "Host":

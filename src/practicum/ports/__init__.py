@@ -27,7 +27,6 @@ from practicum.ports.tasks import OpensEpisodes as OpensEpisodes
 from practicum.ports.tasks import SampledTurn as SampledTurn
 from practicum.ports.tasks import Task as Task
 from practicum.ports.tasks import TaskConfig as TaskConfig
-from practicum.ports.tasks import TokenEpisode as TokenEpisode
 from practicum.ports.tasks import Toolbox as Toolbox
 from practicum.ports.tasks import ToolSession as ToolSession
 from practicum.ports.tasks import TurnRequest as TurnRequest
@@ -407,43 +406,90 @@ class Student:
     """The files that were loaded, if the run records them and they are here."""
 
 
-@runtime_checkable
-class Backend(Protocol):
+class ScalarModel(StepFollower):
+    """A language model's body with one linear output: one number a token, and its own optimizer.
+
+    The output starts at 0, so a new model says 0 of everything.
+    """
+
+    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
+        """Return the number of the state before each of a text's `tokens`, in float32.
+
+        The state after a whole completion is before one more token, whatever that is.
+        """
+        raise NotImplementedError
+
+    def fit(
+        self,
+        texts: Sequence[ScoreRequest],
+        slopes: Sequence[Float[Tensor, " _"]],
+        params: AdamParams,
+    ) -> Metrics:
+        """Take one step of AdamW; `slopes` are the loss's derivatives in each number of `predict`.
+
+        Without a finite gradient nothing changes, and the metric `skipped` is 1.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedScalar:
+    """A model with one number a token, as it was loaded."""
+
+    model: ScalarModel
+    renderer: Renderer
+    source: str
+    """The folder or name of its weights."""
+    dims: ModelDims
+    trainable_dims: TrainableDims
+    record: ModelRecord | None = None
+    """The files that were loaded, if the run records them."""
+
+
+class Backend:
     """The owner of models: this process, another process, a service, or a dry run."""
 
     def load_student(self, config: StudentConfig) -> Student:
         """Load the student. Raises ModelError if it cannot be loaded or cannot sample."""
-        ...
+        raise NotImplementedError
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a frozen model; `name` is its role in the run, such as `teacher/math`."""
-        ...
+        raise NotImplementedError
+
+    def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar | None:
+        """Load a model with one number a token, whose weights learn as the settings say.
+
+        `name` is its role in the run. None if the backend has no place for it, so that it is loaded
+        into this process.
+        """
+        return None
 
     def build_sampler(self, student: Student) -> SamplingClient:
         """Return a client that samples from the student's current weights at each call."""
-        ...
+        raise NotImplementedError
 
     def build_self_teacher(
         self, student: Student, rule: WeightUpdateRule, name: str
     ) -> SelfTeacher:
         """Return a scorer with the student's weights, updated by `rule`; `name` is its role."""
-        ...
+        raise NotImplementedError
 
     def save(self, student: Student, folder: Path) -> None:
         """Write weights and moments into an existing folder: `student.safetensors` and others."""
-        ...
+        raise NotImplementedError
 
     def copy_state(self, student: Student) -> Callable[[Path], None]:
         """Copy the state off its device, a tensor at a time; return what can write it meanwhile."""
-        ...
+        raise NotImplementedError
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Restore the files of `save`; CheckpointError if the tensors belong to another model."""
-        ...
+        raise NotImplementedError
 
     def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
         """Write a model folder with adapters merged; with `adapter`, the adapters for peft."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,11 @@ from practicum.ports import (
     AdamParams,
     Capabilities,
     DecodeBatch,
+    LoadedScalar,
     MixedRequest,
     SamplingClient,
-    TrainingClient,
-)
-from practicum.ports.scoring import (
-    LoadedScalar,
     ScalarModel,
+    TrainingClient,
 )
 from practicum.types import (
     Datum,
@@ -136,7 +134,7 @@ class MeteredSampler(SamplingClient):
 
 
 class MeteredScalar(ScalarModel):
-    """A `practicum.ports.scoring.ScalarModel` that counts the tokens and FLOPs of its calls."""
+    """A `practicum.ports.ScalarModel` that counts the tokens and FLOPs of its calls."""
 
     def __init__(self, scalar: LoadedScalar, meter: Meter) -> None:
         self._scalar = scalar

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from practicum.costs import Footprint, GraphPlan, ModelDims, TrainableDims
 from practicum.models.config import ScorerConfig
@@ -69,7 +68,7 @@ class PaperRecord:
     """Keys and values of conversations are kept from turn to turn up to so many bytes."""
 
 
-class PaperBackend(Backend, Protocol):
+class PaperBackend(Backend):
     """A backend of weightless models; `record` exists after the student is loaded."""
 
     record: PaperRecord

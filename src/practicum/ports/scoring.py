@@ -7,24 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-
-from practicum.costs import ModelDims, TrainableDims
 from practicum.models.config import StudentConfig
-from practicum.models.digests import ModelRecord
 from practicum.ports import (
-    AdamParams,
     PartConfig,
+    ScalarModel,
     StepFollower,
     Task,
     Teacher,
 )
 from practicum.ports.notes import Note, name_note_role
 from practicum.text import Renderer
-from practicum.types import Judgement, Metrics, Rollout, ScoreRequest
+from practicum.types import Judgement, Metrics, Rollout
 
 
 class ScorerSettings(PartConfig):
@@ -103,58 +98,6 @@ class Scorer(StepFollower):
         Both should say the same. Empty if the question can be put in one way only.
         """
         return {}
-
-
-class ScalarModel(StepFollower):
-    """A language model's body with one linear output: one number a token, and its own optimizer.
-
-    The output starts at 0, so a new model says 0 of everything.
-    """
-
-    def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
-        """Return the number of the state before each of a text's `tokens`, in float32.
-
-        The state after a whole completion is before one more token, whatever that is.
-        """
-        raise NotImplementedError
-
-    def fit(
-        self,
-        texts: Sequence[ScoreRequest],
-        slopes: Sequence[Float[Tensor, " _"]],
-        params: AdamParams,
-    ) -> Metrics:
-        """Take one step of AdamW; `slopes` are the loss's derivatives in each number of `predict`.
-
-        Without a finite gradient nothing changes, and the metric `skipped` is 1.
-        """
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedScalar:
-    """A model with one number a token, as it was loaded."""
-
-    model: ScalarModel
-    renderer: Renderer
-    source: str
-    """The folder or name of its weights."""
-    dims: ModelDims
-    trainable_dims: TrainableDims
-    record: ModelRecord | None = None
-    """The files that were loaded, if the run records them."""
-
-
-@runtime_checkable
-class LoadsScalars(Protocol):
-    """A backend that has a place of its own for models with one number a token.
-
-    Those of other backends are loaded into this process.
-    """
-
-    def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
-        """Load a model whose weights learn as the settings say; `name` is its role in the run."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,23 +49,6 @@ class Observation:
         return () if self.message is None else (self.message, *self.more)
 
 
-@runtime_checkable
-class Episode(Protocol):
-    """One conversation with an environment: it may hold a process or a browser, and may fail.
-
-    An exception of a method ends this conversation only, with the stop reason `timeout` for
-    TimeoutError and `error` for others. The rollout's note `error` holds its text.
-    """
-
-    def step(self, turn: str) -> Observation:
-        """Answer the student's turn."""
-        ...
-
-    def close(self) -> None:
-        """Release the episode's resources; called once, also after an error."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
     """A turn of the student: all tokens before it, its own and their log-probabilities."""
@@ -95,16 +78,31 @@ class TurnRequest:
         self.answers.put(turn)
 
 
-@runtime_checkable
-class TokenEpisode(Episode, Protocol):
-    """A conversation that a harness leads: it writes the tokens between the turns itself.
+class Episode:
+    """One conversation with an environment: it may hold a process or a browser, and may fail.
 
-    Its turns are not handed over as text: `answer_tokens` stands in the place of `step`.
+    An exception of a method ends this conversation only, with the stop reason `timeout` for
+    TimeoutError and `error` for others. The rollout's note `error` holds its text.
     """
 
+    def step(self, turn: str) -> Observation:
+        """Answer the student's turn."""
+        raise NotImplementedError
+
     def answer_tokens(self, turn: SampledTurn) -> Observation:
-        """Hand the harness a turn; return the tokens with which it goes on, or none at its end."""
-        ...
+        """Answer a turn token for token, in the place of `step`, as a program that leads does.
+
+        Return the tokens with which the conversation goes on, or none at its end.
+        """
+        raise NotImplementedError
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Return True if turns are handed over as tokens and not as text."""
+        return type(self).answer_tokens is not Episode.answer_tokens
+
+    def close(self) -> None:
+        """Release the episode's resources; called once, also after an error."""
 
 
 class ToolProblem(Exception):
@@ -260,7 +258,7 @@ class Task:
 
     def open_tokens(
         self, prompt: Prompt, seed: int, save_tokenizer: Callable[[Path], None]
-    ) -> TokenEpisode:
+    ) -> Episode:
         """Begin a conversation that another program leads, token for token.
 
         The program reads the tokenizer from a folder that it names.

@@ -22,10 +22,10 @@ from practicum.ports import (
     OpensEpisodes,
     PromptedClient,
     SampledTurn,
-    TokenEpisode,
 )
 from practicum.ports.gate import (
     Kind,
+    Refused,
     RejectedValue,
     accept_observation,
     classify_error,
@@ -409,12 +409,15 @@ class _OpenConversation:
             self.episode = environment.open(
                 self.request.prompt, self.episode_seed if seed is None else seed
             )
+            if not isinstance(self.episode, Episode):
+                kind = type(self.episode).__name__
+                raise Refused(
+                    "type", f"open() returned a {kind}, which is not below practicum.ports.Episode"
+                )
             self._replay(self.episode)
         episode = self.episode
         observation = (
-            episode.answer_tokens(self._read_turn())
-            if isinstance(episode, TokenEpisode)
-            else episode.step(turn)
+            episode.answer_tokens(self._read_turn()) if episode.takes_tokens else episode.step(turn)
         )
         return accept_observation(observation, self.vocabulary)
 

@@ -17,7 +17,6 @@ from practicum.ports import (
     Observation,
     OpensEpisodes,
     Task,
-    TokenEpisode,
     Toolbox,
     ToolSession,
 )
@@ -55,7 +54,7 @@ class HarnessEnvironment:
     task: Task
     renderer: Renderer
 
-    def open(self, prompt: Prompt, seed: int) -> TokenEpisode:
+    def open(self, prompt: Prompt, seed: int) -> Episode:
         """Begin a conversation over the student's tokenizer."""
         return self.task.open_tokens(prompt, seed, self.renderer.save)
 
@@ -74,7 +73,7 @@ class ToolEnvironment:
 
 
 @dataclass(slots=True)
-class ToolEpisode:
+class ToolEpisode(Episode):
     """A conversation in which the model may call tools; see `practicum.ports.Episode`."""
 
     task: Task

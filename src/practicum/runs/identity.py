@@ -8,8 +8,7 @@ from typing import Any
 
 from practicum.models.config import ModelConfig
 from practicum.models.digests import digest_model
-from practicum.ports import Model, Student
-from practicum.ports.scoring import LoadedScalar
+from practicum.ports import LoadedScalar, Model, Student
 from practicum.recipe import Recipe
 from practicum.text import Renderer
 from practicum.types import Prompt, ToolUse

@@ -26,7 +26,7 @@ from practicum.ports import (
 )
 from practicum.ports.metering import MeteredScalar
 from practicum.ports.notes import Note, NoteContext, name_note_role
-from practicum.ports.scoring import LoadsScalars, Scorer, ScorerContext, name_role
+from practicum.ports.scoring import Scorer, ScorerContext, name_role
 from practicum.recipe import Recipe
 from practicum.rollouts import NOTE_KINDS
 from practicum.runs.identity import add_prefix, digest_loaded
@@ -91,12 +91,11 @@ class ScorerBuilder:
 
     def _load_scalar(self, role: str, config: StudentConfig | None) -> MeteredScalar:
         """Load a model with one number a token; raises VocabularyError if its tokens are others."""
-        backend = self.backend
-        loader = backend if isinstance(backend, LoadsScalars) else self.backend_context.local()
-        assert isinstance(loader, LoadsScalars), "the local backend holds such models"
-        loaded = loader.load_scalar(
-            resolve_model(config or self._describe_student(), self.recipe), role
-        )
+        model = resolve_model(config or self._describe_student(), self.recipe)
+        loaded = self.backend.load_scalar(model, role)
+        if loaded is None:
+            loaded = self.backend_context.local().load_scalar(model, role)
+        assert loaded is not None, "the local backend holds such models"
         if compare_renderers(self.student.renderer, loaded.renderer) is not None:
             raise VocabularyError(
                 f"scorers.{role.partition('-')[2]}.model: {loaded.source} reads other tokens than "

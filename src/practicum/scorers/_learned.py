@@ -12,14 +12,8 @@ from practicum.core.randomness import seed_of
 from practicum.errors import ModelError
 from practicum.models.config import FinishedStage, StudentConfig
 from practicum.models.tensors import SavedTensor, read_tensors
-from practicum.ports import AdamParams
-from practicum.ports.scoring import (
-    ScalarModel,
-    Scorer,
-    ScorerContext,
-    ScorerSettings,
-    name_role,
-)
+from practicum.ports import AdamParams, ScalarModel
+from practicum.ports.scoring import Scorer, ScorerContext, ScorerSettings, name_role
 from practicum.types import Metrics, Rollout, ScoreRequest
 
 Loss = Callable[[Float[Tensor, " N"]], Tensor]

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from practicum.ports import Observation
+from practicum.ports import (
+    Episode,
+    Observation,
+)
 from practicum.types import Message
 
 
 @dataclass(slots=True)
-class FunctionEpisode:
+class FunctionEpisode(Episode):
     """An episode that answers with a function of the turns so far; see `practicum.ports.Episode`.
 
     `answer` returns the text of the next turn, or None at the end, and `reward` that of the last

@@ -16,7 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from practicum.core.strict_json import JsonError, parse_json
 from practicum.core.waits import show_wait
 from practicum.errors import DataError
-from practicum.ports import Observation, Task, TaskConfig
+from practicum.ports import (
+    Episode,
+    Observation,
+    Task,
+    TaskConfig,
+)
 from practicum.tasks import TaskContext
 from practicum.text.safe import excerpt
 from practicum.types import Message, Prompt, Rollout
@@ -150,7 +155,7 @@ class SteppedEnvironment:
         return text
 
 
-class _ResumedEpisode:
+class _ResumedEpisode(Episode):
     """A session whose environment stands where a prompt left it; see `practicum.ports.Episode`."""
 
     def __init__(self, config: Config, prompt: Prompt, seed: int) -> None:

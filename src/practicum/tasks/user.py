@@ -13,7 +13,12 @@ from pydantic import Field, model_validator
 
 from practicum.core.plugins import Plugin, build_part
 from practicum.errors import DataError
-from practicum.ports import Observation, Task, TaskConfig
+from practicum.ports import (
+    Episode,
+    Observation,
+    Task,
+    TaskConfig,
+)
 from practicum.tasks import TaskContext
 from practicum.text.placeholders import fill_placeholders, list_placeholders
 from practicum.types import Message, Prompt, Rollout
@@ -123,7 +128,7 @@ class UserTask(Task):
 
 
 @dataclass(slots=True)
-class UserEpisode:
+class UserEpisode(Episode):
     """A conversation with the user; see `practicum.ports.Episode`."""
 
     task: UserTask

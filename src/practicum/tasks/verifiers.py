@@ -19,7 +19,14 @@ from pydantic import Field, JsonValue, model_validator
 
 from practicum.core.abandon import check
 from practicum.errors import DataError
-from practicum.ports import Observation, SampledTurn, Task, TaskConfig, TurnRequest
+from practicum.ports import (
+    Episode,
+    Observation,
+    SampledTurn,
+    Task,
+    TaskConfig,
+    TurnRequest,
+)
 from practicum.tasks import TaskContext
 from practicum.tasks._token_engine import CLOSED, EngineLine, TokenEngine
 from practicum.tasks._verifiers_agents import AgentEnd, AgentRunner, open_runner
@@ -68,8 +75,8 @@ class HarnessError(RuntimeError):
 
 
 @dataclass(slots=True)
-class HarnessEpisode:
-    """A conversation that a harness leads; see `practicum.ports.TokenEpisode`."""
+class HarnessEpisode(Episode):
+    """A conversation that a harness leads."""
 
     engine: TokenEngine
     line: EngineLine
@@ -77,10 +84,6 @@ class HarnessEpisode:
     seconds: float
     reward_range: tuple[float, float]
     pending: TurnRequest | None = None
-
-    def step(self, turn: str) -> Observation:
-        """Refuse a turn that is not token for token."""
-        raise HarnessError("a harness takes turns as tokens")
 
     def answer_tokens(self, turn: SampledTurn) -> Observation:
         """Hand the turn to the request that waits for it, and return what follows it."""

@@ -24,9 +24,7 @@ class Config(BaseModel):
 
     def problems(self, student, objective, mixes_tokens, staleness, models) -> list[str]:  # type: ignore[no-untyped-def]
         """Decoding in lockstep needs both models in one process."""
-        return (
-            ["rollout.source: 'token_mix' needs another backend"] if source == "token_mix" else []
-        )
+        return ["rollout.source: 'token_mix' needs another backend"] if mixes_tokens else []
 
 
 def build(config: Config, context: BackendContext) -> Backend:

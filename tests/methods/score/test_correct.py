@@ -10,6 +10,7 @@ from toy import toy_recipe
 from practicum.errors import CapabilityError, VerifierError
 from practicum.methods.score.correct import find_turn, measure_corrected
 from practicum.ports import (
+    Episode,
     Observation,
     PromptedClient,
     SamplingClient,
@@ -66,7 +67,7 @@ class Echo(Task):
         return {prompt.id: 0.75, **dict.fromkeys(others, 0.25 / 3)}
 
 
-class World:
+class World(Episode):
     def __init__(self, seed, mood):
         self.seed, self.mood, self.heard = seed, mood, 0
 

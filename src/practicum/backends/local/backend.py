@@ -32,8 +32,15 @@ from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, St
 from practicum.models.digests import ModelRecord, record_model
 from practicum.models.sources import needs_conversion
 from practicum.models.tensors import copy_to_host, read_parts, write_stems
-from practicum.ports import BackendContext, Model, SamplingClient, Student, WeightUpdateRule
-from practicum.ports.scoring import LoadedScalar
+from practicum.ports import (
+    Backend,
+    BackendContext,
+    LoadedScalar,
+    Model,
+    SamplingClient,
+    Student,
+    WeightUpdateRule,
+)
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +55,7 @@ class LocalStudent(Student):
     engine_trainer: EngineTrainer | None = None
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """See `practicum.ports.Backend`."""
 
     def __init__(self, config: Config, context: BackendContext) -> None:

@@ -37,16 +37,19 @@ from practicum.ports import (
     BackendContext,
     Capabilities,
     DecodeBatch,
+    LoadedScalar,
     MixedRequest,
     Model,
+    ScalarModel,
     SelfTeacher,
     Student,
     WeightUpdateRule,
 )
-from practicum.ports.paper import PaperModel, PaperRecord, PaperScalarDims
-from practicum.ports.scoring import (
-    LoadedScalar,
-    ScalarModel,
+from practicum.ports.paper import (
+    PaperBackend,
+    PaperModel,
+    PaperRecord,
+    PaperScalarDims,
 )
 from practicum.types import (
     Datum,
@@ -61,7 +64,7 @@ from practicum.types import (
 )
 
 
-class LocalPaper:
+class LocalPaper(PaperBackend):
     """A weightless backend; `record` collects every request. See `practicum.ports.PaperBackend`."""
 
     record: PaperRecord
@@ -229,7 +232,7 @@ class PaperClient(SelfTeacher):
 
 
 class PaperScalar(ScalarModel):
-    """Records texts and says 0 of every token; see `practicum.ports.scoring.ScalarModel`."""
+    """Records texts and says 0 of every token; see `practicum.ports.ScalarModel`."""
 
     def __init__(
         self,

@@ -23,8 +23,7 @@ from practicum.backends.local.ranks import is_out_of_memory
 from practicum.costs import GraphPlan
 from practicum.costs.segments import split_by_tokens
 from practicum.errors import CheckpointError, ResourceError
-from practicum.ports import AdamParams
-from practicum.ports.scoring import ScalarModel
+from practicum.ports import AdamParams, ScalarModel
 from practicum.text.tokenizers import shorten_error
 from practicum.types import Metrics, ScoreRequest
 
@@ -33,7 +32,7 @@ HEAD = "scalar_head"
 
 
 class LocalScalarModel(ScalarModel):
-    """See `practicum.ports.scoring.ScalarModel`."""
+    """See `practicum.ports.ScalarModel`."""
 
     def __init__(self, language_model: LanguageModel, limits: TrainerLimits) -> None:
         self._language_model = language_model
@@ -61,7 +60,7 @@ class LocalScalarModel(ScalarModel):
         slopes: Sequence[Float[Tensor, " _"]],
         params: AdamParams,
     ) -> Metrics:
-        """Take one step of AdamW down the slopes; see `practicum.ports.scoring.ScalarModel`."""
+        """Take one step of AdamW down the slopes; see `practicum.ports.ScalarModel`."""
         self._language_model.model.eval()
         plan = self._plan(texts)
         try:

@@ -32,9 +32,9 @@ from practicum.ports import (
     AdamParams,
     Capabilities,
     SamplingClient,
+    ScalarModel,
     WeightUpdateRule,
 )
-from practicum.ports.scoring import ScalarModel
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -423,7 +423,7 @@ class ShardedTeacher(SamplingClient):
 
 
 class RayScalar(ScalarModel):
-    """A `practicum.ports.scoring.ScalarModel` in a process of its own: numbers come and go."""
+    """A `practicum.ports.ScalarModel` in a process of its own: numbers come and go."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group

@@ -22,8 +22,14 @@ from practicum.backends.ray.placement import RETRIES, RayCluster, Starter
 from practicum.backends.ray.processes import PACKAGES, ModelProcess, ScalarProcess, TrainerRank
 from practicum.errors import CapabilityError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
-from practicum.ports import BackendContext, Model, Student, WeightUpdateRule
-from practicum.ports.scoring import LoadedScalar
+from practicum.ports import (
+    Backend,
+    BackendContext,
+    LoadedScalar,
+    Model,
+    Student,
+    WeightUpdateRule,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +42,7 @@ class RayStudent(Student):
     samplers: ModelPool
 
 
-class RayBackend:
+class RayBackend(Backend):
     """See `practicum.ports.Backend`."""
 
     def __init__(self, config: Config, context: BackendContext) -> None:

@@ -18,7 +18,13 @@ from practicum.errors import CapabilityError, CheckpointError, ModelError, Recip
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.models.tensors import read_tensors, write_stems
 from practicum.objective import Objective
-from practicum.ports import Backend, BackendContext, Model, Student, WeightUpdateRule
+from practicum.ports import (
+    Backend,
+    BackendContext,
+    Model,
+    Student,
+    WeightUpdateRule,
+)
 from practicum.ports.paper import PaperBackend
 from practicum.remote.tinker import Connection, ServiceConfig
 from practicum.text import Renderer
@@ -119,7 +125,7 @@ def build_on_paper(config: Config, context: BackendContext, answer_tokens: int) 
     )
 
 
-class TinkerBackend:
+class TinkerBackend(Backend):
     """The student at a service, other models in this process; see `practicum.ports.Backend`."""
 
     def __init__(self, config: Config, context: BackendContext) -> None:

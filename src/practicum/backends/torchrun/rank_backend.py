@@ -23,6 +23,7 @@ from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Objective, Signal
 from practicum.ports import (
     AdamParams,
+    Backend,
     BackendContext,
     Capabilities,
     Model,
@@ -125,7 +126,7 @@ class RankStudent(Student):
     trainer: "RankTrainer"
 
 
-class RankBackend:
+class RankBackend(Backend):
     """See `practicum.ports.Backend`."""
 
     def __init__(self, config: Config, context: BackendContext, group: LockstepGroup) -> None:
