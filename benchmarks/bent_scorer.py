@@ -1,18 +1,22 @@
 """A scorer with a fault: the longer an answer is, the better it finds it, whatever the answer says."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
-from practicum.ports.scoring import Scorer, ScorerContext
-from practicum.types import FrozenConfig, Judgement, Rollout
+from practicum.ports.scoring import Scorer, ScorerContext, ScorerSettings
+from practicum.types import Judgement, Rollout
 
 
-class Config(FrozenConfig):
+class Config(ScorerSettings):
     """The number of tokens that it finds perfect."""
 
-    follows_student: ClassVar[bool] = False
     type: Literal["benchmarks.bent_scorer"] = "benchmarks.bent_scorer"
     longest: int = 8
+
+    @property
+    def follows_student(self) -> bool:
+        """False: the judgement depends on the answer alone."""
+        return False
 
 
 class LengthScorer(Scorer):

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 from torch import Tensor
 
 from practicum.core.plugins import Plugin
@@ -19,6 +19,7 @@ from practicum.ports import (
     Capabilities,
     PromptedClient,
     Teacher,
+    TeacherConfig,
     TeacherContext,
     TeacherRequest,
 )
@@ -26,13 +27,12 @@ from practicum.text import Renderer
 from practicum.types import Datum, HeadLike, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 
-class Config(BaseModel):
+class Config(TeacherConfig):
     """The teacher that is bent, and how."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["benchmarks.bent_teacher"] = "benchmarks.bent_teacher"
-    teacher: Plugin("teachers")  # type: ignore[valid-type]
-    bias: dict[str, float] = {}
+    teacher: Plugin("teachers", TeacherConfig)  # type: ignore[valid-type]
+    bias: dict[str, float] = Field(default_factory=dict)
     stop: float = 0.0
     agree_from: int | None = None
     agree_after: int = 8

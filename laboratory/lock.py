@@ -6,15 +6,15 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
-from practicum.ports import Task
+from practicum.ports import Task, TaskConfig
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._words import check_letters
-from practicum.types import FrozenConfig, Message, Prompt
+from practicum.types import Message, Prompt
 
 MOST_LOCKS = 26
 
 
-class Config(FrozenConfig):
+class Config(TaskConfig):
     """The number of locks, and the length and letters of their codes."""
 
     type: Literal["laboratory.lock"] = "laboratory.lock"
