@@ -71,6 +71,16 @@ class EstimatorCall(Call):
             check_shape("compute_returns", self.compute_returns(EXAMPLE[0], turns), (3,))
 
 
+class Auto(EstimatorCall):
+    """Pathwise if there are candidates to differentiate, score_function for sampled signals."""
+
+    type: Literal["auto"] = "auto"
+
+    def resolve(self, usual: EstimatorCall) -> EstimatorCall:
+        """Return the usual estimator of the signal."""
+        return usual
+
+
 class Pathwise(EstimatorCall):
     """Differentiate the divergence itself at every visited state (GKD 2306.13649)."""
 

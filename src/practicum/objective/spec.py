@@ -23,8 +23,7 @@ from practicum.objective.clip_call import Clip
 from practicum.objective.clips.none import Config as NoClip
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.entries import Choice
-from practicum.objective.estimator_call import Estimator, EstimatorCall
-from practicum.objective.estimators.auto import Config as Auto
+from practicum.objective.estimator_call import Auto, Estimator, EstimatorCall
 from practicum.objective.signal_call import Capabilities, Full, Sampled, Signal, SignalCall, TopK
 from practicum.objective.target_call import Target
 from practicum.objective.targets.teacher import Config as TeacherTarget
