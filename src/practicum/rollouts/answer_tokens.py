@@ -92,8 +92,13 @@ class Tokens:
         return len(self.ids)
 
     def __add__(self, end: "Tokens") -> "Tokens":
-        pairs = zip(self.columns, end.columns, strict=True)
-        return Tokens(*(torch.cat(pair) for pair in pairs))
+        return Tokens.join([self, end])
+
+    @classmethod
+    def join(cls, parts: Sequence["Tokens"]) -> "Tokens":
+        """Return the tokens of one or more parts, in order."""
+        columns = zip(*(part.columns for part in parts), strict=True)
+        return cls(*(torch.cat(column) for column in columns))
 
     def cut(self, start: int, end: int | None = None) -> "Tokens":
         """Return the tokens from `start` to before `end`, without `end` to the last."""

@@ -33,6 +33,7 @@ from practicum.ports.gate import (
     list_kinds,
     report_rejections,
 )
+from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import call_by_group
 from practicum.rollouts.openings import ConversationRequest
 from practicum.rollouts.pace import Answer, Asker, open_asker
@@ -265,9 +266,7 @@ def _open_conversation(request: ConversationRequest, vocabulary: int) -> "_OpenC
     return replace(
         conversation,
         tokens=beginning.tokens.ids.tolist(),
-        model_mask=(~beginning.tokens.is_by("environment")).tolist(),
-        sampling_logprobs=[beginning.tokens.sampling_logprobs],
-        policy_logprobs=[beginning.tokens.policy_logprobs],
+        parts=[beginning.tokens],
         turns=list(beginning.turns),
         turn_start=len(beginning.tokens),
     )
@@ -275,7 +274,7 @@ def _open_conversation(request: ConversationRequest, vocabulary: int) -> "_OpenC
 
 @dataclass(slots=True)
 class _OpenConversation:
-    """A conversation in progress: its tokens end to end, their log-probabilities, and its turns.
+    """A conversation in progress: its token ids end to end, the same in parts, and its turns.
 
     The unfinished turn begins at token `turn_start`, and the first `opening` tokens are those up to
     the end of the opening. `has_asked` is True once the environment was asked for a reply,
@@ -286,9 +285,7 @@ class _OpenConversation:
     request: ConversationRequest
     vocabulary: int
     tokens: list[int] = field(default_factory=list)
-    model_mask: list[bool] = field(default_factory=list)
-    sampling_logprobs: list[Tensor] = field(default_factory=list)
-    policy_logprobs: list[Tensor] = field(default_factory=list)
+    parts: list[Tokens] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
     turn_start: int = 0
@@ -327,8 +324,7 @@ class _OpenConversation:
 
     def append_sample(self, sample: Sample) -> None:
         """Add sampled tokens to the unfinished turn."""
-        tokens, sampling = sample.tokens.tolist(), sample.sampling_logprobs
-        self._append(tokens, sampling, sample.policy_logprobs, is_from_model=True)
+        self._append(Tokens.from_sample(sample, "student", 0))
 
     def end_turn(self, renderer: Renderer, params: SamplingParams) -> bool:
         """End the turn; return True if the environment has to answer it.
@@ -444,8 +440,8 @@ class _OpenConversation:
     def _read_turn(self) -> SampledTurn:
         """Return the newest turn token for token."""
         before = (*self.request.prompted_client.prompt_tokens, *self.tokens[: self.turn_start])
-        logprobs = torch.cat(self.sampling_logprobs)[self.turn_start :]
-        return SampledTurn(before, tuple(self.tokens[self.turn_start :]), tuple(logprobs.tolist()))
+        turn = Tokens.join(self.parts).cut(self.turn_start)
+        return SampledTurn(before, tuple(turn.ids.tolist()), tuple(turn.sampling_logprobs.tolist()))
 
     def _append_reply(
         self, messages: Sequence[Message], tokens: Sequence[int], params: SamplingParams
@@ -454,11 +450,7 @@ class _OpenConversation:
         if count >= self.count_room(params):
             self.stop_reason = "length"
             return
-        # The environment wrote these tokens: a sampling log-probability of 0 gives them
-        # probability 1, and NaN says that the policy never scored them.
-        self._append(
-            list(tokens), torch.zeros(count), torch.full((count,), torch.nan), is_from_model=False
-        )
+        self._append(Tokens.from_text(tokens, "environment", 0, in_loss=False))
         text = "\n".join(message.content for message in messages)
         self.turns.append(Turn(messages[0].role, count, text))
         self.turn_start = len(self.tokens)
@@ -479,24 +471,19 @@ class _OpenConversation:
         """Note how the environment failed; a failure to close leaves the end as it was."""
         self.notes["error"] = excerpt(f"{type(error).__name__}: {error}")
 
-    def _append(
-        self, tokens: list[int], sampling: Tensor, policy: Tensor, *, is_from_model: bool
-    ) -> None:
-        self.tokens += tokens
-        self.model_mask += [is_from_model] * len(tokens)
-        self.sampling_logprobs.append(sampling)
-        self.policy_logprobs.append(policy)
+    def _append(self, tokens: Tokens) -> None:
+        self.tokens += tokens.ids.tolist()
+        self.parts.append(tokens)
 
     def finish(self) -> Conversation:
         """Return the finished conversation."""
         assert self.stop_reason is not None, "it was held to its end"
-        sample = Sample(
-            torch.tensor(self.tokens, dtype=torch.long),
-            torch.cat(self.sampling_logprobs),
-            torch.cat(self.policy_logprobs),
-            self.stop_reason,
-        )
-        mask = torch.tensor(self.model_mask, dtype=torch.bool)
+        tokens = Tokens.join(self.parts)
         return Conversation(
-            sample, mask, tuple(self.turns), self.notes, self.opening, self.rejected
+            tokens.to_sample(self.stop_reason),
+            ~tokens.is_by("environment"),
+            tuple(self.turns),
+            self.notes,
+            self.opening,
+            self.rejected,
         )
