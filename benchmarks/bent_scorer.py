@@ -15,7 +15,7 @@ class Config(ScorerSettings):
 
     @property
     def follows_student(self) -> bool:
-        """False: the judgement depends on the answer alone."""
+        """False: the judgement depends only on the answer."""
         return False
 
 

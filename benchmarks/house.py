@@ -243,7 +243,7 @@ def measure_house() -> list[Measure]:
         ),
         Measure("files to add a part", count_files_to_add(), 1),
         Measure(
-            "files on the longest chain of imports, those in functions included",
+            "files on the longest chain of imports, also inside functions",
             len(find_longest_chain(build_import_graph("practicum"))),
             50,
         ),

@@ -25,7 +25,7 @@ Settings = TypeVar("Settings", bound=BaseModel)
 Built = TypeVar("Built")
 
 METHODS = "practicum.methods"
-"""The package with a folder for each published method that needs code of its own."""
+"""The package with a folder for each published method that needs special code."""
 
 PLUGIN_KEY = "x-plugin"
 """The key that marks a plug-in's place in a JSON Schema; its value is the room."""
@@ -68,7 +68,7 @@ def find_plugin_file(room: str, name: str) -> Path | None:
 
 
 def list_packaged(room: str) -> frozenset[str]:
-    """Return the plug-ins of practicum itself, in the room's folder and in those of the methods."""
+    """Return the plug-ins of practicum itself, from the room's folder and the folders of methods."""
     return frozenset(_locate_packaged(room))
 
 

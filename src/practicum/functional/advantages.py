@@ -56,7 +56,7 @@ class RewardRule:
 
     @property
     def defaults(self) -> Mapping[str, Number]:
-        """The parameters with their defaults, those of the function first."""
+        """The parameters with their defaults, beginning with the function's parameters."""
         named = {"advantage": self.advantage} if self.advantage else {}
         return {**defaults_of(self.function), **named}
 

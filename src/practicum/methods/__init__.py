@@ -1,5 +1,5 @@
-"""Published methods that need code of their own: one folder for each, with its parts.
+"""Published methods that need special code: one folder for each, with its parts.
 
 `PARTS` of a folder has the names of its modules by kind, such as `{"sources": ["replace"]}`. The rest
-of practicum finds them by that and imports none of them.
+of practicum finds the modules by these names and never imports them.
 """

@@ -123,7 +123,7 @@ class SamplingClient:
 
     @property
     def decodes_by_token(self) -> bool:
-        """Return True if it can decode beside another, both reading each token as it is sampled."""
+        """Return True if two such clients can decode together and read each sampled token."""
         return type(self).open_decode_batch is not SamplingClient.open_decode_batch
 
     def open_decode_batch(

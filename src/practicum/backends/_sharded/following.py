@@ -28,7 +28,7 @@ Weights = TypeVar("Weights")
 
 
 class ShardedSelfTeacher(SelfTeacher, ABC, Generic[Weights]):
-    """A self-teacher whose rows follow the student's in each rank.
+    """A self-teacher with rows that follow the student's in each rank.
 
     `ask` lets all ranks do the same, and `build_client` makes a client from what returns the weights.
     """

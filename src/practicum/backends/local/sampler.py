@@ -74,7 +74,7 @@ class LocalSampler(SamplingClient):
     kept: KeptTexts | None = None
 
     def remember_texts(self) -> Self:
-        """Return the same sampler with room for texts that go on."""
+        """Return the same sampler with room for texts that will be continued."""
         # What cannot be packed, such as a recurrent state, is read again.
         can_keep = self.language_model.max_packed_tokens > 0
         return replace(self, kept=KeptTexts()) if can_keep else self

@@ -1,3 +1,3 @@
-"""Answers whose rejected steps another writer writes again (OVD, arXiv 2601.21968)."""
+"""Answers in which another writer replaces the rejected steps (OVD, arXiv 2601.21968)."""
 
 PARTS = {"sources": ["replace"]}

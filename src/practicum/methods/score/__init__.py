@@ -1,3 +1,3 @@
-"""Turns that a model writes anew, and rewards of likelihood (SCoRe, arXiv 2509.14257)."""
+"""Turns that a model corrects, and rewards from a likelihood (SCoRe, arXiv 2509.14257)."""
 
 PARTS = {"sources": ["correct"], "scorers": ["likelihood"]}
