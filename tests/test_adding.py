@@ -255,6 +255,57 @@ WRONG = {
         {"rollout.source": "my_parts.wrong"},
         r"rollout.source: my_parts.wrong: collect returns no list of rollouts",
     ),
+    "no rollouts": (
+        "from practicum.rollouts import SourceConfig\n"
+        "class Config(SourceConfig):\n"
+        "    type: str = 'my_parts.wrong'\n"
+        "    def collect(self, keys, parts):\n"
+        "        return []\n",
+        {"rollout.source": "my_parts.wrong"},
+        r"my_parts.wrong: collect returned no rollouts for \d+ keys; return at least one",
+    ),
+    "estimator": (
+        "from practicum.objective import EstimatorCall\n"
+        "class Config(EstimatorCall):\n"
+        "    type: str = 'my_parts.wrong'\n"
+        "    accumulates = property(lambda self: True)\n"
+        "    def compute_returns(self, advantages, turns):\n"
+        "        return advantages[1:]\n",
+        SAMPLED | {"objective.estimator": "my_parts.wrong"},
+        r"estimator: compute_returns returns \(2,\) and not a tensor of shape \(3,\)",
+    ),
+    "task settings": (
+        "from pydantic import BaseModel\n"
+        "class Config(BaseModel):\n"
+        "    type: str = 'my_parts.wrong'\n"
+        "def build(config, context):\n"
+        "    pass\n",
+        {"task": {"type": "my_parts.wrong"}},
+        r"task: .* is no task: its Config is not below practicum.ports.tasks.TaskConfig",
+    ),
+    "task": (
+        "from practicum.ports import TaskConfig\n"
+        "class Config(TaskConfig):\n"
+        "    type: str = 'my_parts.wrong'\n"
+        "def build(config, context):\n"
+        "    return 7\n",
+        {"task": {"type": "my_parts.wrong"}},
+        r"'my_parts.wrong': build returned a int; return an object of a class below .*tasks.Task",
+    ),
+    "episode": (
+        "from practicum.ports import TaskConfig\n"
+        "from practicum.tasks import PromptSet\n"
+        "from practicum.types import Message, Prompt\n"
+        "class Config(TaskConfig):\n"
+        "    type: str = 'my_parts.wrong'\n"
+        "class Wrong(PromptSet):\n"
+        "    def open(self, prompt, seed):\n"
+        "        return object()\n"
+        "def build(config, context):\n"
+        "    return Wrong([Prompt('a', (Message('user', 'a'),), answer='a')], [])\n",
+        {"task": {"type": "my_parts.wrong"}, "rollout.max_new_tokens": 64},
+        r"open\(\) returned a object, which is not below practicum.ports.Episode",
+    ),
     "monitor": (
         "from practicum.monitors import Monitor\n"
         "entry = Monitor('m', lambda view, limits: view.row['none'], 'm', 'x', patches=())\n",

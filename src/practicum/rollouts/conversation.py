@@ -402,14 +402,15 @@ class _OpenConversation:
     def _step(self, environment: OpensEpisodes, turn: str) -> Observation:
         if self.episode is None:
             seed = self.request.episode_seed
-            self.episode = environment.open(
+            episode = environment.open(
                 self.request.prompt, self.episode_seed if seed is None else seed
             )
-            if not isinstance(self.episode, Episode):
-                kind = type(self.episode).__name__
+            if not isinstance(episode, Episode):
+                kind = type(episode).__name__
                 raise Refused(
                     "type", f"open() returned a {kind}, which is not below practicum.ports.Episode"
                 )
+            self.episode = episode
             self._replay(self.episode)
         episode = self.episode
         observation = (

@@ -34,6 +34,10 @@ def collect_rollouts(
         isinstance(rollout, Rollout) for rollout in rollouts
     ):
         raise DataError(f"{label}: collect returns no list of rollouts; return one for each key")
+    if not rollouts:
+        raise DataError(
+            f"{label}: collect returned no rollouts for {len(keys)} keys; return at least one"
+        )
     return rollouts
 
 
