@@ -26,12 +26,16 @@ OVERRIDES = ("student.model.pretrain.steps=5", "teacher.model.pretrain.steps=5")
 
 @dataclass
 class Journey:
-    """The functions that were called and the dataclasses that were made, how often from one file to another, and how deep."""
+    """The functions that were called and the dataclasses that were made, how often from one file to another, and how deep.
+
+    `given_objective` has the functions that were called with the objective or one of its terms.
+    """
 
     functions: set[tuple[str, str]] = field(default_factory=set)
     moves: Counter[tuple[str, str]] = field(default_factory=Counter)
     depth: int = 0
     made: Counter[str] = field(default_factory=Counter)
+    given_objective: set[tuple[str, str]] = field(default_factory=set)
 
     def to_row(self) -> list[int]:
         """Return files, functions, moves and depth."""
@@ -57,9 +61,12 @@ def main() -> None:
     )
     shapes = sorted(name for name, count in legs["step"].made.items() if count >= ROLLOUTS)
     print(f"{len(shapes)} shapes of a rollout in a step: {', '.join(shapes)}")
+    given = legs["step"].given_objective
+    places = len(given), len({file for file, _ in given})
+    print(f"{places[0]} functions in {places[1]} files of a step are given the objective or a term")
     for (start, end), count in legs["step"].moves.most_common(options.moves):
         print(f"{count:5} {start} -> {end}")
-    session.report({}, **rows, shapes=shapes)
+    session.report({}, **rows, shapes=shapes, given_objective=places)
 
 
 def _follow_legs() -> dict[str, Journey]:
@@ -78,6 +85,7 @@ def _follow_legs() -> dict[str, Journey]:
 def follow(work: Callable[[], T]) -> tuple[T, Journey]:
     """Return what some work gives, and the journey through the package that it takes."""
     import practicum
+    from practicum.objective import Objective, Term
 
     root = f"{Path(practicum.__file__).parent}/"
     journey, stack = Journey(), []
@@ -96,6 +104,10 @@ def follow(work: Callable[[], T]) -> tuple[T, Journey]:
             file = code.co_filename.removeprefix(root)
             if not code.co_name.startswith("<"):
                 journey.functions.add((file, code.co_qualname))
+                names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+                arguments = (frame.f_locals.get(name) for name in names if name != "self")
+                if any(isinstance(argument, Objective | Term) for argument in arguments):
+                    journey.given_objective.add((file, code.co_qualname))
             if stack and stack[-1] != file:
                 journey.moves[stack[-1], file] += 1
             stack.append(file)

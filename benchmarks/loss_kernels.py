@@ -103,7 +103,13 @@ def build_ours(name: str, chunk: int = CHUNK) -> Kernel:
     from practicum.backends.local.prepared import prepack_head
     from practicum.functional.chunked import BufferPool
     from practicum.functional.head import Head
-    from practicum.objective import Objective, TokenBatch, build_chunk, compute_coefficients
+    from practicum.objective import (
+        Objective,
+        TokenBatch,
+        build_chunk,
+        compile_objective,
+        compute_coefficients,
+    )
     from practicum.types import TeacherSignal
 
     library = load_library() if name == "compiled" else None
@@ -150,7 +156,7 @@ def build_ours(name: str, chunk: int = CHUNK) -> Kernel:
                 inputs.student[part],
                 (scores, TeacherSignal()),
                 tokens,
-                objective,
+                compile_objective(objective),
                 tiles,
             )
             share = compute_coefficients(objective.losses[0], side.values[0], tokens)

@@ -1,6 +1,7 @@
 """Every paper's recipe, run as it stands: what changed on held-out prompts, one JSON line a recipe in docs/papers.jsonl.
 
 python -m benchmarks papers [NAME ...] [--seeds 0 1 2] [--jobs 2] [--only all|recipes|controls]
+python -m benchmarks papers --carry REVISION
 
 A recipe that joins a reward and a teacher has a control as well, the same with the teacher off, which has a line of its own; it
 names one of its recipes where several have the same. A line is kept until its recipe is run again; the page of methods shows only
@@ -11,7 +12,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import describe_machine
-from practicum.objective import VERIFIER
 from practicum.recipe import (
     SWITCH,
     WORDS,
@@ -43,7 +42,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", choices=["all", "recipes", "controls"], default="all")
+    parser.add_argument(
+        "--carry",
+        metavar="REVISION",
+        help="run nothing: keep the lines that were of their recipes in a git revision, after a setting was renamed or added",
+    )
     options = parser.parse_args()
+    if options.carry:
+        print(f"{carry_lines(options.carry)} lines have a new fingerprint")
+        return
     names = [name for name in list_recipe_names() if name.startswith("papers/")]
     if options.names:
         names = [name for name in names if name.removeprefix("papers/") in options.names]
@@ -58,31 +65,16 @@ def main() -> None:
             print(f"{number} of {len(runs)}: {json.dumps(line)}", flush=True)
 
 
-LIMITS = ("threads", "budget", "save_in_background")
-"""Settings of a run that bound time and change nothing else but rounding; no recipe of a paper has a budget."""
+LIMITS = {
+    "evaluation": ("every",),
+    "rollout": ("episodes",),
+    "task": ("sandbox",),
+    "train": ("threads", "budget", "save_in_background"),
+}
+"""Settings by section that bound time and change nothing else but rounding; no recipe of a paper has a budget."""
 
 ABOUT_IT = ("prices", "monitors", "tracking")
 """Sections that say what is done with a run's numbers; no recipe of a paper lets a monitor change anything."""
-
-
-NEWER = re.compile(r"\(share=whole\)|, per=rollout|, unit=token|, place=question")
-"""The arguments of calls that are newer than the lines, with their defaults, which change nothing."""
-
-
-NEWER_SETTINGS = (
-    ("tokenizer", "characters"),
-    ("quantization", None),
-    ("normalize", False),
-    ("clip", None),
-    ("place", "question"),
-    ("drafts", 1),
-    ("choose", "longest"),
-    ("likeliest", 4),
-    ("votes", 1),
-    ("longest_text", None),
-    ("metric_for_best_model", None),
-)
-"""Settings with their defaults that are newer than the lines and change nothing."""
 
 
 def fingerprint(recipe: Recipe) -> str:
@@ -92,67 +84,67 @@ def fingerprint(recipe: Recipe) -> str:
         for key, setting in resolve_recipe(recipe).items()
         if key not in ("name", *WORDS, *ABOUT_IT)
     }
-    del settings["evaluation"]["every"]
-    if settings["evaluation"]["max_turns"] is None:
-        del settings["evaluation"]["max_turns"]
     assert settings.pop("backend")["type"] == "local", (
         "recipes of papers run here, and how much is held at once changes rounding alone"
     )
-    # Lines are older than these settings, which change nothing as they stand by default.
-    if not settings["rollout"]["max_staleness"]:
-        del settings["rollout"]["max_staleness"]
-    for key in ("engine", "max_turns", "segment_tokens"):
-        if settings["rollout"][key] is None:
-            del settings["rollout"][key]
-    if not settings["student"]["dropout"]:
-        del settings["student"]["dropout"]
-    for key in ("seed", "train_seed"):
-        if settings["task"].get(key, 0) is None:
-            del settings["task"][key]
-    for key in ("columns", "letters", "strict", "turn_rewards", "step_rewards", "lines"):
-        if not settings["task"].get(key, True):
-            del settings["task"][key]
-    if settings["task"].get("reward_range") == [0.0, 1.0]:
-        del settings["task"]["reward_range"]
-    for key in ("scorers", "notes"):
-        if not settings[key]:
-            del settings[key]
-    # Judges had no choice of a temperature.
-    for scorer in settings.get("scorers", {}).values():
-        if scorer["type"] == "judge" and scorer["temperature"] == 0:
-            del scorer["temperature"]
-    settings = _drop_newer_defaults(settings)
-    for term in settings["objective"]["losses"]:
-        if term["scorer"] == VERIFIER:
-            del term["scorer"]
-    # Walls around a verifier change no score.
-    settings["task"].pop("sandbox", None)
-    # Nor does the pace at which environments are asked.
-    del settings["rollout"]["episodes"]
-    if settings["train"]["epochs"] == 1:
-        del settings["train"]["epochs"]
-    settings["train"] = {
-        key: setting for key, setting in settings["train"].items() if key not in LIMITS
-    }
+    for section, names in LIMITS.items():
+        for name in names:
+            # Only some tasks run programs.
+            settings[section].pop(name, None)
     return hashlib.sha256(
         json.dumps({**settings, "base_dir": ""}, sort_keys=True).encode()
     ).hexdigest()[:12]
 
 
-def _drop_newer_defaults(setting: Any) -> Any:
-    """Return settings without those that are newer than the lines and change nothing by default."""
-    if isinstance(setting, list):
-        return [_drop_newer_defaults(part) for part in setting]
-    if isinstance(setting, str):
-        return NEWER.sub("", setting)
-    if not isinstance(setting, dict):
-        return setting
-    return {
-        key: _drop_newer_defaults(part)
-        for key, part in setting.items()
-        # From-scratch models had no other tokenizer, teachers all of their bits, critics no clip.
-        if (key, part) not in NEWER_SETTINGS
-    }
+def carry_lines(revision: str) -> int:
+    """Give every line that was of its recipe in a git revision the fingerprint that the recipe has now; return their number.
+
+    Use it after a setting was renamed or added, if `python -m benchmarks digests` shows that all runs are the same as before.
+    """
+    lines = list(read_lines().values())
+    before, now = _fingerprint_lines(lines, revision), _fingerprint_lines(lines)
+    carried = 0
+    for line, old, new in zip(lines, before, now, strict=True):
+        if line["of"] == old and old != new:
+            keep({**line, "of": new})
+            carried += 1
+    return carried
+
+
+def _fingerprint_lines(lines: Sequence[dict[str, Any]], revision: str = "") -> list[str]:
+    """Return the fingerprint of each line's recipe, by the code and the recipes of a revision; none: those here."""
+    asked = json.dumps([(line["recipe"], "teacher" in line) for line in lines])
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "then" if revision else ROOT
+        if revision:
+            _run_git("worktree", "add", "--detach", str(root), revision)
+        try:
+            answer = subprocess.run(
+                [sys.executable, "-c", FINGERPRINTS, asked],
+                cwd=root,
+                env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"},
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+        finally:
+            if revision:
+                _run_git("worktree", "remove", "--force", str(root))
+    return json.loads(answer.stdout)
+
+
+FINGERPRINTS = """
+import json, sys
+from benchmarks.papers import SWITCH, fingerprint
+from practicum.recipe import load_recipe
+asked = json.loads(sys.argv[1])
+print(json.dumps([fingerprint(load_recipe(name, [SWITCH] if off else [])) for name, off in asked]))
+"""
+"""Prints the fingerprints of recipes as JSON."""
+
+
+def _run_git(*arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True)
 
 
 def find_different_controls(names: Sequence[str]) -> list[str]:

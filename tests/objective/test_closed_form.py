@@ -6,8 +6,15 @@ import torch
 from practicum.backends.local.prepared import prepack_head
 from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
-from practicum.objective import Objective, build_chunk, build_token_batch, compute_coefficients
-from practicum.objective.closed_form import Autograd, Fused, has_closed_form
+from practicum.objective import (
+    Objective,
+    build_chunk,
+    build_token_batch,
+    compile_objective,
+    compute_coefficients,
+)
+from practicum.objective.closed_form import Autograd, Fused
+from practicum.objective.compile import compile_closed_form
 from practicum.types import PooledSignal, TeacherSignal
 
 from .test_sides import ALL, VOCABULARY, batch, logits
@@ -22,6 +29,7 @@ MORE = [
     {"against": "reference"},
     {"signal": "entropy", "coefficient": -0.7},
     {"losses": [{"signal": "score"}, {"signal": "entropy", "weights": "prefix(2)"}]},
+    {"losses": [{"signal": "full"}, {"signal": "binarised(2)", "estimator": "pathwise"}]},
     {"losses": [{"divergence": "jsd(0.2)"}, {"signal": "entropy", "coefficient": 0.3}]},
     {"target": "log_linear(1.2, 0, -0.2)"},
     {
@@ -66,8 +74,10 @@ def test_both_ways_to_the_gradient_agree(choice, teacher):
     ):
         return
     reference = heads(seed=5)[1]
-    ours = build_chunk(head, hidden, (said, reference), tokens, objective, BufferPool())
-    theirs = Autograd(twin, hidden, (said, reference), tokens, objective)
+    ours = build_chunk(
+        head, hidden, (said, reference), tokens, compile_objective(objective), BufferPool()
+    )
+    theirs = Autograd(twin, hidden, (said, reference), tokens, compile_objective(objective))
     for mine, other in zip(ours.values, theirs.values, strict=True):
         for name in (
             "loss_value",
@@ -102,14 +112,16 @@ def test_the_usual_objectives_have_a_closed_form():
         {"signal": "score"},
         {"signal": "entropy"},
     ):
-        assert all(has_closed_form(term) for term in Objective.model_validate(choice).losses)
+        assert all(compile_closed_form(term) for term in Objective.model_validate(choice).losses)
     for choice in (
         {"signal": "topk(4)"},
         {"target": "mixture(0.5)"},
         {"divergence": "adaptive_kl"},
         {"signal": "mc(2)"},
     ):
-        assert not any(has_closed_form(term) for term in Objective.model_validate(choice).losses)
+        assert not any(
+            compile_closed_form(term) for term in Objective.model_validate(choice).losses
+        )
 
 
 def test_impossible_tokens_and_great_logits_stay_finite():
@@ -127,7 +139,12 @@ def test_impossible_tokens_and_great_logits_stay_finite():
         objective = Objective.model_validate(choice)
         tokens = build_token_batch(batch(), objective)
         chunk = build_chunk(
-            head, 60 * hidden, (signal, TeacherSignal()), tokens, objective, BufferPool()
+            head,
+            60 * hidden,
+            (signal, TeacherSignal()),
+            tokens,
+            compile_objective(objective),
+            BufferPool(),
         )
         assert isinstance(chunk, Fused)
         shares = [
@@ -145,7 +162,14 @@ def test_a_head_that_is_more_than_a_matrix_goes_through_autograd():
     objective = Objective()
     tokens = build_token_batch(batch(), objective)
     assert isinstance(
-        build_chunk(capped, hidden, (signal, TeacherSignal()), tokens, objective, BufferPool()),
+        build_chunk(
+            capped,
+            hidden,
+            (signal, TeacherSignal()),
+            tokens,
+            compile_objective(objective),
+            BufferPool(),
+        ),
         Autograd,
     )
 
@@ -176,8 +200,8 @@ def test_a_pool_of_whole_teachers_has_a_closed_form_too(kind, gate, choice):
         TeacherSignal(pool=PooledSignal(kind, (0.3, 0.7), (first, second), gate)),
         TeacherSignal(),
     )
-    ours = build_chunk(head, hidden, said, tokens, objective, BufferPool())
-    theirs = Autograd(twin, hidden, said, tokens, objective)
+    ours = build_chunk(head, hidden, said, tokens, compile_objective(objective), BufferPool())
+    theirs = Autograd(twin, hidden, said, tokens, compile_objective(objective))
     assert isinstance(ours, Fused)
     some = torch.tensor([0, 2])
     for mine, other in zip(
@@ -200,7 +224,7 @@ def test_a_pool_with_a_member_that_names_tokens_only_goes_through_autograd():
     head, signal, hidden = heads()
     members = (spoken(signal, tokens), spoken(heads(seed=6)[1], tokens))
     said = TeacherSignal(pool=PooledSignal("geometric", (0.5, 0.5), members)), TeacherSignal()
-    chunk = build_chunk(head, hidden, said, tokens, objective, BufferPool())
+    chunk = build_chunk(head, hidden, said, tokens, compile_objective(objective), BufferPool())
     assert isinstance(chunk, Autograd)
     assert chunk.get_distributions(torch.tensor([0])) is None
 
@@ -216,12 +240,19 @@ def test_a_frozen_head_of_bfloat16_has_a_closed_form_and_one_that_learns_does_no
     )
     exact = Head(low.weight.double(), VOCABULARY)
     ours = build_chunk(
-        low, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool()
+        low,
+        hidden.float(),
+        (said, TeacherSignal()),
+        tokens,
+        compile_objective(objective),
+        BufferPool(),
     )
     expected = TeacherSignal(
         hidden=said.hidden.double(), head=Head(said.head.weight.double(), VOCABULARY)
     )
-    theirs = Autograd(exact, hidden, (expected, TeacherSignal()), tokens, objective)
+    theirs = Autograd(
+        exact, hidden, (expected, TeacherSignal()), tokens, compile_objective(objective)
+    )
     assert isinstance(ours, Fused)
     shares = [
         compute_coefficients(term, value, tokens)
@@ -233,7 +264,12 @@ def test_a_frozen_head_of_bfloat16_has_a_closed_form_and_one_that_learns_does_no
     learning = Head(torch.nn.Parameter(low.weight.clone()), VOCABULARY)
     assert isinstance(
         build_chunk(
-            learning, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool()
+            learning,
+            hidden.float(),
+            (said, TeacherSignal()),
+            tokens,
+            compile_objective(objective),
+            BufferPool(),
         ),
         Autograd,
     )
@@ -255,7 +291,12 @@ def test_heads_made_ready_give_the_same_gradient():
     for mine, teacher in ((plain, theirs), (ready, prepack_head(theirs))):
         said = TeacherSignal(hidden=signal.hidden.float(), head=teacher)
         chunk = build_chunk(
-            mine, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool()
+            mine,
+            hidden.float(),
+            (said, TeacherSignal()),
+            tokens,
+            compile_objective(objective),
+            BufferPool(),
         )
         shares = [
             compute_coefficients(term, value, tokens)

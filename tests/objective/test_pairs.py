@@ -16,7 +16,7 @@ from practicum.objective import (
     compute_coefficients,
     compute_term_values,
 )
-from practicum.objective.pairs import compare_pairs, find_pairs
+from practicum.objective.pairs import compile_pairs
 from practicum.recipe import parse_recipe
 from practicum.types import Datum, TeacherSignal
 
@@ -81,7 +81,7 @@ PAIRED = {
 @pytest.mark.parametrize("choose", PAIRED)
 def test_every_chosen_answer_is_paired_with_every_rejected_one(choose: str) -> None:
     term, values, batch, gradient = computed({"signal": f"pair(orpo, choose={choose})"})
-    pairs = find_pairs(term, values, batch)
+    pairs = compile_pairs(term).find_pairs(values, batch)
     assert set(map(tuple, pairs.rows.tolist())) == PAIRED[choose]
     paired = {row for pair in PAIRED[choose] for row in pair}
     assert pairs.unpaired.tolist() == [row not in paired for row in range(len(ROWS))]
@@ -103,18 +103,21 @@ def test_a_score_chooses_by_the_mean_log_probability(against: str) -> None:
         for other, (second, *_) in enumerate(ROWS)
         if group == second and means[one] > means[other]
     }
-    found = set(map(tuple, find_pairs(term, values, batch).rows.tolist()))
+    found = set(map(tuple, compile_pairs(term).find_pairs(values, batch).rows.tolist()))
     assert found == expected and len(found) == 3 + 1 + 3
 
 
 def test_what_is_measured_is_the_loss_of_the_pairs() -> None:
     settings = {"signal": "pair(dpo, beta=0.7, choose=reward)", "against": "reference"}
     term, values, batch, _ = computed({**settings, "coefficient": 3.0})
-    losses, ahead, unpaired = compare_pairs(term, values, batch)
+    losses, ahead, unpaired = compile_pairs(term).compare_pairs(values, batch)
     ratio = values.logprobs - values.teacher_logprobs
     sums = torch.stack([ratio[STARTS[row] : STARTS[row + 1]].sum() for row in range(len(ROWS))])
     margins = torch.stack(
-        [sums[one] - sums[other] for one, other in find_pairs(term, values, batch).rows]
+        [
+            sums[one] - sums[other]
+            for one, other in compile_pairs(term).find_pairs(values, batch).rows
+        ]
     )
     torch.testing.assert_close(losses, -torch.log(torch.sigmoid(0.7 * margins)))
     assert ahead.tolist() == [float(margin > 0) for margin in margins]
@@ -127,7 +130,7 @@ def test_an_answer_that_the_reference_does_not_score_is_in_no_pair() -> None:
     student = torch.log_softmax(logits(1), -1)
     (values,) = compute_term_values(student, TeacherDistribution(), batch, objective)
     assert not compute_coefficients(objective.losses[0], values, batch).any()
-    losses, _, unpaired = compare_pairs(objective.losses[0], values, batch)
+    losses, _, unpaired = compile_pairs(objective.losses[0]).compare_pairs(values, batch)
     assert not len(losses) and unpaired.all()
 
 

@@ -223,7 +223,9 @@ def test_spans_of_several_teachers_are_joined_and_rows_share_none() -> None:
         Datum(rollout((1, 1, 2, 2)), TeacherSignal()),
     ]
     objective = sampled("reverse_kl", 0.0)
-    assert needs_first_pass(objective, data) and not needs_first_pass(objective, data[2:])
+    assert not objective.needs_sequences
+    assert needs_first_pass(needs_sequences=False, datums=data)
+    assert not needs_first_pass(needs_sequences=False, datums=data[2:])
     spans = build_token_batch(data, objective).spans
     assert spans is not None
     assert spans.tolist() == [1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13]

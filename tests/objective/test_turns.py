@@ -104,8 +104,8 @@ def test_credit_by_turn_is_unbiased_and_varies_less() -> None:
         for actions in ALL
     )
     (exact,) = torch.autograd.grad(value, logits)
-    by_turn = Objective.model_validate({"signal": "score(leave_one_out, per=turn)"})
-    by_episode = Objective.model_validate({"signal": "score(leave_one_out, per=episode)"})
+    by_turn = Objective.model_validate({"signal": "score(leave_one_out, unit=turn)"})
+    by_episode = Objective.model_validate({"signal": "score(leave_one_out, unit=episode)"})
     means, variances = zip(*(estimate(one, logits) for one in (by_turn, by_episode)), strict=True)
     for mean in means:
         assert torch.allclose(mean, exact, atol=1e-6)
@@ -131,13 +131,13 @@ def test_with_one_turn_it_is_the_credit_of_the_answer(advantage: str, has_turns:
         )
     one, *others = (
         find_advantages(Objective.model_validate({"signal": f"score({advantage}{per})"}), rollouts)
-        for per in ("", ", per=turn", ", per=episode")
+        for per in ("", ", unit=turn", ", unit=episode")
     )
     assert one.any() and all(one.equal(other) for other in others)
 
 
 def test_turns_that_others_did_not_reach_are_compared_among_those_that_did() -> None:
-    objective = Objective.model_validate({"signal": "score(group_mean, per=turn)"})
+    objective = Objective.model_validate({"signal": "score(group_mean, unit=turn)"})
     rollouts = [talk((1, 1, 1), 0, 1.0), talk((1, 0), 1, 0.0), talk((1,), 2, 0.5)]
     totals = [
         [
@@ -154,7 +154,7 @@ def test_turns_that_others_did_not_reach_are_compared_among_those_that_did() -> 
 
 
 def test_an_episode_is_compared_by_all_its_rewards() -> None:
-    objective = Objective.model_validate({"signal": "score(group_mean, per=episode)"})
+    objective = Objective.model_validate({"signal": "score(group_mean, unit=episode)"})
     rollouts = [talk((1, 1, 1), 0, 1.0), talk((1, 0), 1, 0.0)]
     totals = [
         sum(reward(actions[: n + 1]) for n in range(len(actions))) + last
@@ -167,7 +167,7 @@ def test_an_episode_is_compared_by_all_its_rewards() -> None:
 
 @pytest.mark.parametrize("per", ["turn", "episode"])
 def test_rows_without_any_reward_have_none(per: str) -> None:
-    objective = Objective.model_validate({"signal": f"score(none, per={per})"})
+    objective = Objective.model_validate({"signal": f"score(none, unit={per})"})
     silent = talk((1, 1))
     silent = replace(silent, turns=tuple(replace(turn, reward=None) for turn in silent.turns))
     assert not find_advantages(objective, [silent]).any()
@@ -213,7 +213,7 @@ def test_a_term_adds_up_the_teachers_advantages_by_turn() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"signal": "score(best_of_n, per=turn)"}, "leave out per=turn"),
+        ({"signal": "score(best_of_n, unit=turn)"}, "leave out unit=turn"),
         (
             {"signal": "sampled", "estimator": "score_function(unit=turn, start=1)"},
             "leave out start and length",
@@ -232,7 +232,7 @@ def test_what_does_not_go_together_by_turn_is_refused(
 
 
 def test_a_part_of_a_batch_has_the_credit_of_the_whole() -> None:
-    objective = Objective.model_validate({"signal": "score(group_mean, per=turn)"})
+    objective = Objective.model_validate({"signal": "score(group_mean, unit=turn)"})
     rollouts = [talk((1, 1, 1), 0, 1.0), talk((0, 0, 1), 1, 0.0)]
     batch = build_token_batch([Datum(rollout, TeacherSignal()) for rollout in rollouts], objective)
     (term,) = objective.losses

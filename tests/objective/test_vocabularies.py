@@ -14,6 +14,7 @@ from practicum.objective import (
     TeacherDistribution,
     build_chunk,
     build_token_batch,
+    compile_objective,
     compute_coefficients,
     compute_term_values,
 )
@@ -273,8 +274,8 @@ def test_both_ways_to_the_gradient_agree(choice, silent):
         signal_with_head(teacher, states, tokens.tokens),
         signal_with_head(other, other_states, tokens.tokens),
     )
-    chunk = build_chunk(head, hidden, signals, tokens, objective, BufferPool())
-    slow = Autograd(twin, hidden, signals, tokens, objective)
+    chunk = build_chunk(head, hidden, signals, tokens, compile_objective(objective), BufferPool())
+    slow = Autograd(twin, hidden, signals, tokens, compile_objective(objective))
     assert isinstance(chunk, Autograd if choice in NEVER_FUSED else Fused) or choice in (
         *EVERY_DIVERGENCE,
     )
@@ -316,7 +317,9 @@ def test_teachers_of_several_vocabularies_meet_at_the_tokens_of_all(choice, kind
         signal_with_head(teacher, states, tokens.tokens),
     )
     pool = TeacherSignal(pool=PooledSignal(kind, (0.4, 0.6), members))
-    chunk = build_chunk(head, hidden, (pool, TeacherSignal()), tokens, objective, BufferPool())
+    chunk = build_chunk(
+        head, hidden, (pool, TeacherSignal()), tokens, compile_objective(objective), BufferPool()
+    )
     first = fold_slowly(like.logits(like_states))
     second = fold_slowly(teacher.logits(states))
     if kind == "geometric":

@@ -168,7 +168,7 @@ def test_an_added_reward_keeps_its_size() -> None:
     assert control is not None
     (term,) = control.objective.losses
     assert (str(term.signal.model_dump()), term.coefficient) == (
-        "score(advantage=leave_one_out, per=rollout)",
+        "score(advantage=leave_one_out, unit=rollout)",
         1.5,
     )
     assert str(term.weights.model_dump()) == "prefix(length=4)"

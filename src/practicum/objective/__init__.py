@@ -1,7 +1,8 @@
 """The objective as data, its logit side and its token side."""
 
 from practicum.objective.clip_call import CLIPS, Clip, ClipCall
-from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
+from practicum.objective.closed_form import LossChunk, build_chunk
+from practicum.objective.compile import CompiledObjective, compile_objective
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.estimator_call import ESTIMATORS, EstimatorCall, Pathwise, ScoreFunction
 from practicum.objective.signal_call import (
@@ -27,6 +28,7 @@ from practicum.objective.tokens import (
 from practicum.objective.vocabulary_axis import (
     compare_candidates,
     compute_term_values,
+    compute_values,
     cuts_to_candidates,
     measures_teacher,
     read_target,
@@ -41,6 +43,7 @@ __all__ = [
     "Capabilities",
     "Clip",
     "ClipCall",
+    "CompiledObjective",
     "EstimatorCall",
     "Full",
     "LossChunk",
@@ -61,11 +64,12 @@ __all__ = [
     "TopK",
     "build_chunk",
     "build_token_batch",
-    "can_fuse",
     "compare_candidates",
     "compare_signals",
+    "compile_objective",
     "compute_coefficients",
     "compute_term_values",
+    "compute_values",
     "cuts_to_candidates",
     "measures_teacher",
     "needs_first_pass",

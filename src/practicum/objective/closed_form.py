@@ -4,7 +4,7 @@
 products go into tiles that are allocated once, and each exponential is computed once. So a chunk
 costs little more than its matrix products, and memory does not grow with the number of tokens.
 `Autograd`, for objectives with any other term (candidates, drawn tokens, other targets): autograd
-differentiates the values of `compute_term_values`. `build_chunk` chooses by `can_fuse`;
+differentiates the values of `compute_values`. `build_chunk` chooses by `CompiledObjective.fuses`;
 metrics.jsonl has the share of fused tokens as `fused`.
 """
 
@@ -19,21 +19,18 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.functional.chunked import BufferPool, sum_products
 from practicum.functional.distributions import SMALLEST_TAIL
-from practicum.functional.divergences import DIVERGENCES, DistributionPair, floored
+from practicum.functional.divergences import DistributionPair, floored
 from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.both_spaces import read_both_spaces
-from practicum.objective.compiled import CompiledReverseKL, is_compiled
+from practicum.objective.compile import ClosedForm, CompiledObjective
 from practicum.objective.distribution import TeacherDistribution
+from practicum.objective.reverse_kl_kernel import KernelReverseKL, has_kernel
 from practicum.objective.signal_reader import measure_level, read_tokens
-from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.objective.vocabulary_axis import (
-    compute_teacher_rank,
-    compute_term_values,
-    compute_token_value,
     compute_values,
     forget_unknown,
     mark_scored,
@@ -75,7 +72,7 @@ def build_chunk(
     hidden: Float[Tensor, "T D"],
     signals: tuple[TeacherSignal, TeacherSignal],
     batch: TokenBatch,
-    objective: Objective,
+    objective: CompiledObjective,
     tiles: BufferPool,
     maps: Projections | None = None,
 ) -> LossChunk:
@@ -89,9 +86,9 @@ def build_chunk(
     # A teacher without hidden states gave log-probabilities of the sampled tokens, or nothing:
     # the terms that need no more have a closed form too.
     readable = has_distribution or (teacher.pool is None and teacher.hidden is None)
-    if head.has_closed_form_gradient and readable and can_fuse(objective, has_distribution):
-        if is_compiled(head, hidden, teacher, objective, tiles):
-            return CompiledReverseKL(head, hidden, teacher, batch, tiles)
+    if head.has_closed_form_gradient and readable and objective.fuses(has_distribution):
+        if has_kernel(head, hidden, teacher, objective, tiles):
+            return KernelReverseKL(head, hidden, teacher, batch, tiles)
         return Fused(head, hidden, teacher, batch, objective, tiles)
     return Autograd(head, hidden, signals, batch, objective, maps)
 
@@ -107,7 +104,7 @@ class Autograd:
         hidden: Float[Tensor, "T D"],
         signals: tuple[TeacherSignal, TeacherSignal],
         batch: TokenBatch,
-        objective: Objective,
+        objective: CompiledObjective,
         maps: Projections | None = None,
     ) -> None:
         tokens = slice(0, len(hidden))
@@ -126,7 +123,7 @@ class Autograd:
             if maps is not None and not signals[0].is_empty:
                 spaces = read_both_spaces(head, self._hidden, signals[0], maps)
                 teacher = replace(teacher, spaces=spaces)
-            self._values = compute_term_values(student, teacher, batch, objective, reference)
+            self._values = compute_values(objective.logits, student, teacher, batch, reference)
         self._pair = student.detach(), teacher
         self.values = [value.detach() for value in self._values]
 
@@ -161,7 +158,7 @@ class Fused:
         hidden: Float[Tensor, "T D"],
         teacher: TeacherSignal,
         batch: TokenBatch,
-        objective: Objective,
+        objective: CompiledObjective,
         tiles: BufferPool,
     ) -> None:
         self._head = head
@@ -182,8 +179,9 @@ class Fused:
         del logits
         if teacher.hidden is not None or teacher.pool is not None:
             self._pair = self._read_pair(student, teacher)
+        assert objective.closed is not None, "only objectives with a closed form come here"
         divergences, self._slopes = zip(
-            *(self._differentiate(number, term) for number, term in enumerate(objective.losses)),
+            *(self._differentiate(number, form) for number, form in enumerate(objective.closed)),
             strict=True,
         )
         # Of its own: a pair's slopes may be over other tokens than the student's.
@@ -246,17 +244,12 @@ class Fused:
     def _compute_logits(self, head: HeadLike, hidden: Tensor) -> Tensor:
         return head.logits(hidden, lambda: self._take("logits"))
 
-    def _differentiate(self, number: int, term: Term) -> tuple[Tensor | None, Tensor | None]:
+    def _differentiate(self, number: int, form: ClosedForm) -> tuple[Tensor | None, Tensor | None]:
         """Return the divergence of a term and its slope in log S, or None twice."""
-        if self._pair is None or not (term.needs_signal and term.gradient.pathwise):
+        if self._pair is None or form.slope is None:
             return None, None
-        entry = DIVERGENCES[term.divergence.name]
-        assert entry.slope is not None, "only terms with a closed form come here"
         slope = self._take_for_pair(f"slope {number}")
-        parameter = entry.resolve(term.parameter)
-        value = entry.slope(self._pair, parameter, slope, lambda: self._take_for_pair("scratch"))
-        if term.clip.clips_losses:
-            slope.mul_((~term.clip.find_clipped(value)).to(slope)[:, None])
+        value = form.slope(self._pair, slope, lambda: self._take_for_pair("scratch"))
         return value, slope
 
     def _collect_values(
@@ -274,29 +267,31 @@ class Fused:
             teacher_logprobs = teacher.logprobs.to(logprobs)
             reverse_kl = forget_unknown(F.k1(logprobs, teacher_logprobs), self._unknown)
         values = []
-        for term, divergence in zip(self._objective.losses, divergences, strict=True):
-            has_exact_kl = term.on_sampled_token and term.signal.whole
-            is_scored = not term.needs_signal or teacher_logprobs is not None
-            unknown = self._unknown if term.needs_signal else None
-            loss_value = compute_token_value(term, logprobs) if divergence is None else divergence
-            if term.signal.alone:
+        assert self._objective.closed is not None, "only objectives with a closed form come here"
+        for side, form, divergence in zip(
+            self._objective.logits, self._objective.closed, divergences, strict=True
+        ):
+            is_scored = not side.needs_signal or teacher_logprobs is not None
+            unknown = self._unknown if side.needs_signal else None
+            loss_value = side.compute_token_value(logprobs) if divergence is None else divergence
+            if side.is_alone:
                 loss_value = -student_entropy
             distribution = TeacherDistribution(
                 None if pair is None else pair.teacher, outside=self._outside, level=self._level
             )
-            logits, state_values = compute_values(term, distribution, teacher_logprobs)
+            logits, state_values = side.compute_state_values(distribution, teacher_logprobs)
             term_values = TermValues(
                 loss_value=loss_value,
                 is_scored=mark_scored(logprobs, unknown, is_scored=is_scored),
                 logprobs=logprobs,
                 teacher_logprobs=forget_unknown(teacher_logprobs, unknown)
-                if term.needs_signal
+                if side.needs_signal
                 else None,
-                divergence=reverse_kl if has_exact_kl else divergence,
+                divergence=reverse_kl if form.reads_kl else divergence,
                 student_entropy=student_entropy,
                 teacher_entropy=teacher_entropy,
                 reverse_kl=reverse_kl,
-                teacher_rank=compute_teacher_rank(term, pair and pair.teacher, tokens),
+                teacher_rank=side.rank(pair and pair.teacher, tokens),
                 teacher_logits=logits,
                 teacher_values=state_values,
             )
@@ -305,7 +300,7 @@ class Fused:
 
     def _compute_entropy_slope(self, student: Tensor) -> Tensor | None:
         """Return the slope of sum S log S in log S, or None if no term is about entropy."""
-        if not any(term.signal.alone for term in self._objective.losses):
+        if not any(side.is_alone for side in self._objective.logits):
             return None
         return torch.mul(self._probs, student, out=self._take("entropy slope"))
 
@@ -313,8 +308,8 @@ class Fused:
         self, pair: DistributionPair, divergences: Sequence[Tensor | None]
     ) -> Tensor:
         """Return reverse KL to the teacher, from a term that has it or else computed."""
-        for term, divergence in zip(self._objective.losses, divergences, strict=True):
-            if term.divergence.name == "reverse_kl" and divergence is not None:
+        for side, divergence in zip(self._objective.logits, divergences, strict=True):
+            if side.measures_teacher and divergence is not None:
                 return divergence
         scratch = floored(pair.student, pair.teacher, out=self._take_for_pair("scratch"))
         return torch.sub(pair.student, scratch, out=scratch).mul_(pair.student_probs).sum(dim=-1)
@@ -327,13 +322,13 @@ class Fused:
         # terms. A slope may be off by a multiple of the softmax: the correction removes it.
         total: Tensor | None = None
         sampled, alone = torch.zeros_like(coefficients[0]), torch.zeros_like(coefficients[0])
-        for term, coefficient, slope in zip(
-            self._objective.losses, coefficients, self._slopes, strict=True
+        for side, coefficient, slope in zip(
+            self._objective.logits, coefficients, self._slopes, strict=True
         ):
-            if term.signal.alone:
+            if side.is_alone:
                 alone += coefficient
             elif slope is None:
-                sampled += compute_token_value(term, coefficient)
+                sampled += side.compute_token_value(coefficient)
             elif total is None:
                 total = slope.mul_(coefficient[:, None])
             else:
@@ -372,27 +367,3 @@ def _can_read_distributions(teacher: TeacherSignal, device: torch.device) -> boo
         and member.hidden.device == device
         for member in members
     )
-
-
-def can_fuse(objective: Objective, has_teacher_states: bool = True) -> bool:
-    """Return True if every term of the objective has a closed form; see `has_closed_form`."""
-    return all(has_closed_form(term, has_teacher_states) for term in objective.losses)
-
-
-def has_closed_form(term: Term, has_teacher_states: bool = True) -> bool:
-    """Return True if the gradient of the term in the logits is known in closed form.
-
-    This holds for a divergence to the unmodified teacher and for a sampled token.
-    `has_teacher_states` is True if the teacher's hidden states and head are in this process.
-    """
-    if not term.needs_signal:
-        return True
-    if term.against != "teacher" or not term.targets_teacher or term.clip.clips_entries:
-        return False
-    if term.on_sampled_token:
-        has_exact_kl = (
-            has_teacher_states and term.signal.whole and term.divergence.name == "reverse_kl"
-        )
-        return (term.signal.sampled or has_exact_kl) and term.gradient.subtracts != "kl"
-    slope = DIVERGENCES[term.divergence.name].slope
-    return has_teacher_states and term.signal.whole and term.gradient.pathwise and slope is not None

@@ -9,14 +9,12 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.functional import comparison
 from practicum.functional.distributions import SMALLEST_TAIL
-from practicum.functional.estimators import CORRECTIONS
 from practicum.objective.closed_form import LossChunk
-from practicum.objective.pairs import compare_pairs
+from practicum.objective.compile import CompiledObjective
 from practicum.objective.passes import Part
 from practicum.objective.signal_reader import read_tokens
-from practicum.objective.spec import Objective
 from practicum.objective.support import share_support
-from practicum.objective.token_axis import find_dropped, merge_parts
+from practicum.objective.token_axis import merge_parts
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import Datum, ForwardResult, Metrics, TeacherSignal, TokenRecord
 
@@ -211,23 +209,22 @@ def compare(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slic
 
 def measure_dropped(
     records: UpdateStatistics,
-    objective: Objective,
+    objective: CompiledObjective,
     values: Sequence[TermValues],
     batch: TokenBatch,
 ) -> None:
     """Record the share of tokens that a term's correction takes out, such as PPO's clip."""
-    for number, term in enumerate(objective.losses):
-        if not CORRECTIONS[term.correction.name].drops:
-            continue
-        end = f"_{number}" if len(objective.losses) > 1 else ""
-        dropped, trained = find_dropped(term, values[number], batch)
-        records.add(f"clipped{end}", dropped.to(batch.aggregate), trained)
+    for number, side in enumerate(objective.tokens):
+        if side.correction.entry.drops:
+            dropped, trained = side.find_dropped(values[number], batch)
+            name = objective.name_metric("clipped", number)
+            records.add(name, dropped.to(batch.aggregate), trained)
 
 
 @torch.no_grad()
 def measure_batch(
     records: UpdateStatistics,
-    objective: Objective,
+    objective: CompiledObjective,
     values_by_part: Sequence[Sequence[TermValues]],
     indices: Sequence[Tensor],
     batch: TokenBatch,
@@ -239,12 +236,13 @@ def measure_batch(
     """
     values = merge_parts(values_by_part, indices)
     measure_dropped(records, objective, values, batch)
-    for number in (n for n, term in enumerate(objective.losses) if term.signal.pairs):
-        end = f"_{number}" if len(objective.losses) > 1 else ""
-        losses, is_ahead, unpaired = compare_pairs(objective.losses[number], values[number], batch)
-        records.add(f"loss{end}", losses)
-        records.add(f"pairs_in_order{end}", is_ahead)
-        records.add(f"unpaired{end}", unpaired.to(losses))
+    for number, side in enumerate(objective.tokens):
+        if side.pairs is None:
+            continue
+        losses, is_ahead, unpaired = side.pairs.compare_pairs(values[number], batch)
+        records.add(objective.name_metric("loss", number), losses)
+        records.add(objective.name_metric("pairs_in_order", number), is_ahead)
+        records.add(objective.name_metric("unpaired", number), unpaired.to(losses))
 
 
 def _add_up(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -281,7 +279,7 @@ def measure(
     values: Sequence[TermValues],
     tokens: TokenBatch,
     signal: TeacherSignal,
-    objective: Objective,
+    objective: CompiledObjective,
 ) -> None:
     """Record what every step reports, but for the loss of pairs.
 
@@ -295,14 +293,13 @@ def measure(
         unknown = unknown.to(first.logprobs.device)
         records.add("tokens_outside", unknown)
     for number, term_values in enumerate(values):
-        name = "loss" if len(values) == 1 else f"loss_{number}"
-        if objective.losses[number].signal.pairs:
+        if objective.tokens[number].pairs is not None:
             continue
         loss = term_values.divergence
         if loss is None and term_values.teacher_logprobs is not None:
             loss = F.k1(term_values.logprobs, term_values.teacher_logprobs)
         loss = -term_values.logprobs if loss is None else loss
-        records.add(name, loss, term_values.is_scored)
+        records.add(objective.name_metric("loss", number), loss, term_values.is_scored)
     if first.reverse_kl is not None:
         is_known = None if unknown is None else ~unknown
         records.add("reverse_kl", first.reverse_kl, is_known)

@@ -24,91 +24,94 @@ class Pairs:
     unpaired: Bool[Tensor, " R"]
 
 
-def find_pairs(term: Term, values: TermValues, batch: TokenBatch) -> Pairs:
-    """Return every pair of two completions of a prompt of which one is chosen over the other.
+@dataclass(frozen=True, slots=True)
+class PairSide:
+    """How a term about pairs chooses them and computes its loss, with all of its choices made."""
 
-    A completion about which the term's model says nothing is in no pair.
-    """
-    assert isinstance(term.signal, Pair)
-    count = len(batch.groups)
-    scored = torch.bincount(batch.rows[values.is_scored], minlength=count).tolist()
-    ranks = _rank_rows(term, values, batch)
-    pairs = [
-        (chosen, rejected)
-        for rows in batch.group_rows()
-        for chosen in rows
-        for rejected in rows
-        if _is_above(ranks[chosen], ranks[rejected]) and scored[chosen] and scored[rejected]
-    ]
-    paired = {row for pair in pairs for row in pair}
-    # A rollout with several teachers has several rows, of which the first one stands for it.
-    firsts = [row for row in range(count) if batch.first[row] == row]
-    unpaired = torch.tensor([row not in paired for row in firsts], dtype=torch.bool)
-    rows = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)
-    return Pairs(rows.to(batch.rows.device), unpaired)
+    signal: Pair
+    scorer: str
+    coefficient: float
+    needs_signal: bool
+
+    def find_pairs(self, values: TermValues, batch: TokenBatch) -> Pairs:
+        """Return every pair of two completions of a prompt of which one is chosen over the other.
+
+        A completion about which the term's model says nothing is in no pair.
+        """
+        count = len(batch.groups)
+        scored = torch.bincount(batch.rows[values.is_scored], minlength=count).tolist()
+        ranks = self._rank_rows(values, batch)
+        pairs = [
+            (chosen, rejected)
+            for rows in batch.group_rows()
+            for chosen in rows
+            for rejected in rows
+            if _is_above(ranks[chosen], ranks[rejected]) and scored[chosen] and scored[rejected]
+        ]
+        paired = {row for pair in pairs for row in pair}
+        # A rollout with several teachers has several rows, of which the first one stands for it.
+        firsts = [row for row in range(count) if batch.first[row] == row]
+        unpaired = torch.tensor([row not in paired for row in firsts], dtype=torch.bool)
+        rows = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)
+        return Pairs(rows.to(batch.rows.device), unpaired)
+
+    def compute_coefficients(self, values: TermValues, batch: TokenBatch) -> Float[Tensor, " T"]:
+        """Return the coefficient of each token's log-probability in the mean loss of all pairs."""
+        signal = self.signal
+        coefficients = F.pair_coefficients(
+            signal.loss,
+            self._read_answers(values, batch),
+            self.find_pairs(values, batch).rows,
+            signal.beta,
+            signal.margin,
+        )
+        return torch.where(values.is_scored, self.coefficient * coefficients, 0.0)
+
+    def compare_pairs(
+        self, values: TermValues, batch: TokenBatch
+    ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"], Bool[Tensor, " R"]]:
+        """Return each pair's loss, 1.0 where the chosen answer is ahead, and the rows in no pair."""
+        pairs, signal = self.find_pairs(values, batch), self.signal
+        numbers, _ = F.measure_answers(signal.loss, self._read_answers(values, batch))
+        chosen, rejected = (numbers[column] for column in pairs.rows.unbind(dim=1))
+        losses = F.pair_loss(signal.loss, chosen, rejected, signal.beta, signal.margin)
+        return losses, (chosen > rejected).to(losses), pairs.unpaired
+
+    def _read_answers(self, values: TermValues, batch: TokenBatch) -> F.Answers:
+        """Return the log-probabilities of student and reference, 0 at tokens without a signal."""
+        logprobs, reference = values.logprobs, values.teacher_logprobs
+        if reference is None and self.needs_signal:
+            # No completion was answered, so there is no pair.
+            reference = torch.zeros_like(logprobs)
+        unscored = ~values.is_scored
+        return F.Answers(
+            logprobs.masked_fill(unscored, 0.0),
+            batch.rows,
+            len(batch.groups),
+            None if reference is None else reference.masked_fill(unscored, 0.0),
+        )
+
+    def _rank_rows(self, values: TermValues, batch: TokenBatch) -> Sequence[float | None]:
+        """Return the rank of each completion: higher is preferred, None is not comparable."""
+        choose, rewards = self.signal.choose, batch.read_rewards(self.scorer)
+        if choose == "source":
+            return [float(source in PREFERRED) for source in batch.sources]
+        if choose == "reward":
+            return rewards
+        if choose == "low_reward":
+            return [None if reward is None else -reward for reward in rewards]
+        count = len(batch.groups)
+        if values.teacher_logprobs is None:
+            return [None] * count
+        scores = values.teacher_logprobs.masked_fill(~values.is_scored, 0.0)
+        sums = scores.new_zeros(count).index_add_(0, batch.rows, scores)
+        return (sums / torch.bincount(batch.rows, minlength=count).clamp_min(1)).tolist()
 
 
-def compute_pair_coefficients(
-    term: Term, values: TermValues, batch: TokenBatch
-) -> Float[Tensor, " T"]:
-    """Return the coefficient of each token's log-probability in the mean loss of all pairs."""
-    assert isinstance(term.signal, Pair)
-    signal = term.signal
-    coefficients = F.pair_coefficients(
-        signal.loss,
-        _read_answers(term, values, batch),
-        find_pairs(term, values, batch).rows,
-        signal.beta,
-        signal.margin,
-    )
-    return torch.where(values.is_scored, term.coefficient * coefficients, 0.0)
-
-
-def compare_pairs(
-    term: Term, values: TermValues, batch: TokenBatch
-) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"], Bool[Tensor, " R"]]:
-    """Return each pair's loss, 1.0 where the chosen answer is ahead, and the rows in no pair."""
-    assert isinstance(term.signal, Pair)
-    pairs = find_pairs(term, values, batch)
-    signal = term.signal
-    numbers, _ = F.measure_answers(signal.loss, _read_answers(term, values, batch))
-    chosen, rejected = (numbers[column] for column in pairs.rows.unbind(dim=1))
-    losses = F.pair_loss(signal.loss, chosen, rejected, signal.beta, signal.margin)
-    return losses, (chosen > rejected).to(losses), pairs.unpaired
-
-
-def _read_answers(term: Term, values: TermValues, batch: TokenBatch) -> F.Answers:
-    """Return the log-probabilities of student and reference, 0 at tokens without a signal."""
-    logprobs, reference = values.logprobs, values.teacher_logprobs
-    if reference is None and term.needs_signal:
-        # No completion was answered, so there is no pair.
-        reference = torch.zeros_like(logprobs)
-    unscored = ~values.is_scored
-    return F.Answers(
-        logprobs.masked_fill(unscored, 0.0),
-        batch.rows,
-        len(batch.groups),
-        None if reference is None else reference.masked_fill(unscored, 0.0),
-    )
-
-
-def _rank_rows(term: Term, values: TermValues, batch: TokenBatch) -> Sequence[float | None]:
-    """Return the rank of each completion: higher is preferred, None is not comparable."""
-    assert isinstance(term.signal, Pair)
-    signal = term.signal
-    rewards = batch.rewards.get(term.scorer, [None] * len(batch.groups))
-    if signal.choose == "source":
-        return [float(source in PREFERRED) for source in batch.sources]
-    if signal.choose == "reward":
-        return rewards
-    if signal.choose == "low_reward":
-        return [None if reward is None else -reward for reward in rewards]
-    count = len(batch.groups)
-    if values.teacher_logprobs is None:
-        return [None] * count
-    scores = values.teacher_logprobs.masked_fill(~values.is_scored, 0.0)
-    sums = scores.new_zeros(count).index_add_(0, batch.rows, scores)
-    return (sums / torch.bincount(batch.rows, minlength=count).clamp_min(1)).tolist()
+def compile_pairs(term: Term) -> PairSide:
+    """Return the side of a term about pairs."""
+    assert isinstance(term.signal, Pair), "no other signal compares completions in pairs"
+    return PairSide(term.signal, term.scorer, term.coefficient, term.needs_signal)
 
 
 def _is_above(rank: float | None, lower: float | None) -> bool:

@@ -1,11 +1,12 @@
 """Turn the rewards of completions, or of their turns, into the advantage of each token."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
 from practicum.functional.advantages import ADVANTAGES
-from practicum.objective.signals.score import Config as Score
 from practicum.objective.spec import Term
 from practicum.objective.tokens import TokenBatch
 
@@ -13,114 +14,116 @@ UNCHANGED = "none"
 """The advantage that is the reward itself."""
 
 
-def compute_reward_advantages(term: Term, advantage: str, batch: TokenBatch) -> Tensor:
-    """Return the advantage of each token's completion in its prompt's group; 0 without a reward.
+@dataclass(frozen=True, slots=True)
+class RewardComparison:
+    """Whose rewards become advantages, by which rule, and among which completions.
 
-    A scorer's numbers of single tokens are taken as they are if the completion's would be, too.
+    `source` limits the comparison to the completions of a writer, and `unit` says what has a
+    reward: a rollout, a turn of it, or the whole episode.
     """
-    by_token = batch.read_judgements(term.scorer) if advantage == UNCHANGED else None
-    if by_token is not None:
-        return by_token
-    return batch.spread(
-        ("advantage", advantage, term.scorer),
-        lambda: _compare_rewards(advantage, batch, read_rewards(term, batch)),
-    )
 
+    advantage: str
+    scorer: str
+    source: str = "all"
+    unit: str = "rollout"
 
-def compute_own_advantages(term: Term, advantage: str, batch: TokenBatch) -> Tensor:
-    """Return the same among the completions that a signal compares; 0 for all others."""
-    if not isinstance(term.signal, Score):
-        return compute_reward_advantages(term, advantage, batch)
-    source = term.source if term.signal.among == "source" else "all"
-    if term.signal.per == "turn":
-        return batch.spread_turns(
-            ("advantage by turn", advantage, term.scorer, source),
-            lambda: _compare_turns(term, advantage, batch, source),
-        )
-    if term.signal.per == "episode":
-        return batch.spread(
-            ("advantage of episodes", advantage, term.scorer, source),
-            lambda: _compare_rewards(advantage, batch, _add_up_episodes(term, batch), source),
-        )
-    if source == "all":
-        return compute_reward_advantages(term, advantage, batch)
-    return batch.spread(
-        ("advantage", advantage, term.scorer, source),
-        lambda: _compare_rewards(advantage, batch, read_rewards(term, batch), source),
-    )
+    def compute(self, batch: TokenBatch) -> Float[Tensor, " T"]:
+        """Return the advantage of each token's completion in its prompt's group; 0 without a reward.
 
+        A scorer's numbers of single tokens are taken as they are if the completion's would be, too.
+        """
+        key = self.unit, self.advantage, self.scorer, self.source
+        if self.unit == "turn":
+            return batch.spread_turns(key, lambda: self._compare_turns(batch))
+        if self.unit == "episode":
+            return batch.spread(key, lambda: self._compare(batch, self._add_up_episodes(batch)))
+        by_token = None
+        if self.source == "all" and self.advantage == UNCHANGED:
+            by_token = batch.read_judgements(self.scorer)
+        if by_token is not None:
+            return by_token
+        return batch.spread(key, lambda: self._compare(batch, batch.read_rewards(self.scorer)))
 
-def _compare_rewards(
-    advantage: str, batch: TokenBatch, row_rewards: Sequence[float | None], source: str = "all"
-) -> list[float]:
-    """Return the advantage of each row among those of a source; 0 for rows of other sources.
+    def _compare(self, batch: TokenBatch, row_rewards: Sequence[float | None]) -> list[float]:
+        """Return the advantage of each row among those of the source; 0 for all others.
 
-    An anchored advantage compares with the reference's rows, and is 0 where there are none.
-    """
-    entry = ADVANTAGES[advantage]
-    by_row = [0.0] * len(batch.groups)
-    for rows in batch.group_rows():
-        rewards = {row: reward for row in rows if (reward := row_rewards[row]) is not None}
-        anchor = [rewards[row] for row in rewards if batch.sources[row] == "reference"]
-        compared = {
-            row: reward
-            for row, reward in rewards.items()
-            if source in ("all", batch.sources[row])
-            and not (entry.anchored and batch.sources[row] == "reference")
-        }
-        if entry.anchored and not anchor:
-            continue
-        extra = (anchor,) if entry.anchored else ()
-        advantages = entry.function(list(compared.values()), *extra)
-        for row, row_advantage in zip(compared, advantages, strict=True):
-            by_row[row] = row_advantage
-    return [by_row[row] for row in batch.first]
-
-
-def _compare_turns(term: Term, advantage: str, batch: TokenBatch, source: str) -> list[list[float]]:
-    """Return the advantage of each turn of each row among the same turns of its group's rows.
-
-    The return of a turn adds up the rewards from it on, so that no turn answers for what came
-    before it. Rows that ended earlier have no such turn and are not compared.
-    """
-    returns = _list_returns(term, batch)
-    by_row = [[0.0] * len(rewards) for rewards in batch.turn_rewards]
-    for rows in batch.group_rows():
-        compared = [
-            row
-            for row in rows
-            if returns[row] is not None and source in ("all", batch.sources[row])
-        ]
-        for turn in range(max((len(by_row[row]) for row in compared), default=0)):
-            reached = {
-                row: row_returns[turn]
-                for row in compared
-                if (row_returns := returns[row]) is not None and turn < len(row_returns)
+        An anchored advantage compares with the reference's rows, and is 0 where there are none.
+        """
+        entry = ADVANTAGES[self.advantage]
+        by_row = [0.0] * len(batch.groups)
+        for rows in batch.group_rows():
+            rewards = {row: reward for row in rows if (reward := row_rewards[row]) is not None}
+            anchor = [rewards[row] for row in rewards if batch.sources[row] == "reference"]
+            compared = {
+                row: reward
+                for row, reward in rewards.items()
+                if self.source in ("all", batch.sources[row])
+                and not (entry.anchored and batch.sources[row] == "reference")
             }
-            # A baseline over the same turn of other conversations knows nothing of this turn's action.
-            advantages = ADVANTAGES[advantage].function(list(reached.values()))
-            for row, turn_advantage in zip(reached, advantages, strict=True):
-                by_row[row][turn] = turn_advantage
-    return [by_row[row] for row in batch.first]
+            if entry.anchored and not anchor:
+                continue
+            extra = (anchor,) if entry.anchored else ()
+            advantages = entry.function(list(compared.values()), *extra)
+            for row, row_advantage in zip(compared, advantages, strict=True):
+                by_row[row] = row_advantage
+        return [by_row[row] for row in batch.first]
+
+    def _compare_turns(self, batch: TokenBatch) -> list[list[float]]:
+        """Return the advantage of each turn of each row among the same turns of its group's rows.
+
+        The return of a turn adds up the rewards from it on, so that no turn answers for what came
+        before it. Rows that ended earlier have no such turn and are not compared.
+        """
+        returns = self._list_returns(batch)
+        by_row = [[0.0] * len(rewards) for rewards in batch.turn_rewards]
+        for rows in batch.group_rows():
+            compared = [
+                row
+                for row in rows
+                if returns[row] is not None and self.source in ("all", batch.sources[row])
+            ]
+            for turn in range(max((len(by_row[row]) for row in compared), default=0)):
+                reached = {
+                    row: row_returns[turn]
+                    for row in compared
+                    if (row_returns := returns[row]) is not None and turn < len(row_returns)
+                }
+                # A baseline over the same turn of other conversations does not depend on this
+                # turn's action.
+                advantages = ADVANTAGES[self.advantage].function(list(reached.values()))
+                for row, turn_advantage in zip(reached, advantages, strict=True):
+                    by_row[row][turn] = turn_advantage
+        return [by_row[row] for row in batch.first]
+
+    def _add_up_episodes(self, batch: TokenBatch) -> list[float | None]:
+        """Return the whole return of each row, the rewards of its turns and its own."""
+        # A conversation that ended before its first turn has the completion's reward alone.
+        return [
+            row_returns[0] if row_returns else reward
+            for row_returns, reward in zip(
+                self._list_returns(batch), batch.read_rewards(self.scorer), strict=True
+            )
+        ]
+
+    def _list_returns(self, batch: TokenBatch) -> list[list[float] | None]:
+        """Return what follows each turn of each row; None for rows without any reward."""
+        return [
+            _add_up_turns(rewards, last)
+            for rewards, last in zip(
+                batch.turn_rewards, batch.read_rewards(self.scorer), strict=True
+            )
+        ]
 
 
-def _add_up_episodes(term: Term, batch: TokenBatch) -> list[float | None]:
-    """Return the whole return of each row, the rewards of its turns and its own."""
-    # A conversation that ended before its first turn has the completion's reward alone.
-    return [
-        row_returns[0] if row_returns else reward
-        for row_returns, reward in zip(
-            _list_returns(term, batch), read_rewards(term, batch), strict=True
-        )
-    ]
+def compile_outcome(term: Term, advantage: str) -> RewardComparison:
+    """Return the comparison that a signal makes of rewards alone."""
+    source = term.source if term.signal.compares_within_source else "all"
+    return RewardComparison(advantage, term.scorer, source, term.signal.reward_unit)
 
 
-def _list_returns(term: Term, batch: TokenBatch) -> list[list[float] | None]:
-    """Return what follows each turn of each row; None for rows without any reward."""
-    return [
-        _add_up_turns(rewards, last)
-        for rewards, last in zip(batch.turn_rewards, read_rewards(term, batch), strict=True)
-    ]
+def compile_reward(term: Term) -> RewardComparison:
+    """Return the comparison of the rewards that join a teacher's advantage."""
+    return RewardComparison(term.reward_advantage, term.scorer)
 
 
 def _add_up_turns(rewards: Sequence[float | None], last: float | None) -> list[float] | None:
@@ -136,8 +139,3 @@ def _add_up_turns(rewards: Sequence[float | None], last: float | None) -> list[f
         total = total if reward is None else total + reward
         returns.append(total)
     return returns[::-1]
-
-
-def read_rewards(term: Term, batch: TokenBatch) -> Sequence[float | None]:
-    """Return the reward of each row by the scorer of the term."""
-    return batch.rewards.get(term.scorer, [None] * len(batch.groups))

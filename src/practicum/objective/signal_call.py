@@ -129,6 +129,26 @@ class SignalCall(Call):
         """Return True if the verifier's reward decides which completions become likelier."""
         return self.outcome is not None
 
+    @property
+    def reward_unit(self) -> Literal["rollout", "episode", "turn"]:
+        """Return what has an advantage of its own: a rollout, a whole conversation, or each turn."""
+        return "rollout"
+
+    @property
+    def compares_within_source(self) -> bool:
+        """Return True if the rewards are compared only among the completions of the term's source."""
+        return False
+
+    @property
+    def span_share(self) -> Literal["whole", "even", "surprise"]:
+        """Return what each token of a span gets of the span's advantage."""
+        return "whole"
+
+    @property
+    def answers_for_ends(self) -> bool:
+        """Return True if the token after a span answers for the end of the span."""
+        return False
+
     def explain_refusal(self, capabilities: Capabilities) -> str | None:
         """Return why the scorer cannot give this signal, and what it can give; None if it can."""
         if self.question is None or self.question.type in capabilities.signals:
@@ -219,6 +239,16 @@ class Sampled(SignalCall):
     def question(self) -> "Sampled":
         """Return the signal without the share, which is no business of the teacher's."""
         return Sampled()
+
+    @property
+    def span_share(self) -> Literal["whole", "even", "surprise"]:
+        """Return the share."""
+        return self.share
+
+    @property
+    def answers_for_ends(self) -> bool:
+        """Return True for the exact gradient: losses as published say nothing about ends."""
+        return self.share == "whole"
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse to differentiate a divergence that is known at one token only."""

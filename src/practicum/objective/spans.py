@@ -1,6 +1,6 @@
 """Treat a span of tokens as one action: the advantage of a text that has one log-probability."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -8,30 +8,34 @@ from torch import Tensor
 from practicum.functional.chunked import chunks
 from practicum.functional.sequence import share_spans, sum_spans
 from practicum.objective.distribution import TeacherDistribution
-from practicum.objective.signal_call import Sampled
 from practicum.objective.spec import Term
 from practicum.objective.tokens import TokenBatch
 
+SpanAdvantage = Callable[[Tensor, Tensor, TokenBatch], Tensor]
+"""Returns the advantage of each token's span from the tokens' log-probabilities by student and teacher."""
 
-def compute_span_advantage(
-    term: Term, student: Tensor, teacher: Tensor, batch: TokenBatch
-) -> Tensor:
-    """Return the advantage of each token's span, from the log-probabilities of the tokens.
+
+def compile_span_advantage(term: Term) -> SpanAdvantage:
+    """Return the function that computes the advantage of each token's span.
 
     The span is one action: its gradient is the whole advantage times that of the sum of its tokens'
     log-probabilities, so no token gets a share, unless the term asks for shares as published.
     """
-    signal, spans = term.signal, batch.spans
-    if signal.differentiates_token:
+    signal, compute_advantage, share = term.signal, term.compute_advantage, term.signal.span_share
+
+    def differentiate_token(student: Tensor, teacher: Tensor, batch: TokenBatch) -> Tensor:
         distribution = TeacherDistribution(logprobs=teacher)
         comparison = term.build_comparison(student, distribution, batch.tokens)
-        return signal.compute_span_advantage(comparison, spans)
-    if spans is None:
-        return term.compute_advantage(student, teacher)
-    advantage = term.compute_advantage(*_sum_both(student, teacher, spans))
-    if isinstance(signal, Sampled) and signal.share != "whole":
-        return share_spans(advantage, student, spans, signal.share)
-    return advantage
+        return signal.compute_span_advantage(comparison, batch.spans)
+
+    def compute(student: Tensor, teacher: Tensor, batch: TokenBatch) -> Tensor:
+        spans = batch.spans
+        if spans is None:
+            return compute_advantage(student, teacher)
+        advantage = compute_advantage(*_sum_both(student, teacher, spans))
+        return advantage if share == "whole" else share_spans(advantage, student, spans, share)
+
+    return differentiate_token if signal.differentiates_token else compute
 
 
 def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,11 +48,6 @@ def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, 
     student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
     largest = torch.where(sizes > 1, torch.maximum(student, teacher), 0.0)
     return student - largest, teacher - largest
-
-
-def answers_for_ends(term: Term) -> bool:
-    """Return True if the token after a span answers for its end: not for losses as published."""
-    return isinstance(term.signal, Sampled) and term.signal.share == "whole"
 
 
 def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tensor:

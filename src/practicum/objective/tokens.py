@@ -11,7 +11,7 @@ from torch import Tensor
 from practicum.core.randomness import seed_of
 from practicum.functional.sequence import token_coefficients
 from practicum.objective.distribution import apply_to_columns, list_tensors
-from practicum.objective.spec import VERIFIER, Objective, Term
+from practicum.objective.spec import VERIFIER, Objective
 from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source
 
 
@@ -98,6 +98,17 @@ class TokenBatch:
         if self.judged is None or scorer not in self.judges:
             return None
         return self.judged[:, self.judges.index(scorer)]
+
+    def read_rewards(self, scorer: str) -> Sequence[float | None]:
+        """Return the reward of each row by a scorer; None for a row without one."""
+        return self.rewards.get(scorer, [None] * len(self.groups))
+
+    def apply_by_row(
+        self, values: Float[Tensor, "T *K"], function: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, " T"]:
+        """Return what a function makes of the numbers of each row's tokens."""
+        lengths = torch.bincount(self.rows, minlength=len(self.groups)).tolist()
+        return torch.cat([function(row) for row in values.split(lengths)])
 
     def group_rows(self) -> "list[list[int]]":
         """Return the rows of each prompt, each rollout once."""
@@ -203,12 +214,13 @@ def build_token_batch(
     )
 
 
-def needs_first_pass(objective: Objective, datums: Iterable[Datum]) -> bool:
+def needs_first_pass(needs_sequences: bool, datums: Iterable[Datum]) -> bool:
     """Return True if a token's coefficient depends on other tokens, so that a pass comes first.
 
-    They are those of the objective's returns and weights, or of a teacher's spans.
+    They are those of the objective's returns and weights, if it `needs_sequences`, or of a teacher's
+    spans.
     """
-    return objective.needs_sequences or any(_find_starts(datum) is not None for datum in datums)
+    return needs_sequences or any(_find_starts(datum) is not None for datum in datums)
 
 
 def _find_starts(datum: Datum) -> Bool[Tensor, " T"] | None:
@@ -311,10 +323,15 @@ def _compute_coefficients(
     length_of = {row: lengths[row] for row in first}
     # Nor is one about which the teachers are silent, unless a term learns without them: it would
     # only lower the mean of the others.
+    learns_alone = not all(term.needs_signal for term in objective.losses)
+    asks_teacher = any(term.needs_teacher for term in objective.losses)
+    asks_reference = any(term.needs_signal and not term.needs_teacher for term in objective.losses)
     taught = {
         row
         for row, datum in zip(first, datums, strict=True)
-        if any(_is_answered(term, datum) for term in objective.losses)
+        if learns_alone
+        or (asks_teacher and not datum.signal.is_empty)
+        or (asks_reference and not datum.reference.is_empty)
     }
     if taught:
         length_of = {row: length if row in taught else 0 for row, length in length_of.items()}
@@ -323,12 +340,6 @@ def _compute_coefficients(
     )
     share_of = dict(zip(length_of, shares, strict=True))
     return [share_of[row] * datum.weight for row, datum in zip(first, datums, strict=True)]
-
-
-def _is_answered(term: Term, datum: Datum) -> bool:
-    """Return True if the datum has the signal that the term asks for, or it asks for none."""
-    signal = datum.signal if term.needs_teacher else datum.reference
-    return not (term.needs_signal and signal.is_empty)
 
 
 def _draw_uniforms(rollout: Rollout, k: int, seed: int) -> Float[Tensor, "T K"]:

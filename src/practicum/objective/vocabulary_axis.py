@@ -8,11 +8,11 @@ numbers; if the gradient has a closed form, local training uses `practicum.objec
 instead.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum import functional as F
@@ -23,6 +23,7 @@ from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.signal_call import SignalCall, TopK
 from practicum.objective.spec import Objective, Term
 from practicum.objective.support import share_pair, share_support
+from practicum.objective.target_call import TargetCall
 from practicum.objective.tokens import TermValues, TokenBatch
 
 
@@ -34,28 +35,39 @@ def compute_term_values(
     reference: TeacherDistribution | None = None,
 ) -> list[TermValues]:
     """Return one `TermValues` a term, from the log-probabilities at the same T positions."""
-    signals = _Signals(teacher, reference or TeacherDistribution())
-    supports = [_share_support(term, student, signals) for term in objective.losses]
+    sides = [compile_logit_side(term) for term in objective.losses]
+    return compute_values(sides, student, teacher, batch, reference)
+
+
+def compute_values(
+    sides: "Sequence[LogitSide]",
+    student: Float[Tensor, "T V"],
+    teacher: TeacherDistribution,
+    batch: TokenBatch,
+    reference: TeacherDistribution | None = None,
+) -> list[TermValues]:
+    """Return one `TermValues` a term, from the log-probabilities at the same T positions."""
+    said = Models(student, teacher, reference or TeacherDistribution())
+    models_by_term = [side.select_models(said) for side in sides]
     logprobs = F.gather_logprobs(student, batch.tokens)
     with torch.no_grad():
         student_entropy = F.entropy(student)
     divergences = [
-        _compute_divergence(term, *support, batch.tokens)
-        for term, support in zip(objective.losses, supports, strict=True)
+        side.compute_divergence(models, batch.tokens)
+        for side, models in zip(sides, models_by_term, strict=True)
     ]
-    reverse_kl = _compute_reverse_kl(objective, student, teacher, logprobs, divergences)
+    reverse_kl = _compute_reverse_kl(sides, student, teacher, logprobs, divergences)
     values = []
-    for term, divergence, support in zip(objective.losses, divergences, supports, strict=True):
-        folded, signals = support
-        full = signals.of(term).full
+    for side, divergence, models in zip(sides, divergences, models_by_term, strict=True):
+        full = models.asked.full
         loss_value, teacher_logprobs = logprobs, None
-        is_scored = signals.can_answer(term)
+        is_scored = side.can_answer(models)
         if is_scored:
-            loss_value = _compute_loss_value(term, folded, signals, batch, logprobs, divergence)
-            teacher_logprobs = _gather_target_logprobs(term, folded, signals, batch.tokens)
-        unknown = signals.find_unknown(term)
-        distribution = teacher if term.against == "teacher" else reference or TeacherDistribution()
-        logits, state_values = compute_values(term, distribution, teacher_logprobs)
+            loss_value = side.compute_loss(models, batch, logprobs, divergence)
+            teacher_logprobs = side.read_target_logprobs(models, batch.tokens)
+        unknown = side.find_unknown(models)
+        distribution = said.reference if side.asks_reference else teacher
+        logits, state_values = side.compute_state_values(distribution, teacher_logprobs)
         term_values = TermValues(
             loss_value=loss_value,
             is_scored=mark_scored(logprobs, unknown, is_scored=is_scored),
@@ -65,7 +77,7 @@ def compute_term_values(
             student_entropy=student_entropy,
             teacher_entropy=None if full is None else F.entropy(full),
             reverse_kl=reverse_kl,
-            teacher_rank=compute_teacher_rank(term, full, batch.tokens),
+            teacher_rank=side.rank(full, batch.tokens),
             teacher_logits=logits,
             teacher_values=state_values,
         )
@@ -74,29 +86,145 @@ def compute_term_values(
 
 
 @dataclass(frozen=True, slots=True)
-class _Signals:
-    """The signals of teacher and reference at the same tokens."""
+class Models:
+    """The student and the two others at the same tokens; `asked` is the one that a term is about."""
 
-    teacher: TeacherDistribution
+    student: Float[Tensor, "T V"]
+    asked: TeacherDistribution
     reference: TeacherDistribution
 
-    def of(self, term: Term) -> TeacherDistribution:
-        """Return the signal that the term is about."""
-        return self.teacher if term.against == "teacher" else self.reference
 
-    def can_answer(self, term: Term) -> bool:
+DivergenceFunction = Callable[[Models, Int[Tensor, " T"]], Tensor | None]
+"""Returns the divergence at each position, or None if the signal is no distribution."""
+
+LossFunction = Callable[[Models, TokenBatch, Tensor, Tensor | None], Tensor]
+"""Returns a differentiable number a token, from its log-probability and the divergence."""
+
+TargetFunction = Callable[[Models, Int[Tensor, " T"]], Tensor | None]
+"""Returns the target's log-probability of each token, or None without a signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitSide:
+    """How the values of a term are computed, with all of its choices made.
+
+    - asks_reference: it is about the reference and not about the teacher
+    - is_shared: it compares the models on the tokens that all of them have
+    - measures_teacher: its divergence is the reverse KL to the unmodified teacher
+    - is_alone: its value is the student's entropy, negated
+    - is_label: the value of a sampled token is its log-probability, negated
+    - ranks: its weights need the teacher's rank of the sampled token
+    """
+
+    asks_reference: bool
+    needs_signal: bool
+    needs_reference: bool
+    is_shared: bool
+    measures_teacher: bool
+    is_alone: bool
+    is_label: bool
+    ranks: bool
+    signal: SignalCall
+    compute_loss: LossFunction
+    measure: DivergenceFunction
+    read_target: TargetFunction
+
+    def select_models(self, said: Models) -> Models:
+        """Return the models that the term compares, over the tokens that all of them have.
+
+        `said` has the teacher as the model that is asked.
+        """
+        student, reference = said.student, said.reference
+        asked = reference if self.asks_reference else said.asked
+        if not self.is_shared:
+            # They are of all tokens, those in the bucket included.
+            return Models(student, asked, reference)
+        parts = [TeacherDistribution(student)]
+        parts += [asked] if self.needs_signal else []
+        parts += [reference] if self.needs_reference else []
+        folded = share_support(parts)
+        if folded[0].full is None or folded[0].outside is None:
+            return Models(student, asked, reference)
+        return Models(
+            folded[0].full,
+            folded[1] if self.needs_signal else asked,
+            folded[-1] if self.needs_reference else reference,
+        )
+
+    def can_answer(self, models: Models) -> bool:
         """Return True if the signals that the term needs are there."""
-        if term.needs_signal and self.of(term).is_empty:
+        if self.needs_signal and models.asked.is_empty:
             return False
-        return not (term.needs_reference and self.reference.is_empty)
+        return not (self.needs_reference and models.reference.is_empty)
 
-    def find_unknown(self, term: Term) -> Tensor | None:
+    def find_unknown(self, models: Models) -> Tensor | None:
         """Return True at the tokens that a model which the term asks does not have, or None."""
-        if not term.needs_signal:
+        return _find_unknown(models, self.needs_reference) if self.needs_signal else None
+
+    def compute_divergence(self, models: Models, tokens: Tensor) -> Tensor | None:
+        """Return the divergence at each position; None if the signal is no distribution."""
+        return self.measure(models, tokens) if self.can_answer(models) else None
+
+    @torch.no_grad()
+    def read_target_logprobs(self, models: Models, tokens: Tensor) -> Tensor | None:
+        """Return the target's log-probability of each sampled token.
+
+        For `log_linear` it lacks a constant of the state.
+        """
+        return self.read_target(models, tokens) if self.needs_signal else None
+
+    def compute_token_value(self, logprobs: Tensor) -> Tensor:
+        """Return the value of one token: its log-probability, negated for a label."""
+        return -logprobs if self.is_label else logprobs
+
+    @torch.no_grad()
+    def rank(self, teacher: Tensor | None, tokens: Tensor) -> Tensor | None:
+        """Return how many tokens the teacher finds likelier than the sampled one.
+
+        None if the weights do not need it.
+        """
+        if teacher is None or not self.ranks:
             return None
-        signals = [self.of(term), *([self.reference] if term.needs_reference else [])]
-        marks = [signal.unknown for signal in signals if signal.unknown is not None]
-        return torch.stack(marks).any(dim=0) if marks else None
+        return (teacher > F.gather_logprobs(teacher, tokens)[:, None]).sum(dim=-1)
+
+    @torch.no_grad()
+    def compute_state_values(
+        self, teacher: TeacherDistribution, teacher_logprobs: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the teacher's raw logits of the sampled tokens and the values of the states.
+
+        None twice if the term has no returns of them, or no signal. Raises TeacherError if the
+        teacher gave log-probabilities only.
+        """
+        if not self.signal.step or teacher_logprobs is None:
+            return None, None
+        if teacher.full is None or teacher.level is None:
+            model = "reference" if self.asks_reference else "teacher"
+            raise TeacherError(
+                f"signal {self.signal.name!r} reads the {model}'s raw logits, and it gave "
+                "log-probabilities only; write signal: sampled with estimator: "
+                "score_function(gamma=1)"
+            )
+        return teacher_logprobs + teacher.level, self.signal.compute_state_values(teacher)
+
+
+def compile_logit_side(term: Term) -> LogitSide:
+    """Return the logit side of a term."""
+    is_plain = term.signal.whole and term.targets_teacher and term.against == "teacher"
+    return LogitSide(
+        asks_reference=term.against == "reference",
+        needs_signal=term.needs_signal,
+        needs_reference=term.needs_reference,
+        is_shared=not term.signal.unshared,
+        measures_teacher=is_plain and term.divergence.name == "reverse_kl",
+        is_alone=term.signal.alone,
+        is_label=term.signal.label,
+        ranks="teacher_rank" in term.weighs_by,
+        signal=term.signal,
+        compute_loss=_compile_loss(term),
+        measure=_compile_divergence(term),
+        read_target=_compile_target(term),
+    )
 
 
 def mark_scored(logprobs: Tensor, unknown: Tensor | None, *, is_scored: bool) -> Tensor:
@@ -112,124 +240,185 @@ def forget_unknown(values: Tensor | None, unknown: Tensor | None) -> Tensor | No
     return values.masked_fill(unknown, torch.nan)
 
 
-def _share_support(term: Term, student: Tensor, signals: _Signals) -> tuple[Tensor, _Signals]:
-    """Return the distributions that a term compares, over the tokens that all its models have."""
-    if term.signal.unshared:
-        # They are of all tokens, those in the bucket included.
-        return student, signals
-    parts = [TeacherDistribution(student)]
-    if term.needs_signal:
-        parts.append(signals.of(term))
-    if term.needs_reference:
-        parts.append(signals.reference)
-    folded = share_support(parts)
-    if folded[0].full is None or folded[0].outside is None:
-        return student, signals
-    teacher = folded[1] if term.against == "teacher" else signals.teacher
-    reference = folded[-1] if term.needs_reference else signals.reference
-    return folded[0].full, _Signals(teacher, reference)
-
-
-def _compute_loss_value(
-    term: Term,
-    student: Tensor,
-    signals: _Signals,
-    batch: TokenBatch,
-    logprobs: Tensor,
-    divergence: Tensor | None,
-) -> Tensor:
-    """Return the number at each token that the token side's coefficient multiplies."""
+def _compile_loss(term: Term) -> LossFunction:
+    """Return the function of the number at each token that the token side's coefficient multiplies."""
     if term.signal.alone:
-        return -F.entropy(student)
-    if term.signal.label or term.on_sampled_token:
-        return compute_token_value(term, logprobs)
+        return lambda models, batch, logprobs, divergence: -F.entropy(models.student)
+    if term.signal.label:
+        return lambda models, batch, logprobs, divergence: -logprobs
+    if term.on_sampled_token:
+        return lambda models, batch, logprobs, divergence: logprobs
     if term.signal.drawn:
-        return _compute_monte_carlo_value(term, student, signals.of(term), batch)
+        return _compile_monte_carlo(term)
     if not term.gradient.pathwise:
-        return _sum_over_candidates(term, student, signals.of(term))
-    assert divergence is not None, (
-        "the capability check lets no pathwise term through without candidates"
-    )
-    return _clip_loss(term, divergence)
+        return _compile_sum_over_candidates(term)
+    clip = term.clip
+
+    def clip_divergence(
+        models: Models, batch: TokenBatch, logprobs: Tensor, divergence: Tensor | None
+    ) -> Tensor:
+        assert divergence is not None, (
+            "the capability check lets no pathwise term through without candidates"
+        )
+        if not clip.clips_losses:
+            return divergence
+        return torch.where(clip.find_clipped(divergence), divergence.detach(), divergence)
+
+    return clip_divergence
 
 
-def compute_token_value(term: Term, logprobs: Tensor) -> Tensor:
-    """Return the value of a term about one token: its log-probability, negated for a label."""
-    return -logprobs if term.signal.label else logprobs
-
-
-def _clip_loss(term: Term, divergence: Tensor) -> Tensor:
-    if not term.clip.clips_losses:
-        return divergence
-    return torch.where(term.clip.find_clipped(divergence), divergence.detach(), divergence)
-
-
-def _compute_monte_carlo_value(
-    term: Term, student: Tensor, teacher: TeacherDistribution, batch: TokenBatch
-) -> Tensor:
+def _compile_monte_carlo(term: Term) -> LossFunction:
     """Return the score function over tokens drawn from the student (AsyncOPD 2606.24143)."""
-    assert teacher.full is not None, "drawn tokens are scored from the whole distribution"
-    with torch.no_grad():
-        cumulative = student.double().exp().cumsum(dim=-1)
-        # The last entry of a rounded sum is not exactly 1, so the draws are scaled to it.
-        draws = batch.draws[:, : term.signal.drawn].to(cumulative) * cumulative[:, -1:]
-        ids = torch.searchsorted(cumulative, draws, right=True)
-        ids = ids.clamp_max(student.shape[-1] - 1)
-    logprobs = student.gather(-1, ids)
-    advantage = term.compute_advantage(logprobs.detach(), teacher.full.gather(-1, ids))
-    return -(advantage * logprobs).mean(dim=-1)
+    count, compute_advantage = term.signal.drawn, term.compute_advantage
+
+    def compute(
+        models: Models, batch: TokenBatch, logprobs: Tensor, divergence: Tensor | None
+    ) -> Tensor:
+        student, teacher = models.student, models.asked.full
+        assert teacher is not None, "drawn tokens are scored from the whole distribution"
+        with torch.no_grad():
+            cumulative = student.double().exp().cumsum(dim=-1)
+            # The last entry of a rounded sum is not exactly 1, so the draws are scaled to it.
+            draws = batch.draws[:, :count].to(cumulative) * cumulative[:, -1:]
+            ids = torch.searchsorted(cumulative, draws, right=True)
+            ids = ids.clamp_max(student.shape[-1] - 1)
+        drawn = student.gather(-1, ids)
+        advantage = compute_advantage(drawn.detach(), teacher.gather(-1, ids))
+        return -(advantage * drawn).mean(dim=-1)
+
+    return compute
 
 
-def _sum_over_candidates(term: Term, student: Tensor, teacher: TeacherDistribution) -> Tensor:
+def _compile_sum_over_candidates(term: Term) -> LossFunction:
     """Return the score function summed over the candidates (2604.13016).
 
     Each candidate is weighted by its renormalised student probability.
     """
-    _, valid, student_part, teacher_part = _restrict(
-        term.signal, student, teacher, ("drop", "drop")
-    )
-    share = torch.softmax(student_part.detach(), dim=-1)
-    advantage = term.clip.bound(term.compute_advantage(student_part.detach(), teacher_part))
-    # An impossible candidate has log-probability -inf, whose product with 0 would be NaN.
-    inside = valid & torch.isfinite(student_part)
-    return -torch.where(
-        inside, share * advantage * student_part.masked_fill(~inside, 0.0), 0.0
-    ).sum(dim=-1)
+    signal, bound, compute_advantage = term.signal, term.clip.bound, term.compute_advantage
 
-
-@torch.no_grad()
-def compute_teacher_rank(term: Term, teacher: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """Return how many tokens the teacher finds likelier than the sampled one.
-
-    None if the weights do not need it.
-    """
-    if teacher is None or "teacher_rank" not in term.weighs_by:
-        return None
-    return (teacher > F.gather_logprobs(teacher, tokens)[:, None]).sum(dim=-1)
-
-
-@torch.no_grad()
-def compute_values(
-    term: Term, teacher: TeacherDistribution, teacher_logprobs: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the teacher's raw logits of the sampled tokens and the values of the states.
-
-    None twice if the term has no returns of them, or no signal. Raises TeacherError if the teacher
-    gave log-probabilities only.
-    """
-    if not term.signal.step or teacher_logprobs is None:
-        return None, None
-    if teacher.full is None or teacher.level is None:
-        raise TeacherError(
-            f"signal 'logits' reads the {term.against}'s raw logits, and it gave log-probabilities "
-            "only; write signal: sampled with estimator: score_function(gamma=1)"
+    def compute(
+        models: Models, batch: TokenBatch, logprobs: Tensor, divergence: Tensor | None
+    ) -> Tensor:
+        _, valid, student, teacher = _restrict(
+            signal, models.student, models.asked, ("drop", "drop")
         )
-    return teacher_logprobs + teacher.level, term.signal.compute_state_values(teacher)
+        share = torch.softmax(student.detach(), dim=-1)
+        advantage = bound(compute_advantage(student.detach(), teacher))
+        # An impossible candidate has log-probability -inf, whose product with 0 would be NaN.
+        inside = valid & torch.isfinite(student)
+        weighted = share * advantage * student.masked_fill(~inside, 0.0)
+        return -torch.where(inside, weighted, 0.0).sum(dim=-1)
+
+    return compute
+
+
+def _compile_divergence(term: Term) -> DivergenceFunction:
+    """Return the function of the divergence, differentiable if it is the loss."""
+    signal, pathwise, target = term.signal, term.gradient.pathwise, term.target
+    if not signal.measures:
+        return lambda models, tokens: None
+    entry = DIVERGENCES[term.divergence.name]
+
+    def add_up(student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the divergence of two sets of candidates; what exceeds the clip is constant."""
+        parts = entry.contributions(student, teacher, term.parameter)
+        return term.clip.clip_entries(parts).sum(dim=-1)
+
+    def compare_whole(models: Models) -> Tensor:
+        with torch.no_grad():
+            compared, size = build_target(target, models)
+        student = models.student
+        if models.asked.outside is not None:
+            student, compared = floor_buckets([student, compared])
+        divergence = add_up(student, compared)
+        return divergence if size is None else divergence / size
+
+    def compare_candidates_of(models: Models, tokens: Tensor) -> Tensor:
+        student = models.student
+        ids, valid, *parts = _restrict(signal, student, models.asked, signal.tails)
+        divergence = add_up(*parts)
+        if compute_tail is None:
+            return divergence
+        return divergence + compute_tail(models, tokens, ids, valid)
+
+    compute_tail = _compile_tail(term) if "sampled" in signal.tails else None
+
+    def measure(models: Models, tokens: Tensor) -> Tensor:
+        if not pathwise:
+            # Under other estimators the divergence is only measured, so it needs no graph.
+            models = replace(models, student=models.student.detach())
+        if signal.compares:
+            return signal.compare(term.build_comparison(models.student, models.asked, tokens))
+        if signal.whole and models.asked.full is not None:
+            return compare_whole(models)
+        return compare_candidates_of(models, tokens)
+
+    return measure
+
+
+def _compile_tail(term: Term) -> Callable[[Models, Tensor, Tensor, Tensor], Tensor]:
+    """Return the function of a zero whose gradient is that of the tail's divergence in expectation.
+
+    The sampled token carries it, unless the candidates already account for that token.
+    """
+    entry, parameter, read_target = (
+        DIVERGENCES[term.divergence.name],
+        term.parameter,
+        _compile_target(term),
+    )
+    needs_reference = term.needs_reference
+
+    def compute(models: Models, tokens: Tensor, ids: Tensor, valid: Tensor) -> Tensor:
+        is_known = ((ids == tokens[:, None]) & valid).any(dim=-1)
+        unknown = _find_unknown(models, needs_reference)
+        if unknown is not None:
+            # Such a token is in no tail; token 0 stands for it, so that all numbers are finite.
+            is_known, tokens = is_known | unknown, tokens.masked_fill(unknown, 0)
+        with torch.no_grad():
+            teacher_logprobs = read_target(models, tokens)
+        assert teacher_logprobs is not None
+        logprobs = F.gather_logprobs(models.student, tokens)
+        coefficient = entry.tail_coefficient(logprobs.detach(), teacher_logprobs, parameter)
+        coefficient = torch.where(is_known, torch.zeros_like(coefficient), coefficient)
+        return coefficient * (logprobs - logprobs.detach())
+
+    return compute
+
+
+def _compile_target(term: Term) -> TargetFunction:
+    """Return the function of the target's log-probability of each sampled token."""
+    target, is_product = term.target, term.target.is_product
+    by_token = is_product and term.signal.sampled
+
+    def read(models: Models, tokens: Tensor) -> Tensor | None:
+        if models.asked.full is not None and not by_token:
+            return F.gather_logprobs(build_target(target, models)[0], tokens)
+        teacher = _gather_token_logprobs(models.asked, tokens)
+        if teacher is None or not is_product or target.is_plain:
+            return teacher
+        student = F.gather_logprobs(models.student, tokens)
+        return target.combine(teacher, student, _gather_token_logprobs(models.reference, tokens))
+
+    return read
+
+
+def build_target(target: TargetCall, models: Models) -> tuple[Tensor, Tensor | None]:
+    """Return the target's log-probabilities, and the divisor of the divergence or None."""
+    teacher = models.asked.full
+    assert teacher is not None, "a target is made of whole distributions"
+    return target.build(teacher, models.student, models.reference.full)
+
+
+def _find_unknown(models: Models, needs_reference: bool) -> Tensor | None:
+    """Return True at the tokens that a model which a term asks does not have, or None."""
+    asked = [models.asked, *([models.reference] if needs_reference else [])]
+    marks = [model.unknown for model in asked if model.unknown is not None]
+    return torch.stack(marks).any(dim=0) if marks else None
 
 
 @torch.no_grad()
 def _compute_reverse_kl(
-    objective: Objective,
+    sides: Sequence[LogitSide],
     student: Tensor,
     teacher: TeacherDistribution,
     logprobs: Tensor,
@@ -244,11 +433,18 @@ def _compute_reverse_kl(
         if teacher.logprobs is None:
             return None
         return forget_unknown(F.k1(logprobs, teacher.logprobs), teacher.unknown)
-    for term, divergence in zip(objective.losses, divergences, strict=True):
-        plain = term.signal.whole and term.target.is_plain and term.against == "teacher"
-        if plain and term.divergence.name == "reverse_kl" and divergence is not None:
+    for side, divergence in zip(sides, divergences, strict=True):
+        if side.measures_teacher and divergence is not None:
             return divergence.detach()
     return F.reverse_kl(*share_pair(student, teacher))
+
+
+def _gather_token_logprobs(teacher: TeacherDistribution, tokens: Tensor) -> Tensor | None:
+    if teacher.full is None:
+        return teacher.logprobs
+    logprobs = F.gather_logprobs(teacher.full, tokens)
+    # Finite at tokens that the teacher does not have: their coefficient is 0, and so is 0 times it.
+    return logprobs if teacher.unknown is None else logprobs.masked_fill(teacher.unknown, 0.0)
 
 
 @torch.no_grad()
@@ -263,13 +459,15 @@ def read_target(
     The teacher takes the place of a target that is one token, to which there is no reverse KL, and
     of one whose reference is missing.
     """
-    signals = _Signals(TeacherDistribution(teacher), TeacherDistribution(reference))
-    restricted = compare_candidates(term.signal, student, signals.teacher)
+    asked = TeacherDistribution(teacher)
+    restricted = compare_candidates(term.signal, student, asked)
     if restricted is not None:
         return teacher, restricted
     if term.target.is_label or (term.needs_reference and reference is None):
         return teacher, None
-    return _build_target(term, student, signals)[0], None
+    said = TeacherDistribution(reference)
+    models = Models(student, asked if term.against == "teacher" else said, said)
+    return build_target(term.target, models)[0], None
 
 
 def measures_teacher(term: Term) -> bool:
@@ -293,83 +491,6 @@ def compare_candidates(
     if not cuts_to_candidates(signal):
         return None
     return F.reverse_kl(*_restrict(signal, student, teacher, signal.tails)[2:])
-
-
-def _build_target(term: Term, student: Tensor, signals: _Signals) -> tuple[Tensor, Tensor | None]:
-    """Return the target's log-probabilities, and the divisor of the divergence or None."""
-    teacher = signals.of(term).full
-    assert teacher is not None, "a target is made of whole distributions"
-    return term.target.build(teacher, student, signals.reference.full)
-
-
-@torch.no_grad()
-def _gather_target_logprobs(
-    term: Term, student: Tensor, signals: _Signals, tokens: Tensor
-) -> Tensor | None:
-    """Return the target's log-probability of each sampled token.
-
-    For `log_linear` it lacks a constant of the state.
-    """
-    if not term.needs_signal:
-        return None
-    teacher, target = signals.of(term), term.target
-    if teacher.full is not None and not (target.is_product and term.signal.sampled):
-        return F.gather_logprobs(_build_target(term, student, signals)[0], tokens)
-    teacher_logprobs = _gather_token_logprobs(teacher, tokens)
-    if teacher_logprobs is None or not target.is_product or target.is_plain:
-        return teacher_logprobs
-    of_student = F.gather_logprobs(student, tokens)
-    of_reference = _gather_token_logprobs(signals.reference, tokens)
-    return target.combine(teacher_logprobs, of_student, of_reference)
-
-
-def _gather_token_logprobs(teacher: TeacherDistribution, tokens: Tensor) -> Tensor | None:
-    if teacher.full is None:
-        return teacher.logprobs
-    logprobs = F.gather_logprobs(teacher.full, tokens)
-    # Finite at tokens that the teacher does not have: their coefficient is 0, and so is 0 times it.
-    return logprobs if teacher.unknown is None else logprobs.masked_fill(teacher.unknown, 0.0)
-
-
-def _compute_divergence(
-    term: Term, student: Tensor, signals: _Signals, tokens: Tensor
-) -> Tensor | None:
-    """Return the divergence at each position; None if the signal is no distribution.
-
-    It is differentiable if it is the loss.
-    """
-    teacher = signals.of(term)
-    if not term.signal.measures or not signals.can_answer(term):
-        return None
-    # Under other estimators the divergence is only measured, so it needs no graph.
-    student = student if term.gradient.pathwise else student.detach()
-    if term.signal.compares:
-        return term.signal.compare(term.build_comparison(student, teacher, tokens))
-    if term.signal.whole and teacher.full is not None:
-        with torch.no_grad():
-            target, size = _build_target(term, student, signals)
-        if teacher.outside is not None:
-            student, target = floor_buckets([student, target])
-        divergence = _sum_contributions(term, student, target)
-        return divergence if size is None else divergence / size
-    ids, valid, student_part, teacher_part = _restrict(
-        term.signal, student, teacher, term.signal.tails
-    )
-    divergence = _sum_contributions(term, student_part, teacher_part)
-    if "sampled" not in term.signal.tails:
-        return divergence
-    is_known = ((ids == tokens[:, None]) & valid).any(dim=-1)
-    unknown = signals.find_unknown(term)
-    if unknown is not None:
-        # Such a token is in no tail; token 0 stands for it, so that all numbers are finite.
-        is_known, tokens = is_known | unknown, tokens.masked_fill(unknown, 0)
-    return divergence + _compute_tail(term, student, signals, tokens, is_known)
-
-
-def _sum_contributions(term: Term, student: Tensor, target: Tensor) -> Tensor:
-    """Return the divergence of two sets of candidates; what exceeds the clip is constant."""
-    parts = DIVERGENCES[term.divergence.name].contributions(student, target, term.parameter)
-    return term.clip.clip_entries(parts).sum(dim=-1)
 
 
 def _restrict(
@@ -406,19 +527,3 @@ def _restrict_folded(
     if tails == ("bucket", "bucket"):
         pair = floor_buckets(pair)
     return ids, valid, pair[0], pair[1]
-
-
-def _compute_tail(
-    term: Term, student: Tensor, signals: _Signals, tokens: Tensor, is_known: Tensor
-) -> Tensor:
-    """Return a zero whose gradient is that of the tail's divergence in expectation.
-
-    The sampled token carries it, unless the candidates already account for that token.
-    """
-    teacher_logprobs = _gather_target_logprobs(term, student, signals, tokens)
-    assert teacher_logprobs is not None
-    logprobs = F.gather_logprobs(student, tokens)
-    divergence = DIVERGENCES[term.divergence.name]
-    coefficient = divergence.tail_coefficient(logprobs.detach(), teacher_logprobs, term.parameter)
-    coefficient = torch.where(is_known, torch.zeros_like(coefficient), coefficient)
-    return coefficient * (logprobs - logprobs.detach())

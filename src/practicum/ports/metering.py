@@ -258,7 +258,7 @@ class MeteredTrainer:
             flops = self._learning.count_update_flops(
                 self._shape, read, head_rows, recompute=recompute
             )
-            if needs_first_pass(objective, datums):
+            if needs_first_pass(objective.needs_sequences, datums):
                 # Whole-sequence coefficients take one more forward pass, without a gradient.
                 flops += self._shape.count_hidden_flops(read.tokens, read.contexts)
                 flops += self._shape.count_head_flops(head_rows)

@@ -271,7 +271,7 @@ class PaperTrainer:
     ) -> ForwardResult:
         """Record the data, and apply the teachers' heads as often as a trainer does."""
         self._record.datums.extend(data)
-        passes = 1 + needs_first_pass(objective, data)
+        passes = 1 + needs_first_pass(objective.needs_sequences, data)
         for datum in data:
             for head in (*datum.signal.heads, *datum.reference.heads):
                 for _ in range(passes):

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
-from practicum.objective import Objective
 from practicum.objective.both_spaces import start_projections
 from practicum.types import Datum
 
@@ -20,17 +19,17 @@ TO_STUDENT, TO_TEACHER = "dual_space.to_student", "dual_space.to_teacher"
 def prepare_projections(
     parameters: dict[str, Any],
     optimizer: torch.optim.AdamW,
-    objective: Objective,
+    pace: float | None,
     datums: Sequence[Datum],
     head: Head,
     decide: Callable[[Callable[[], Projections | None]], Projections | None],
 ) -> None:
     """Add the maps to the trained weights if the objective has some and a teacher has spoken.
 
-    `decide` lets one of several processes compute for all.
+    `pace` is their relative learning rate, None for an objective without any. `decide` lets one of
+    several processes compute for all.
     """
-    term = objective.learning
-    if term is None:
+    if pace is None:
         return
     if TO_STUDENT not in parameters:
         maps = decide(partial(_find_first_maps, head, datums))
@@ -38,7 +37,7 @@ def prepare_projections(
             return
         add_projections(parameters, optimizer, maps)
     # Told at each update: a schedule may change it, and a checkpoint does not know it.
-    optimizer.param_groups[-1]["pace"] = term.maps_pace
+    optimizer.param_groups[-1]["pace"] = pace
 
 
 def _find_first_maps(head: Head, datums: Sequence[Datum]) -> Projections | None:
@@ -72,8 +71,8 @@ def restore_projections(
     add_projections(parameters, optimizer, maps)
 
 
-def find_projections(parameters: Mapping[str, Any], objective: Objective) -> Projections | None:
+def find_projections(parameters: Mapping[str, Any], pace: float | None) -> Projections | None:
     """Return the maps as they are now, None for an objective without any."""
-    if objective.learning is None or TO_STUDENT not in parameters:
+    if pace is None or TO_STUDENT not in parameters:
         return None
     return Projections(parameters[TO_STUDENT], parameters[TO_TEACHER])

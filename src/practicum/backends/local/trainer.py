@@ -42,13 +42,14 @@ from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
 from practicum.models.tensors import HEADER_BYTES
 from practicum.objective import (
+    CompiledObjective,
     LossChunk,
     Objective,
     TermValues,
     TokenBatch,
     build_chunk,
     build_token_batch,
-    can_fuse,
+    compile_objective,
     needs_first_pass,
 )
 from practicum.objective.measures import (
@@ -262,25 +263,31 @@ class LocalTrainer:
         split_datums = split_pools(datums)
         device = self.language_model.device
         batch = build_token_batch(split_datums, objective, seed, self._special_ids).to(device)
+        compiled = compile_objective(objective)
         records = UpdateStatistics(len(batch.tokens), device)
         share = self._find_share(datums, micro_batch_tokens)
         passes = self._ranks.deal(self._build_micro_batches(split_datums, batch, share))
         with self._ranks.open_update(self.language_model, self._parameters.values()) as head:
             prepare_projections(
-                self._parameters, self._optimizer, objective, datums, head, self._ranks.decide
+                self._parameters,
+                self._optimizer,
+                compiled.maps_pace,
+                datums,
+                head,
+                self._ranks.decide,
             )
             # The closed form needs no autograd through the head, so a prepacked copy can serve it.
-            if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
+            if len(batch.tokens) >= MIN_HEAD_ROWS and compiled.fuses():
                 head = prepack_head(head)
             coefficients = None
-            if needs_first_pass(objective, split_datums):
+            if needs_first_pass(compiled.needs_sequences, split_datums):
                 coefficients = self._compute_batch_coefficients(
-                    passes, head, objective, batch, records
+                    passes, head, compiled, batch, records
                 )
             self.set_training_mode()
             for micro_batch in passes:
                 with self._ranks.open_pass(self.language_model):
-                    self._backward_pass(micro_batch, seed, head, objective, coefficients, records)
+                    self._backward_pass(micro_batch, seed, head, compiled, coefficients, records)
         records.merge(self._ranks.gather(records))
         if records.is_broken or records.has_no_supervision:
             # A gradient of zeros would still move the weights, by AdamW's momentum and decay.
@@ -312,7 +319,7 @@ class LocalTrainer:
         micro_batch: Pass | None,
         seed: int,
         head: Head,
-        objective: Objective,
+        objective: CompiledObjective,
         batch_coefficients: list[Tensor] | None,
         records: UpdateStatistics,
     ) -> None:
@@ -331,7 +338,7 @@ class LocalTrainer:
         self,
         micro_batch: Pass,
         head: Head,
-        objective: Objective,
+        objective: CompiledObjective,
         batch_coefficients: list[Tensor] | None,
         records: UpdateStatistics,
     ) -> None:
@@ -360,14 +367,16 @@ class LocalTrainer:
         head: Head,
         hidden: Tensor,
         part: Part,
-        objective: Objective,
+        objective: CompiledObjective,
         records: UpdateStatistics,
     ) -> Float[Tensor, "T D"]:
         """Return the gradient in the hidden states, and record the numbers of every token."""
         gradient = torch.empty_like(hidden)
         for piece in self._cut(part):
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
-            coefficients = compute_all_coefficients(objective, chunk.values, part.tokens[piece])
+            coefficients = compute_all_coefficients(
+                objective.tokens, chunk.values, part.tokens[piece]
+            )
             _record_values(records, chunk, part, piece, objective)
             measure_dropped(records, objective, chunk.values, part.tokens[piece])
             gradient[piece] = chunk.backward(coefficients)
@@ -381,7 +390,7 @@ class LocalTrainer:
         head: Head,
         hidden: Tensor,
         part: Part,
-        objective: Objective,
+        objective: CompiledObjective,
         coefficients: Sequence[Tensor],
         records: UpdateStatistics,
     ) -> Float[Tensor, "T D"]:
@@ -409,7 +418,7 @@ class LocalTrainer:
         self,
         passes: Sequence[Pass | None],
         head: Head,
-        objective: Objective,
+        objective: CompiledObjective,
         batch: TokenBatch,
         records: UpdateStatistics,
     ) -> list[Tensor]:
@@ -447,8 +456,8 @@ class LocalTrainer:
         all_indices = [index for part_indices, _ in parts for index in part_indices]
         all_values = [values for _, part_values in parts for values in part_values]
         if not all_indices:
-            return [torch.zeros(0) for _ in objective.losses]
-        coefficients = compute_full_coefficients(objective, all_values, all_indices, batch)
+            return [torch.zeros(0) for _ in objective.tokens]
+        coefficients = compute_full_coefficients(objective.tokens, all_values, all_indices, batch)
         measure_batch(records, objective, all_values, all_indices, batch)
         for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
             records.record_coefficients(index, teacher, values, [c[index] for c in coefficients])
@@ -458,10 +467,10 @@ class LocalTrainer:
         return cut_between_spans(part.signal.joined, len(part.index), self.limits.chunk_tokens)
 
     def _open_chunk(
-        self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective
+        self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: CompiledObjective
     ) -> LossChunk:
         signals = part.signal[piece], part.reference[piece]
-        maps = find_projections(self._parameters, objective)
+        maps = find_projections(self._parameters, objective.maps_pace)
         tokens = part.tokens[piece]
         return build_chunk(head, hidden, signals, tokens, objective, self._buffers, maps)
 
@@ -492,7 +501,11 @@ class LocalTrainer:
 
 
 def _record_values(
-    records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slice, objective: Objective
+    records: UpdateStatistics,
+    chunk: LossChunk,
+    part: Part,
+    piece: slice,
+    objective: CompiledObjective,
 ) -> None:
     """Record what a chunk says of its tokens, before its gradient is taken."""
     compare(records, chunk, part, piece)

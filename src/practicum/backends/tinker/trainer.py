@@ -20,13 +20,15 @@ from practicum.backends.tinker.wire import ColumnRequest, Columns, build_columns
 from practicum.costs import Meter
 from practicum.errors import CheckpointError, TeacherError
 from practicum.objective import (
+    CompiledObjective,
     Objective,
     Signal,
     Term,
     TermValues,
     TokenBatch,
     build_token_batch,
-    compute_term_values,
+    compile_objective,
+    compute_values,
 )
 from practicum.objective.measures import UpdateStatistics, measure, measure_batch
 from practicum.objective.passes import Part, Pass, group_rows_into_passes, split_pools
@@ -153,11 +155,12 @@ class ServiceTrainer:
         if not parts:
             return records.build_result(datums, data)
         logprobs = [answer.requires_grad_() for answer in self._request_logprobs(parts)]
+        compiled = compile_objective(objective)
         values = [
-            _compute_values(student, columns, objective)
+            _compute_values(student, columns, compiled)
             for student, columns in zip(logprobs, parts, strict=True)
         ]
-        coefficients = _compute_coefficients(objective, parts, values, batch, records)
+        coefficients = _compute_coefficients(compiled, parts, values, batch, records)
         loss = torch.zeros(())
         for columns, term_values, factors in zip(parts, values, coefficients, strict=True):
             part = columns.part
@@ -166,7 +169,7 @@ class ServiceTrainer:
             loss = loss + losses.sum()
             detached = [term.detach() for term in term_values]
             records.record_broken(part.index, detached, factors)
-            measure(records, detached, part.tokens, part.signal, objective)
+            measure(records, detached, part.tokens, part.signal, compiled)
             records.record_tokens(part.index, detached[0], factors)
             records.add_loss_share(part.signal.name, detached, factors)
         # Zero weights would still make the service's optimizer move: send nothing.
@@ -414,19 +417,19 @@ def _gather_parts(datums: Sequence[Datum], batch: TokenBatch) -> Iterator[Part]:
 
 
 def _compute_values(
-    logprobs: Float[Tensor, "t C"], columns: Columns, objective: Objective
+    logprobs: Float[Tensor, "t C"], columns: Columns, objective: CompiledObjective
 ) -> list[TermValues]:
     """Compute each term's values; the sampled token's surprise stands for the entropy.
 
     Columns cannot give the entropy, which is the mean of the surprise over sampled tokens.
     """
     teacher, reference = columns.teacher, columns.reference
-    values = compute_term_values(logprobs, teacher, columns.tokens, objective, reference)
+    values = compute_values(objective.logits, logprobs, teacher, columns.tokens, reference)
     return [replace(term, student_entropy=-term.logprobs) for term in values]
 
 
 def _compute_coefficients(
-    objective: Objective,
+    objective: CompiledObjective,
     parts: Sequence[Columns],
     values: Sequence[Sequence[TermValues]],
     batch: TokenBatch,
@@ -440,10 +443,10 @@ def _compute_coefficients(
     detached = [[term.detach() for term in part_values] for part_values in values]
     if not objective.needs_sequences and batch.spans is None:
         return [
-            compute_all_coefficients(objective, part_values, columns.part.tokens)
+            compute_all_coefficients(objective.tokens, part_values, columns.part.tokens)
             for columns, part_values in zip(parts, detached, strict=True)
         ]
     indices = [columns.part.index for columns in parts]
-    coefficients = compute_full_coefficients(objective, detached, indices, batch)
+    coefficients = compute_full_coefficients(objective.tokens, detached, indices, batch)
     measure_batch(records, objective, detached, indices, batch)
     return [[column[index] for column in coefficients] for index in indices]

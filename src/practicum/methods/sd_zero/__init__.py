@@ -1,3 +1,3 @@
-"""A text filled with a rollout"s fields (SD-Zero, arXiv 2604.12002)."""
+"""A text filled with a rollout's fields (SD-Zero, arXiv 2604.12002)."""
 
 PARTS = {"notes": ["filled"]}

@@ -11,15 +11,15 @@ class Config(SignalCall):
     """One reward a completion, from the verifier; no teacher is asked.
 
     `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO, none REINFORCE.
-    `among=source` compares only the completions of the term's source (HDPO 2603.23871). `per=turn`
+    `among=source` compares only the completions of the term's source (HDPO 2603.23871). `unit=turn`
     compares what follows each turn of a conversation: the environment's rewards from it on, and the
-    completion's. `per=episode` compares their sum over the whole conversation.
+    completion's. `unit=episode` compares their sum over the whole conversation.
     """
 
     type: Literal["score"] = "score"
     advantage: AdvantageName = "group_normalized"
     among: Literal["source"] | None = None
-    per: Literal["rollout", "episode", "turn"] = "rollout"
+    unit: Literal["rollout", "episode", "turn"] = "rollout"
     sampled: ClassVar[bool] = True
     usual: ClassVar[EstimatorCall] = ScoreFunction()
 
@@ -27,6 +27,16 @@ class Config(SignalCall):
     def outcome(self) -> AdvantageName:
         """Return the advantage."""
         return self.advantage
+
+    @property
+    def reward_unit(self) -> Literal["rollout", "episode", "turn"]:
+        """Return the unit."""
+        return self.unit
+
+    @property
+    def compares_within_source(self) -> bool:
+        """Return True for `among=source`."""
+        return self.among == "source"
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse settings that concern a teacher."""
@@ -40,8 +50,8 @@ class Config(SignalCall):
                 "signal 'score' asks no teacher; leave out target, divergence and the estimator's "
                 "arguments"
             )
-        if self.per == "turn" and ADVANTAGES[self.advantage].anchored:
-            return f"advantage {self.advantage!r} is of whole answers; leave out per=turn"
+        if self.unit == "turn" and ADVANTAGES[self.advantage].anchored:
+            return f"advantage {self.advantage!r} is of whole answers; leave out unit=turn"
         return None
 
     def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:

@@ -13,7 +13,7 @@ from practicum.costs.segments import count_packed_tokens, split_by_tokens
 from practicum.errors import ResourceError
 from practicum.models.quantization import count_weight_bytes
 from practicum.models.sources import find_base
-from practicum.objective import Objective, can_fuse
+from practicum.objective import Objective, compile_objective
 from practicum.objective.passes import build_score_requests, group_rows_into_passes
 from practicum.ports.paper import PaperRecord, PaperScalarDims
 from practicum.runs.plan.dry_runs import DryRun
@@ -152,7 +152,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
 
 def count_tiles(objective: Objective) -> int:
     """Count the matrices of [chunk_tokens, V] that the logit side of an objective holds."""
-    if not can_fuse(objective):
+    if not compile_objective(objective).fuses():
         return AUTOGRAD_TILES
     if objective.signal is None or objective.signal.type != "full":
         return TOKEN_TILES

@@ -13,7 +13,7 @@ from torch import Tensor
 from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE
-from practicum.objective.spec import Objective
+from practicum.objective.compile import CompiledObjective
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.objective.vocabulary_axis import forget_unknown, mark_scored
 from practicum.types import TeacherSignal
@@ -22,26 +22,22 @@ MIN_COLUMNS = 4096
 """Rows of a smaller vocabulary are in the caches anyway."""
 
 
-def is_compiled(
+def has_kernel(
     head: Head,
     hidden: Float[Tensor, "T D"],
     teacher: TeacherSignal,
-    objective: Objective,
+    objective: CompiledObjective,
     tiles: BufferPool,
 ) -> bool:
     """Return True if a kernel computes a chunk that has a closed form."""
-    term = objective.losses[0]
     return (
         tiles.kernel is not None
         and head.vocab_size >= MIN_COLUMNS
         and hidden.dtype == torch.float32
         and hidden.device.type == "cpu"
-        and len(objective.losses) == 1
-        and term.signal.whole
-        and term.divergence.name == "reverse_kl"
-        and term.gradient.pathwise
-        and not term.clip.clips_losses
-        and "teacher_rank" not in term.weighs_by
+        and objective.closed is not None
+        and [form.has_kernel for form in objective.closed] == [True]
+        and not objective.logits[0].ranks
         and not objective.needs_logits
         and teacher.hidden is not None
         and teacher.pool is None
@@ -49,7 +45,7 @@ def is_compiled(
     )
 
 
-class CompiledReverseKL:
+class KernelReverseKL:
     """The chunk whose values and gradient the kernel computes; see `closed_form.LossChunk`."""
 
     fused = True

@@ -9,9 +9,9 @@ from practicum.backends.local.native.library import load_library
 from practicum.backends.local.native.loss import NativeReverseKL
 from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
-from practicum.objective import Objective, build_chunk, build_token_batch
+from practicum.objective import Objective, build_chunk, build_token_batch, compile_objective
 from practicum.objective.closed_form import Fused
-from practicum.objective.compiled import MIN_COLUMNS, CompiledReverseKL
+from practicum.objective.reverse_kl_kernel import MIN_COLUMNS, KernelReverseKL
 from practicum.types import TeacherSignal
 
 from .test_sides import batch
@@ -39,11 +39,13 @@ def test_a_chunk_says_what_that_in_torch_says(choice: dict[str, str]) -> None:
     for kernel in (build_kernel(), None):
         head = Head(torch.nn.Parameter(weights[0].clone()), MIN_COLUMNS + 1, scale=0.7)
         both = signal, TeacherSignal()
-        chunk = build_chunk(head, hidden[0], both, tokens, objective, BufferPool(kernel))
+        chunk = build_chunk(
+            head, hidden[0], both, tokens, compile_objective(objective), BufferPool(kernel)
+        )
         chunks.append((chunk, chunk.get_distributions(torch.arange(0, count, 2))))
         gradients.append(chunk.backward([torch.linspace(-1.0, 1.0, count)]))
         heads.append(head.weight.grad)
-    assert [type(chunk) for chunk, _ in chunks] == [CompiledReverseKL, Fused]
+    assert [type(chunk) for chunk, _ in chunks] == [KernelReverseKL, Fused]
     (mine, my_pair), (other, other_pair) = chunks
     assert my_pair is not None and other_pair is not None
     for one, two in zip(
@@ -74,5 +76,7 @@ def test_other_objectives_keep_their_way(choice: dict[str, object]) -> None:
     hidden = torch.randn(len(tokens.tokens), WIDTH)
     signal = TeacherSignal(hidden=hidden, head=Head(weight, MIN_COLUMNS))
     both, pool = (signal, TeacherSignal()), BufferPool(build_kernel())
-    chunk = build_chunk(Head(weight, MIN_COLUMNS), hidden, both, tokens, objective, pool)
-    assert not isinstance(chunk, CompiledReverseKL)
+    chunk = build_chunk(
+        Head(weight, MIN_COLUMNS), hidden, both, tokens, compile_objective(objective), pool
+    )
+    assert not isinstance(chunk, KernelReverseKL)
