@@ -36,7 +36,7 @@ from benchmarks.digest_runs import (
 )
 from benchmarks.measuring import describe_machine, format_table
 from practicum.recipe import Recipe, list_recipe_names, parse_recipe
-from practicum.runs.pipeline.stages import Pipeline, parse_pipeline
+from practicum.runs.stages import Pipeline, parse_pipeline
 
 
 def main() -> None:
@@ -148,7 +148,7 @@ def _run(name: str, folder: Path) -> Path:
     """Do a run; the one that is resumed was stopped after its first step."""
     from practicum.errors import Interrupted
     from practicum.runs import run
-    from practicum.runs.pipeline.runner import run as run_pipeline
+    from practicum.runs.pipeline import run as run_pipeline
 
     with open_inputs(name, folder) as inputs:
         recipe = _parse(name, inputs)

@@ -61,8 +61,8 @@ def main() -> None:
     )
     shapes = sorted(name for name, count in legs["step"].made.items() if count >= ROLLOUTS)
     print(f"{len(shapes)} shapes of a rollout in a step: {', '.join(shapes)}")
-    given = legs["step"].given_objective
-    places = len(given), len({file for file, _ in given})
+    functions = legs["step"].given_objective
+    places = len(functions), len({file for file, _ in functions})
     print(f"{places[0]} functions in {places[1]} files of a step are given the objective or a term")
     for (start, end), count in legs["step"].moves.most_common(options.moves):
         print(f"{count:5} {start} -> {end}")

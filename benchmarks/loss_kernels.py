@@ -103,13 +103,8 @@ def build_ours(name: str, chunk: int = CHUNK) -> Kernel:
     from practicum.backends.local.prepared import prepack_head
     from practicum.functional.chunked import BufferPool
     from practicum.functional.head import Head
-    from practicum.objective import (
-        Objective,
-        TokenBatch,
-        build_chunk,
-        compile_objective,
-        compute_coefficients,
-    )
+    from practicum.losses import TokenBatch, build_chunk, compile_objective, compute_coefficients
+    from practicum.objective import Objective
     from practicum.types import TeacherSignal
 
     library = load_library() if name == "compiled" else None

@@ -102,9 +102,9 @@ def carry_lines(revision: str) -> int:
     Use it after a setting was renamed or added, if `python -m benchmarks digests` shows that all runs are the same as before.
     """
     lines = list(read_lines().values())
-    before, now = _fingerprint_lines(lines, revision), _fingerprint_lines(lines)
+    before, after = _fingerprint_lines(lines, revision), _fingerprint_lines(lines)
     carried = 0
-    for line, old, new in zip(lines, before, now, strict=True):
+    for line, old, new in zip(lines, before, after, strict=True):
         if line["of"] == old and old != new:
             keep({**line, "of": new})
             carried += 1
@@ -113,14 +113,14 @@ def carry_lines(revision: str) -> int:
 
 def _fingerprint_lines(lines: Sequence[dict[str, Any]], revision: str = "") -> list[str]:
     """Return the fingerprint of each line's recipe, by the code and the recipes of a revision; none: those here."""
-    asked = json.dumps([(line["recipe"], "teacher" in line) for line in lines])
+    request = json.dumps([(line["recipe"], "teacher" in line) for line in lines])
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "then" if revision else ROOT
         if revision:
             _run_git("worktree", "add", "--detach", str(root), revision)
         try:
             answer = subprocess.run(
-                [sys.executable, "-c", FINGERPRINTS, asked],
+                [sys.executable, "-c", FINGERPRINTS, request],
                 cwd=root,
                 env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"},
                 check=True,

@@ -3,14 +3,16 @@
     python -m benchmarks structure
     python -m benchmarks structure --core practicum.methods practicum.server
 
-Counts protocols and abstract classes, papers named in the core, statements and lines, the files on the longest chain of imports
-(imports inside functions included; the files of an import cycle all count). `--core` names the packages that the core leaves out.
+Counts protocols and abstract classes, papers named in the core, statements and lines, the files on the longest chain of imports and
+the files in cycles of imports. Imports inside functions are included, and the files of a cycle are all a part of a chain.
+`--core` names the packages that the core leaves out.
 The files and functions of a training step are counted by `python -m benchmarks journey`.
 """
 
 import argparse
 import ast
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import grimp
@@ -20,6 +22,8 @@ import practicum
 from benchmarks.measuring import format_table
 
 ROOT = Path(practicum.__file__).parent
+OUTSIDE_CORE = ("practicum.methods", "practicum.server")
+"""The packages that the core leaves out."""
 PAPER = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
@@ -32,26 +36,32 @@ def main() -> None:
         "--core",
         nargs="+",
         metavar="PACKAGE",
-        default=["practicum.methods", "practicum.server"],
+        default=OUTSIDE_CORE,
         help="packages that are not counted as core",
     )
     options = parser.parse_args()
+    rows = [[name, f"{value:,}"] for name, value in measure_structure(options.core).items()]
+    print(format_table(["measure", "value"], rows))
+
+
+def measure_structure(outside: Sequence[str] = OUTSIDE_CORE) -> dict[str, int]:
+    """Return the measures by name; `outside` are the packages that are not counted as core."""
     sources = read_sources()
     core = {
         name: text
         for name, text in sources.items()
-        if not any(name == out or name.startswith(f"{out}.") for out in options.core)
+        if not any(name == package or name.startswith(f"{package}.") for package in outside)
     }
-    chain = find_longest_chain(build_import_graph("practicum"))
-    rows = [
-        ["lines", len("".join(sources.values()).splitlines())],
-        ["lines of the core", len("".join(core.values()).splitlines())],
-        ["statements of the core", sum(map(count_statements, core.values()))],
-        ["protocols and abstract classes", sum(map(count_structural_types, sources.values()))],
-        ["papers named in the core", len(set(PAPER.findall("".join(core.values()))))],
-        ["files on the longest import chain", len(chain)],
-    ]
-    print(format_table(["measure", "value"], [[name, f"{value:,}"] for name, value in rows]))
+    graph = build_import_graph("practicum")
+    return {
+        "lines": len("".join(sources.values()).splitlines()),
+        "lines of the core": len("".join(core.values()).splitlines()),
+        "statements of the core": sum(map(count_statements, core.values())),
+        "protocols and abstract classes": sum(map(count_structural_types, sources.values())),
+        "papers named in the core": len(set(PAPER.findall("".join(core.values())))),
+        "files on the longest import chain": len(find_longest_chain(graph)),
+        "files in import cycles": len(find_cycles(graph)),
+    }
 
 
 def read_sources() -> dict[str, str]:
@@ -90,6 +100,12 @@ def build_import_graph(package: str) -> networkx.DiGraph:
         for imported in imports.find_modules_directly_imported_by(module)
     )
     return graph
+
+
+def find_cycles(graph: networkx.DiGraph) -> list[str]:
+    """Return the modules that import themselves, through others or not."""
+    groups = networkx.strongly_connected_components(graph)
+    return sorted(module for group in groups if len(group) > 1 for module in group)
 
 
 def find_longest_chain(graph: networkx.DiGraph) -> list[str]:

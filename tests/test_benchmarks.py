@@ -593,7 +593,9 @@ def test_a_new_setting_does_not_make_the_measured_lines_stale() -> None:
         for line in lines
         if papers.fingerprint(load_recipe(line["recipe"])) != line["of"]
     ]
-    assert len(stale) <= len(lines) // 2, f"carry the lines: python -m benchmarks papers --carry REVISION; stale: {stale}"
+    assert len(stale) <= len(lines) // 2, (
+        f"carry the lines: python -m benchmarks papers --carry REVISION; stale: {stale}"
+    )
 
 
 def test_runs_of_single_kinds_are_those_of_all_kinds() -> None:

@@ -55,7 +55,7 @@ from practicum.objective.entries import Choice
 from practicum.recipe.schedule import SCHEDULES
 from practicum.recipe.settings import SETTINGS_FOLDER
 from practicum.rollouts import NOTE_KINDS
-from practicum.runs.pipeline import parse_pipeline
+from practicum.runs.stages import parse_pipeline
 from practicum.studies import doctor
 from practicum.teachers import openai_api
 from tests import methods_page, section_types

@@ -27,7 +27,8 @@ from practicum.core.randomness import seed_of
 from practicum.errors import RecipeError
 from practicum.functional.speculative import expected_acceptance, verify
 from practicum.functional.truncation import sampling_logprobs
-from practicum.objective import Full, read_tokens
+from practicum.losses import read_tokens
+from practicum.objective import Full
 from practicum.ports import (
     SamplingClient,
     Teacher,

@@ -13,7 +13,7 @@ from laboratory.study import ReproductionJob
 from practicum.core.stopping import catch_stop_signals
 from practicum.errors import PracticumError
 from practicum.run_dir import RunDir, read_json
-from practicum.runs.pipeline import parse_pipeline
+from practicum.runs.stages import parse_pipeline
 from practicum.studies.compare import Outcome, Point, RunJob, open_starter, read_outcome, run_jobs
 from practicum.types import FrozenConfig
 

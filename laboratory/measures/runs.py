@@ -19,8 +19,8 @@ from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.runs.opening import build_task, create_scratch_model
-from practicum.runs.pipeline import parse_pipeline
-from practicum.runs.pipeline.runner import run as run_pipeline
+from practicum.runs.pipeline import run as run_pipeline
+from practicum.runs.stages import parse_pipeline
 from practicum.statistics import group_pairs, pass_at_k, unique_share
 from practicum.studies.compare import ComparisonSettings, FailedRun, FinishedRuns, Outcome, run_arms
 from practicum.studies.compare.arms import split_words

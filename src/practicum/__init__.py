@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from practicum.errors import PracticumError
     from practicum.recipe import Recipe, load_recipe
     from practicum.runs import RunResult, distill, evaluate, load_run
-    from practicum.runs.pipeline.runner import run
+    from practicum.runs.pipeline import run
     from practicum.studies.compare import compare
     from practicum.studies.doctor import Diagnosis, doctor
 
@@ -49,7 +49,7 @@ _HOMES = {
     "evaluate": "practicum.runs",
     "load_recipe": "practicum.recipe",
     "load_run": "practicum.runs",
-    "run": "practicum.runs.pipeline.runner",
+    "run": "practicum.runs.pipeline",
 }
 
 

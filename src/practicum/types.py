@@ -443,6 +443,13 @@ class Datum:
     reference: TeacherSignal = field(default_factory=TeacherSignal)
     weight: float = 1.0
 
+    @property
+    def shared_starts(self) -> Bool[Tensor, " T"] | None:
+        """Return True where spans of teacher and reference start; None if each token is a span."""
+        both = (self.signal.shared_starts, self.reference.shared_starts)
+        starts = [mask for mask in both if mask is not None]
+        return torch.stack(starts).all(dim=0) if starts else None
+
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:

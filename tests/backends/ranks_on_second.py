@@ -8,7 +8,7 @@ import torch
 
 from practicum.backends._sharded.crossing import pack
 from practicum.backends._sharded.fsdp_ranks import FsdpRanks
-from practicum.objective.measures import UpdateStatistics
+from practicum.losses.measures import UpdateStatistics
 
 from .rank_forks import run_ranks
 

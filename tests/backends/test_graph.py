@@ -15,8 +15,8 @@ from practicum.backends.local.graph import (
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.costs import GraphPlan
+from practicum.losses.passes import count_text_tokens
 from practicum.objective import Objective
-from practicum.objective.passes import count_text_tokens
 from practicum.types import ScoreRequest
 
 from .test_trainer import gradients, trainable

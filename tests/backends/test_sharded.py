@@ -12,8 +12,8 @@ from practicum.backends._sharded.fsdp_ranks import deal_passes
 from practicum.backends._sharded.sharding import gather_tensor
 from practicum.backends.local.device_limits import TrainerLimits
 from practicum.backends.local.trainer import LocalTrainer
+from practicum.losses.passes import count_tokens
 from practicum.objective import Objective
-from practicum.objective.passes import count_tokens
 from practicum.ports import AdamParams
 from practicum.types import Datum
 

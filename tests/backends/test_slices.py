@@ -19,8 +19,8 @@ from practicum.backends.local.graph import measure_activation_bytes
 from practicum.backends.local.loading import load_by_role, load_student
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
+from practicum.losses.passes import count_tokens
 from practicum.models.config import Lora, ModelConfig, StudentConfig
-from practicum.objective.passes import count_tokens
 from practicum.text import build_character_tokenizer
 
 from .rank_forks import run_ranks

@@ -10,8 +10,8 @@ from practicum.backends.local.language_model import Decoding
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.text_states import count_frozen_layers
 from practicum.backends.local.trainer import LocalTrainer
+from practicum.losses.passes import build_score_requests
 from practicum.objective import Full, Objective
-from practicum.objective.passes import build_score_requests
 from practicum.ports import AdamParams
 from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams
 

@@ -23,8 +23,8 @@ from practicum.errors import RecipeError
 from practicum.objective import Objective
 from practicum.recipe import parse_recipe
 from practicum.runs.opening import open_student
-from practicum.runs.pipeline import parse_pipeline
-from practicum.runs.pipeline.runner import run as run_pipeline
+from practicum.runs.pipeline import run as run_pipeline
+from practicum.runs.stages import parse_pipeline
 from practicum.types import Datum, ForwardResult
 
 from .ray_session import cluster

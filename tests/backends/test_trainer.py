@@ -12,19 +12,16 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.errors import CheckpointError
-from practicum.objective import (
-    Full,
-    Objective,
-    Sampled,
-    TeacherDistribution,
-    TopK,
+from practicum.losses import (
     build_token_batch,
+    compile_objective,
     compute_coefficients,
     compute_term_values,
 )
-from practicum.objective.closed_form import Autograd, Fused
-from practicum.objective.measures import COLUMNS, UpdateStatistics
-from practicum.objective.passes import build_score_requests
+from practicum.losses.closed_form import Autograd, Fused
+from practicum.losses.measures import COLUMNS, UpdateStatistics
+from practicum.losses.passes import build_score_requests
+from practicum.objective import Full, Objective, Sampled, TeacherDistribution, TopK
 from practicum.ports import AdamParams
 from practicum.types import (
     Datum,
@@ -787,7 +784,9 @@ def test_the_first_pass_of_sequence_objectives_is_without_dropout():
     passes = trainer._build_micro_batches(data, batch, 10**6)
     records = UpdateStatistics(len(batch.tokens), student.device)
     first, second = (
-        trainer._compute_batch_coefficients(passes, student.head(), objective, batch, records)[0]
+        trainer._compute_batch_coefficients(
+            passes, student.head(), compile_objective(objective), batch, records
+        )[0]
         for _ in range(2)
     )
     assert torch.equal(first, second)

@@ -65,7 +65,7 @@ def test_packaged_recipes_are_read_and_checked_without_transformers() -> None:
     code = (
         "import sys; sys.argv = ['practicum', 'check', 'quickstart']\n"
         "from practicum.cli import main\n"
-        "from practicum.runs.pipeline import load_pipeline_or_recipe as load\n"
+        "from practicum.runs.stages import load_pipeline_or_recipe as load\n"
         "from practicum.recipe import list_recipe_names\n"
         "for name in list_recipe_names():\n"
         "    load(name)\n"

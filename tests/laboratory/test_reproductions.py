@@ -21,7 +21,7 @@ from practicum.errors import PracticumError, RecipeError
 from practicum.objective import VERIFIER
 from practicum.objective.signals.unlikely import Config as Unlikely
 from practicum.recipe import build_control, parse_recipe
-from practicum.runs.pipeline import parse_pipeline
+from practicum.runs.stages import parse_pipeline
 
 pytestmark = pytest.mark.long
 

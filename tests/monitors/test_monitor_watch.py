@@ -20,7 +20,7 @@ from practicum.recipe import (
     parse_recipe,
     resolve_recipe,
 )
-from practicum.runs import pipeline
+from practicum.runs import stages
 
 RECIPE = resolve_recipe(load_recipe("smoke/toy"))
 
@@ -229,7 +229,7 @@ def test_a_scheduled_number_is_changed_by_one_of_the_two():
 @pytest.mark.long
 def test_every_recipe_is_watched(tmp_path: Path):
     for name in list_recipe_names():
-        found = pipeline.load_pipeline_or_recipe(name)
+        found = stages.load_pipeline_or_recipe(name)
         recipes = [found] if isinstance(found, Recipe) else found.build_recipes().values()
         for recipe in recipes:
             Watch(resolve_recipe(recipe), {})

@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 
 from practicum.functional.dual_space import BothSpaces
+from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
 from practicum.methods.simct.span_token import Config as SpanToken
-from practicum.objective import (
-    Objective,
-    TeacherDistribution,
-    build_token_batch,
-    compute_coefficients,
-    compute_term_values,
-)
+from practicum.objective import Objective, TeacherDistribution
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
 from practicum.types import (

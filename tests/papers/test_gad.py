@@ -9,14 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
 from practicum.methods.gad.discriminator import Config, build
-from practicum.objective import (
-    Objective,
-    TeacherDistribution,
-    build_token_batch,
-    compute_coefficients,
-    compute_term_values,
-)
+from practicum.objective import Objective, TeacherDistribution
 from practicum.ports.scoring import ScorerContext
 from practicum.types import Datum, Judgement, Rollout, TeacherSignal
 

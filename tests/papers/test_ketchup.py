@@ -12,12 +12,8 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.errors import RecipeError, TeacherError
-from practicum.objective import (
-    Objective,
-    TeacherDistribution,
-    compute_coefficients,
-    compute_term_values,
-)
+from practicum.losses import compute_coefficients, compute_term_values
+from practicum.objective import Objective, TeacherDistribution
 from practicum.recipe import parse_recipe
 from practicum.types import Datum, PooledSignal, TeacherSignal
 

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from practicum.objective import (
-    Objective,
-    TeacherDistribution,
+from practicum.losses import (
     TokenBatch,
     build_token_batch,
     compute_coefficients,
     compute_term_values,
 )
+from practicum.objective import Objective, TeacherDistribution
 from practicum.types import Datum, Prompt, Rollout, Source, TeacherSignal
 
 

@@ -24,7 +24,7 @@ from practicum.recipe.controls import list_teaching_scorers
 from practicum.rollouts.sources.student import Config as StudentSource
 from practicum.run_dir import read_json
 from practicum.runs import run
-from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
+from practicum.runs.stages import Pipeline, load_pipeline_or_recipe
 from practicum.types import Judgement, Rollout
 
 

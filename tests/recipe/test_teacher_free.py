@@ -7,16 +7,11 @@ import pytest
 import torch
 
 from practicum.errors import RecipeError
-from practicum.objective import (
-    Objective,
-    TeacherDistribution,
-    build_token_batch,
-    compute_coefficients,
-    compute_term_values,
-)
+from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
+from practicum.objective import Objective, TeacherDistribution
 from practicum.recipe import load_recipe
 from practicum.recipe.controls import remove_switch
-from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
+from practicum.runs.stages import Pipeline, load_pipeline_or_recipe
 from practicum.studies.compare.arms import Arm
 from practicum.types import Datum, Prompt, Rollout, TeacherSignal
 

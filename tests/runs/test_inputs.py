@@ -12,7 +12,7 @@ from toy import make_model, toy_run
 from practicum.errors import RecipeError
 from practicum.recipe import parse_recipe
 from practicum.runs.inputs import check_inputs
-from practicum.runs.pipeline import parse_pipeline
+from practicum.runs.stages import parse_pipeline
 
 
 def recipe(folder: Path, **sections: Any) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import read_json
 from practicum.runs import RunResult, open_run, open_student
 from practicum.runs.naming import choose_name
-from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
-from practicum.runs.pipeline.runner import run
+from practicum.runs.pipeline import run
+from practicum.runs.stages import Pipeline, load_pipeline_or_recipe, parse_pipeline
 
 pytestmark = pytest.mark.long
 

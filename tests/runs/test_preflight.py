@@ -16,8 +16,8 @@ from practicum.models.sources import locate
 from practicum.recipe import Recipe
 from practicum.runs import preflight, vocabularies
 from practicum.runs.check_outcome import CheckOutcome
-from practicum.runs.pipeline.stages import parse_pipeline
 from practicum.runs.preflight import find_warnings
+from practicum.runs.stages import parse_pipeline
 from practicum.runs.vocabularies import find_contradictions
 
 

@@ -8,7 +8,7 @@ import pytest
 from test_teams import SHORT, loaded
 
 from practicum.methods.rstar.search import Config as Search
-from practicum.runs.pipeline.runner import run
+from practicum.runs.pipeline import run
 
 pytestmark = pytest.mark.long
 

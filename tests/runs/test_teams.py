@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from practicum.recipe import list_recipe_names
-from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
-from practicum.runs.pipeline.runner import run
+from practicum.runs.pipeline import run
+from practicum.runs.stages import Pipeline, load_pipeline_or_recipe, parse_pipeline
 
 pytestmark = pytest.mark.long
 

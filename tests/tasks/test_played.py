@@ -10,7 +10,7 @@ from toy import TASK, assert_same_run, forked, make_model, rows, toy_recipe, toy
 
 from practicum.errors import DataError
 from practicum.runs.assembly import assemble_run
-from practicum.runs.pipeline.runner import run
+from practicum.runs.pipeline import run
 from practicum.tasks import TaskContext
 from practicum.tasks.played import Config, build
 from practicum.teachers.privileged import Config as Privileged

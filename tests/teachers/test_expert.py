@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from practicum.errors import CapabilityError, TeacherError, VerifierError
-from practicum.objective import Full, Sampled, read_tokens
+from practicum.losses import read_tokens
+from practicum.objective import Full, Sampled
 from practicum.ports import (
     Task,
     TeacherContext,

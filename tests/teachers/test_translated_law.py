@@ -10,13 +10,8 @@ from recorder import rollout as some_rollout
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from practicum.objective import (
-    Objective,
-    TeacherDistribution,
-    build_token_batch,
-    compute_coefficients,
-    compute_term_values,
-)
+from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
+from practicum.objective import Objective, TeacherDistribution
 from practicum.teachers.translated import spread_spans, translate_rollout
 from practicum.text import Renderer
 from practicum.text.from_scratch import CONTROL, TEMPLATE

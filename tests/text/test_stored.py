@@ -12,7 +12,7 @@ from text.test_renderer import CHATML, HEADERS, INST, byte_tokenizer
 from practicum.prompts import ToolCall
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.text.from_scratch import build_pair_tokenizer
-from practicum.text.stored import add_tokens, comes_back, restore_tokens
+from practicum.text.stored import add_tokens
 from practicum.types import Message, Prompt, Turn
 
 FORGETS = CHATML.replace("m['content']", "m['content'].split('b')[-1]", 1)
@@ -78,7 +78,7 @@ def test_a_stored_conversation_comes_back_token_for_token(
     stored = store(renderer, answers)
     for end in range(2, len(stored) + 1, 2):
         assert renderer.render(stored[:end]) == join(stored[:end])
-        assert comes_back(stored[:end], renderer)
+        assert renderer.restores(stored[:end])
 
 
 def test_without_their_tokens_answers_are_spelled_anew_and_may_be_shortened() -> None:
@@ -106,7 +106,7 @@ def test_in_another_context_the_answers_keep_their_tokens(answers: list[list[int
     for answer in stored[2::2]:
         expected += (*answer.tokens, *reply)
     assert other.render(stored) == expected
-    assert not comes_back(stored, other)
+    assert not other.restores(stored)
     begun = Message("assistant", "ab")
     assert RENDERER.render([*stored, begun]) == (*join(stored), *RENDERER.encode_answer_text("ab"))
 
@@ -123,7 +123,7 @@ def test_another_tokenizer_reads_the_text(answers: list[list[int]]) -> None:
     ):
         assert other.render(stored) == other.render(forget(stored))
         # Nothing but a stop is spelled alike by many.
-        assert restore_tokens(stored, other) is None or [] in answers
+        assert other.restore_tokens(stored) is None or [] in answers
 
 
 def test_what_others_said_comes_back_where_the_text_does_not_tell_its_tokens() -> None:
@@ -160,9 +160,9 @@ def test_a_template_without_earlier_turns_reads_the_last_one() -> None:
 
 
 def test_messages_without_tokens_are_stored_as_nothing() -> None:
-    assert comes_back(QUESTION, RENDERER)
+    assert RENDERER.restores(QUESTION)
     assert add_tokens(QUESTION, (), [Turn("assistant", 0, "a")], ())[:2] == QUESTION
-    assert restore_tokens([], RENDERER) is None
+    assert RENDERER.restore_tokens([]) is None
     called = Message("assistant", "", reasoning="b", tool_calls=(ToolCall("clock", {"at": [1]}),))
     messages = (*store(RENDERER, [RENDERER.encode("a")]), called)
     prompt = Prompt("p", messages, privileged={"hint": "b"}, reasoning="a")
@@ -170,4 +170,4 @@ def test_messages_without_tokens_are_stored_as_nothing() -> None:
     assert Prompt.from_json(json.loads(json.dumps(asdict(prompt)))) == prompt, "read back from JSON"
     # A conversation that begins with an answer has no prompt that one could render.
     stored = store(RENDERER, [RENDERER.encode("a")])
-    assert restore_tokens(stored[2:], RENDERER) is None
+    assert RENDERER.restore_tokens(stored[2:]) is None

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import make_model, toy_recipe, toy_run
 
-from practicum.objective import Full, Signal, compare_signals
-from practicum.objective.passes import build_score_requests
+from practicum.losses import compare_signals
+from practicum.losses.passes import build_score_requests
+from practicum.objective import Full, Signal
 from practicum.ports import Capabilities, Teacher
 from practicum.rollouts import sample_rollouts
 from practicum.runs.assembly import RunComponents, assemble_run

@@ -69,7 +69,7 @@ def run(  # noqa: PLR0913  (its options, one by one)
     warns of too little memory and of a learning rate far above the table of settings.
     """
     with handle_errors(debug):
-        from practicum.runs.pipeline.runner import run as run_recipe
+        from practicum.runs.pipeline import run as run_recipe
         from practicum.runs.progress import open_console
 
         with closing(open_console(as_json=as_json)) as console:

@@ -16,7 +16,7 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = Fa
     with handle_errors(debug):
         from practicum.recipe.origins import trace_origins
         from practicum.runs.inputs import check_inputs
-        from practicum.runs.pipeline import load_pipeline_or_recipe
+        from practicum.runs.stages import load_pipeline_or_recipe
 
         check_inputs(load_pipeline_or_recipe(recipe, overrides or []), recipe)
         for line in trace_origins(recipe, overrides or []).describe_setting():
@@ -68,7 +68,7 @@ def show(
         from practicum.recipe import resolve_recipe
         from practicum.recipe.methods import describe_axes
         from practicum.recipe.origins import list_paths, trace_origins
-        from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
+        from practicum.runs.stages import Pipeline, load_pipeline_or_recipe
 
         loaded = load_pipeline_or_recipe(recipe, overrides or [])
         recipes = loaded.build_recipes() if isinstance(loaded, Pipeline) else {"": loaded}

@@ -7,7 +7,6 @@ from typing import Any
 from practicum.cli._output import show_waiting
 from practicum.costs import PHASES, format_bytes, format_count, format_flops
 from practicum.errors import RecipeError
-from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
 from practicum.runs.plan import describe_plan, plan
 from practicum.runs.plan.cluster import (
     SITE_GBIT,
@@ -16,6 +15,7 @@ from practicum.runs.plan.cluster import (
     parse_cluster,
 )
 from practicum.runs.plan.memory import parse_bytes
+from practicum.runs.stages import Pipeline, load_pipeline_or_recipe
 from practicum.text import make_printable
 
 

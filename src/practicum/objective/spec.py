@@ -1,6 +1,6 @@
 """Define the objective as data: terms, each a choice on the mathematical axes, and an aggregate."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -27,7 +27,7 @@ from practicum.objective.estimator_call import Auto, Estimator, EstimatorCall
 from practicum.objective.signal_call import Capabilities, Full, Sampled, Signal, SignalCall, TopK
 from practicum.objective.target_call import Target
 from practicum.objective.targets.teacher import Config as TeacherTarget
-from practicum.types import FrozenConfig
+from practicum.types import Datum, FrozenConfig
 
 VERIFIER = "verifier"
 """The scorer that every task is: its reward needs no entry among the recipe's scorers."""
@@ -439,6 +439,13 @@ class Objective(FrozenConfig):
     def needs_sequences(self) -> bool:
         """Return True if any term needs the first pass without gradient."""
         return any(term.needs_sequences for term in self.losses)
+
+    def needs_first_pass(self, datums: Iterable[Datum]) -> bool:
+        """Return True if a token's coefficient depends on other tokens, so that a pass comes first.
+
+        They are those of the objective's returns and weights, or of a teacher's spans.
+        """
+        return self.needs_sequences or any(datum.shared_starts is not None for datum in datums)
 
 
 def _pick_richest(terms: list[Term]) -> Full | Sampled | TopK | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from practicum.costs import Meter, MeteredHead, ModelDims, TrainableDims, Usage, count_read_tokens
 from practicum.costs.segments import find_longest_beginning
 from practicum.models.tensors import SavedTensor
-from practicum.objective import Objective, Signal, needs_first_pass
+from practicum.objective import Objective, Signal
 from practicum.ports import (
     AdamParams,
     Capabilities,
@@ -258,7 +258,7 @@ class MeteredTrainer:
             flops = self._learning.count_update_flops(
                 self._shape, read, head_rows, recompute=recompute
             )
-            if needs_first_pass(objective.needs_sequences, datums):
+            if objective.needs_first_pass(datums):
                 # Whole-sequence coefficients take one more forward pass, without a gradient.
                 flops += self._shape.count_hidden_flops(read.tokens, read.contexts)
                 flops += self._shape.count_head_flops(head_rows)

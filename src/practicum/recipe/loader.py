@@ -33,7 +33,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if "stages" in recipe_data:
         raise RecipeError(
             f"{source}: a pipeline, since it has stages; run it with practicum.run, "
-            "or read it with practicum.runs.pipeline"
+            "or read it with practicum.runs.stages"
         )
     for note in override_all(recipe_data, overrides):
         log.info(f"{source}: {note}")

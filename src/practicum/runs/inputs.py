@@ -15,8 +15,8 @@ from practicum.recipe import Recipe
 from practicum.remote.address import AddressConfig
 from practicum.rollouts import check_answers
 from practicum.runs.opening import build_task, find_origin
-from practicum.runs.pipeline.stages import PLACEHOLDER, Pipeline
 from practicum.runs.row_texts import describe_texts
+from practicum.runs.stages import PLACEHOLDER, Pipeline
 from practicum.runs.vocabularies import find_contradictions
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from practicum.models.size import count_parameters
 from practicum.recipe import Recipe, choose_setting, resolve_recipe
 from practicum.runs.check_outcome import CheckOutcome, skip_check
 from practicum.runs.inputs import list_recipes, refuse_missing_inputs
-from practicum.runs.pipeline.stages import PLACEHOLDER, Pipeline
 from practicum.runs.plan import choose_device, plan, read_memory_limit
+from practicum.runs.stages import PLACEHOLDER, Pipeline
 from practicum.statistics import Interval, group_pairs
 from practicum.text import make_printable
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from practicum.core.waits import show_wait
 from practicum.errors import DataError, RecipeError
-from practicum.objective import Full, Sampled, TopK, compare_signals
-from practicum.objective.passes import build_score_requests
+from practicum.losses import compare_signals
+from practicum.losses.passes import build_score_requests
+from practicum.objective import Full, Sampled, TopK
 from practicum.ports import Capabilities
 from practicum.recipe import Recipe
 from practicum.rollouts import RolloutRow

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from practicum.text import Renderer
-from practicum.text.stored import comes_back
 from practicum.types import Message, Prompt
 
 
@@ -20,7 +19,7 @@ def describe_texts(prompts: Sequence[Prompt], renderer: Renderer) -> list[str]:
     responses = [prompt.response for prompt in prompts if prompt.response is not None]
     ended = sum(answer.content != text for answer, text in zip(answers, responses, strict=True))
     inside = sum(renderer.names_control(answer.content) for answer in answers)
-    respelled = sum(not comes_back(prompt.messages, renderer) for prompt in prompts)
+    respelled = sum(not renderer.restores(prompt.messages) for prompt in prompts)
     counts = {
         "stored prompts are rendered in other tokens than they had: the student's tokenizer, template "
         "or system turn is another one": respelled,

@@ -225,7 +225,7 @@ def import_all() -> None:
     """Import what every run imports; what runs of a recipe import besides is learned from the first."""
     import practicum.report
     import practicum.runs.launch
-    import practicum.runs.pipeline.runner  # noqa: F401
+    import practicum.runs.pipeline  # noqa: F401
 
 
 def import_learned() -> None:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.errors import CapabilityError, VocabularyError
-from practicum.objective import Full, Signal, read_tokens
+from practicum.losses import read_tokens
+from practicum.objective import Full, Signal
 from practicum.ports import (
     Capabilities,
     PromptedClient,

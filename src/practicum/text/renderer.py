@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from practicum.text.chat import ChatTemplate
 from practicum.text.continuations import ClosedThoughts, Continuations
 from practicum.text.control import find_unused_marker
 from practicum.text.safe import excerpt
-from practicum.text.stored import restore_tokens
 from practicum.text.thoughts import CLOSE
 from practicum.text.tool_calls import FORMS, UnreadableCall, find_form, read_calls, read_message
 from practicum.thoughts import is_thinking
@@ -63,7 +63,7 @@ class Renderer:
         """Return the prompt's tokens, up to the beginning of the answer.
 
         A last message of the assistant's is an answer that has begun: its text is the end. Earlier
-        answers with tokens are written in these: see `restore_tokens`. Raises ModelError if the
+        answers with tokens are written in these, see `restore_tokens`. Raises ModelError if the
         template does not show the question.
         """
         if messages and messages[-1].role == "assistant":
@@ -74,13 +74,53 @@ class Renderer:
                 f"{self._chat.name}: the chat template does not show the question; it may be made for "
                 "lists of parts, with pictures; write another `template:` in the recipe"
             )
-        if stored := restore_tokens(messages, self):
+        if stored := self.restore_tokens(messages):
             return stored
         turns = [
             self._behind.strip_end(turn) if turn.role == "assistant" else turn for turn in messages
         ]
         marker = self._chat.find_marker(turns)
         return tuple(self._chat.tokenize(self._chat.write(turns, marker).split(marker)))
+
+    def restore_tokens(self, messages: Sequence[Message]) -> tuple[int, ...] | None:
+        """Return the tokens of a conversation whose answers have theirs, up to the next answer.
+
+        None if they are not the spelling of the answers' texts in this tokenizer, or if the template
+        shows no earlier turns. What comes before the first of these answers is rendered. If it comes
+        back as it was stored, the template is the same, and what others said comes back too;
+        otherwise the template writes it.
+        """
+        places = (place for place, message in enumerate(messages) if _has_answer_tokens(message))
+        start = next(places, 0)
+        answers = [message for message in messages[start:] if message.role == "assistant"]
+        if not start or not all(map(self._is_spelling, answers)):
+            return None
+        tokens = self.render(messages[:start])
+        is_same = tokens == messages[start - 1].tokens
+        try:
+            for is_answer, run in groupby(messages[start:], lambda turn: turn.role == "assistant"):
+                turns = tuple(run)
+                if is_answer or (is_same and all(turn.tokens for turn in turns)):
+                    tokens += tuple(token for turn in turns for token in turn.tokens)
+                else:
+                    tokens += self.render_reply(*turns)
+        except ModelError:
+            # Such a template has its own way with earlier turns, which it knows as text alone.
+            return None
+        return tokens
+
+    def restores(self, messages: Sequence[Message]) -> bool:
+        """Return True if messages are rendered as they were stored, or were not stored as tokens."""
+        stored = tuple(token for message in messages for token in message.tokens)
+        return not stored or self.render(messages) == stored
+
+    def _is_spelling(self, answer: Message) -> bool:
+        """Return True if the answer's tokens are its text in this tokenizer, to the stop token."""
+        return (
+            self.token_ids.issuperset(answer.tokens)
+            and not self.stop_ids.isdisjoint(answer.tokens[-1:])
+            and self.decode(answer.tokens) == answer.content
+        )
 
     @cached_property
     def _shows_question(self) -> bool:
@@ -361,3 +401,7 @@ def collect_stop_ids(
             "no answer would end; name one in the recipe as `stop: [...]`"
         )
     return stops
+
+
+def _has_answer_tokens(message: Message) -> bool:
+    return message.role == "assistant" and bool(message.tokens)

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from practicum.losses.passes import build_score_requests
+from practicum.losses.signal_reader import select_likeliest
 from practicum.objective import Signal, TopK
-from practicum.objective.passes import build_score_requests
-from practicum.objective.signal_reader import select_likeliest
 from practicum.ports import SamplingClient, Teacher
 from practicum.types import Rollout
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.objective import compare_signals
+from practicum.losses import compare_signals
 from practicum.text import Renderer
 from practicum.types import Rollout, TeacherSignal
 

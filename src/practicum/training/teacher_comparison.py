@@ -15,12 +15,13 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.core.waits import show_wait
-from practicum.objective import Full, Sampled, compare_signals, read_tokens
-from practicum.objective.passes import (
+from practicum.losses import compare_signals, read_tokens
+from practicum.losses.passes import (
     build_score_requests,
     group_rows_into_passes,
     pack_signals,
 )
+from practicum.objective import Full, Sampled
 from practicum.ports import SamplingClient, Teacher
 from practicum.statistics import Estimate, estimate_mean
 from practicum.text import Renderer

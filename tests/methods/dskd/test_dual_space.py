@@ -7,15 +7,15 @@ from practicum.errors import RecipeError, TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
-from practicum.objective import Objective, TeacherDistribution
-from practicum.objective.both_spaces import (
+from practicum.losses.both_spaces import (
     read_both_spaces,
     start_projections,
 )
+from practicum.objective import Objective, TeacherDistribution
 from practicum.recipe import parse_recipe
 from practicum.teachers._vocabulary import FoldedHead, ReorderedHead
 from practicum.types import TeacherSignal
-from tests.objective.vocabularies import COMMON, OUTSIDE, OWN, STUDENT_SIZE, TEACHER_SIZE, compare
+from tests.losses.vocabularies import COMMON, OUTSIDE, OWN, STUDENT_SIZE, TEACHER_SIZE, compare
 
 TERM = Objective.model_validate({"signal": "dual_space", "divergence": "jsd(0.3)"}).losses[0]
 OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]

@@ -20,8 +20,8 @@ from practicum.rollouts.batch import RolloutBatch, list_all_keys
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.rollouts.tree import StepNode, back_up, list_steps
 from practicum.runs.assembly import RunComponents, assemble_run
-from practicum.runs.pipeline import parse_pipeline
-from practicum.runs.pipeline.runner import run as run_pipeline
+from practicum.runs.pipeline import run as run_pipeline
+from practicum.runs.stages import parse_pipeline
 from practicum.scorers._learned import find_state
 from practicum.types import Judgement, Message, Prompt, Rollout, SamplingParams, SearchStep
 

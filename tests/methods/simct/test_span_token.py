@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from practicum.functional.divergences import DIVERGENCES
+from practicum.losses.spans import cut_between_spans
 from practicum.objective import Objective
 from practicum.objective.distribution import TeacherDistribution
-from practicum.objective.spans import cut_between_spans
-from tests.objective.vocabularies import (
+from tests.losses.vocabularies import (
     COMMON,
     OUTSIDE,
     STUDENT_SIZE,
@@ -17,7 +17,7 @@ from tests.objective.vocabularies import (
     logits,
     signal_of,
 )
-from tests.objective.vocabularies import compare as compare_here
+from tests.losses.vocabularies import compare as compare_here
 
 TERM = Objective.model_validate({"signal": "span_token", "divergence": "jsd(0.3)"}).losses[0]
 SPANS = {1: (3, -0.7), 6: (2, -4.0)}

@@ -9,7 +9,7 @@ from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.sorting import sorted_l1
 from practicum.objective import Objective, TeacherDistribution
-from tests.objective.vocabularies import (
+from tests.losses.vocabularies import (
     COMMON,
     OUTSIDE,
     OWN,

@@ -8,7 +8,7 @@ from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.projection import pair_columns
 from practicum.objective import Objective, TeacherDistribution
 from practicum.types import Spellings
-from tests.objective.vocabularies import (
+from tests.losses.vocabularies import (
     COMMON,
     OUTSIDE,
     STUDENT_SIZE,

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from toy import make_model, toy_recipe
 
-from practicum.objective import Signal, read_tokens
+from practicum.losses import read_tokens
+from practicum.objective import Signal
 from practicum.ports import (
     Capabilities,
     PromptedClient,

@@ -12,8 +12,8 @@ from toy import toy_recipe
 
 from practicum import functional as F
 from practicum.errors import TeacherError
+from practicum.losses.passes import build_score_requests
 from practicum.objective import Full, TopK
-from practicum.objective.passes import build_score_requests
 from practicum.runs.assembly import assemble_run
 from practicum.studies.doctor.evidence import Evidence, collect_evidence
 from practicum.studies.doctor.signal import check_distance

@@ -24,7 +24,7 @@ from practicum.backends.local.ranks import is_out_of_memory
 from practicum.core.faults import inject_fault
 from practicum.costs.segments import split_into_segments
 from practicum.functional.head import Head
-from practicum.objective.passes import Pass, build_score_requests
+from practicum.losses.passes import Pass, build_score_requests
 from practicum.text.tokenizers import shorten_error
 
 T = TypeVar("T")

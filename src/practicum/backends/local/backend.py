@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from practicum.backends._engines._trainer import EngineTrainer
-from practicum.backends.local import Config
 from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.engine import open_engine_trainer
 from practicum.backends.local.export import export
@@ -21,6 +20,7 @@ from practicum.backends.local.loading import (
     load_student,
     locate_source,
 )
+from practicum.backends.local.local_config import Config
 from practicum.backends.local.native import name_decoding, name_ways
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.scalar_head import LocalScalarModel

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local import Config
 from practicum.backends.local.device_limits import build_limits, find_limits
 from practicum.backends.local.graph import plan_micro_batch
 from practicum.backends.local.kept_texts import MAX_BYTES as MAX_TEXT_BYTES
 from practicum.backends.local.loading import LoadedModel
+from practicum.backends.local.local_config import Config
 from practicum.backends.local.native.kept import MAX_BYTES
 from practicum.backends.local.paper import load_weightless, measure_footprint
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS, count_kept_bytes
@@ -22,6 +22,7 @@ from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.costs import GraphPlan
 from practicum.functional.head import Head
+from practicum.losses.passes import find_longest_length
 from practicum.models.config import (
     ModelConfig,
     PretrainConfig,
@@ -30,8 +31,7 @@ from practicum.models.config import (
     StudentConfig,
 )
 from practicum.models.quantization import keeps_dtype
-from practicum.objective import Objective, Signal, needs_first_pass
-from practicum.objective.passes import find_longest_length
+from practicum.objective import Objective, Signal
 from practicum.ports import (
     AdamParams,
     BackendContext,
@@ -271,7 +271,7 @@ class PaperTrainer:
     ) -> ForwardResult:
         """Record the data, and apply the teachers' heads as often as a trainer does."""
         self._record.datums.extend(data)
-        passes = 1 + needs_first_pass(objective.needs_sequences, data)
+        passes = 1 + objective.needs_first_pass(data)
         for datum in data:
             for head in (*datum.signal.heads, *datum.reference.heads):
                 for _ in range(passes):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
-from practicum.objective.both_spaces import start_projections
+from practicum.losses.both_spaces import start_projections
 from practicum.types import Datum
 
 TO_STUDENT, TO_TEACHER = "dual_space.to_student", "dual_space.to_teacher"

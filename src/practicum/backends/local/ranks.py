@@ -16,7 +16,7 @@ from torch import Tensor
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.lookup import add_rows_in_place
 from practicum.functional.head import Head
-from practicum.objective.passes import Pass
+from practicum.losses.passes import Pass
 
 T = TypeVar("T")
 

@@ -40,26 +40,23 @@ from practicum.costs import GraphPlan
 from practicum.errors import ResourceError
 from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
-from practicum.models.tensors import HEADER_BYTES
-from practicum.objective import (
+from practicum.losses import (
     CompiledObjective,
     LossChunk,
-    Objective,
     TermValues,
     TokenBatch,
     build_chunk,
     build_token_batch,
     compile_objective,
-    needs_first_pass,
 )
-from practicum.objective.measures import (
+from practicum.losses.measures import (
     UpdateStatistics,
     compare,
     measure,
     measure_batch,
     measure_dropped,
 )
-from practicum.objective.passes import (
+from practicum.losses.passes import (
     Part,
     Pass,
     build_score_requests,
@@ -69,8 +66,10 @@ from practicum.objective.passes import (
     group_rows_into_passes,
     split_pools,
 )
-from practicum.objective.spans import cut_between_spans
-from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
+from practicum.losses.spans import cut_between_spans
+from practicum.losses.token_axis import compute_all_coefficients, compute_full_coefficients
+from practicum.models.tensors import HEADER_BYTES
+from practicum.objective import Objective
 from practicum.ports import AdamParams, WeightUpdateRule
 from practicum.text.tokenizers import shorten_error
 from practicum.types import Datum, ForwardResult, Metrics, ScoreRequest
@@ -280,7 +279,7 @@ class LocalTrainer:
             if len(batch.tokens) >= MIN_HEAD_ROWS and compiled.fuses():
                 head = prepack_head(head)
             coefficients = None
-            if needs_first_pass(compiled.needs_sequences, split_datums):
+            if objective.needs_first_pass(split_datums):
                 coefficients = self._compute_batch_coefficients(
                     passes, head, compiled, batch, records
                 )

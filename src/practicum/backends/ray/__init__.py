@@ -4,120 +4,17 @@ See docs/clusters.md.
 """
 
 import os
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
-
-from practicum.backends._sharded.config import ShardedConfig
+from practicum.backends.ray.ray_config import Config
 from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
-from practicum.models.config import ScorerConfig, StudentConfig
-from practicum.objective import Objective
 from practicum.ports import Backend, BackendContext
 from practicum.ports.paper import PaperBackend
 
+__all__ = ["RAYS_PARAGRAPHS", "Config", "build", "build_on_paper"]
+
 RAYS_PARAGRAPHS = "A worker died or was killed|has been marked dead because"
 """The beginnings of what Ray itself prints about each process and each machine that dies."""
-
-
-class Config(ShardedConfig):
-    """The processes of a cluster, and the limits on memory of each of them."""
-
-    not_compared: ClassVar[frozenset[str]] = ShardedConfig.not_compared | {
-        "samplers",
-        "teachers",
-        "teacher_shards",
-        "restarts",
-    }
-    """Settings that may change when a run is resumed: they change nothing but rounding."""
-    type: Literal["ray"] = "ray"
-    samplers: int = Field(
-        default=1,
-        ge=1,
-        description="processes that sample with the student's weights; one GPU each",
-    )
-    teachers: Annotated[int, Field(ge=1)] | Literal["beside"] = Field(
-        default=1,
-        description="processes of each teacher, which share its requests; one GPU each; beside: in "
-        "shards in the trainers' processes, with no GPU of its own",
-    )
-    teacher_shards: int = Field(
-        default=1,
-        ge=1,
-        description="processes of a teacher that hold it in shards together; with more than one, it "
-        "only scores",
-    )
-    restarts: int = Field(
-        default=0,
-        ge=0,
-        description="times that a run goes on by itself from its newest checkpoint after a trainer "
-        "was lost",
-    )
-
-    @model_validator(mode="after")
-    def _check_teachers(self) -> Self:
-        if self.teachers == "beside":
-            if self.teacher_shards > 1:
-                raise ValueError(
-                    "teachers beside the trainers are in as many shards as the student; leave "
-                    "teacher_shards out"
-                )
-        elif self.teachers % self.teacher_shards:
-            raise ValueError(
-                f"{self.teachers} processes of a teacher cannot be divided into groups of "
-                f"{self.teacher_shards} shards; write teachers: {self.teacher_shards}"
-            )
-        return self
-
-    def problems(
-        self,
-        student: StudentConfig,
-        objective: Objective,
-        mixes_tokens: bool,
-        staleness: int,
-        models: Mapping[str, ScorerConfig],
-    ) -> list[str]:
-        """List what a cluster cannot do for a recipe, with what to write instead."""
-        problems = super().problems(student, objective, mixes_tokens, staleness, models)
-        problems += [
-            f"{place}.residency: 'shared' keeps one base for several models of a process, and "
-            "backend 'ray' gives each model processes of its own; leave residency out"
-            for place, model in models.items()
-            if model.residency == "shared"
-        ]
-        if not self.are_teachers_sharded:
-            return problems
-        for place, model in models.items():
-            if model.residency not in ("resident", "shared"):
-                problems.append(
-                    f"{place}.residency: {model.residency!r} moves a whole model, and backend 'ray' "
-                    "keeps this one in shards; leave residency out"
-                )
-            if model.quantization is not None:
-                problems.append(
-                    f"{place}.quantization: {model.quantization!r} rounds a whole model, and backend "
-                    "'ray' keeps this one in shards; leave quantization out, or write "
-                    "teacher_shards: 1"
-                )
-        return problems
-
-    @property
-    def are_teachers_sharded(self) -> bool:
-        """True if a process holds a part of each teacher."""
-        return self.teachers == "beside" or self.teacher_shards > 1
-
-    def list_smaller(self, missing: int) -> list[str]:
-        """Return the overrides with which the trainers do without some GPUs, empty if none do.
-
-        Shards stay as large as they are for as long as that is possible.
-        """
-        most, share = self.trainers - missing, self.trainers // self.nodes
-        if most < 1:
-            return []
-        nodes = max(most // share, 1)
-        trainers = f"backend.trainers={min(most, nodes * share)}"
-        return [trainers, f"backend.nodes={nodes}"] if self.nodes > 1 else [trainers]
 
 
 def build(config: Config, context: BackendContext) -> Backend:

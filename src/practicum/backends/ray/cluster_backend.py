@@ -7,7 +7,6 @@ from pathlib import Path
 
 from practicum.backends._sharded.rank_verbs import ModelSettings, ProcessSettings
 from practicum.backends.local.backend import prepare_folder, record_files
-from practicum.backends.ray import Config
 from practicum.backends.ray.calls import AnswerLimits
 from practicum.backends.ray.clients import (
     ModelClient,
@@ -20,6 +19,7 @@ from practicum.backends.ray.clients import (
 )
 from practicum.backends.ray.placement import RETRIES, RayCluster, Starter
 from practicum.backends.ray.processes import PACKAGES, ModelProcess, ScalarProcess, TrainerRank
+from practicum.backends.ray.ray_config import Config
 from practicum.errors import CapabilityError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
 from practicum.ports import (

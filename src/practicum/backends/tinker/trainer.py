@@ -19,20 +19,18 @@ from practicum.backends.tinker.probing import explain_ignored_targets
 from practicum.backends.tinker.wire import ColumnRequest, Columns, build_columns, restrict_signal
 from practicum.costs import Meter
 from practicum.errors import CheckpointError, TeacherError
-from practicum.objective import (
+from practicum.losses import (
     CompiledObjective,
-    Objective,
-    Signal,
-    Term,
     TermValues,
     TokenBatch,
     build_token_batch,
     compile_objective,
     compute_values,
 )
-from practicum.objective.measures import UpdateStatistics, measure, measure_batch
-from practicum.objective.passes import Part, Pass, group_rows_into_passes, split_pools
-from practicum.objective.token_axis import compute_all_coefficients, compute_full_coefficients
+from practicum.losses.measures import UpdateStatistics, measure, measure_batch
+from practicum.losses.passes import Part, Pass, group_rows_into_passes, split_pools
+from practicum.losses.token_axis import compute_all_coefficients, compute_full_coefficients
+from practicum.objective import Objective, Signal, Term
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
 from practicum.remote.tinker import Connection, ServiceSampler, SessionLost
 from practicum.remote.tinker.sampling import MAX_LOGPROB, build_capabilities

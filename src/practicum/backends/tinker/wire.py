@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.functional.chunked import chunks
-from practicum.objective import TeacherDistribution, TokenBatch, read_tokens
-from practicum.objective.passes import Part
+from practicum.losses import TokenBatch, read_tokens
+from practicum.losses.passes import Part
+from practicum.objective import TeacherDistribution
 from practicum.types import Rollout, TeacherSignal
 
 

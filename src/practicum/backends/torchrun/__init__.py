@@ -4,18 +4,13 @@ See docs/clusters.md.
 """
 
 from contextlib import AbstractContextManager
-from typing import Literal
 
-from practicum.backends._sharded.config import ShardedConfig
+from practicum.backends.torchrun.torchrun_config import Config
 from practicum.core.plugins import load_plugin
 from practicum.ports import Backend, BackendContext
 from practicum.ports.paper import PaperBackend
 
-
-class Config(ShardedConfig):
-    """The processes that torchrun starts, and the limits on memory of each of them."""
-
-    type: Literal["torchrun"] = "torchrun"
+__all__ = ["Config", "build", "build_on_paper", "join"]
 
 
 def join(config: Config) -> AbstractContextManager[bool]:

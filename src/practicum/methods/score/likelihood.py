@@ -16,7 +16,8 @@ from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.errors import CapabilityError
-from practicum.objective import Sampled, read_tokens
+from practicum.losses import read_tokens
+from practicum.objective import Sampled
 from practicum.ports import Teacher, TeacherConfig
 from practicum.ports.scoring import (
     Scorer,

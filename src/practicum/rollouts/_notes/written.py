@@ -20,9 +20,9 @@ from torch import Tensor
 from practicum.core.plugins import Plugin
 from practicum.core.randomness import compute_seeds
 from practicum.errors import CapabilityError
+from practicum.losses.passes import build_score_requests
+from practicum.losses.signal_reader import select_likeliest
 from practicum.objective import TopK
-from practicum.objective.passes import build_score_requests
-from practicum.objective.signal_reader import select_likeliest
 from practicum.ports import (
     Capabilities,
     SamplingClient,

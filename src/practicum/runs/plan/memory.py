@@ -11,10 +11,11 @@ import torch
 from practicum.core.ram import read_total_memory
 from practicum.costs.segments import count_packed_tokens, split_by_tokens
 from practicum.errors import ResourceError
+from practicum.losses import compile_objective
+from practicum.losses.passes import build_score_requests, group_rows_into_passes
 from practicum.models.quantization import count_weight_bytes
 from practicum.models.sources import find_base
-from practicum.objective import Objective, compile_objective
-from practicum.objective.passes import build_score_requests, group_rows_into_passes
+from practicum.objective import Objective
 from practicum.ports.paper import PaperRecord, PaperScalarDims
 from practicum.runs.plan.dry_runs import DryRun
 from practicum.training.teacher_comparison import COMPARED_TOKENS

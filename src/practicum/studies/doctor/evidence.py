@@ -16,8 +16,9 @@ from torch import Tensor
 
 from practicum.core.randomness import seed_of
 from practicum.errors import TeacherError, VocabularyError
-from practicum.objective import Full, Sampled, Signal, Term, TopK, compare_signals
-from practicum.objective.passes import build_score_requests
+from practicum.losses import compare_signals
+from practicum.losses.passes import build_score_requests
+from practicum.objective import Full, Sampled, Signal, Term, TopK
 from practicum.ports import Teacher, TeacherRequest, walk
 from practicum.ports.notes import NoteMoment
 from practicum.recipe import Recipe

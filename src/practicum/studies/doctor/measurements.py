@@ -14,10 +14,11 @@ from practicum.functional.comparison import compare
 from practicum.functional.distributions import overlap_of_top
 from practicum.functional.head import Head
 from practicum.functional.pools import reverse_kl_gradient
-from practicum.objective import Term, compare_candidates, read_target, read_tokens
+from practicum.losses import compare_candidates, read_target, read_tokens
+from practicum.losses.signal_reader import compare_distributions
+from practicum.losses.support import share_pair
+from practicum.objective import Term
 from practicum.objective.distribution import TeacherDistribution
-from practicum.objective.signal_reader import compare_distributions
-from practicum.objective.support import share_pair
 from practicum.types import Rollout, TeacherSignal
 
 STREAM = "doctor"

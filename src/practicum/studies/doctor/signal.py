@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from practicum.objective import cuts_to_candidates, measures_teacher
+from practicum.losses import cuts_to_candidates, measures_teacher
 from practicum.runs.check_outcome import CheckOutcome, skip_check
 from practicum.statistics import Interval, concentration, quantiles
 from practicum.studies.doctor.evidence import Evidence, find_term

@@ -13,9 +13,9 @@ from torch import Tensor
 from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE
-from practicum.objective.compile import CompiledObjective
-from practicum.objective.tokens import TermValues, TokenBatch
-from practicum.objective.vocabulary_axis import forget_unknown, mark_scored
+from practicum.losses.compile import CompiledObjective
+from practicum.losses.tokens import TermValues, TokenBatch
+from practicum.losses.vocabulary_axis import forget_unknown, mark_scored
 from practicum.types import TeacherSignal
 
 MIN_COLUMNS = 4096

@@ -214,25 +214,9 @@ def build_token_batch(
     )
 
 
-def needs_first_pass(needs_sequences: bool, datums: Iterable[Datum]) -> bool:
-    """Return True if a token's coefficient depends on other tokens, so that a pass comes first.
-
-    They are those of the objective's returns and weights, if it `needs_sequences`, or of a teacher's
-    spans.
-    """
-    return needs_sequences or any(_find_starts(datum) is not None for datum in datums)
-
-
-def _find_starts(datum: Datum) -> Bool[Tensor, " T"] | None:
-    """Return True where spans of teacher and reference start; None if each token is a span."""
-    both = (datum.signal.shared_starts, datum.reference.shared_starts)
-    starts = [mask for mask in both if mask is not None]
-    return torch.stack(starts).all(dim=0) if starts else None
-
-
 def _number_spans(datums: Sequence[Datum]) -> Int[Tensor, " T"] | None:
     """Return the number of the span of each supervised token; None if each is a span."""
-    starts = [_find_starts(datum) for datum in datums]
+    starts = [datum.shared_starts for datum in datums]
     if all(mask is None for mask in starts):
         return None
     numbered, last = [], 0

@@ -23,18 +23,18 @@ from practicum.functional.divergences import DistributionPair, floored
 from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
-from practicum.objective.both_spaces import read_both_spaces
-from practicum.objective.compile import ClosedForm, CompiledObjective
-from practicum.objective.distribution import TeacherDistribution
-from practicum.objective.reverse_kl_kernel import KernelReverseKL, has_kernel
-from practicum.objective.signal_reader import measure_level, read_tokens
-from practicum.objective.support import share_pair
-from practicum.objective.tokens import TermValues, TokenBatch
-from practicum.objective.vocabulary_axis import (
+from practicum.losses.both_spaces import read_both_spaces
+from practicum.losses.compile import ClosedForm, CompiledObjective
+from practicum.losses.reverse_kl_kernel import KernelReverseKL, has_kernel
+from practicum.losses.signal_reader import measure_level, read_tokens
+from practicum.losses.support import share_pair
+from practicum.losses.tokens import TermValues, TokenBatch
+from practicum.losses.vocabulary_axis import (
     compute_values,
     forget_unknown,
     mark_scored,
 )
+from practicum.objective.distribution import TeacherDistribution
 from practicum.types import HeadLike, TeacherSignal
 
 Distributions = tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]]

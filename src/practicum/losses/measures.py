@@ -9,13 +9,13 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.functional import comparison
 from practicum.functional.distributions import SMALLEST_TAIL
-from practicum.objective.closed_form import LossChunk
-from practicum.objective.compile import CompiledObjective
-from practicum.objective.passes import Part
-from practicum.objective.signal_reader import read_tokens
-from practicum.objective.support import share_support
-from practicum.objective.token_axis import merge_parts
-from practicum.objective.tokens import TermValues, TokenBatch
+from practicum.losses.closed_form import LossChunk
+from practicum.losses.compile import CompiledObjective
+from practicum.losses.passes import Part
+from practicum.losses.signal_reader import read_tokens
+from practicum.losses.support import share_support
+from practicum.losses.token_axis import merge_parts
+from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.types import Datum, ForwardResult, Metrics, TeacherSignal, TokenRecord
 
 COMPARED_TOKENS, COMPARED_SHARE = 64, 16

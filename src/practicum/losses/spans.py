@@ -7,9 +7,9 @@ from torch import Tensor
 
 from practicum.functional.chunked import chunks
 from practicum.functional.sequence import share_spans, sum_spans
+from practicum.losses.tokens import TokenBatch
 from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.spec import Term
-from practicum.objective.tokens import TokenBatch
 
 SpanAdvantage = Callable[[Tensor, Tensor, TokenBatch], Tensor]
 """Returns the advantage of each token's span from the tokens' log-probabilities by student and teacher."""

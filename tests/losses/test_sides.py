@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from practicum.functional.divergences import DIVERGENCES
-from practicum.objective import (
-    Objective,
-    TeacherDistribution,
+from practicum.losses import (
     TermValues,
     build_token_batch,
     compute_coefficients,
     compute_term_values,
 )
+from practicum.objective import Objective, TeacherDistribution
 from practicum.types import AUTHORS, Datum, Prompt, Rollout, TeacherSignal
 
 from .slow_twin import slow_loss

@@ -11,17 +11,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from practicum.functional.weights import WEIGHTS, TokenStatistics
-from practicum.objective.completion_weights import CompletionWeights, compile_completion_weights
-from practicum.objective.corrections import TokenCorrection, compile_correction
-from practicum.objective.pairs import PairSide, compile_pairs
-from practicum.objective.returns import Returns, compile_returns
+from practicum.losses.completion_weights import CompletionWeights, compile_completion_weights
+from practicum.losses.corrections import TokenCorrection, compile_correction
+from practicum.losses.pairs import PairSide, compile_pairs
+from practicum.losses.returns import Returns, compile_returns
+from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.objective.spec import Term
-from practicum.objective.tokens import TermValues, TokenBatch
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSide:
-    """How the coefficients of a term are computed, with all of its choices made.
+    """The functions that compute the coefficients of a term.
 
     `compute_returns` is None for a value that is differentiated, and `pairs` is None for a term about single
     completions.

@@ -6,14 +6,8 @@ import pytest
 import torch
 
 from practicum import functional as F
-from practicum.objective import (
-    VERIFIER,
-    Objective,
-    TeacherDistribution,
-    TokenBatch,
-    compute_coefficients,
-    compute_term_values,
-)
+from practicum.losses import TokenBatch, compute_coefficients, compute_term_values
+from practicum.objective import VERIFIER, Objective, TeacherDistribution
 
 V, T = 3, 3
 SEQUENCES = list(itertools.product(range(V), repeat=T))

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.objective.passes import find_tokens
+from practicum.losses.passes import find_tokens
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.data())

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.functional.estimators import CORRECTIONS, Correction
+from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.objective.entries import Choice
-from practicum.objective.tokens import TermValues, TokenBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,9 @@
-"""Read a file with `stages:` into stages, each a complete recipe; report all mistakes at once."""
+"""Read a file with `stages:` into a pipeline, and report all mistakes at once.
+
+All stages share the sections beside `stages`. A stage is a complete recipe: an ordinary run in its
+own folder. Its final student is exported as a model folder for the stages after it.
+`practicum.runs.pipeline` runs a pipeline; reading one loads no model library.
+"""
 
 import copy
 import logging

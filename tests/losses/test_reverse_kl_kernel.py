@@ -9,9 +9,10 @@ from practicum.backends.local.native.library import load_library
 from practicum.backends.local.native.loss import NativeReverseKL
 from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
-from practicum.objective import Objective, build_chunk, build_token_batch, compile_objective
-from practicum.objective.closed_form import Fused
-from practicum.objective.reverse_kl_kernel import MIN_COLUMNS, KernelReverseKL
+from practicum.losses import build_chunk, build_token_batch, compile_objective
+from practicum.losses.closed_form import Fused
+from practicum.losses.reverse_kl_kernel import MIN_COLUMNS, KernelReverseKL
+from practicum.objective import Objective
 from practicum.types import TeacherSignal
 
 from .test_sides import batch

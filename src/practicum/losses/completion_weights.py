@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from practicum.functional.samples import SAMPLE_WEIGHTS, TOKEN_STATISTICS, SampleStatistics
+from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.objective.spec import Term
-from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import AUTHORS
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from practicum.functional.comparison import MEASURES, compare
 from practicum.functional.head import Head
-from practicum.objective import compare_signals
+from practicum.losses import compare_signals
 from practicum.types import PooledSignal, TeacherSignal
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11

@@ -1,7 +1,7 @@
 """Compile an objective: make every choice of its terms once, before an update.
 
 What follows calls functions and asks no term what it is. Each term has a logit side
-(`practicum.objective.vocabulary_axis`), a token side (`practicum.objective.token_axis`), and a closed
+(`practicum.losses.vocabulary_axis`), a token side (`practicum.losses.token_axis`), and a closed
 form if its gradient in the logits has one.
 """
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from practicum.functional.divergence_entry import DistributionPair, Room
 from practicum.functional.divergences import DIVERGENCES
+from practicum.losses.token_axis import TokenSide, compile_token_side
+from practicum.losses.vocabulary_axis import LogitSide, compile_logit_side
 from practicum.objective.spec import Objective, Term
-from practicum.objective.token_axis import TokenSide, compile_token_side
-from practicum.objective.vocabulary_axis import LogitSide, compile_logit_side
 
 Slope = Callable[[DistributionPair, Tensor, Room], Tensor]
 """Writes the derivative in log S into a matrix and returns the value; `Divergence.slope` says more."""
@@ -67,11 +67,11 @@ def compile_objective(objective: Objective) -> CompiledObjective:
     """Return the objective with every choice made."""
     terms = objective.losses
     closed = [compile_closed_form(term) for term in terms]
-    known = tuple(form for form in closed if form is not None)
+    usable = tuple(form for form in closed if form is not None)
     return CompiledObjective(
         logits=tuple(map(compile_logit_side, terms)),
         tokens=tuple(map(compile_token_side, terms)),
-        closed=known if len(known) == len(terms) else None,
+        closed=usable if len(usable) == len(terms) else None,
         needs_logits=objective.needs_logits,
         needs_own=objective.needs_own,
         needs_sequences=objective.needs_sequences,

@@ -2,9 +2,9 @@
 
 It comes from the log-probabilities of student and teacher, and is all that needs the vocabulary
 axis; it works on one chunk of tokens at a time. From the detached statistics the token side
-computes one coefficient a token (`practicum.objective.token_axis`). The loss is the sum of the
+computes one coefficient a token (`practicum.losses.token_axis`). The loss is the sum of the
 products, so chunks and micro-batches can be added in any order. Autograd differentiates these
-numbers; if the gradient has a closed form, local training uses `practicum.objective.closed_form`
+numbers; if the gradient has a closed form, local training uses `practicum.losses.closed_form`
 instead.
 """
 
@@ -19,12 +19,12 @@ from practicum import functional as F
 from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.support import floor_buckets
+from practicum.losses.support import share_pair, share_support
+from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.signal_call import SignalCall, TopK
 from practicum.objective.spec import Objective, Term
-from practicum.objective.support import share_pair, share_support
 from practicum.objective.target_call import TargetCall
-from practicum.objective.tokens import TermValues, TokenBatch
 
 
 def compute_term_values(
@@ -47,8 +47,8 @@ def compute_values(
     reference: TeacherDistribution | None = None,
 ) -> list[TermValues]:
     """Return one `TermValues` a term, from the log-probabilities at the same T positions."""
-    said = Models(student, teacher, reference or TeacherDistribution())
-    models_by_term = [side.select_models(said) for side in sides]
+    all_models = Models(student, teacher, reference or TeacherDistribution())
+    models_by_term = [side.select_models(all_models) for side in sides]
     logprobs = F.gather_logprobs(student, batch.tokens)
     with torch.no_grad():
         student_entropy = F.entropy(student)
@@ -59,14 +59,14 @@ def compute_values(
     reverse_kl = _compute_reverse_kl(sides, student, teacher, logprobs, divergences)
     values = []
     for side, divergence, models in zip(sides, divergences, models_by_term, strict=True):
-        full = models.asked.full
+        full = models.subject.full
         loss_value, teacher_logprobs = logprobs, None
         is_scored = side.can_answer(models)
         if is_scored:
             loss_value = side.compute_loss(models, batch, logprobs, divergence)
             teacher_logprobs = side.read_target_logprobs(models, batch.tokens)
         unknown = side.find_unknown(models)
-        distribution = said.reference if side.asks_reference else teacher
+        distribution = all_models.reference if side.asks_reference else teacher
         logits, state_values = side.compute_state_values(distribution, teacher_logprobs)
         term_values = TermValues(
             loss_value=loss_value,
@@ -87,10 +87,10 @@ def compute_values(
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The student and the two others at the same tokens; `asked` is the one that a term is about."""
+    """The student and the two others at the same tokens; `subject` is the one that a term is about."""
 
     student: Float[Tensor, "T V"]
-    asked: TeacherDistribution
+    subject: TeacherDistribution
     reference: TeacherDistribution
 
 
@@ -106,7 +106,7 @@ TargetFunction = Callable[[Models, Int[Tensor, " T"]], Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class LogitSide:
-    """How the values of a term are computed, with all of its choices made.
+    """The functions that compute the values of a term, and the facts that decide about them.
 
     - asks_reference: it is about the reference and not about the teacher
     - is_shared: it compares the models on the tokens that all of them have
@@ -129,31 +129,31 @@ class LogitSide:
     measure: DivergenceFunction
     read_target: TargetFunction
 
-    def select_models(self, said: Models) -> Models:
+    def select_models(self, models: Models) -> Models:
         """Return the models that the term compares, over the tokens that all of them have.
 
-        `said` has the teacher as the model that is asked.
+        The subject of `models` is the teacher.
         """
-        student, reference = said.student, said.reference
-        asked = reference if self.asks_reference else said.asked
+        student, reference = models.student, models.reference
+        subject = reference if self.asks_reference else models.subject
         if not self.is_shared:
             # They are of all tokens, those in the bucket included.
-            return Models(student, asked, reference)
+            return Models(student, subject, reference)
         parts = [TeacherDistribution(student)]
-        parts += [asked] if self.needs_signal else []
+        parts += [subject] if self.needs_signal else []
         parts += [reference] if self.needs_reference else []
         folded = share_support(parts)
         if folded[0].full is None or folded[0].outside is None:
-            return Models(student, asked, reference)
+            return Models(student, subject, reference)
         return Models(
             folded[0].full,
-            folded[1] if self.needs_signal else asked,
+            folded[1] if self.needs_signal else subject,
             folded[-1] if self.needs_reference else reference,
         )
 
     def can_answer(self, models: Models) -> bool:
         """Return True if the signals that the term needs are there."""
-        if self.needs_signal and models.asked.is_empty:
+        if self.needs_signal and models.subject.is_empty:
             return False
         return not (self.needs_reference and models.reference.is_empty)
 
@@ -274,7 +274,7 @@ def _compile_monte_carlo(term: Term) -> LossFunction:
     def compute(
         models: Models, batch: TokenBatch, logprobs: Tensor, divergence: Tensor | None
     ) -> Tensor:
-        student, teacher = models.student, models.asked.full
+        student, teacher = models.student, models.subject.full
         assert teacher is not None, "drawn tokens are scored from the whole distribution"
         with torch.no_grad():
             cumulative = student.double().exp().cumsum(dim=-1)
@@ -282,9 +282,9 @@ def _compile_monte_carlo(term: Term) -> LossFunction:
             draws = batch.draws[:, :count].to(cumulative) * cumulative[:, -1:]
             ids = torch.searchsorted(cumulative, draws, right=True)
             ids = ids.clamp_max(student.shape[-1] - 1)
-        drawn = student.gather(-1, ids)
-        advantage = compute_advantage(drawn.detach(), teacher.gather(-1, ids))
-        return -(advantage * drawn).mean(dim=-1)
+        of_draws = student.gather(-1, ids)
+        advantage = compute_advantage(of_draws.detach(), teacher.gather(-1, ids))
+        return -(advantage * of_draws).mean(dim=-1)
 
     return compute
 
@@ -300,7 +300,7 @@ def _compile_sum_over_candidates(term: Term) -> LossFunction:
         models: Models, batch: TokenBatch, logprobs: Tensor, divergence: Tensor | None
     ) -> Tensor:
         _, valid, student, teacher = _restrict(
-            signal, models.student, models.asked, ("drop", "drop")
+            signal, models.student, models.subject, ("drop", "drop")
         )
         share = torch.softmax(student.detach(), dim=-1)
         advantage = bound(compute_advantage(student.detach(), teacher))
@@ -328,14 +328,14 @@ def _compile_divergence(term: Term) -> DivergenceFunction:
         with torch.no_grad():
             compared, size = build_target(target, models)
         student = models.student
-        if models.asked.outside is not None:
+        if models.subject.outside is not None:
             student, compared = floor_buckets([student, compared])
         divergence = add_up(student, compared)
         return divergence if size is None else divergence / size
 
     def compare_candidates_of(models: Models, tokens: Tensor) -> Tensor:
         student = models.student
-        ids, valid, *parts = _restrict(signal, student, models.asked, signal.tails)
+        ids, valid, *parts = _restrict(signal, student, models.subject, signal.tails)
         divergence = add_up(*parts)
         if compute_tail is None:
             return divergence
@@ -348,8 +348,8 @@ def _compile_divergence(term: Term) -> DivergenceFunction:
             # Under other estimators the divergence is only measured, so it needs no graph.
             models = replace(models, student=models.student.detach())
         if signal.compares:
-            return signal.compare(term.build_comparison(models.student, models.asked, tokens))
-        if signal.whole and models.asked.full is not None:
+            return signal.compare(term.build_comparison(models.student, models.subject, tokens))
+        if signal.whole and models.subject.full is not None:
             return compare_whole(models)
         return compare_candidates_of(models, tokens)
 
@@ -391,9 +391,9 @@ def _compile_target(term: Term) -> TargetFunction:
     by_token = is_product and term.signal.sampled
 
     def read(models: Models, tokens: Tensor) -> Tensor | None:
-        if models.asked.full is not None and not by_token:
+        if models.subject.full is not None and not by_token:
             return F.gather_logprobs(build_target(target, models)[0], tokens)
-        teacher = _gather_token_logprobs(models.asked, tokens)
+        teacher = _gather_token_logprobs(models.subject, tokens)
         if teacher is None or not is_product or target.is_plain:
             return teacher
         student = F.gather_logprobs(models.student, tokens)
@@ -404,15 +404,15 @@ def _compile_target(term: Term) -> TargetFunction:
 
 def build_target(target: TargetCall, models: Models) -> tuple[Tensor, Tensor | None]:
     """Return the target's log-probabilities, and the divisor of the divergence or None."""
-    teacher = models.asked.full
+    teacher = models.subject.full
     assert teacher is not None, "a target is made of whole distributions"
     return target.build(teacher, models.student, models.reference.full)
 
 
 def _find_unknown(models: Models, needs_reference: bool) -> Tensor | None:
     """Return True at the tokens that a model which a term asks does not have, or None."""
-    asked = [models.asked, *([models.reference] if needs_reference else [])]
-    marks = [model.unknown for model in asked if model.unknown is not None]
+    both = [models.subject, *([models.reference] if needs_reference else [])]
+    marks = [model.unknown for model in both if model.unknown is not None]
     return torch.stack(marks).any(dim=0) if marks else None
 
 
@@ -459,14 +459,15 @@ def read_target(
     The teacher takes the place of a target that is one token, to which there is no reverse KL, and
     of one whose reference is missing.
     """
-    asked = TeacherDistribution(teacher)
-    restricted = compare_candidates(term.signal, student, asked)
+    of_teacher = TeacherDistribution(teacher)
+    restricted = compare_candidates(term.signal, student, of_teacher)
     if restricted is not None:
         return teacher, restricted
     if term.target.is_label or (term.needs_reference and reference is None):
         return teacher, None
-    said = TeacherDistribution(reference)
-    models = Models(student, asked if term.against == "teacher" else said, said)
+    of_reference = TeacherDistribution(reference)
+    subject = of_teacher if term.against == "teacher" else of_reference
+    models = Models(student, subject, of_reference)
     return build_target(term.target, models)[0], None
 
 

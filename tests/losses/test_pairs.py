@@ -9,14 +9,9 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.errors import RecipeError
-from practicum.objective import (
-    Objective,
-    TeacherDistribution,
-    build_token_batch,
-    compute_coefficients,
-    compute_term_values,
-)
-from practicum.objective.pairs import compile_pairs
+from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
+from practicum.losses.pairs import compile_pairs
+from practicum.objective import Objective, TeacherDistribution
 from practicum.recipe import parse_recipe
 from practicum.types import Datum, TeacherSignal
 

@@ -8,14 +8,8 @@ import torch
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.sequence import keep_span_starts, sum_spans
-from practicum.objective import (
-    Objective,
-    TeacherDistribution,
-    build_token_batch,
-    compute_coefficients,
-    compute_term_values,
-    needs_first_pass,
-)
+from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
+from practicum.objective import Objective, TeacherDistribution
 from practicum.types import Datum, PooledSignal, Prompt, Rollout, TeacherSignal
 
 V, LENGTH = 3, 4
@@ -223,9 +217,8 @@ def test_spans_of_several_teachers_are_joined_and_rows_share_none() -> None:
         Datum(rollout((1, 1, 2, 2)), TeacherSignal()),
     ]
     objective = sampled("reverse_kl", 0.0)
-    assert not objective.needs_sequences
-    assert needs_first_pass(needs_sequences=False, datums=data)
-    assert not needs_first_pass(needs_sequences=False, datums=data[2:])
+    assert objective.needs_first_pass(data)
+    assert not objective.needs_first_pass(data[2:])
     spans = build_token_batch(data, objective).spans
     assert spans is not None
     assert spans.tolist() == [1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13]

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.functional.advantages import ADVANTAGES
+from practicum.losses.tokens import TokenBatch
 from practicum.objective.spec import Term
-from practicum.objective.tokens import TokenBatch
 
 UNCHANGED = "none"
 """The advantage that is the reward itself."""
@@ -16,7 +16,7 @@ UNCHANGED = "none"
 
 @dataclass(frozen=True, slots=True)
 class RewardComparison:
-    """Whose rewards become advantages, by which rule, and among which completions.
+    """A rule that makes advantages of the rewards of a scorer, and the completions to compare.
 
     `source` limits the comparison to the completions of a writer, and `unit` says what has a
     reward: a rollout, a turn of it, or the whole episode.

@@ -41,7 +41,9 @@ from practicum.runs.opening import (
     is_launched,
     join_processes,
 )
-from practicum.runs.pipeline.stages import (
+from practicum.runs.preflight import check_before_run
+from practicum.runs.progress import show_progress
+from practicum.runs.stages import (
     BASE,
     PIPELINE_KEYS,
     WORDS,
@@ -51,8 +53,6 @@ from practicum.runs.pipeline.stages import (
     load_pipeline_or_recipe,
     name_folder,
 )
-from practicum.runs.preflight import check_before_run
-from practicum.runs.progress import show_progress
 
 
 def run(  # noqa: PLR0913  (the options of a run, one by one)

@@ -6,15 +6,10 @@ import torch
 from practicum.backends.local.prepared import prepack_head
 from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
-from practicum.objective import (
-    Objective,
-    build_chunk,
-    build_token_batch,
-    compile_objective,
-    compute_coefficients,
-)
-from practicum.objective.closed_form import Autograd, Fused
-from practicum.objective.compile import compile_closed_form
+from practicum.losses import build_chunk, build_token_batch, compile_objective, compute_coefficients
+from practicum.losses.closed_form import Autograd, Fused
+from practicum.losses.compile import compile_closed_form
+from practicum.objective import Objective
 from practicum.types import PooledSignal, TeacherSignal
 
 from .test_sides import ALL, VOCABULARY, batch, logits

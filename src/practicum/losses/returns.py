@@ -7,11 +7,11 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional.sequence import keep_span_starts, sum_spans
+from practicum.losses.reward_axis import compile_outcome, compile_reward
+from practicum.losses.spans import carry_to_next, compile_span_advantage
+from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.objective.estimator_call import EstimatorCall
-from practicum.objective.reward_axis import compile_outcome, compile_reward
-from practicum.objective.spans import carry_to_next, compile_span_advantage
 from practicum.objective.spec import Term
-from practicum.objective.tokens import TermValues, TokenBatch
 
 Returns = Callable[[TermValues, TokenBatch, Tensor], Tensor]
 """Returns one number a token. The last argument has the ratios of the term's cumulative correction up
@@ -141,7 +141,7 @@ BASELINES = {
     "kl": _subtract_divergence,
     "group_mean": _subtract_group_mean,
 }
-"""How each baseline of an estimator is subtracted."""
+"""The functions that subtract the baseline of an estimator."""
 
 
 def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:

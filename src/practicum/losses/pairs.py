@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.objective.signals.pair import Config as Pair
 from practicum.objective.spec import Term
-from practicum.objective.tokens import TermValues, TokenBatch
 
 PREFERRED = ("dataset", "teacher")
 """The writers whose completions are chosen with `choose=source`; those of others are rejected."""
@@ -26,7 +26,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PairSide:
-    """How a term about pairs chooses them and computes its loss, with all of its choices made."""
+    """The choice of pairs and the loss of a term about them."""
 
     signal: Pair
     scorer: str

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from practicum.costs.segments import split_by_tokens
-from practicum.objective.tokens import TokenBatch
+from practicum.losses.tokens import TokenBatch
 from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal, fetch_states
 
 

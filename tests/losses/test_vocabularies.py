@@ -9,16 +9,15 @@ from practicum.functional.distributions import SMALLEST_TAIL
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.head import Head
 from practicum.functional.support import fold_outside
-from practicum.objective import (
-    Objective,
-    TeacherDistribution,
+from practicum.losses import (
     build_chunk,
     build_token_batch,
     compile_objective,
     compute_coefficients,
     compute_term_values,
 )
-from practicum.objective.closed_form import Autograd, Fused
+from practicum.losses.closed_form import Autograd, Fused
+from practicum.objective import Objective, TeacherDistribution
 from practicum.teachers._vocabulary import FoldedHead
 from practicum.types import PooledSignal, TeacherSignal
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.functional.chunked import chunks
 from practicum.functional.comparison import PAIR_MEASURES, TOP, Comparison, compare
+from practicum.losses.support import share_pair, share_support
 from practicum.objective.distribution import TeacherDistribution
-from practicum.objective.support import share_pair, share_support
 from practicum.types import PooledSignal, TeacherSignal
 
 CHUNK = 128

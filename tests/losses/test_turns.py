@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.losses.token_axis import compute_coefficients
+from practicum.losses.tokens import TermValues, TokenBatch, build_token_batch, number_turns
 from practicum.objective import Objective
-from practicum.objective.token_axis import compute_coefficients
-from practicum.objective.tokens import TermValues, TokenBatch, build_token_batch, number_turns
 from practicum.types import Datum, Prompt, Rollout, TeacherSignal, Turn
 
 TURNS = 3
