@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from practicum.ports import Task
-from practicum.tasks import TaskContext, calculator
+from practicum.ports import Task, TaskContext
+from practicum.tasks import calculator
 from practicum.types import Prompt
 
 

@@ -19,7 +19,7 @@ import torch
 from benchmarks.broken import MODEL
 from benchmarks.measuring import Session, build_environment, build_parser, format_table
 from practicum.models.sources import locate_gguf
-from practicum.teachers._probe import build_canary
+from practicum.teaching.probe import build_canary
 from tests.stub_server import FolderModel, Stub
 
 TOPK = "objective.signal=topk(20, support=teacher)"

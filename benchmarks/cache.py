@@ -30,8 +30,8 @@ from practicum import functional as F
 from practicum.functional.chunked import chunks
 from practicum.objective import Full, Sampled, Signal
 from practicum.ports import SamplingClient
-from practicum.teachers._scores import ScoreStore
 from practicum.teachers.cached import CachingClient, ModelScores, restore_states, scale_states
+from practicum.teaching.scores import ScoreStore
 from practicum.types import ScoreRequest, TeacherSignal
 
 SLOTS, CHUNK, ROOM = 8, 256, 1 << 32

@@ -22,10 +22,11 @@ from benchmarks import peers
 from benchmarks.measuring import describe_commit, format_table, run_in_process
 from practicum.backends.local.scratch import build_scratch_model, collect_alphabet
 from practicum.models.config import PretrainConfig, ScratchConfig
+from practicum.ports import TaskContext
 from practicum.recipe import parse_recipe
 from practicum.runs import run
 from practicum.statistics import mean_of, t_interval
-from practicum.tasks import TaskContext, reverse
+from practicum.tasks import reverse
 
 RECORD = Path(__file__).resolve().parents[1] / "docs" / "end_to_end.json"
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import describe_commit, format_table
-from practicum.tasks._gold_check import PLAIN, GoldChecker
-from practicum.tasks._golds import find_first_number, list_boxes, mark, read_number, take_final
-from practicum.tasks._math import open_mathematics
-from practicum.tasks._verifiers import VERIFIERS
+from practicum.grading.gold_check import PLAIN, GoldChecker
+from practicum.grading.golds import find_first_number, list_boxes, mark, read_number, take_final
+from practicum.grading.math_verify import open_mathematics
+from practicum.grading.verifiers import VERIFIERS
 
 RECORD = Path(__file__).resolve().parents[1] / "docs" / "golds.json"
 

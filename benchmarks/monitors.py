@@ -29,7 +29,7 @@ from practicum.ports import AdamParams
 from practicum.recipe import load_recipe, resolve_recipe
 from practicum.rollouts import to_exact_floats
 from practicum.rollouts.sources.student import Config as StudentSource
-from practicum.teachers._client import ClientTeacher
+from practicum.teaching.client import ClientTeacher
 from practicum.training.loop import StepComponents, StepPlan, StepResult, StepSettings, train_step
 from practicum.types import Message, Prompt, SamplingParams
 

@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import Capabilities
 from practicum.remote.http import JsonClient, Server
-from practicum.teachers._dialects import Vllm
-from practicum.teachers._probe import Probe
-from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
+from practicum.teaching.dialects import Vllm
+from practicum.teaching.probe import Probe
+from practicum.teaching.remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.text import Renderer
 from practicum.types import ScoreRequest
 

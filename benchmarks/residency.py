@@ -32,8 +32,8 @@ from practicum.backends.local.scratch import build_scratch_model
 from practicum.models.config import ScorerConfig, ScratchConfig
 from practicum.objective import Full
 from practicum.ports import Teacher
-from practicum.teachers._client import ClientTeacher
 from practicum.teachers.route import Config, RouteTeacher
+from practicum.teaching.client import ClientTeacher
 from practicum.types import Message, Prompt, Rollout, TeacherSignal
 
 WIDTH, LAYERS, HEADS, VOCABULARY = 512, 8, 8, 32000

@@ -27,7 +27,7 @@ from practicum.ports import (
     Task,
 )
 from practicum.rollouts.sources.student import Config as StudentSource
-from practicum.teachers._client import ClientTeacher
+from practicum.teaching.client import ClientTeacher
 from practicum.training.loop import StepComponents, StepPlan, StepSettings, assemble, train_step
 from practicum.types import Message, Prompt, Rollout, SamplingParams
 

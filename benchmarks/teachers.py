@@ -35,7 +35,7 @@ from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams, Teacher
 from practicum.teachers import pool, route
-from practicum.teachers._client import ClientTeacher
+from practicum.teaching.client import ClientTeacher
 from practicum.training.loop import assemble
 from practicum.types import Message, Prompt, Rollout
 

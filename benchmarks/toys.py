@@ -14,9 +14,9 @@ from practicum.core.plugins import load_plugin
 from practicum.errors import AlarmError, NumericError
 from practicum.models.config import PretrainConfig, ScratchConfig
 from practicum.monitors import MONITORS
+from practicum.ports import TaskContext
 from practicum.recipe import parse_recipe
 from practicum.runs import run
-from practicum.tasks import TaskContext
 from practicum.tasks.calculator import SCHEMA, Expressions
 from practicum.types import Message, Prompt
 

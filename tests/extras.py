@@ -190,7 +190,7 @@ def use_openenv() -> None:
 
     from websockets.sync.server import ServerConnection, serve
 
-    from practicum.tasks import TaskContext
+    from practicum.ports import TaskContext
     from practicum.tasks.openenv import Config, build
 
     def answer(connection: ServerConnection) -> None:
@@ -218,7 +218,7 @@ def use_quantization() -> None:
 @uses("mcp", "mcp")
 def use_mcp() -> None:
     """Call a tool of an MCP server."""
-    from practicum.tasks._tools import mcp
+    from practicum.tools import mcp
 
     server = str(ROOT / "tests" / "tasks" / "mcp_server.py")
     tool = mcp.build(mcp.Config(command=(sys.executable, server)))

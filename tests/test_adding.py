@@ -294,7 +294,7 @@ WRONG = {
     ),
     "episode": (
         "from practicum.ports import TaskConfig\n"
-        "from practicum.tasks import PromptSet\n"
+        "from practicum.rows import PromptSet\n"
         "from practicum.types import Message, Prompt\n"
         "class Config(TaskConfig):\n"
         "    type: str = 'my_parts.wrong'\n"

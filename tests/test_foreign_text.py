@@ -11,8 +11,8 @@ from practicum.core.notes import show_notes
 from practicum.errors import PracticumError, VocabularyError
 from practicum.remote import http
 from practicum.remote.http import JsonClient, JsonRequest, Server
-from practicum.teachers._checks import check_texts
-from practicum.teachers._probe import probe
+from practicum.teaching.checks import check_texts
+from practicum.teaching.probe import probe
 from practicum.text import build_character_tokenizer
 
 KEY = "sk-Vq/7+xYz=JwLmN-oPqRsTu"

@@ -20,17 +20,16 @@ from test_foreign_text import Client
 from practicum.core.notes import show_notes
 from practicum.errors import PracticumError
 from practicum.objective import Sampled, Signal, TopK
-from practicum.ports import Capabilities
+from practicum.ports import Capabilities, TaskContext
 from practicum.rollouts.tape import RolloutArchive, RolloutRow, load_recorded_rollouts
-from practicum.tasks import TaskContext
 from practicum.tasks.jsonl import Config, build
-from practicum.teachers import _dialects
-from practicum.teachers._answers import AnswerStore
-from practicum.teachers._chat import ChatServer, TokenPrices
-from practicum.teachers._chat_protocols import PROTOCOLS
-from practicum.teachers._probe import Probe, build_canary, list_models, probe
-from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
-from practicum.teachers._scores import ScoreStore
+from practicum.teaching import dialects
+from practicum.teaching.chat import ChatServer, TokenPrices
+from practicum.teaching.chat_protocols import PROTOCOLS
+from practicum.teaching.probe import Probe, build_canary, list_models, probe
+from practicum.teaching.remote import RemoteClient, ServerGenerator, ServerLimits
+from practicum.teaching.scores import ScoreStore
+from practicum.teaching.stored_answers import AnswerStore
 from practicum.text import Renderer, build_character_tokenizer
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams, ScoreRequest
 
@@ -111,7 +110,7 @@ def reads(work: Callable[[], object]) -> None:
 VOCABULARY = 11
 CANARY = build_canary(VOCABULARY)
 ABOUT = ScoreRequest((1, 2), (3, 4, 5))
-DIALECTS = {dialect.name: dialect for dialect in _dialects.DIALECTS}
+DIALECTS = {dialect.name: dialect for dialect in dialects.DIALECTS}
 
 
 def right(name: str, about: ScoreRequest, k: int) -> Any:

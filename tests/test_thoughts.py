@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.tasks import PromptSet
+from practicum.rows import PromptSet
 from practicum.thoughts import THOUGHTS, is_thinking, read_answer
 from practicum.types import Message, Prompt, Rollout
 

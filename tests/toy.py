@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from practicum.backends.local.scratch import build_scratch_model
 from practicum.errors import PracticumError
 from practicum.models.config import PretrainConfig, ScratchConfig
+from practicum.ports import TaskContext
 from practicum.recipe import Recipe, parse_recipe
 from practicum.runs import RunResult, run
 from practicum.runs.console import Console, SilentConsole
-from practicum.tasks import TaskContext
 from practicum.tasks.reverse import Config, build
 
 ALPHABET = "abcd"

@@ -11,10 +11,10 @@ import pytest
 import torch
 from toy import curve, rows, toy_recipe, toy_run
 
-from practicum.backends._engines import _requests
-from practicum.backends._engines._process import ProcessEngine
-from practicum.backends._engines._settings import Config
-from practicum.backends._engines._trainer import build_canary, choose_tolerance
+from practicum.engine_service import engine_requests
+from practicum.engine_service.engine_process import ProcessEngine
+from practicum.engine_service.engine_settings import Config
+from practicum.engine_service.engine_trainer import build_canary, choose_tolerance
 from practicum.errors import CapabilityError, EngineError, RecipeError
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
@@ -257,7 +257,7 @@ def test_a_backend_that_would_ignore_the_engine_is_refused(models: Path, tmp_pat
 
 def test_completions_that_cannot_be_right_are_refused() -> None:
     params = SamplingParams(2, stop_ids=frozenset({1}))
-    sample = _requests.read_sample([3, 1], [-0.5, -700.0], "stop", params, 5)
+    sample = engine_requests.read_sample([3, 1], [-0.5, -700.0], "stop", params, 5)
     assert sample.stop_reason == "stop" and torch.isfinite(sample.sampling_logprobs).all()
     for wrong, message in {
         ((), (), "length"): "0 tokens",
@@ -278,7 +278,7 @@ def test_completions_that_cannot_be_right_are_refused() -> None:
         ((3,), (-1.0,), "abort"): "ended with 'abort'",
     }.items():
         with pytest.raises(EngineError, match=message):
-            _requests.read_sample(*wrong, params, 5)
+            engine_requests.read_sample(*wrong, params, 5)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_completions_in_process_that_cannot_be_right_are_refused(
 
 def test_tempered_completions_leave_the_policys_log_probabilities_unknown() -> None:
     greedy, tempered = (
-        _requests.read_sample([3], [-0.5], "length", SamplingParams(1, temperature), 5)
+        engine_requests.read_sample([3], [-0.5], "length", SamplingParams(1, temperature), 5)
         for temperature in (0.0, 0.7)
     )
     assert greedy.sampling_logprobs.item() == 0 and greedy.policy_logprobs.item() == -0.5

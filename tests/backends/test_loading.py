@@ -26,9 +26,9 @@ from practicum.models.sources import (
     needs_conversion,
 )
 from practicum.objective import Objective
-from practicum.ports import AdamParams
+from practicum.ports import AdamParams, TaskContext
 from practicum.recipe import read_recipe
-from practicum.tasks import TaskContext, reverse, walker
+from practicum.tasks import reverse, walker
 from practicum.teachers.model import compute_fingerprint
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams
 

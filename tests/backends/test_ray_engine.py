@@ -9,8 +9,8 @@ import pytest
 import torch
 from toy import curve, rows, toy_recipe, toy_run
 
-from practicum.backends._engines import auto, vllm
 from practicum.backends.local import MemoryConfig
+from practicum.engines import auto, vllm
 from practicum.errors import EngineError, RecipeError
 from practicum.models.config import StudentConfig
 from practicum.ports.engines import EngineChoice

@@ -15,13 +15,13 @@ from practicum.ports import (
     PromptedClient,
     SamplingClient,
     Task,
+    TaskContext,
 )
 from practicum.ports.gate import check_prompts, repair_text
 from practicum.prompts import ToolUse
 from practicum.rollouts import as_environment
 from practicum.rollouts.conversation import Conversation, run_conversations
 from practicum.rollouts.openings import ConversationRequest
-from practicum.tasks import TaskContext
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import (
     Sample,

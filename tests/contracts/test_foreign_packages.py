@@ -17,11 +17,14 @@ import pytest
 from foreign_doubles import DEEP, HALF, INNER, LONG, build_task, make_renderer, read_refusal
 
 from practicum.errors import DataError
-from practicum.ports import Task
+from practicum.grading import run_reasoning_gym
+from practicum.ports import Task, TaskContext
 from practicum.ports.gate import ask_reward
 from practicum.rollouts.sources.traces import load_traced_rollouts
-from practicum.tasks import PromptSet, TaskContext, _reasoning_gym, _worker, reasoning_gym
-from practicum.tasks._deadline import VerifierProcess
+from practicum.rows import PromptSet
+from practicum.sandbox import worker
+from practicum.sandbox.deadline import VerifierProcess
+from practicum.tasks import reasoning_gym
 from practicum.tasks.reverse import Config as ReverseConfig
 from practicum.types import (
     Message,
@@ -206,15 +209,15 @@ class InProcess(VerifierProcess):
         super().__init__(module, settings, **more)
         served: list[Any] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_reasoning_gym, "serve", served.append)
+            patch.setattr(run_reasoning_gym, "serve", served.append)
             patch.setattr(sys, "argv", [module, settings])
             patch.setenv("MPLCONFIGDIR", "")
-            _reasoning_gym.run()
+            run_reasoning_gym.run()
         (self.respond,) = served
 
     def _exchange(self, request: dict[str, Any], seconds: float, largest: int) -> dict[str, Any]:
         request = json.loads(json.dumps(request))
-        return json.loads(_worker._respond(self.respond, _worker._describe, "1", request))
+        return json.loads(worker._respond(self.respond, worker._describe, "1", request))
 
 
 def test_items_and_scores_of_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

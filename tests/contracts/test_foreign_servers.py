@@ -28,7 +28,7 @@ from foreign_doubles import (
 from practicum.ports import Task
 from practicum.rollouts.conversation import Conversation
 from practicum.tasks import openenv
-from practicum.tasks._tools import mcp
+from practicum.tools import mcp
 from practicum.types import (
     Message,
 )

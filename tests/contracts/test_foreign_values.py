@@ -24,6 +24,7 @@ from practicum.errors import DataError, TeacherError, VerifierError
 from practicum.ports import (
     Observation,
     Task,
+    TaskContext,
     ToolSession,
 )
 from practicum.ports.gate import (
@@ -52,8 +53,7 @@ from practicum.rollouts import add_notes
 from practicum.run_dir import read_rows, shapes
 from practicum.runs import run
 from practicum.runs.assembly import assemble_run
-from practicum.tasks import TaskContext
-from practicum.tasks._sandbox import missing
+from practicum.sandbox import missing
 from practicum.tasks.walker import Config as WalkerConfig
 from practicum.tasks.walker import Walker
 from practicum.training.judging import judge_with
@@ -387,7 +387,7 @@ NOTES: dict[str, dict[str, Any]] = {
 
 
 def test_every_note_on_disk_is_asked_here() -> None:
-    assert sorted(NOTES) == list_plugins("practicum.rollouts._notes")
+    assert sorted(NOTES) == list_plugins("practicum.notes")
 
 
 @pytest.mark.parametrize("name", NOTES)

@@ -20,8 +20,8 @@ from practicum.backends.local.trainer import LocalTrainer
 from practicum.core.plugins import list_plugins, load_plugin
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Full, Objective, Sampled, Signal, TopK
-from practicum.ports import AdamParams, Model, Teacher, TeacherContext, TeacherRequest
-from practicum.tasks import PromptSet, TaskContext
+from practicum.ports import AdamParams, Model, TaskContext, Teacher, TeacherContext, TeacherRequest
+from practicum.rows import PromptSet
 from practicum.tasks.reverse import Config as Reverse
 from practicum.tasks.reverse import build as reverse
 from practicum.text.tokenizers import load_renderer

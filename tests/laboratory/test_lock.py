@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from laboratory.lock import Config, build
-from practicum.tasks import TaskContext
+from practicum.ports import TaskContext
 from practicum.types import Rollout
 
 

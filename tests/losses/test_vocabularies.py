@@ -18,7 +18,7 @@ from practicum.losses import (
 )
 from practicum.losses.closed_form import Autograd, Fused
 from practicum.objective import Objective, TeacherDistribution
-from practicum.teachers._vocabulary import FoldedHead
+from practicum.teaching.vocabulary import FoldedHead
 from practicum.types import PooledSignal, TeacherSignal
 
 from .slow_twin import slow_loss

@@ -15,6 +15,7 @@ from toy import HINTED, SEES_HINT, assert_same_run, curve, forked, rows, toy_rec
 from practicum.errors import RecipeError, TeacherError
 from practicum.methods.caopd import rate
 from practicum.methods.skill_sd import memory
+from practicum.notes import feedback, next_state, written
 from practicum.ports import (
     Task,
     Teacher,
@@ -23,7 +24,6 @@ from practicum.ports import (
 from practicum.ports.notes import Note, NoteContext, NoteMoment
 from practicum.recipe import parse_recipe
 from practicum.rollouts import add_notes, measure_notes
-from practicum.rollouts._notes import feedback, next_state, written
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import (
     Datum,

@@ -13,6 +13,7 @@ import torch
 from pydantic import TypeAdapter
 from toy import assert_same_run, curve, rows
 
+from practicum.agents import FunctionEpisode
 from practicum.core.abandon import Cancelled
 from practicum.errors import CapabilityError, VerifierError
 from practicum.objective import Full, Signal
@@ -37,7 +38,6 @@ from practicum.rollouts.conversation import Conversation, run_conversations
 from practicum.rollouts.openings import ConversationRequest
 from practicum.runs import run
 from practicum.runs.assembly import RunComponents, assemble_run
-from practicum.tasks import FunctionEpisode
 from practicum.tasks.walker import ACTIONS, Walker
 from practicum.teachers.expert import ExpertTeacher
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids

@@ -37,7 +37,7 @@ from practicum.rollouts import (
 )
 from practicum.rollouts.sources.student import Config as StudentSource
 from practicum.runs.assembly import RunComponents, assemble_run
-from practicum.teachers._client import ClientTeacher
+from practicum.teaching.client import ClientTeacher
 from practicum.training.loop import measure_rollouts
 from practicum.types import (
     AUTHORS,

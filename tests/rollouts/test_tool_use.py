@@ -29,7 +29,7 @@ from practicum.rollouts import (
 from practicum.rollouts.conversation import Conversation, run_conversations
 from practicum.rollouts.openings import ConversationRequest
 from practicum.rollouts.tool_use import ToolEpisode
-from practicum.tasks._answered import keep_answer, leave_out_calls
+from practicum.rows.answered import keep_answer, leave_out_calls
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
 from practicum.types import (
     CallRecord,

@@ -339,7 +339,7 @@ def test_the_endpoint_speaks_the_chat_protocol_and_refuses_what_is_none():
 
 
 def make_task(**changes: Any) -> Any:
-    from practicum.tasks import TaskContext
+    from practicum.ports import TaskContext
     from practicum.tasks.served import Config, build
 
     config = Config.model_validate({"type": "served", "task": TASK, "port": free_port(), **changes})

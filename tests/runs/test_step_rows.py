@@ -10,7 +10,7 @@ from toy import rows, toy_run
 from practicum.cli.convert import write_rows
 from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
-from practicum.tasks import TaskContext
+from practicum.ports import TaskContext
 from practicum.types import Rollout
 
 COLUMNS = [

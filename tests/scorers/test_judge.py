@@ -13,8 +13,7 @@ from stub_server import Stub
 from toy import curve, make_model, rows, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, RecipeError
-from practicum.runs.assembly import assemble_run
-from practicum.scorers._grades import (
+from practicum.judging.grades import (
     REASONS,
     TEMPLATE,
     fill_template,
@@ -22,6 +21,7 @@ from practicum.scorers._grades import (
     read_grade,
     swap_fields,
 )
+from practicum.runs.assembly import assemble_run
 from practicum.scorers.judge import Config
 from practicum.types import Message, Prompt, Rollout
 

@@ -7,12 +7,12 @@ import pytest
 from pydantic import ValidationError
 from toy import assert_same_run, rows
 
+from practicum.ports import TaskContext
 from practicum.ports.tasks import (
     ToolProblem,
 )
 from practicum.recipe import load_recipe
 from practicum.runs import run
-from practicum.tasks import TaskContext
 from practicum.tasks.calculator import Config, build, compute
 from practicum.types import Rollout
 

@@ -8,8 +8,7 @@ import pytest
 
 from practicum.core.notes import show_notes
 from practicum.errors import DataError
-from practicum.ports import Task
-from practicum.tasks import TaskContext
+from practicum.ports import Task, TaskContext
 from practicum.tasks.datasets import Config, build
 from practicum.types import Message
 

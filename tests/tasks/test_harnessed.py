@@ -17,14 +17,15 @@ import pytest
 from pydantic import ValidationError
 from toy import make_model, rows, toy_run
 
+from practicum.agents.harnesses import AgentEnd, AgentTask
+from practicum.agents.token_engine import TokenEngine
 from practicum.core.plugins import load_plugin
 from practicum.errors import DataError
 from practicum.ports import (
     SampledTurn,
+    TaskContext,
 )
-from practicum.tasks import TaskContext, verifiers
-from practicum.tasks._token_engine import TokenEngine
-from practicum.tasks._verifiers_agents import AgentEnd, AgentTask
+from practicum.tasks import verifiers
 from practicum.tasks.verifiers import Config, HarnessError, Verifiers
 from practicum.types import Message, Prompt, Rollout, Turn
 

@@ -4,44 +4,21 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from row_folder import Folder
 
-from practicum.core.notes import show_notes
 from practicum.errors import DataError
-from practicum.ports import Task
-from practicum.tasks import TaskContext, _files
-from practicum.tasks._rows import read_prompt
-from practicum.tasks._strict import Rejected, parse_line
+from practicum.ports import TaskContext
+from practicum.rows.fields import read_prompt
+from practicum.rows.strict import Rejected, parse_line
 from practicum.tasks.jsonl import Config, build
 from practicum.types import Message, Rollout
 
 GOOD = b'{"prompt": "a", "answer": "b"}'
-
-
-class Folder:
-    """Writes rows into a folder and builds the task of a recipe that lies in it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.said: list[str] = []
-
-    def write(self, *rows: bytes, name: str = "rows.jsonl") -> None:
-        (self.path / name).write_bytes(b"\n".join(rows) + b"\n")
-
-    def task(self, seed: int = 0, **settings: Any) -> Task:
-        config = Config.model_validate({"path": "rows.jsonl", "heldout": 0, **settings})
-        with show_notes(self.said.append):
-            return build(config, TaskContext(seed, self.path, self.path / "rejected.jsonl"))
-
-    def rejected(self) -> list[dict[str, Any]]:
-        return [
-            json.loads(line) for line in (self.path / "rejected.jsonl").read_text().splitlines()
-        ]
 
 
 @pytest.fixture
@@ -285,7 +262,7 @@ def test_what_is_no_file_of_rows_is_refused(
 def test_a_long_row_does_not_fill_the_memory(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_files, "HOPELESS_ROW", 1000)
+    monkeypatch.setattr(row_files, "HOPELESS_ROW", 1000)
     folder.write(b'{"prompt": "' + b"a" * 900 + b'"}', GOOD)
     assert len(folder.task(max_row_bytes=100, max_rejected=0.5).train_prompts()) == 1
     exact = json.dumps({"prompt": "a" * 86}).encode()

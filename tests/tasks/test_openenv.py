@@ -13,7 +13,7 @@ from toy import make_model, rows, toy_run
 from websockets.sync.server import ServerConnection, serve
 
 from practicum.errors import DataError
-from practicum.tasks import TaskContext
+from practicum.ports import TaskContext
 from practicum.tasks.openenv import Config, OpenEnv, ServerError, build
 from practicum.types import Rollout, Turn
 

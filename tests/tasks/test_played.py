@@ -9,9 +9,9 @@ import pytest
 from toy import TASK, assert_same_run, forked, make_model, rows, toy_recipe, toy_run
 
 from practicum.errors import DataError
+from practicum.ports import TaskContext
 from practicum.runs.assembly import assemble_run
 from practicum.runs.pipeline import run
-from practicum.tasks import TaskContext
 from practicum.tasks.played import Config, build
 from practicum.teachers.privileged import Config as Privileged
 from practicum.teachers.privileged import add_context

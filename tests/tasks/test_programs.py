@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from practicum.tasks import TaskContext
-from practicum.tasks._programs import compute_result, count_running_lines, respond
+from practicum.grading.run_programs import compute_result, count_running_lines, respond
+from practicum.ports import TaskContext
 from practicum.tasks.programs import Config, Programs, build, write_program
 from practicum.types import Rollout
 

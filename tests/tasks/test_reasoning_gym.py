@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from practicum.errors import DataError
-from practicum.ports import Task
-from practicum.tasks import TaskContext
+from practicum.ports import Task, TaskContext
 from practicum.tasks.reasoning_gym import Config, build
 from practicum.types import Rollout
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from practicum.ports import Task
-from practicum.tasks import TaskContext
+from practicum.ports import Task, TaskContext
 from practicum.tasks.reverse import Config, build
 from practicum.types import Rollout
 

@@ -14,12 +14,13 @@ from pydantic import ValidationError
 
 from practicum.core.plugins import load_plugin
 from practicum.errors import DataError
+from practicum.ports import TaskContext
 from practicum.ports.tasks import (
     ToolProblem,
 )
-from practicum.tasks import TaskContext, tools
-from practicum.tasks._tools import function, interpreter, mcp
+from practicum.tasks import tools
 from practicum.tasks.tools import Config, build
+from practicum.tools import function, interpreter, mcp
 from practicum.types import CallOutcome, Prompt, Rollout
 
 PROMPT = Prompt("p", ())
@@ -361,4 +362,4 @@ def test_tools_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(ValidationError, match="known: function, interpreter, mcp"):
         make(tools=[{"type": "hammer"}])
-    assert tools.KINDS == "practicum.tasks._tools"
+    assert tools.KINDS == "practicum.tools"

@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from practicum.errors import DataError
+from practicum.grading.explaining import EXPLANATIONS
 from practicum.methods.sd_zero import filled
+from practicum.ports import TaskContext
 from practicum.ports.notes import NoteContext, NoteMoment
-from practicum.tasks import TaskContext
-from practicum.tasks._explaining import EXPLANATIONS
 from practicum.tasks.user import Config, UserTask, build
 from practicum.types import Rollout
 

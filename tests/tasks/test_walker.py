@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from practicum.tasks import TaskContext
+from practicum.ports import TaskContext
 from practicum.tasks.walker import ACTIONS, POSITIONS, Config, Walk, Walker, WalkerTurn, build
 from practicum.types import Rollout
 

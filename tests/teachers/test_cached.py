@@ -44,7 +44,6 @@ from practicum.ports import (
 from practicum.recipe import Recipe
 from practicum.runs import evaluate
 from practicum.teachers import privileged
-from practicum.teachers._scores import FULL, TEMPORARY, ScoreStore
 from practicum.teachers.cached import (
     CachingClient,
     Config,
@@ -54,6 +53,7 @@ from practicum.teachers.cached import (
     scale_states,
 )
 from practicum.teachers.model import compute_fingerprint
+from practicum.teaching.scores import FULL, TEMPORARY, ScoreStore
 from practicum.text import Renderer
 from practicum.types import Message, Prompt, ScoreRequest, TeacherSignal
 
@@ -792,7 +792,7 @@ def test_a_teacher_without_a_model_is_named_when_it_is_built(
     """What another package adds is known only then."""
     source = (
         "from typing import Literal\nfrom practicum.ports import TeacherConfig\n"
-        "from practicum.teachers.none import NO_CAPABILITIES, NoTeacher\n"
+        "from practicum.objective import NO_CAPABILITIES\nfrom practicum.teachers.none import NoTeacher\n"
         "class Config(TeacherConfig):\n    type: Literal['my_cached_parts.quiet'] = 'my_cached_parts.quiet'\n"
         "    def capabilities(self):\n        return NO_CAPABILITIES\ndef build(config, context):\n    return NoTeacher()\n"
     )

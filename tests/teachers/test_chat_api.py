@@ -12,10 +12,10 @@ from toy import assert_same_run, command, forked, rows, toy_recipe, toy_run, wri
 from practicum.errors import DataError, RecipeError, TeacherError
 from practicum.prompts import Message, ToolCall
 from practicum.runs.plan import plan
-from practicum.teachers._answers import AnswerStore
-from practicum.teachers._chat import list_turns
-from practicum.teachers._chat_protocols import PROTOCOLS, ChatAnswer, ProtocolName
 from practicum.teachers.chat_api import Config
+from practicum.teaching.chat import list_turns
+from practicum.teaching.chat_protocols import PROTOCOLS, ChatAnswer, ProtocolName
+from practicum.teaching.stored_answers import AnswerStore
 from practicum.types import SamplingParams
 
 PRICES = {"input": 3.0, "output": 15.0}

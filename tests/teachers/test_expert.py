@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
+from practicum.agents import FunctionEpisode
 from practicum.errors import CapabilityError, TeacherError, VerifierError
 from practicum.losses import read_tokens
 from practicum.objective import Full, Sampled
@@ -14,7 +15,6 @@ from practicum.ports import (
     TeacherContext,
     TeacherRequest,
 )
-from practicum.tasks import FunctionEpisode
 from practicum.tasks.walker import Config as WalkerConfig
 from practicum.tasks.walker import Walker
 from practicum.teachers.expert import Config, ExpertTeacher, build

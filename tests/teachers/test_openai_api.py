@@ -23,8 +23,8 @@ from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import Teacher, TeacherContext, TeacherRequest
 from practicum.remote.http import JsonClient, Server
 from practicum.run_dir import list_changed_fields
-from practicum.teachers._probe import probe
 from practicum.teachers.openai_api import Config, build
+from practicum.teaching.probe import probe
 from practicum.text.tokenizers import load_renderer
 from practicum.types import Message, Rollout, SamplingParams, ScoreRequest
 

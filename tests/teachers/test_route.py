@@ -9,9 +9,9 @@ from recorder import Recorder, prompt, rollout
 from practicum.errors import DataError, TeacherError
 from practicum.objective import Sampled
 from practicum.ports import Capabilities, Teacher, TeacherRequest
-from practicum.teachers._members import intersect_capabilities
 from practicum.teachers.none import NoTeacher
 from practicum.teachers.route import Config, RouteTeacher
+from practicum.teaching.members import intersect_capabilities
 from practicum.types import SamplingParams, TeacherSignal
 
 PARAMS = SamplingParams(1)

@@ -26,10 +26,10 @@ from practicum.models.sources import locate_gguf
 from practicum.objective import Sampled, TopK
 from practicum.ports import Capabilities, TeacherRequest
 from practicum.remote.http import JsonClient, JsonRequest, Server
-from practicum.teachers._chat import ChatServer, ChatTeacher
-from practicum.teachers._chat_protocols import OpenAIProtocol
-from practicum.teachers._probe import probe
-from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
+from practicum.teaching.chat import ChatServer, ChatTeacher
+from practicum.teaching.chat_protocols import OpenAIProtocol
+from practicum.teaching.probe import probe
+from practicum.teaching.remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.text.tokenizers import load_renderer
 from practicum.types import SamplingParams, ScoreRequest
 

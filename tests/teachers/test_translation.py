@@ -19,8 +19,8 @@ from practicum.ports import (
     SamplingClient,
     TeacherContext,
 )
-from practicum.teachers._vocabulary import translate_client
 from practicum.teachers.cached import CachingClient, ModelScores
+from practicum.teaching.vocabulary import translate_client
 from practicum.text import Renderer, build_character_tokenizer, refuse_banned_ids
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 

@@ -11,7 +11,7 @@ from practicum.errors import RecipeError
 
 FOLDERS = {
     **{name: name for name in ("teachers", "scorers", "tasks", "backends", "trackers")},
-    "notes": "practicum.rollouts._notes",
+    "notes": "practicum.notes",
     "signals": "practicum.objective.signals",
     "targets": "practicum.objective.targets",
     "clips": "practicum.objective.clips",

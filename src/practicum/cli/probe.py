@@ -18,13 +18,13 @@ from practicum.objective import Capabilities, Full, Sampled, TopK
 from practicum.ports import Model
 from practicum.runs.opening import load_model
 from practicum.studies.doctor import SHOWN_METHODS, AllowedMethods, find_allowed_methods
-from practicum.teachers._checks import find_other_texts
-from practicum.teachers._comparison import ModelComparison, ScoredText, compare_scores
-from practicum.teachers._probe import Probe, build_canary, probe
-from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
-from practicum.teachers._served import open_server
-from practicum.teachers._states import READS_STATES
 from practicum.teachers.openai_api import Config
+from practicum.teaching.checks import find_other_texts
+from practicum.teaching.comparison import ModelComparison, ScoredText, compare_scores
+from practicum.teaching.probe import Probe, build_canary, probe
+from practicum.teaching.remote import RemoteClient, ServerGenerator, ServerLimits
+from practicum.teaching.served import open_server
+from practicum.teaching.states import READS_STATES
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 LARGEST_K = 256

@@ -67,6 +67,7 @@ def compile_objective(objective: Objective) -> CompiledObjective:
     """Return the objective with every choice made."""
     terms = objective.losses
     closed = [compile_closed_form(term) for term in terms]
+    # All or none: the terms of a chunk share one gradient in the logits.
     usable = tuple(form for form in closed if form is not None)
     return CompiledObjective(
         logits=tuple(map(compile_logit_side, terms)),
@@ -90,6 +91,7 @@ def compile_closed_form(term: Term) -> ClosedForm | None:
         return None
     is_reverse_kl = term.signal.whole and term.divergence.name == "reverse_kl"
     if term.on_sampled_token:
+        # The baseline 'kl' needs the divergence of the whole distribution at every token.
         if term.gradient.subtracts == "kl" or not (term.signal.sampled or is_reverse_kl):
             return None
         reads_kl, needs_states = term.signal.whole, not term.signal.sampled

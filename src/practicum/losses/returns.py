@@ -28,6 +28,7 @@ def compile_returns(term: Term) -> Returns:
     complete = _add_reward(term, by_teacher) if term.has_reward else by_teacher
 
     def compute(values: TermValues, batch: TokenBatch, ratio: Tensor) -> Tensor:
+        # Only the signal knows whether it has one, and it may depend on the log-probabilities.
         fixed = signal.compute_fixed_advantage(values.logprobs)
         return complete(values, batch, ratio) if fixed is None else ratio * fixed
 
@@ -38,6 +39,7 @@ def _compile_teacher_returns(term: Term) -> Returns:
     """Return the function of the teacher's returns: advantages times ratios, minus a baseline."""
     gradient = term.gradient
     compute_advantages = _compile_steps(term) if term.signal.step else _compile_advantages(term)
+    # Looked up here and not at each token: a name that is not in the table fails before the update.
     subtract = BASELINES[gradient.subtracts]
     carries = term.signal.answers_for_ends
 

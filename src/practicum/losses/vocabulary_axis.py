@@ -388,6 +388,7 @@ def _compile_tail(term: Term) -> Callable[[Models, Tensor, Tensor, Tensor], Tens
 def _compile_target(term: Term) -> TargetFunction:
     """Return the function of the target's log-probability of each sampled token."""
     target, is_product = term.target, term.target.is_product
+    # At a sampled token a product needs no normaliser, and the whole distribution is not built.
     by_token = is_product and term.signal.sampled
 
     def read(models: Models, tokens: Tensor) -> Tensor | None:

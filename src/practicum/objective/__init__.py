@@ -4,6 +4,7 @@ from practicum.objective.clip_call import CLIPS, Clip, ClipCall
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.estimator_call import ESTIMATORS, EstimatorCall, Pathwise, ScoreFunction
 from practicum.objective.signal_call import (
+    NO_CAPABILITIES,
     SIGNALS,
     Capabilities,
     Full,
@@ -19,6 +20,7 @@ from practicum.objective.target_call import TARGETS, Target, TargetCall
 __all__ = [
     "CLIPS",
     "ESTIMATORS",
+    "NO_CAPABILITIES",
     "SIGNALS",
     "TARGETS",
     "VERIFIER",

@@ -60,6 +60,12 @@ class Capabilities:
     advice: str = ""
 
 
+NO_CAPABILITIES = Capabilities(
+    signals=frozenset(), supports=frozenset(), writes=False, follows_student=False
+)
+"""The capabilities of a teacher that never answers."""
+
+
 class SignalCall(Call):
     """A signal, with the facts that decide where it can be used.
 

@@ -27,6 +27,7 @@ from practicum.ports.tasks import OpensEpisodes as OpensEpisodes
 from practicum.ports.tasks import SampledTurn as SampledTurn
 from practicum.ports.tasks import Task as Task
 from practicum.ports.tasks import TaskConfig as TaskConfig
+from practicum.ports.tasks import TaskContext as TaskContext
 from practicum.ports.tasks import Toolbox as Toolbox
 from practicum.ports.tasks import ToolSession as ToolSession
 from practicum.ports.tasks import TurnRequest as TurnRequest

@@ -1,6 +1,6 @@
 """The protocols of notes: texts about rollouts that are made between reward and score.
 
-A new kind is one file in `practicum/rollouts/_notes`, or a module of yours: see docs/notes.md.
+A new kind is one file in `practicum/notes`, or a module of yours: see docs/notes.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -166,6 +166,19 @@ class OpensEpisodes(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TaskContext:
+    """The run's seed, the folder that relative paths start from, and the file of rejected rows.
+
+    A task adds to `packages` the packages whose version decides its prompts and rewards.
+    """
+
+    seed: int
+    base_dir: Path
+    rejected_path: Path | None = None
+    packages: list[str] = field(default_factory=list)
+
+
 class TaskConfig(FrozenConfig):
     """The settings of a task in a recipe; a subclass has a field `type` with its name as default.
 

@@ -56,7 +56,7 @@ class RolloutConfig(FrozenConfig):
     replay_size: int = Field(
         default=1000, ge=1, description="rollouts from which `mix(other=replay)` chooses"
     )
-    engine: Plugin("practicum.backends._engines") | None = Field(  # type: ignore[valid-type]
+    engine: Plugin("practicum.engines") | None = Field(  # type: ignore[valid-type]
         default=None,
         description="program that samples with the student's weights, `vllm`; none: the backend "
         "itself: see [engines](engines.md)",

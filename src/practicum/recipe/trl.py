@@ -12,7 +12,7 @@ from typing import Any
 
 from practicum.errors import RecipeError
 from practicum.recipe.trl_script import Dataset, TrlScript, read_trl_script
-from practicum.tasks import count_rows
+from practicum.rows import count_rows
 
 COMMON: dict[str, Any] = {
     "per_device_train_batch_size": 8,

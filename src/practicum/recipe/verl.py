@@ -18,7 +18,7 @@ import yaml
 from practicum.errors import RecipeError
 from practicum.recipe.launch_script import read_launch_script
 from practicum.recipe.yaml_files import StrictLoader
-from practicum.tasks import count_rows
+from practicum.rows import count_rows
 
 STUDENT = "actor_rollout_ref"
 ACTOR = f"{STUDENT}.actor"

@@ -20,7 +20,7 @@ from practicum.rollouts.sampling import RolloutSampler
 from practicum.rollouts.source import RolloutWriters
 from practicum.types import Metrics, Rollout
 
-NOTE_KINDS = "practicum.rollouts._notes"
+NOTE_KINDS = "practicum.notes"
 """The package with the kinds of notes."""
 
 

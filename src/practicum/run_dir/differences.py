@@ -146,7 +146,7 @@ def _list_free_places(recipe: Mapping[str, Any]) -> list[str]:
     engine = recipe.get("rollout", {}).get("engine")
     sections = {
         "backend": ("backends", recipe.get("backend")),
-        "rollout.engine": ("practicum.backends._engines", engine),
+        "rollout.engine": ("practicum.engines", engine),
     }
     return [
         f"{place}.{name}"

@@ -46,6 +46,7 @@ from practicum.rollouts import (
     list_task_problems,
     list_writer_problems,
 )
+from practicum.rows import describe_long_answers
 from practicum.runs.identity import (
     add_prefix,
     digest_loaded,
@@ -67,7 +68,6 @@ from practicum.runs.opening import (
 from practicum.runs.row_texts import describe_texts
 from practicum.runs.scoring import ScorerBuilder, ScorerInfo, build_notes, name_scorers
 from practicum.runs.unfinished import load_archive, open_segments
-from practicum.tasks import describe_long_answers
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings

@@ -28,8 +28,17 @@ from practicum.recipe import (
     validate_fields,
 )
 from practicum.rollouts import add_rewards
+from practicum.rows import PromptSet, keep_answer
 from practicum.run_dir import RunDir
 from practicum.runs.assembly import build_evaluation_settings
+from practicum.runs.benchmark_rows import (
+    Grading,
+    check_gradings,
+    fill_benchmark,
+    find_rows_config,
+    open_gradings,
+    read_benchmark,
+)
 from practicum.runs.opening import (
     add_tools,
     build_task,
@@ -42,16 +51,6 @@ from practicum.runs.opening import (
 from practicum.runs.progress import show_progress
 from practicum.runs.state import restore_components
 from practicum.statistics import estimate_pass_rates, group_pairs, mean_score
-from practicum.tasks import (
-    Grading,
-    PromptSet,
-    check_gradings,
-    fill_benchmark,
-    find_rows_config,
-    keep_answer,
-    open_gradings,
-    read_benchmark,
-)
 from practicum.tasks.jsonl import Config
 from practicum.text import Renderer
 from practicum.training.evaluation import EvaluationSettings, answer_heldout, examine_answers

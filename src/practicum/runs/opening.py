@@ -24,13 +24,13 @@ from practicum.ports import (
     ModelEnding,
     Student,
     Task,
+    TaskContext,
 )
 from practicum.ports.hosting import Hosted
 from practicum.recipe import Recipe, parse_recipe
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.run_dir.checkpoints import step_folders
 from practicum.runs.identity import digest_student
-from practicum.tasks import TaskContext
 from practicum.text import Renderer
 
 log = logging.getLogger(__name__)

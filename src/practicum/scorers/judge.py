@@ -22,14 +22,7 @@ from pydantic import AfterValidator, Field, model_validator
 from practicum.core.plugins import Plugin
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
-from practicum.ports import Teacher, TeacherConfig, TeacherRequest
-from practicum.ports.scoring import (
-    Scorer,
-    ScorerContext,
-    ScorerSettings,
-)
-from practicum.rollouts.tree import find_step_ends
-from practicum.scorers._grades import (
+from practicum.judging.grades import (
     TEMPLATE,
     NoGrade,
     fill_template,
@@ -38,6 +31,13 @@ from practicum.scorers._grades import (
     read_grade,
     swap_fields,
 )
+from practicum.ports import Teacher, TeacherConfig, TeacherRequest
+from practicum.ports.scoring import (
+    Scorer,
+    ScorerContext,
+    ScorerSettings,
+)
+from practicum.rollouts.tree import find_step_ends
 from practicum.text import Renderer
 from practicum.types import (
     Judgement,

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 
+from practicum.judging.learned import LearnedConfig, LearnedScorer, end_text, is_own
 from practicum.ports.scoring import Scorer, ScorerContext
-from practicum.scorers._learned import LearnedConfig, LearnedScorer, end_text, is_own
 from practicum.types import Judgement, Metrics, Rollout
 
 

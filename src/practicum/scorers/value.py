@@ -14,9 +14,9 @@ from torch import Tensor
 
 from practicum.errors import RecipeError
 from practicum.functional import generalized_advantages, group_normalize
+from practicum.judging.learned import LearnedConfig, LearnedScorer
 from practicum.objective import VERIFIER
 from practicum.ports.scoring import Scorer, ScorerContext
-from practicum.scorers._learned import LearnedConfig, LearnedScorer
 from practicum.types import Judgement, Metrics, Rollout, ScoreRequest
 
 

@@ -19,11 +19,12 @@ from practicum.core.randomness import seed_of
 from practicum.ports import (
     Task,
     TaskConfig,
+    TaskContext,
     ToolSession,
 )
 from practicum.ports.tasks import ToolProblem
-from practicum.tasks import PromptSet, TaskContext
-from practicum.tasks._answered import Tags, count_tagged, find_tagged, keep_answer
+from practicum.rows import PromptSet
+from practicum.rows.answered import Tags, count_tagged, find_tagged, keep_answer
 from practicum.types import Message, Prompt, Rollout, ToolSchema, ToolUse
 
 OPERATORS: Mapping[str, Callable[[int, int], int]] = {

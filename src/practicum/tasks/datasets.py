@@ -11,10 +11,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from practicum.errors import DataError
-from practicum.ports import Task
-from practicum.tasks import TaskContext
-from practicum.tasks._files import ROWS_AT_ONCE, number_rows
-from practicum.tasks._prompts import Count, PromptReader, RowsConfig, Share, build_prompt_set
+from practicum.ports import Task, TaskContext
+from practicum.rows.prompt_reader import Count, PromptReader, RowsConfig, Share, build_prompt_set
+from practicum.rows.row_files import ROWS_AT_ONCE, number_rows
 from practicum.text.safe import excerpt
 from practicum.types import Prompt
 

@@ -3,7 +3,7 @@
 A row has `prompt` or `messages`, and may have `system`, `choices`, `id`, `answer`, `response` (a full
 worked answer), `reasoning_content`, `domain`, `teacher` and `privileged` (an object of texts for a
 teacher only). `columns` names these fields in files that call them otherwise; the forms in
-`practicum.tasks._formats` are known. Rows that cannot be used are written to `rejected.jsonl` with
+`practicum.rows.formats` are known. Rows that cannot be used are written to `rejected.jsonl` with
 their number and the reason.
 """
 
@@ -13,10 +13,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from practicum.errors import DataError
-from practicum.ports import Task
-from practicum.tasks import TaskContext
-from practicum.tasks._files import HOPELESS_ROW, read_rows
-from practicum.tasks._prompts import Count, PromptReader, RowsConfig, Share, build_prompt_set
+from practicum.ports import Task, TaskContext
+from practicum.rows.prompt_reader import Count, PromptReader, RowsConfig, Share, build_prompt_set
+from practicum.rows.row_files import HOPELESS_ROW, read_rows
 from practicum.types import Prompt
 
 Files = Path | tuple[Path, ...]

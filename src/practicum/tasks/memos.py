@@ -15,9 +15,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
-from practicum.ports import Task, TaskConfig
-from practicum.tasks import TaskContext
-from practicum.tasks._verifiers import contains
+from practicum.grading.verifiers import contains
+from practicum.ports import Task, TaskConfig, TaskContext
 from practicum.types import Message, Prompt, Rollout
 
 Domain = Literal["memos", "instructions"]

@@ -21,8 +21,8 @@ from practicum.ports import (
     Observation,
     Task,
     TaskConfig,
+    TaskContext,
 )
-from practicum.tasks import TaskContext
 from practicum.text.safe import excerpt
 from practicum.types import Message, Prompt, Rollout
 

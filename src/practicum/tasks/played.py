@@ -16,11 +16,11 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from practicum.core.plugins import Plugin, build_part
 from practicum.errors import DataError
 from practicum.models.config import FinishedStage
-from practicum.ports import Task, TaskConfig
+from practicum.ports import Task, TaskConfig, TaskContext
 from practicum.ports.gate import check_prompts
+from practicum.rows import PromptSet
+from practicum.rows.row_files import HOPELESS_ROW, read_rows
 from practicum.statistics import group_pairs
-from practicum.tasks import PromptSet, TaskContext
-from practicum.tasks._files import HOPELESS_ROW, read_rows
 from practicum.text.stored import add_tokens
 from practicum.text.trace_rows import TokenId
 from practicum.types import Prompt, Rollout, Turn

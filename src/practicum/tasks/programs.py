@@ -13,12 +13,12 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
-from practicum.ports import Task, TaskConfig
-from practicum.tasks import PromptSet, TaskContext
-from practicum.tasks._deadline import Canary, VerifierProcess, Walls
+from practicum.ports import Task, TaskConfig, TaskContext
+from practicum.rows import PromptSet
+from practicum.sandbox.deadline import Canary, VerifierProcess, Walls
 from practicum.types import Message, Prompt
 
-MODULE = "practicum.tasks._programs"
+MODULE = "practicum.grading.run_programs"
 CANARY = Canary({"reply": "a=2\nb=a*3", "answer": "a=6"}, 1.0)
 MAX_STEPS = 1 << 20
 """A bound on the number of lines, which the process returns as a score."""

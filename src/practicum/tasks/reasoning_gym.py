@@ -14,10 +14,9 @@ from pydantic import Field
 from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError
-from practicum.ports import Task, TaskConfig
-from practicum.tasks import TaskContext
-from practicum.tasks._deadline import VerifierFailed, VerifierProcess, Walls
-from practicum.tasks._sandbox import NoLine
+from practicum.ports import Task, TaskConfig, TaskContext
+from practicum.sandbox import NoLine
+from practicum.sandbox.deadline import VerifierFailed, VerifierProcess, Walls
 from practicum.types import Message, Prompt, Rollout
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class ReasoningGym(Task):
         settings |= {"seeds": seeds, "sizes": sizes}
         self._generator = config.generator
         self._process = VerifierProcess(
-            "practicum.tasks._reasoning_gym", _serialize(settings), sandbox=config.sandbox
+            "practicum.grading.run_reasoning_gym", _serialize(settings), sandbox=config.sandbox
         )
         note = self._process.check_walls()
         if note is not None:

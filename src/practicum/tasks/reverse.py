@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
-from practicum.ports import Task, TaskConfig
-from practicum.tasks import PromptSet, TaskContext
-from practicum.tasks._words import check_enough, sample_words
+from practicum.ports import Task, TaskConfig, TaskContext
+from practicum.rows import PromptSet
+from practicum.rows.words import check_enough, sample_words
 from practicum.types import Message, Prompt
 
 

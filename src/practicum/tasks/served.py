@@ -13,12 +13,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from practicum.agents.token_engine import MODEL, TokenEngine
 from practicum.core.access import TOKEN_VARIABLE, Admission, name_place, read_admission
 from practicum.core.plugins import Plugin, build_part
 from practicum.errors import DataError, ResourceError
-from practicum.ports import Task, TaskConfig, TurnRequest
-from practicum.tasks import TaskContext
-from practicum.tasks._token_engine import MODEL, TokenEngine
+from practicum.ports import Task, TaskConfig, TaskContext, TurnRequest
 from practicum.types import Prompt, Rollout
 
 log = logging.getLogger(__name__)

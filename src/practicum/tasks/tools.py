@@ -14,13 +14,12 @@ from pydantic import Field, model_validator
 
 from practicum.core.plugins import Plugin, build_part, load_plugin
 from practicum.errors import DataError
-from practicum.ports import Episode, Task, TaskConfig, ToolSession
+from practicum.ports import Episode, Task, TaskConfig, TaskContext, ToolSession
 from practicum.ports.tasks import ToolProblem
-from practicum.tasks import TaskContext
-from practicum.tasks._answered import Tags, count_tagged, keep_answer, leave_out_calls
+from practicum.rows.answered import Tags, count_tagged, keep_answer, leave_out_calls
 from practicum.types import Prompt, Rollout, ToolSchema, ToolUse
 
-KINDS = "practicum.tasks._tools"
+KINDS = "practicum.tools"
 """The package with the kinds of tools."""
 
 

@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from practicum.errors import DataError
-from practicum.ports import Task, TaskConfig
-from practicum.tasks import PromptSet, TaskContext
+from practicum.ports import Task, TaskConfig, TaskContext
+from practicum.rows import PromptSet
 from practicum.text.trace_rows import read_traced_answers
 
 

@@ -18,8 +18,8 @@ from practicum.ports import (
     Observation,
     Task,
     TaskConfig,
+    TaskContext,
 )
-from practicum.tasks import TaskContext
 from practicum.text.placeholders import fill_placeholders, list_placeholders
 from practicum.types import Message, Prompt, Rollout
 

@@ -17,6 +17,8 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, model_validator
 
+from practicum.agents.harnesses import AgentEnd, AgentRunner, open_runner
+from practicum.agents.token_engine import CLOSED, EngineLine, TokenEngine
 from practicum.core.abandon import check
 from practicum.errors import DataError
 from practicum.ports import (
@@ -25,11 +27,9 @@ from practicum.ports import (
     SampledTurn,
     Task,
     TaskConfig,
+    TaskContext,
     TurnRequest,
 )
-from practicum.tasks import TaskContext
-from practicum.tasks._token_engine import CLOSED, EngineLine, TokenEngine
-from practicum.tasks._verifiers_agents import AgentEnd, AgentRunner, open_runner
 from practicum.types import Prompt, Rollout
 
 POLL_SECONDS = 0.5

@@ -14,9 +14,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from practicum.agents import FunctionEpisode
 from practicum.core.randomness import seed_of
-from practicum.ports import Task, TaskConfig
-from practicum.tasks import FunctionEpisode, TaskContext
+from practicum.ports import Task, TaskConfig, TaskContext
 from practicum.types import Message, Prompt, Rollout
 
 FARTHEST, STRONGEST = 6, 2

@@ -33,8 +33,8 @@ from practicum.ports import (
     walk,
 )
 from practicum.teachers import none, pool, route, scripted
-from practicum.teachers._scores import Entry, ScoreStore
 from practicum.teachers.self import Config as SelfConfig
+from practicum.teaching.scores import Entry, ScoreStore
 from practicum.types import (
     HeadLike,
     Sample,

@@ -16,12 +16,12 @@ from practicum.ports import (
     TeacherConfig,
     TeacherContext,
 )
-from practicum.teachers._answers import AnswerStore
-from practicum.teachers._chat import FREE, ChatServer, ChatTeacher, PaperWriter, TokenPrices
-from practicum.teachers._chat_protocols import PROTOCOLS, ProtocolName
-from practicum.teachers._probe import list_models
-from practicum.teachers._remote import ServerGenerator, ServerLimits
-from practicum.teachers._served import ServedConfig, open_server
+from practicum.teaching.chat import FREE, ChatServer, ChatTeacher, PaperWriter, TokenPrices
+from practicum.teaching.chat_protocols import PROTOCOLS, ProtocolName
+from practicum.teaching.probe import list_models
+from practicum.teaching.remote import ServerGenerator, ServerLimits
+from practicum.teaching.served import ServedConfig, open_server
+from practicum.teaching.stored_answers import AnswerStore
 
 log = logging.getLogger(__name__)
 

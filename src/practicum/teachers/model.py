@@ -15,8 +15,8 @@ from practicum.ports import (
     TeacherConfig,
     TeacherContext,
 )
-from practicum.teachers._client import ClientTeacher
-from practicum.teachers._vocabulary import translate_client
+from practicum.teaching.client import ClientTeacher
+from practicum.teaching.vocabulary import translate_client
 
 
 class Config(TeacherConfig, ScorerConfig):

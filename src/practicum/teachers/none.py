@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from practicum.objective import Signal
+from practicum.objective import NO_CAPABILITIES, Signal
 from practicum.ports import (
     Capabilities,
     Teacher,
@@ -11,11 +11,6 @@ from practicum.ports import (
     TeacherContext,
 )
 from practicum.types import Rollout, TeacherSignal
-
-NO_CAPABILITIES = Capabilities(
-    signals=frozenset(), supports=frozenset(), writes=False, follows_student=False
-)
-"""The capabilities of a teacher that never answers."""
 
 
 class Config(TeacherConfig):

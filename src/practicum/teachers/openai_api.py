@@ -21,17 +21,17 @@ from practicum.ports import (
     TeacherContext,
 )
 from practicum.remote.http import JsonClient
-from practicum.teachers._chat import ChatServer, ChatTeacher
-from practicum.teachers._chat_protocols import OpenAIProtocol
-from practicum.teachers._checks import check_texts
-from practicum.teachers._client import ClientTeacher
-from practicum.teachers._dialects import DialectName
-from practicum.teachers._probe import Probe, probe
-from practicum.teachers._reading import ReadingConfig
-from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
-from practicum.teachers._served import ServedConfig, open_server
-from practicum.teachers._states import READS_STATES, StatesClient, StatesConfig, StatesFolder
-from practicum.teachers._vocabulary import translate_client
+from practicum.teaching.chat import ChatServer, ChatTeacher
+from practicum.teaching.chat_protocols import OpenAIProtocol
+from practicum.teaching.checks import check_texts
+from practicum.teaching.client import ClientTeacher
+from practicum.teaching.dialects import DialectName
+from practicum.teaching.probe import Probe, probe
+from practicum.teaching.reading import ReadingConfig
+from practicum.teaching.remote import RemoteClient, ServerGenerator, ServerLimits
+from practicum.teaching.served import ServedConfig, open_server
+from practicum.teaching.states import READS_STATES, StatesClient, StatesConfig, StatesFolder
+from practicum.teaching.vocabulary import translate_client
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from practicum.core.calls import suggest_name
 from practicum.objective import Full, Signal
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, walk
-from practicum.teachers._members import (
+from practicum.teaching.members import (
     MemberConfigs,
     TeacherOfMembers,
     build_members,

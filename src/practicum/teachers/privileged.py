@@ -29,7 +29,7 @@ from practicum.rollouts.fields import (
     list_rollout_fields,
     show_text,
 )
-from practicum.teachers._client import FollowerTeacher
+from practicum.teaching.client import FollowerTeacher
 from practicum.text.placeholders import fill_placeholders, list_placeholders
 from practicum.types import (
     FrozenConfig,

@@ -23,7 +23,7 @@ from practicum.ports import (
 )
 from practicum.rollouts.fields import Outcome, classify_outcome
 from practicum.statistics import group_pairs
-from practicum.teachers._members import (
+from practicum.teaching.members import (
     MemberConfigs,
     TeacherOfMembers,
     build_members,

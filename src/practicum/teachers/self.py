@@ -11,7 +11,7 @@ from practicum.ports import (
     TeacherContext,
     WeightUpdateRule,
 )
-from practicum.teachers._client import ClientTeacher
+from practicum.teaching.client import ClientTeacher
 
 
 class Config(TeacherConfig):

@@ -24,11 +24,11 @@ from practicum.ports import (
 )
 from practicum.remote.tinker import Connection, ServiceConfig, ServiceSampler
 from practicum.remote.tinker.sampling import build_capabilities
-from practicum.teachers._client import ClientTeacher
-from practicum.teachers._probe import build_canary, match_canaries
-from practicum.teachers._reading import ReadingConfig
-from practicum.teachers._remote import find_canary_folder
-from practicum.teachers._vocabulary import translate_client
+from practicum.teaching.client import ClientTeacher
+from practicum.teaching.probe import build_canary, match_canaries
+from practicum.teaching.reading import ReadingConfig
+from practicum.teaching.remote import find_canary_folder
+from practicum.teaching.vocabulary import translate_client
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 log = logging.getLogger(__name__)

@@ -31,9 +31,9 @@ from practicum.ports import (
     walk,
 )
 from practicum.teachers import pool, route
-from practicum.teachers._chat import PromptWriter
-from practicum.teachers._client import FollowerTeacher, rewrite_sample
-from practicum.teachers._vocabulary import FoldedHead, ReorderedHead, take_rows
+from practicum.teaching.chat import PromptWriter
+from practicum.teaching.client import FollowerTeacher, rewrite_sample
+from practicum.teaching.vocabulary import FoldedHead, ReorderedHead, take_rows
 from practicum.text import Renderer
 from practicum.text.translation import TranslatedText, Translator
 from practicum.types import (

@@ -13,7 +13,7 @@ from practicum.losses.both_spaces import (
 )
 from practicum.objective import Objective, TeacherDistribution
 from practicum.recipe import parse_recipe
-from practicum.teachers._vocabulary import FoldedHead, ReorderedHead
+from practicum.teaching.vocabulary import FoldedHead, ReorderedHead
 from practicum.types import TeacherSignal
 from tests.losses.vocabularies import COMMON, OUTSIDE, OWN, STUDENT_SIZE, TEACHER_SIZE, compare
 

@@ -12,7 +12,7 @@ from practicum.methods.games import frozen_lake, sokoban
 from practicum.methods.games.boards import LETTERS, MOVES, WORDS, BoardTask, Game
 from practicum.methods.games.frozen_lake import Lake
 from practicum.methods.games.sokoban import Warehouse
-from practicum.tasks import TaskContext
+from practicum.ports import TaskContext
 from practicum.types import Prompt, Rollout
 
 CONTEXT = TaskContext(seed=0, base_dir=Path())

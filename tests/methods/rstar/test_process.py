@@ -10,6 +10,7 @@ import torch
 from toy import curve, make_model, toy_data, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, ModelError, RecipeError
+from practicum.judging.learned import find_state
 from practicum.methods.rstar.process import find_step_pairs
 from practicum.methods.rstar.search import Config as Search
 from practicum.methods.rstar.search import StepSearch
@@ -22,7 +23,6 @@ from practicum.rollouts.tree import StepNode, back_up, list_steps
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.pipeline import run as run_pipeline
 from practicum.runs.stages import parse_pipeline
-from practicum.scorers._learned import find_state
 from practicum.types import Judgement, Message, Prompt, Rollout, SamplingParams, SearchStep
 
 LETTERS = "abcd "

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from practicum.backends._engines._trainer import EngineTrainer
 from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.engine import open_engine_trainer
 from practicum.backends.local.export import export
@@ -28,6 +27,7 @@ from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer
+from practicum.engine_service.engine_trainer import EngineTrainer
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.models.digests import ModelRecord, record_model
 from practicum.models.sources import needs_conversion

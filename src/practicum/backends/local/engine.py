@@ -7,18 +7,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from practicum.backends._engines._trainer import (
-    EngineTrainer,
-    WeightKeeper,
-    build_canary,
-    choose_tolerance,
-)
 from practicum.backends.local.adapters import merge_adapters
 from practicum.backends.local.loading import LoadedModel
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.core.plugins import load_plugin
 from practicum.core.randomness import seed_of
+from practicum.engine_service.engine_trainer import (
+    EngineTrainer,
+    WeightKeeper,
+    build_canary,
+    choose_tolerance,
+)
 from practicum.ports import BackendContext, SamplingClient
 from practicum.ports.engines import EngineChoice, EngineModel
 
@@ -45,7 +45,7 @@ def open_keeper(
     model = loaded.language_model
     dtype = torch.bfloat16 if model.autocast else model.model.dtype
     max_tokens = min(choice.max_tokens, loaded.context_length)
-    engine = load_plugin("practicum.backends._engines", choice.config.type).build(
+    engine = load_plugin("practicum.engines", choice.config.type).build(
         choice.config,
         EngineModel(
             write_config=lambda folder: write_config(loaded, folder),

@@ -262,6 +262,7 @@ class LocalTrainer:
         split_datums = split_pools(datums)
         device = self.language_model.device
         batch = build_token_batch(split_datums, objective, seed, self._special_ids).to(device)
+        # Once an update: the chunks and passes below only call what is chosen here.
         compiled = compile_objective(objective)
         records = UpdateStatistics(len(batch.tokens), device)
         share = self._find_share(datums, micro_batch_tokens)

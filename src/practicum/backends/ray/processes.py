@@ -15,7 +15,6 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends._engines._trainer import WeightKeeper
 from practicum.backends._sharded.parts import collect_part
 from practicum.backends._sharded.rank_verbs import PACKAGES as TORCH_PACKAGES
 from practicum.backends._sharded.rank_verbs import (
@@ -49,6 +48,7 @@ from practicum.backends.ray.references import (
     pack_state,
 )
 from practicum.core.faults import inject_fault
+from practicum.engine_service.engine_trainer import WeightKeeper
 from practicum.models.config import StudentConfig
 from practicum.models.digests import ModelRecord
 from practicum.objective import Signal

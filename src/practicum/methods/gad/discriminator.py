@@ -12,8 +12,8 @@ from typing import Literal
 
 import torch
 
+from practicum.judging.learned import LearnedConfig, LearnedScorer, end_text
 from practicum.ports.scoring import Scorer, ScorerContext
-from practicum.scorers._learned import LearnedConfig, LearnedScorer, end_text
 from practicum.types import Judgement, Metrics, Rollout
 
 REAL = ("teacher", "dataset")

@@ -19,8 +19,8 @@ from practicum.ports import (
     TeacherContext,
     TeacherRequest,
 )
-from practicum.teachers._chat import PromptWriter
-from practicum.teachers._client import rewrite_sample
+from practicum.teaching.chat import PromptWriter
+from practicum.teaching.client import rewrite_sample
 from practicum.text import Renderer
 from practicum.types import (
     Datum,

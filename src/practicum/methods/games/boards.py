@@ -13,9 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import Field
 
-from practicum.ports import Task, TaskConfig
-from practicum.tasks._context import TaskContext
-from practicum.tasks._episodes import FunctionEpisode
+from practicum.agents.episodes import FunctionEpisode
+from practicum.ports import Task, TaskConfig, TaskContext
 from practicum.types import Message, Prompt, Rollout
 
 MOVES: Mapping[str, tuple[int, int]] = {

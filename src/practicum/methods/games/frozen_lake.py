@@ -12,8 +12,7 @@ from pydantic import Field
 
 from practicum.core.randomness import seed_of
 from practicum.methods.games.boards import MOVES, BoardConfig, Game, Square, build_games
-from practicum.ports import Task
-from practicum.tasks import TaskContext
+from practicum.ports import Task, TaskContext
 
 SAFE = 0.8
 """The share of squares that are no holes, as in Gymnasium's random maps."""

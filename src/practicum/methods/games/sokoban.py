@@ -13,8 +13,7 @@ from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
 from practicum.methods.games.boards import MOVES, BoardConfig, Game, Square, build_games
-from practicum.ports import Task
-from practicum.tasks import TaskContext
+from practicum.ports import Task, TaskContext
 
 RULES = "@ is you. Push each box ($) onto a place (.). Walls are #."
 

@@ -15,9 +15,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from practicum.judging.learned import LearnedConfig, LearnedScorer
 from practicum.ports.scoring import Scorer, ScorerContext
 from practicum.rollouts.tree import find_step_ends
-from practicum.scorers._learned import LearnedConfig, LearnedScorer
 from practicum.types import Judgement, Metrics, Rollout, ScoreRequest
 
 

@@ -1,0 +1,1 @@
+"""An engine in a process of its own that samples with the student's weights."""

@@ -1,0 +1,1 @@
+"""The grades of a judge, and the scorers that learn."""

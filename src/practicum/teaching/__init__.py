@@ -1,0 +1,1 @@
+"""Parts of teachers: clients of servers that score, stored answers, other vocabularies."""
