@@ -17,8 +17,8 @@ from practicum.objective import Objective
 from practicum.ports import AdamParams
 from practicum.types import Datum
 
+from .local.test_trainer import OBJECTIVES
 from .rank_forks import run_ranks
-from .test_trainer import OBJECTIVES
 from .tiny import ARCHITECTURES, data_for, rollout, rollouts, tiny
 
 SEVERAL, ONE = 24, 10_000

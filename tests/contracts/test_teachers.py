@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from stub_server import FolderModel, Stub
+from teacher_services import Functions
 from toy import TASK, make_model
 
 from practicum.backends.local.loading import LoadedModel, load, load_student
@@ -281,9 +282,6 @@ def assemble(
     config = parsed(name, settings, places)
     ROUNDS["service"] = "SERVICE" in str(settings)
 
-    def build(context: TeacherContext, inner: Any) -> Teacher:
-        return load_plugin("teachers", inner.type).build(inner, context)
-
     def load_model(inner: Any) -> Model:
         loaded = load(inner)
         return Model(
@@ -297,13 +295,10 @@ def assemble(
         task = Knowing(drawn.train_prompts(), drawn.heldout_prompts())
         context = TeacherContext(
             student.renderer,
-            trainer.build_self_teacher,
-            load_model,
-            build,
-            load_renderer=load_renderer,
+            Functions(trainer.build_self_teacher, load_model, load_renderer),
             task=task,
         )
-        return Built(trainer, build(context, config))
+        return Built(trainer, context.build(config))
 
     return built
 

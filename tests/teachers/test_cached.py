@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorder import rollout
 from safetensors import safe_open
+from teacher_services import Functions
 from toy import (
     RecordingConsole,
     assert_same_run,
@@ -29,7 +30,6 @@ from toy import (
 from practicum import functional as F
 from practicum.backends.local.loading import load_student
 from practicum.backends.local.trainer import LocalTrainer
-from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError, TeacherError
 from practicum.functional.head import Head
 from practicum.models.config import ScorerConfig, StudentConfig
@@ -38,7 +38,6 @@ from practicum.ports import (
     Capabilities,
     Model,
     SamplingClient,
-    Teacher,
     TeacherContext,
 )
 from practicum.recipe import Recipe
@@ -692,14 +691,10 @@ def loading(
 ) -> Callable[[ServerGenerator], TeacherContext]:
     """A context in which every model is the given speaker."""
 
-    def build_inner(context: TeacherContext, config: Any) -> Teacher:
-        return load_plugin("teachers", config.type).build(config, context)
-
     def context(bare: ServerGenerator) -> TeacherContext:
         model = Model(bare, trainer[1], 512, "speaker")
-        return TeacherContext(
-            trainer[1], trainer[0].build_self_teacher, lambda config: model, build_inner, tmp_path
-        )
+        services = Functions(trainer[0].build_self_teacher, lambda config: model)
+        return TeacherContext(trainer[1], services, base_dir=tmp_path)
 
     return context
 

@@ -186,7 +186,7 @@ def test_its_voice_goes_on_from_any_tokens_whatever_it_read_before():
 
 
 def test_a_task_without_an_expert_is_refused():
-    context = TeacherContext(RENDERER, lambda _: None, lambda _: None, lambda *_: None)  # type: ignore[arg-type]
+    context = TeacherContext(RENDERER)
     with pytest.raises(
         CapabilityError, match=r"this task has no expert; write task: walker, .*\{type: model"
     ):

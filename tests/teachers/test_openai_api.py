@@ -11,6 +11,7 @@ import pytest
 import torch
 from recorder import prompt, rollout
 from stub_server import Fault, FolderModel, Stub, changed, flood, hang_up, late, raw, status, table
+from teacher_services import Functions
 from torch import Tensor
 from toy import assert_same_run, curve, make_model, rows, toy_recipe, toy_run
 
@@ -51,14 +52,9 @@ def server(models: Path) -> Iterator[Stub]:
 def make(models: Path) -> Callable[..., Teacher]:
     student = load_student(StudentConfig(model=str(models / "student")), seed=0)
 
-    def nothing(*_: Any) -> Any:
-        raise AssertionError("a teacher behind a server loads and holds no other")
-
     def made(stub: Stub, **fields: Any) -> Teacher:
         config = Config(url=stub.url, **{"give_up_after": 5.0, **fields})
-        context = TeacherContext(
-            student.renderer, nothing, nothing, nothing, load_renderer=load_renderer
-        )
+        context = TeacherContext(student.renderer, Functions(load_renderer=load_renderer))
         return build(config, context)
 
     return made

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from recorder import Recorder, prompt, rollout
+from teacher_services import Functions
 from test_translated_law import tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toy import JOURNALS, curve, make_model, rows, toy_recipe, toy_run
@@ -272,10 +273,8 @@ def test_what_it_cannot_be_around_is_said_when_the_recipe_is_read() -> None:
 
 
 def test_a_teacher_without_a_tokenizer_of_its_own_is_refused() -> None:
-    def nothing(*_: object) -> Any:
-        raise AssertionError("a recorder loads nothing")
-
-    context = TeacherContext(CHARACTERS, nothing, nothing, lambda context, config: Recorder())
+    services = Functions(build=lambda context, config: Recorder())
+    context = TeacherContext(CHARACTERS, services)
     with pytest.raises(CapabilityError, match="'self', has no tokenizer of its own; take"):
         build(Config.model_validate({"teacher": {"type": "self"}}), context)
 

@@ -1,13 +1,15 @@
 """What a teacher's settings say of the teachers inside: who they are, where they stand, and whether any follows the student."""
 
+import contextlib
 from typing import Any
 
 import pytest
 
 from practicum.core.plugins import read_plugin
-from practicum.ports import Capabilities, walk
-from practicum.runs.scoring import name_scorers
+from practicum.errors import RecipeError
+from practicum.ports import Capabilities, TeacherContext, TeacherServices, walk
 
+RENDERER: Any = None
 MODEL = {"type": "model", "model": "somewhere"}
 SELF = {"type": "self", "weights": "frozen"}
 TEAM = {
@@ -30,7 +32,27 @@ def test_every_teacher_inside_is_passed_with_the_keys_that_lead_to_it() -> None:
         (("teacher", "teachers.teacher"), "cached"),
         (("teacher", "teachers.teacher", "teacher"), "model"),
     ]
-    assert list(name_scorers("reference", config).values()) == ["reference/a", "reference/teacher"]
+
+
+def test_models_have_the_role_and_the_names_of_the_members_around_them_as_their_path() -> None:
+    config = read_plugin(
+        "teachers",
+        {"type": "privileged", "system": "y", "teacher": {"type": "pool", "teachers": TEAM}},
+    )
+    paths: list[str] = []
+
+    class Listing(TeacherServices):
+        def load_model(self, config: Any, path: str) -> Any:
+            paths.append(path)
+            raise LookupError
+
+        def build_teacher(self, context: TeacherContext, config: Any) -> Any:
+            # Wrappers miss the teacher that was not built, which is not what this is about.
+            with contextlib.suppress(LookupError, RecipeError, AttributeError):
+                return super().build_teacher(context, config)
+
+    TeacherContext(RENDERER, Listing(), path="reference").build(config)
+    assert paths == ["reference/a", "reference/teacher"]
 
 
 @pytest.mark.parametrize(

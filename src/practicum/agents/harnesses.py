@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -39,18 +39,6 @@ class AgentEnd:
 
     reward: float | None
     problem: str = ""
-
-
-class AgentRunner(Protocol):
-    """The tasks of a taskset, and agents that work on them."""
-
-    def list_tasks(self, count: int) -> list[AgentTask]:
-        """Return the first tasks."""
-        ...
-
-    def start(self, index: int, base_url: str, tokenizer: Path) -> "Future[AgentEnd]":
-        """Let an agent work on a task with the model at an endpoint."""
-        ...
 
 
 @cache

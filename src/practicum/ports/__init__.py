@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from practicum.core.plugins import build_part
 from practicum.costs import Meter, ModelDims, TrainableDims
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.models.digests import ModelRecord
@@ -314,26 +315,55 @@ class TeacherRequest:
     seed: int
 
 
-def _raise_no_renderer(config: Any) -> Renderer:
-    raise NotImplementedError("this context loads no tokenizers")
+class TeacherServices:
+    """What a run does for the teachers that it builds; `path` is a teacher's name in the run.
 
+    The path is the teacher's role and the keys of the members that lead to it, such as
+    `teacher/math`. Meters, dimensions and digests are kept under it.
+    """
 
-def _raise_no_ending(config: Any) -> ModelEnding:
-    raise NotImplementedError("this context reads no ends of models")
+    def build_teacher(self, context: "TeacherContext", config: Any) -> Teacher:
+        """Build a teacher from its settings."""
+        return build_part("teachers", Teacher, config, context)
+
+    def load_self(self, rule: WeightUpdateRule, path: str) -> SelfTeacher:
+        """Return a scorer with the student's weights, updated by a rule."""
+        raise NotImplementedError("this context has no student")
+
+    def load_model(self, config: Any, path: str) -> "Model":
+        """Load another model by its settings."""
+        raise NotImplementedError("this context loads no models")
+
+    def load_renderer(self, config: Any, path: str) -> Renderer:
+        """Load a tokenizer without the weights."""
+        raise NotImplementedError("this context loads no tokenizers")
+
+    def load_ending(self, config: Any, path: str) -> ModelEnding:
+        """Read the last norm and the head of a model, and nothing else of it."""
+        raise NotImplementedError("this context reads no ends of models")
+
+    def register_file(self, file: Path, path: str) -> None:
+        """Register a file besides models that changes the signals; a resumed run checks its digest."""
+
+    def find_meter(self, path: str) -> Meter | None:
+        """Return what counts bytes to and from other processes, or None."""
+        return None
+
+    def count_client(self, client: SamplingClient, path: str) -> SamplingClient:
+        """Wrap a client in one that counts its tokens and FLOPs."""
+        return client
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherContext:
-    """The objects from which a teacher is built, the same for every teacher of a run."""
+    """The objects from which a teacher is built; a wrapper changes some of them for its inner one."""
 
     renderer: Renderer
     """The student's renderer: turns messages into tokens."""
-    self_teacher: Callable[[WeightUpdateRule], SelfTeacher]
-    """Return a scorer with the student's weights, updated by a rule."""
-    load_model: Callable[[Any], "Model"]
-    """Load another model by its settings."""
-    build: Callable[["TeacherContext", Any], Teacher]
-    """Build a teacher inside this one."""
+    services: TeacherServices = field(default_factory=TeacherServices)
+    """The run, which loads models and counts what they do."""
+    path: str = "teacher"
+    """The name of this teacher in the run."""
     base_dir: Path = Path()
     """The folder at which relative paths of the recipe start."""
     scores_dir: Path | None = None
@@ -342,16 +372,8 @@ class TeacherContext:
     """Functions to call after a successful training, before the last evaluation."""
     at_end: ExitStack = field(default_factory=ExitStack)
     """Resources to close when no client is used any more, also after an error."""
-    meter: Meter | None = None
-    """Counts bytes to and from other processes."""
-    load_renderer: Callable[[Any], Renderer] = _raise_no_renderer
-    """Load a tokenizer without the weights."""
-    load_ending: Callable[[Any], ModelEnding] = _raise_no_ending
-    """Read the last norm and the head of a model, and nothing else of it."""
     compare: Callable[[Renderer, Renderer], VocabularyMap | None] = compare_renderers
     """Compare the student with a teacher; VocabularyError if they contradict each other."""
-    count_client: Callable[[SamplingClient], SamplingClient] = lambda client: client
-    """Wrap a client in one that counts its tokens and FLOPs."""
     wrap_client: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = (
         lambda client, _: client
     )
@@ -360,10 +382,42 @@ class TeacherContext:
     """The source of the prompts, for teachers that ask the task itself."""
     notes: tuple[str, ...] = ()
     """The names of the recipe's notes, which some rollouts have and no prompt has."""
-    register_file: Callable[[Path], None] = lambda path: None
-    """Register a file besides models that changes the signals; a resumed run checks its digest."""
     is_dry_run: bool = False
     """True if models are weightless, so that their scores are not cached."""
+
+    def build(self, config: Any, member: str = "") -> Teacher:
+        """Build a teacher inside this one; `member` is its name if there are several."""
+        path = f"{self.path}/{member}" if member else self.path
+        return self.services.build_teacher(replace(self, path=path), config)
+
+    def load_self(self, rule: WeightUpdateRule) -> SelfTeacher:
+        """Return a scorer with the student's weights, updated by a rule."""
+        return self.services.load_self(rule, self.path)
+
+    def load_model(self, config: Any) -> "Model":
+        """Load another model by its settings."""
+        return self.services.load_model(config, self.path)
+
+    def load_renderer(self, config: Any) -> Renderer:
+        """Load a tokenizer without the weights."""
+        return self.services.load_renderer(config, self.path)
+
+    def load_ending(self, config: Any) -> ModelEnding:
+        """Read the last norm and the head of a model, and nothing else of it."""
+        return self.services.load_ending(config, self.path)
+
+    def register_file(self, file: Path) -> None:
+        """Register a file besides models that changes the signals; a resumed run checks its digest."""
+        self.services.register_file(file, self.path)
+
+    def count_client(self, client: SamplingClient) -> SamplingClient:
+        """Wrap a client in one that counts its tokens and FLOPs."""
+        return self.services.count_client(client, self.path)
+
+    @property
+    def meter(self) -> Meter | None:
+        """Return what counts bytes to and from other processes, or None."""
+        return self.services.find_meter(self.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from practicum.core import abandon
 from practicum.ports import Observation
@@ -27,34 +26,9 @@ CLOSE_SECONDS = 5.0
 """The longest wait for episodes to close after the last conversation."""
 
 
-class Asker(Protocol):
-    """Asks the environments of conversations, which are named by their numbers."""
-
-    def ask(self, number: int, call: Callable[[], Answer]) -> None:
-        """Begin to ask for the answer to a turn."""
-        ...
-
-    def collect(self, *, wait: bool) -> dict[int, Answer]:
-        """Return answers by conversation; with `wait`, at least one if any is due."""
-        ...
-
-    def close(self, number: int, call: Callable[[], Exception | None]) -> None:
-        """Close the conversation's episode, now or as soon as its last call has returned."""
-        ...
-
-    def finish(self) -> dict[int, Exception]:
-        """Return the failures to close, by conversation."""
-        ...
-
-
-def open_asker(pace: Pace) -> Asker:
-    """Return what asks at the given pace."""
-    return InTurn() if pace.at_once == 1 and pace.seconds is None else SideBySide(pace)
-
-
 @dataclass(slots=True)
 class InTurn:
-    """Asks one environment after another, in the caller's thread; see `Asker`."""
+    """Asks one environment after another, in the caller's thread."""
 
     answers: dict[int, Answer] = field(default_factory=dict)
     failures: dict[int, Exception] = field(default_factory=dict)
@@ -87,7 +61,7 @@ class _RunningCall:
 
 
 class SideBySide:
-    """Asks environments in threads of their own; see `Asker`.
+    """Asks environments in threads of their own.
 
     A conversation whose calls have taken `Pace.seconds` in all gets a TimeoutError. Its thread is
     left behind: it closes the episode whenever its call returns, and does not keep the process.
@@ -215,3 +189,12 @@ def _serve(inbox: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
         # Whoever asked is told or has cancelled; the episode still has to be closed here.
         with contextlib.suppress(abandon.Cancelled, SystemExit):
             call()
+
+
+Asker = InTurn | SideBySide
+"""Asks the environments of conversations, which are named by their numbers."""
+
+
+def open_asker(pace: Pace) -> Asker:
+    """Return what asks at the given pace."""
+    return InTurn() if pace.at_once == 1 and pace.seconds is None else SideBySide(pace)

@@ -3,18 +3,17 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from practicum.core.plugins import (
-    build_part,
     load_plugin,
 )
 from practicum.core.randomness import seed_of
-from practicum.costs import Ledger
+from practicum.costs import Ledger, Meter
 from practicum.errors import CapabilityError, DataError, ModelError, RecipeError, VocabularyError
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.models.digests import digest_model
@@ -24,11 +23,13 @@ from practicum.ports import (
     BackendContext,
     Model,
     ModelEnding,
+    SamplingClient,
     SelfTeacher,
     Student,
     Task,
     Teacher,
     TeacherContext,
+    TeacherServices,
     TrainingClient,
     WeightUpdateRule,
 )
@@ -66,7 +67,7 @@ from practicum.runs.opening import (
     resolve_run,
 )
 from practicum.runs.row_texts import describe_texts
-from practicum.runs.scoring import ScorerBuilder, ScorerInfo, build_notes, name_scorers
+from practicum.runs.scoring import ScorerBuilder, ScorerInfo, build_notes
 from practicum.runs.unfinished import load_archive, open_segments
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
@@ -139,7 +140,10 @@ def assemble_run(
     warnings = explain_staleness(recipe.objective, recipe.rollout), explain_clip(recipe.objective)
     for warning in filter(None, warnings):
         log.warning(warning)
-    return _Assembly(recipe, models, rejected, scores, exit_stack, keeps_records).build()
+    inputs = _prepare_inputs(
+        recipe, models, rejected, scores, exit_stack, keeps_records=keeps_records
+    )
+    return _Assembly(inputs, open_backend(recipe, inputs.backend_context)).build()
 
 
 def assemble_on_paper(
@@ -156,9 +160,9 @@ def assemble_on_paper(
             f"plan: backend {recipe.backend.type!r} has no build_on_paper, so what it costs is not "
             "known; leave backend out to plan it here"
         )
-    assembly = _Assembly(recipe, models)
-    paper = build(recipe.backend, assembly.backend_context, answer_tokens)
-    return assembly.build(paper, on_paper=True), paper
+    inputs = _prepare_inputs(recipe, models)
+    paper = build(recipe.backend, inputs.backend_context, answer_tokens)
+    return _Assembly(inputs, paper, on_paper=True).build(), paper
 
 
 def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | None) -> None:
@@ -261,62 +265,83 @@ def split_by_length(
     return fit, too_long
 
 
-class _Assembly:
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The parts of a run that are there before any model is loaded.
+
+    `identities` are read on request: a dry run needs no digests, and digesting prompts takes a
+    while.
+    """
+
+    recipe: Recipe
+    task: Task
+    packages: list[str]
+    backend_context: BackendContext
+    ledger: Ledger
+    exit_stack: ExitStack
+    scores: Path | None = None
+    identities: list[Callable[[], Mapping[str, str]]] = field(default_factory=list)
+
+
+def _prepare_inputs(
+    recipe: Recipe,
+    models: Path,
+    rejected: Path | None = None,
+    scores: Path | None = None,
+    exit_stack: ExitStack | None = None,
+    *,
+    keeps_records: bool = False,
+) -> _Inputs:
+    """Build the task and the context of the backend; CapabilityError if task and recipe differ."""
+    if recipe.train.threads is not None:
+        torch.set_num_threads(recipe.train.threads)
+    packages: list[str] = []
+    task = build_task(recipe, rejected, packages)
+    if problems := list_task_problems(recipe.rollout.source, recipe.objective, task):
+        raise CapabilityError(problems)
+    ledger, stack = Ledger(), exit_stack or ExitStack()
+    context = BackendContext(
+        seed=seed_of(recipe.seed, "student"),
+        models_dir=models,
+        task=lambda: task,
+        local=lambda: open_local(context),
+        models=tuple(recipe.frozen_models.values()),
+        scalars=tuple(
+            scorer.scalar_model or recipe.student
+            for scorer in recipe.scorers.values()
+            if scorer.loads_scalar
+        ),
+        at_end=stack,
+        meter=ledger.meter("student"),
+        engine=choose_engine(recipe),
+        keeps_records=keeps_records,
+    )
+    return _Inputs(recipe, task, packages, context, ledger, stack, scores)
+
+
+class _Assembly(TeacherServices):
     """The components of a run while they are assembled."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        models: Path,
-        rejected: Path | None = None,
-        scores: Path | None = None,
-        exit_stack: ExitStack | None = None,
-        keeps_records: bool = False,
-    ) -> None:
-        if recipe.train.threads is not None:
-            torch.set_num_threads(recipe.train.threads)
-        self.recipe = recipe
-        self.scores = scores
-        self.packages: list[str] = []
-        self.task = build_task(recipe, rejected, self.packages)
-        if problems := list_task_problems(recipe.rollout.source, recipe.objective, self.task):
-            raise CapabilityError(problems)
-        self.ledger = Ledger()
+    def __init__(self, inputs: _Inputs, backend: Backend, *, on_paper: bool = False) -> None:
+        self.inputs = inputs
+        self.recipe, self.task, self.ledger = inputs.recipe, inputs.task, inputs.ledger
+        self.identities = inputs.identities
+        self.backend = backend
+        self.on_paper = on_paper
         self.after_training: list[Callable[[], None]] = []
-        self.exit_stack = exit_stack or ExitStack()
         self.scorers: list[ScorerInfo] = []
-        # Read on request: a dry run needs no digests, and digesting prompts takes a while.
-        self.identities: list[Callable[[], Mapping[str, str]]] = []
-        self.backend_context = BackendContext(
-            seed=seed_of(recipe.seed, "student"),
-            models_dir=models,
-            task=lambda: self.task,
-            local=lambda: open_local(self.backend_context),
-            models=tuple(recipe.frozen_models.values()),
-            scalars=tuple(
-                scorer.scalar_model or recipe.student
-                for scorer in recipe.scorers.values()
-                if scorer.loads_scalar
-            ),
-            at_end=self.exit_stack,
-            meter=self.ledger.meter("student"),
-            engine=choose_engine(recipe),
-            keeps_records=keeps_records,
-        )
+        student = backend.load_student(resolve_model(inputs.recipe.student, inputs.recipe))
+        self.student = replace(student, renderer=add_tools(student.renderer, inputs.task))
 
-    def build(self, backend: Backend | None = None, *, on_paper: bool = False) -> RunComponents:
+    def build(self) -> RunComponents:
         """Load the models and read the prompts.
 
         Raises CapabilityError or DataError if they do not fit together.
         """
-        recipe, task, ledger = self.recipe, self.task, self.ledger
-        self.backend = backend or open_backend(recipe, self.backend_context)
-        self.on_paper = on_paper
-        student = self.backend.load_student(resolve_model(recipe.student, recipe))
-        self.student = student = replace(student, renderer=add_tools(student.renderer, task))
-        engine = self.backend_context.engine
+        recipe, task, ledger, student = self.recipe, self.task, self.ledger, self.student
+        engine = self.inputs.backend_context.engine
         is_unused = engine and not student.decoding.startswith(engine.config.type)
-        if engine and is_unused and not on_paper and not engine.config.may_decline:
+        if engine and is_unused and not self.on_paper and not engine.config.may_decline:
             raise CapabilityError(
                 f"rollout.engine: backend {recipe.backend.type!r} samples by itself and would "
                 "ignore the engine; leave engine out"
@@ -329,9 +354,9 @@ class _Assembly:
         meter = ledger.meter("student")
         if student.dims is not None:
             ledger.dims["student"] = student.dims
-        teacher = self.build_teacher("teacher", recipe.teacher)
-        build, config = self.build_teacher, recipe.reference
-        reference = None if config is None else build("reference", config)
+        teacher = self.build_role("teacher", recipe.teacher)
+        config = recipe.reference
+        reference = None if config is None else self.build_role("reference", config)
         _check_capabilities(recipe, teacher, reference)
         models = {"teacher": teacher} | ({} if reference is None else {"reference": reference})
         prompts, too_long = split_training_prompts(task, student, recipe)
@@ -357,7 +382,7 @@ class _Assembly:
             prompts=prompts,
             reference=reference,
             scorers=self.build_scorers(),
-            notes=build_notes(recipe, student.renderer, task, models, self.build_teacher),
+            notes=build_notes(recipe, student.renderer, task, models, self.build_role),
             archive=archive,
             segments=open_segments(recipe, task),
             ledger=ledger,
@@ -373,10 +398,10 @@ class _Assembly:
                 name: digest for read in self.identities for name, digest in read().items()
             },
             skipped_prompts=too_long,
-            packages=self.packages,
+            packages=self.inputs.packages,
             scorers=self.scorers,
             after_training=self.after_training,
-            exit_stack=self.exit_stack,
+            exit_stack=self.inputs.exit_stack,
         )
 
     def build_scorers(self) -> dict[str, Scorer]:
@@ -385,47 +410,37 @@ class _Assembly:
             recipe=self.recipe,
             task=self.task,
             backend=self.backend,
-            backend_context=self.backend_context,
+            backend_context=self.inputs.backend_context,
             student=self.student,
             ledger=self.ledger,
-            build_teacher=self.build_teacher,
+            build_teacher=self.build_role,
             identities=self.identities,
-            scores_dir=self.scores,
+            scores_dir=self.inputs.scores,
             is_dry_run=self.on_paper,
         )
         return builder.build_all()
 
-    def build_teacher(self, role: str, config: Any) -> Teacher:
+    def build_role(self, role: str, config: Any) -> Teacher:
         """Build the recipe's teacher or reference, and the teachers inside it."""
         if role == "teacher" and config.type == "self":
             log.warning(
                 "the teacher is the student with the student's own prompt, so there is little to "
                 "learn; write {type: privileged, teacher: {type: self}, ...} to let it see more"
             )
-        names = name_scorers(role, config)
-
-        def build(context: TeacherContext, config: Any) -> Teacher:
-            # A wrapper such as `cached` builds its inner teacher through this function, with the
-            # very settings object of the recipe, so its identity tells which model it names.
-            if (name := names.get(id(config))) is not None:
-                context = self._narrow_context(context, name)
-            return build_part("teachers", Teacher, config, context)
-
         context = TeacherContext(
             renderer=self.student.renderer,
-            self_teacher=lambda rule: self.load_self(rule, role),
-            load_model=lambda config: self.load_model(config, role),
-            build=build,
+            services=self,
+            path=role,
             base_dir=Path(self.recipe.base_dir),
-            scores_dir=self.scores,
+            scores_dir=self.inputs.scores,
             after_training=self.after_training,
-            at_end=self.exit_stack,
+            at_end=self.inputs.exit_stack,
             task=self.task,
             notes=tuple(self.recipe.notes),
             is_dry_run=self.on_paper,
         )
         try:
-            return build(context, config)
+            return context.build(config)
         except VocabularyError as error:
             raise VocabularyError(
                 f"{error}; or learn from its text: practicum answers RECIPE --out answers.jsonl, "
@@ -433,60 +448,62 @@ class _Assembly:
                 "divergence: ce}' 'task={type: jsonl, path: answers.jsonl}'"
             ) from error
 
-    def _narrow_context(self, context: TeacherContext, name: str) -> TeacherContext:
-        """Return the context of the teacher of one model, with meter and digests under its name."""
-        meter = self.ledger.meter(name)
-        return replace(
-            context,
-            meter=meter,
-            count_client=lambda client: wrap_client(client, meter),
-            self_teacher=lambda rule: self.load_self(rule, name),
-            load_model=lambda config: self.load_model(config, name),
-            load_renderer=lambda config: self.load_renderer(config, name),
-            load_ending=lambda config: self.load_ending(config, name),
-            register_file=lambda path: self.identities.append(
-                lambda: {f"{name}/{path.name}": digest_file(path)}
-            ),
-        )
+    def build_teacher(self, context: TeacherContext, config: Any) -> Teacher:
+        """Build a teacher; one without members has a line of its own in the ledger."""
+        if not config.members():
+            self.ledger.meter(context.path)
+        return super().build_teacher(context, config)
 
-    def load_self(self, rule: WeightUpdateRule, name: str) -> SelfTeacher:
+    def find_meter(self, path: str) -> Meter:
+        """Return the meter of a teacher."""
+        return self.ledger.meter(path)
+
+    def count_client(self, client: SamplingClient, path: str) -> SamplingClient:
+        """Wrap a client in one that counts its tokens and FLOPs."""
+        return wrap_client(client, self.ledger.meter(path))
+
+    def register_file(self, file: Path, path: str) -> None:
+        """Compare the file's digest when the run is resumed."""
+        self.identities.append(lambda: {f"{path}/{file.name}": digest_file(file)})
+
+    def load_self(self, rule: WeightUpdateRule, path: str) -> SelfTeacher:
         """Return the student's weights as a scorer."""
-        # A self-teacher has the student's dimensions, but its FLOPs are counted under its own name.
+        # A self-teacher has the student's dimensions, but its FLOPs are counted under its own path.
         if "student" in self.ledger.dims:
-            self.ledger.dims[name] = self.ledger.dims["student"]
+            self.ledger.dims[path] = self.ledger.dims["student"]
         updates = self.recipe.train.updates_per_step * self.recipe.train.epochs
-        return self.backend.build_self_teacher(self.student, replace(rule, updates=updates), name)
+        return self.backend.build_self_teacher(self.student, replace(rule, updates=updates), path)
 
-    def load_model(self, config: ScorerConfig, name: str) -> Model:
+    def load_model(self, config: ScorerConfig, path: str) -> Model:
         """Load a scoring model; raises a PracticumError if it does not fit the student."""
-        model = self.backend.load_scorer(resolve_model(config, self.recipe), name)
+        model = self.backend.load_scorer(resolve_model(config, self.recipe), path)
         model = replace(model, renderer=add_tools(model.renderer, self.task))
-        is_reference = name.startswith("reference")
+        is_reference = path.startswith("reference")
         if model.no_sampling_reason and self._needs_samples(is_reference):
             raise ModelError(
                 f"{model.no_sampling_reason}; as a teacher or reference it can score alone: write evaluation.teacher: "
                 "false and rollout.source: student"
             )
         self.identities.append(
-            lambda: add_prefix(name, digest_loaded(model)) | name_decoding(name, model)
+            lambda: add_prefix(path, digest_loaded(model)) | name_decoding(path, model)
         )
         if model.dims is not None:
-            self.ledger.dims[name] = model.dims
-        self.scorers.append(ScorerInfo(name, model.renderer, model.dims, config, model.client))
+            self.ledger.dims[path] = model.dims
+        self.scorers.append(ScorerInfo(path, model.renderer, model.dims, config, model.client))
         # Render once, so that a missing chat template is an error before the first step.
         model.renderer.render(self.task.train_prompts()[0].messages)
         return model
 
-    def load_renderer(self, config: ModelConfig, name: str) -> Renderer:
+    def load_renderer(self, config: ModelConfig, path: str) -> Renderer:
         """Load the tokenizer of a model that is at a service."""
         renderer = add_tools(load_renderer(resolve_run(config)), self.task)
-        self.identities.append(lambda: digest_tokenizer(name, renderer))
+        self.identities.append(lambda: digest_tokenizer(path, renderer))
         return renderer
 
-    def load_ending(self, config: ModelConfig, name: str) -> ModelEnding:
+    def load_ending(self, config: ModelConfig, path: str) -> ModelEnding:
         """Read the last norm and the head of a model that is at a server."""
         ending = load_ending(config)
-        self.identities.append(lambda: add_prefix(name, digest_model(ending.source)))
+        self.identities.append(lambda: add_prefix(path, digest_model(ending.source)))
         return ending
 
     def _needs_samples(self, is_reference: bool) -> bool:

@@ -21,8 +21,6 @@ from practicum.ports import (
     Student,
     Task,
     Teacher,
-    TeacherConfig,
-    walk,
 )
 from practicum.ports.metering import MeteredScalar
 from practicum.ports.notes import Note, NoteContext, name_note_role
@@ -36,7 +34,7 @@ from practicum.text import Renderer, compare_renderers
 
 @dataclass(frozen=True, slots=True)
 class ScorerInfo:
-    """A scoring model: its name from `name_scorers`, its renderer, its dimensions if known, its
+    """A scoring model: its path in the run, its renderer, its dimensions if known, its
     settings, and the client that scores with it, uncounted."""
 
     name: str
@@ -135,12 +133,3 @@ def build_notes(
         )
         notes[name] = build_part(NOTE_KINDS, Note, config, context)
     return notes
-
-
-def name_scorers(role: str, config: TeacherConfig) -> dict[int, str]:
-    """Return the names of a teacher's models, such as `teacher/math`, by `id` of the settings."""
-    return {
-        id(inside): "/".join([role, *(key.partition(".")[2] for key in keys if "." in key)])
-        for keys, inside in walk(config)
-        if not inside.members()
-    }

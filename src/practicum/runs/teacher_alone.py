@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from practicum.core.plugins import (
-    build_part,
-)
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
@@ -16,10 +13,12 @@ from practicum.models.digests import digest_model
 from practicum.ports import (
     BackendContext,
     Model,
+    ModelEnding,
     SelfTeacher,
     Student,
     Teacher,
     TeacherContext,
+    TeacherServices,
     WeightUpdateRule,
     walk,
 )
@@ -49,7 +48,7 @@ class OpenedTeacher:
     identity: Mapping[str, str]
 
 
-class TeacherLoader:
+class TeacherLoader(TeacherServices):
     """Opens a recipe's teacher alone; the student is loaded only if it is part of the teacher.
 
     The teacher `scores` the student's tokens, whose vocabulary must be its own, or else it writes.
@@ -83,17 +82,13 @@ class TeacherLoader:
             )
         context = TeacherContext(
             renderer=self.student_renderer,
-            self_teacher=self._load_self,
-            load_model=self._load_model,
-            build=lambda context, config: build_part("teachers", Teacher, config, context),
+            services=self,
             base_dir=Path(recipe.base_dir),
             at_end=self.context.at_end,
-            load_renderer=self._load_renderer,
-            load_ending=load_ending,
             compare=compare_renderers if self._scores else lambda student, teacher: None,
             task=self.task,
         )
-        teacher = context.build(context, recipe.teacher)
+        teacher = context.build(recipe.teacher)
         members = [config for _, config in walk(recipe.teacher) if not config.members()]
         if len(members) > 1:
             # Only one tokenizer reads the answers, so teachers of several vocabularies come singly.
@@ -122,11 +117,13 @@ class TeacherLoader:
             return self.student.renderer
         return load_renderer(resolve_run(config))
 
-    def _load_self(self, rule: WeightUpdateRule) -> SelfTeacher:
+    def load_self(self, rule: WeightUpdateRule, path: str) -> SelfTeacher:
+        """Return the student as a teacher."""
         self.renderers.append(self.student.renderer)
         return self.backend.build_self_teacher(self.student, rule, "teacher")
 
-    def _load_model(self, config: ScorerConfig) -> Model:
+    def load_model(self, config: ScorerConfig, path: str) -> Model:
+        """Load a model, which has to sample if its texts are wanted."""
         model = self.backend.load_scorer(
             resolve_model(config, self.recipe), f"teacher-{len(self.renderers)}"
         )
@@ -137,7 +134,12 @@ class TeacherLoader:
         self.identity |= add_prefix(f"teacher{len(self.renderers)}", digest_model(model.source))
         return model
 
-    def _load_renderer(self, config: ModelConfig) -> Renderer:
+    def load_renderer(self, config: ModelConfig, path: str) -> Renderer:
+        """Load the tokenizer of a model that is at a service."""
         renderer = load_renderer(resolve_run(config))
         self.renderers.append(renderer)
         return renderer
+
+    def load_ending(self, config: ModelConfig, path: str) -> ModelEnding:
+        """Read the last norm and the head of a model that is at a server."""
+        return load_ending(config)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from practicum.core.options import spell_options
 from practicum.errors import ResourceError
@@ -40,33 +40,8 @@ DEATH_SIGNAL = 1
 _LIBC = ctypes.CDLL(None) if IS_AVAILABLE else None
 
 
-class StartedRun(Protocol):
-    """A run in a process of its own; `subprocess.Popen` is one."""
-
-    @property
-    def pid(self) -> int:
-        """The number of the process."""
-        ...
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while the run goes on."""
-        ...
-
-    def wait(self) -> int:
-        """Wait for the end, and return the exit code."""
-        ...
-
-    def terminate(self) -> None:
-        """Ask the run to save and end."""
-        ...
-
-    def kill(self) -> None:
-        """End the run at once."""
-        ...
-
-
 class WarmRun:
-    """A run that was started by a `WarmStarter`; see `StartedRun`."""
+    """A run that was started by a `WarmStarter`, with the methods of `subprocess.Popen`."""
 
     def __init__(self, starter: "WarmStarter", pid: int) -> None:
         self.pid = pid

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from practicum.agents.harnesses import AgentEnd, AgentRunner, open_runner
+from practicum.agents.harnesses import AgentEnd, VerifiersRunner, open_runner
 from practicum.agents.token_engine import CLOSED, EngineLine, TokenEngine
 from practicum.core.abandon import check
 from practicum.errors import DataError
@@ -163,7 +163,7 @@ def _explain_difference(text: Sequence[int], request: Sequence[int]) -> str:
 class Verifiers(Task):
     """The tasks of a taskset, whose conversations a harness leads."""
 
-    def __init__(self, config: Config, runner: AgentRunner) -> None:
+    def __init__(self, config: Config, runner: VerifiersRunner) -> None:
         self._config = config
         self._runner = runner
         tasks = runner.list_tasks(config.train_size + config.heldout_size)

@@ -390,7 +390,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         clients.append(CachingClient(client, open_scores))
         return clients[-1]
 
-    teacher = context.build(replace(context, wrap_client=keep), config.teacher)
+    teacher = replace(context, wrap_client=keep).build(config.teacher)
     if len(clients) != 1:
         raise RecipeError(
             f"cached: the teacher inside loads {len(clients)} models, and the answers of exactly "

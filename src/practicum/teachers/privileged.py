@@ -287,4 +287,4 @@ def _explain_missing(name: str, prompt: Prompt, config: Config, fields: Mapping[
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Build the inner teacher and add the context to it."""
-    return PrivilegedTeacher(context.build(context, config.teacher), config, context.notes)
+    return PrivilegedTeacher(context.build(config.teacher), config, context.notes)

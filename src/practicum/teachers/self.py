@@ -40,7 +40,7 @@ class Config(TeacherConfig):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Hold the student's weights at this moment."""
-    client = context.self_teacher(
+    client = context.load_self(
         WeightUpdateRule(weights=config.weights, rate=config.rate, period=config.period)
     )
     return ClientTeacher(context.count_client(client), context.renderer, follower=client)

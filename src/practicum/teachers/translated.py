@@ -407,7 +407,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     """
     renderers: list[Renderer] = []
     hear = partial(_hear, renderers)
-    inner = context.build(replace(context, compare=hear), config.teacher)
+    inner = replace(context, compare=hear).build(config.teacher)
     if not renderers:
         raise CapabilityError(
             f"translated: the teacher inside, {config.teacher.type!r}, has no tokenizer of its own; "

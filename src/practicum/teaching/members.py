@@ -67,7 +67,7 @@ def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
 
 def build_members(configs: Mapping[str, Any], context: TeacherContext) -> dict[str, Teacher]:
     """Build each member from its settings."""
-    return {name: context.build(context, config) for name, config in configs.items()}
+    return {name: context.build(config, member=name) for name, config in configs.items()}
 
 
 class TeacherOfMembers(Teacher):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -36,22 +36,6 @@ class Config(FrozenConfig):
     env: dict[str, str] = Field(default={}, description="variables of its environment")
     tools: tuple[str, ...] = Field(default=(), description="tools to offer; none: all it has")
     seconds: float = Field(default=30.0, gt=0, description="the longest call")
-
-
-class ToolServer(Protocol):
-    """A connection to a server; answers are the JSON objects of the protocol."""
-
-    def list_tools(self) -> list[dict[str, Any]]:
-        """Return the server's tools."""
-        ...
-
-    def call_tool(self, name: str, arguments: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the result of a call; TimeoutError if it takes too long."""
-        ...
-
-    def close(self) -> None:
-        """End the server."""
-        ...
 
 
 class PackageServer:
@@ -127,7 +111,7 @@ class McpTool:
     """The tools of one server, for all conversations."""
 
     schemas: Sequence[ToolSchema]
-    connection: ToolServer
+    connection: PackageServer
     seconds: float
 
     def open(self, seed: int) -> "McpTool":
@@ -185,7 +169,7 @@ def read_schemas(tools: Sequence[Any], offered: Sequence[str]) -> list[ToolSchem
     ]
 
 
-def connect(config: Config) -> ToolServer:
+def connect(config: Config) -> PackageServer:
     """Start the server and greet it; DataError if it does not start or does not answer."""
     if importlib.util.find_spec("mcp") is None:
         raise DataError(

@@ -55,7 +55,7 @@ def _silence(capabilities: Capabilities) -> Capabilities:
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Build the inner teacher; CapabilityError if it writes nothing."""
-    inner = context.build(context, config.teacher)
+    inner = context.build(config.teacher)
     if not inner.capabilities.writes:
         raise CapabilityError(
             f"text_only: the teacher inside, {config.teacher.type!r}, writes no answers; take one "

@@ -39,7 +39,7 @@ from practicum.run_dir import (
     write_json,
 )
 from practicum.runs.console import Console
-from practicum.runs.warm import IS_AVAILABLE, StartedRun, WarmStarter
+from practicum.runs.warm import IS_AVAILABLE, WarmRun, WarmStarter
 from practicum.studies.compare.arms import Design
 from practicum.text import make_printable
 
@@ -221,7 +221,7 @@ class _JobPool:
 
     def __init__(self, waiting: list[RunJob], starter: WarmStarter | None) -> None:
         self.waiting = waiting
-        self.running: dict[RunJob, StartedRun] = {}
+        self.running: dict[RunJob, subprocess.Popen[bytes] | WarmRun] = {}
         self._starter = starter
         self.failed: dict[RunJob, str] = {}
         self._peak = 0
@@ -279,7 +279,7 @@ def _measure_memory(pid: int) -> int:
         return 0
 
 
-def start_run(job: RunJob, starter: WarmStarter | None) -> StartedRun:
+def start_run(job: RunJob, starter: WarmStarter | None) -> subprocess.Popen[bytes] | WarmRun:
     """Start or resume a run in its own process, which ends when this process dies.
 
     Without a starter the process is a new Python.
