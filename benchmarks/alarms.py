@@ -136,7 +136,7 @@ KINDS: dict[str, Kind] = {
         {
             "teacher": {
                 "type": "route",
-                "by": "domain",
+                "key": "domain",
                 "teachers": {"copy": MEMBER, "next": MEMBER},
             },
             "rollout.max_new_tokens": 24,

@@ -41,7 +41,7 @@ SEES_HINT = {
 HINTED: dict[str, Any] = {
     "teacher": SEES_HINT,
     "notes": {
-        "known": {"type": "memory", "of": "hint", "keep": 3},
+        "known": {"type": "memory", "note": "hint", "keep": 3},
         "share": {"type": "rate"},
         "hint": {"type": "written", "template": "{question}{attempt}", "max_new_tokens": 4},
     },

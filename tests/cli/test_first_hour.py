@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from practicum.cli.app import app
 
-ROUTE = "teacher={type: route, by: domain, teachers: {x: {type: model, model: MODELS/teacher}}}"
+ROUTE = "teacher={type: route, key: domain, teachers: {x: {type: model, model: MODELS/teacher}}}"
 API = "teacher={type: openai_api, url: 'http://localhost:9'"
 
 

@@ -379,7 +379,7 @@ def test_a_note_that_is_no_text_is_none_and_counted() -> None:
 NOTES: dict[str, dict[str, Any]] = {
     "feedback": {},
     "filled": {"correct": "{attempt}", "incorrect": "{attempt}"},
-    "memory": {"of": "x"},
+    "memory": {"note": "x"},
     "next_state": {},
     "rate": {},
     "written": {"template": "{question}{attempt}", "max_new_tokens": 2},

@@ -92,10 +92,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"question": "{attempt} {outcome}", "teacher": FROZEN},
     ],
     "route": [
-        {"by": "outcome", "teachers": {"correct": SELF, "incorrect": FROZEN}},
-        {"by": "domain", "teachers": {"a": SELF, "b": {"type": "model", "model": "MODEL"}}},
+        {"key": "outcome", "teachers": {"correct": SELF, "incorrect": FROZEN}},
+        {"key": "domain", "teachers": {"a": SELF, "b": {"type": "model", "model": "MODEL"}}},
         {
-            "by": "teacher",
+            "key": "teacher",
             "teachers": {"a": {"type": "scripted", "tape": "TAPE"}, "other": SELF},
             "default": "a",
         },

@@ -168,7 +168,7 @@ def test_routed_teachers_share_out_what_one_would_have_scored(models: Path, tmp_
     member = {"type": "model", "model": str(models / "teacher")}
     teacher = {
         "type": "route",
-        "by": "outcome",
+        "key": "outcome",
         "teachers": {"correct": member, "incorrect": {**member}},
     }
     row = rows(

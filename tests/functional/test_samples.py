@@ -29,7 +29,7 @@ def statistics(completions):
 @EVERY
 @pytest.mark.parametrize("of", ["student", "teacher"])
 def test_a_sample_weight_reads_nothing_but_what_it_needs(weight, of):
-    parameters = {**weight.defaults, **({"of": of} if "of" in weight.defaults else {})}
+    parameters = {**weight.defaults, **({"model": of} if "model" in weight.defaults else {})}
     whole = statistics(
         [(True, 1.0, "x", 0.5, 2.0), (False, None, "y", 1.0, 1.0), (True, 0.0, "x", 2.0, 0.1)]
     )

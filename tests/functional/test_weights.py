@@ -49,9 +49,12 @@ def test_laws(weight, law, seed, length):
 
 CALLS = [
     *((name, dict(entry.defaults)) for name, entry in F.WEIGHTS.items()),
-    *((name, {**F.WEIGHTS[name].defaults, "of": "student"}) for name in ("entropy_top", "certain")),
-    ("entropy_top", {"fraction": 0.2, "of": "teacher"}),
-    *(("threshold", {**F.WEIGHTS["threshold"].defaults, "of": of}) for of in MEASURES),
+    *(
+        (name, {**F.WEIGHTS[name].defaults, "model": "student"})
+        for name in ("entropy_top", "certain")
+    ),
+    ("entropy_top", {"fraction": 0.2, "model": "teacher"}),
+    *(("threshold", {**F.WEIGHTS["threshold"].defaults, "statistic": of}) for of in MEASURES),
 ]
 CALL = pytest.mark.parametrize(("name", "parameters"), CALLS, ids=str)
 
@@ -162,31 +165,33 @@ def test_by_hand():
 
     assert kept("all") == [1.0, 1.0, 1.0, 0.0]
     assert kept("entropy_top", fraction=0.3) == [1.0, 0.0, 0.0, 0.0]
-    assert kept("entropy_top", fraction=0.3, of="teacher") == [0.0, 1.0, 0.0, 0.0]
+    assert kept("entropy_top", fraction=0.3, model="teacher") == [0.0, 1.0, 0.0, 0.0]
     assert kept("divergence_top", fraction=0.5) == [0.0, 1.0, 1.0, 0.0]
     assert soft_or_score(given_statistics).tolist() == [1.0, 1.0, 0.625, 0.0]
     assert kept("soft_or", fraction=0.6) == [1.0, 1.0, 0.0, 0.0]
     assert kept("prefix", length=1) == [1.0, 0.0, 1.0, 0.0]
     assert kept("turn", decay=0.5) == [1.0, 1.0, 0.25, 0.0]
     assert kept("certain", beta=2.0) == pytest.approx([1.0, math.exp(-2), math.exp(-1), 0.0])
-    assert kept("certain", of="student") == pytest.approx([math.exp(-1), 1.0, math.exp(-0.5), 0.0])
+    assert kept("certain", model="student") == pytest.approx(
+        [math.exp(-1), 1.0, math.exp(-0.5), 0.0]
+    )
     assert kept("threshold", above=0.2) == [0.0, 1.0, 1.0, 0.0]
-    assert kept("threshold", above=0.5, of="divergence") == [0.0, 1.0, 1.0, 0.0]
+    assert kept("threshold", above=0.5, statistic="divergence") == [0.0, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(
     ("name", "parameters", "text"),
     [
         ("entropy_top", {"fraction": 0.0}, r"fraction must be in \(0, 1\], got 0\.0"),
-        ("certain", {"of": "judge"}, "certain: of must be student or teacher, got 'judge'"),
+        ("certain", {"model": "judge"}, "certain: model must be student or teacher, got 'judge'"),
         ("certain", {"beta": -1.0}, r"certain: beta must not be negative, got -1\.0"),
         ("divergence_top", {"fraction": 1.2}, r"got 1\.2"),
         (
             "entropy_top",
-            {"of": "judge"},
-            "entropy_top: of must be student or teacher, got 'judge'",
+            {"model": "judge"},
+            "entropy_top: model must be student or teacher, got 'judge'",
         ),
-        ("threshold", {"of": "mood"}, "threshold: no statistic named 'mood'"),
+        ("threshold", {"statistic": "mood"}, "threshold: no statistic named 'mood'"),
         ("prefix", {"length": -1}, "prefix: length must not be negative, got -1"),
     ],
 )

@@ -236,9 +236,9 @@ def _weights(term, tokens, values):
         "teacher_logprobs": [token["T"][token["id"]].item() for token in tokens],
     }
     if name == "threshold":
-        return [float(value > arguments["above"]) for value in measures[arguments["of"]]]
+        return [float(value > arguments["above"]) for value in measures[arguments["statistic"]]]
     if name == "entropy_top":
-        score = measures[f"{arguments['of']}_entropy"]
+        score = measures[f"{arguments['model']}_entropy"]
     elif name == "divergence_top":
         score = measures["divergence"]
     else:

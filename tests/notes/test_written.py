@@ -99,7 +99,7 @@ def choose(
     reader = Reader(drafts, known, is_silent, right)
     config = written.Config(
         template="{attempt}",
-        by="teacher",
+        author="teacher",
         drafts=len(drafts),
         likeliest=2,
         **{"choose": "overlap", **settings},

@@ -85,7 +85,7 @@ CHOICES = [
         {"estimator": estimator}
         for estimator in ("pathwise", "score_function(0.5, kl)", "k2_surrogate", "auto")
     ),
-    {"weights": "threshold(above=-inf, of=divergence)"},
+    {"weights": "threshold(above=-inf, statistic=divergence)"},
     {"weights": {"type": "prefix", "length": 7}},
     {"divergence": "jsd(1e-05)"},
     {
@@ -125,9 +125,9 @@ def test_arguments_may_be_given_by_place_by_name_or_as_a_mapping():
 
 def test_defaults_are_filled_in():
     assert one(divergence="jsd").divergence.arguments == {"beta": 0.5}
-    assert one(weights="entropy_top(of=teacher)").weights.arguments == {
+    assert one(weights="entropy_top(model=teacher)").weights.arguments == {
         "fraction": 0.2,
-        "of": "teacher",
+        "model": "teacher",
     }
     assert one(correction="ratio_clip(high=0.3)").correction.arguments == {"low": 0.2, "high": 0.3}
 
@@ -224,7 +224,7 @@ WRONG = [
         "weights 'trust' needs a teacher, whom signal 'score' does not ask",
     ),
     (
-        {"signal": "score", "weights": "entropy_top(of=teacher)"},
+        {"signal": "score", "weights": "entropy_top(model=teacher)"},
         "weights 'entropy_top' needs a teacher",
     ),
     (
@@ -284,7 +284,7 @@ WRONG = [
     ),
     ({"samples": "pass_rat"}, r"no sample weight named 'pass_rat'; did you mean 'pass_rate'\?"),
     ({"samples": "ppl_softmax(temperature=0)"}, "temperature must be positive, got 0"),
-    ({"samples": "ppl_softmax(of=nobody)"}, "of must be student or teacher, got 'nobody'"),
+    ({"samples": "ppl_softmax(model=nobody)"}, "model must be student or teacher, got 'nobody'"),
     ({"target": "teacher(inf)"}, "finite number"),
     ({"estimator": "path_wise"}, r"no estimator named 'path_wise'; did you mean 'pathwise'\?"),
     ({"estimator": "score_function(2)"}, "less than or equal to 1"),
@@ -298,8 +298,8 @@ WRONG = [
     ),
     ({"weights": "entropy-top"}, "is not a name with arguments"),
     ({"weights": "entropy_top(2)"}, r"fraction must be in \(0, 1\], got 2"),
-    ({"weights": "entropy_top(of=nobody)"}, "got 'nobody'|no statistic named 'nobody"),
-    ({"weights": "threshold(of=entropy)"}, "no statistic named 'entropy'|got 'entropy'"),
+    ({"weights": "entropy_top(model=nobody)"}, "got 'nobody'|no statistic named 'nobody"),
+    ({"weights": "threshold(statistic=entropy)"}, "no statistic named 'entropy'|got 'entropy'"),
     (
         {"weights": "prefix(1.5)"},
         "weight 'prefix': length must be a whole number, for example 1024, got 1.5",
@@ -351,7 +351,7 @@ WRONG = [
     ),
     ({"signal": "sampled", "weights": "certain"}, "weights 'certain' needs the teacher's entropy"),
     (
-        {"signal": "sampled", "weights": "entropy_top(of=teacher)"},
+        {"signal": "sampled", "weights": "entropy_top(model=teacher)"},
         "weights 'entropy_top' needs the teacher's entropy",
     ),
 ]
@@ -387,7 +387,7 @@ def test_the_signal_is_the_richest_that_a_term_asks_for():
 
 
 @pytest.mark.parametrize(
-    "weights", ["certain(of=student)", "threshold(1, logprobs)", "entropy_top", "prefix(3)"]
+    "weights", ["certain(model=student)", "threshold(1, logprobs)", "entropy_top", "prefix(3)"]
 )
 def test_weights_of_the_student_need_no_teacher(weights):
     assert not one(signal="score", weights=weights).weighs_by_teacher

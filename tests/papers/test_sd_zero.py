@@ -21,7 +21,7 @@ REVISE: dict[str, Any] = {
     "rollout": {
         "n": 2,
         "max_new_tokens": 6,
-        "source": "retry(revision, of=all, learn=with, place=answer)",
+        "source": "retry(revision, filter=all, prompt=with_note, place=answer)",
     },
     "objective": {
         "losses": [

@@ -334,7 +334,7 @@ def test_a_judge_in_words_is_a_teacher() -> None:
     assert term.scorer == "verifier" and term.learns_from_reward
     assert control.rollout.source.type == "student"
     alone = resolve_recipe(load_recipe("papers/ovd"))
-    alone["rollout"]["source"] = "replace(grade, by=student)"
+    alone["rollout"]["source"] = "replace(grade, writer=student)"
     without_judge = build_control(parse_recipe(alone, "ovd"))
     assert without_judge is not None and without_judge.rollout.source.type == "student"
     free = build_control(load_recipe("papers/ovd"), Unlikely())

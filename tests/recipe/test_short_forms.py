@@ -29,7 +29,7 @@ def test_teachers_inside_others_are_written_out_as_well() -> None:
     inner = {"type": "model", "model": "a/b"}
     data = {
         "teacher": {"type": "privileged", "teacher": "a/b", "system": "x"},
-        "reference": {"type": "route", "by": "domain", "teachers": {"one": "a/b", "two": "self"}},
+        "reference": {"type": "route", "key": "domain", "teachers": {"one": "a/b", "two": "self"}},
         "stages": [{"name": "first", "teacher": "a/b"}],
     }
     expanded = expand_models(data)

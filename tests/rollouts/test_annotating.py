@@ -79,7 +79,7 @@ def test_feedback_is_the_environments_else_the_tasks() -> None:
     rollouts = [answer("ab"), answer("ba", 1, 1.0), noted]
     assert write(feedback, rollouts, Explains()) == ["not ab", None, "too short"]
     assert write(feedback, rollouts, object()) == [None, None, "too short"]
-    assert write(feedback, rollouts, Explains(), only="correct") == [None, None, None]
+    assert write(feedback, rollouts, Explains(), filter="correct") == [None, None, None]
 
 
 def test_the_next_state_is_what_was_answered_to_the_turns_and_to_the_last_one() -> None:
@@ -96,7 +96,7 @@ def test_the_next_state_is_what_was_answered_to_the_turns_and_to_the_last_one() 
 def test_the_memory_holds_what_the_steps_before_noted() -> None:
     def build(**settings: Any) -> Note:
         context = NoteContext("known", None, None, 0)  # type: ignore[arg-type]
-        return memory.build(memory.Config(of="hint", **settings), context)
+        return memory.build(memory.Config(note="hint", **settings), context)
 
     def learn(note: Note, *texts: str) -> None:
         data = [Datum(answer("a", notes={"hint": text}), TeacherSignal()) for text in texts]
@@ -113,7 +113,7 @@ def test_the_memory_holds_what_the_steps_before_noted() -> None:
     again = build(keep=2)
     again.load_state(note.save_state())
     assert recall(again) == recall(note)
-    by_prompt = build(per="prompt")
+    by_prompt = build(scope="prompt")
     learn(by_prompt, "one")
     assert (recall(by_prompt), recall(by_prompt, "q")) == ("one", None)
 
@@ -134,7 +134,7 @@ def test_a_bandit_shows_the_text_with_the_greatest_bound(
 ) -> None:
     """Each step: answers by prompt, a text about each, and its reward. The twin reads the whole history anew."""
     context = NoteContext("best", None, None, 0)  # type: ignore[arg-type]
-    config = memory.Config(of="hint", keep=keep, per=per, choose="ucb", exploration=exploration)
+    config = memory.Config(note="hint", keep=keep, scope=per, choose="ucb", exploration=exploration)
     note, moment = memory.build(config, context), NoteMoment(1, None)  # type: ignore[arg-type]
     kept: dict[str, list[str]] = {}
     history: list[tuple[str, str, float]] = []
@@ -188,7 +188,7 @@ def test_a_bandit_shows_the_text_with_the_greatest_bound(
 
 def test_a_text_without_a_reward_is_tried_first() -> None:
     context = NoteContext("best", None, None, 0)  # type: ignore[arg-type]
-    note = memory.build(memory.Config(of="hint", choose="ucb"), context)
+    note = memory.build(memory.Config(note="hint", choose="ucb"), context)
     rollouts = [answer("a", 0, 1.0, notes={"hint": "x"}), answer("a", 1, None, notes={"hint": "y"})]
     note.after_step(1, [Datum(rollout, TeacherSignal()) for rollout in rollouts])
     note.after_step(2, [Datum(answer("a", 0, 1.0, notes={"hint": "x"}), TeacherSignal())])
@@ -226,7 +226,7 @@ def ask(
     **settings: Any,
 ) -> list[str | None]:
     renderer = parts.parts.renderer
-    config = written.Config(**{"template": "{attempt}", "by": "teacher", **settings})
+    config = written.Config(**{"template": "{attempt}", "author": "teacher", **settings})
     note = written.build(
         config, NoteContext("hint", renderer, parts.parts.task, 5, {"teacher": scribe})
     )
@@ -251,8 +251,8 @@ def test_a_template_shows_the_answer_its_group_and_earlier_notes(parts: RunCompo
 def test_it_is_about_some_answers_or_once_a_prompt(parts: RunComponents) -> None:
     scribe = Scribe()
     rollouts = [answer("ba", 0, 1.0), answer("ab", 1), answer("aa", 2), answer("?", 3, None)]
-    assert ask(parts, scribe, rollouts, only="incorrect") == [None, "so", "so", None]
-    assert ask(parts, scribe, rollouts, per="prompt") == ["so"] * 4
+    assert ask(parts, scribe, rollouts, filter="incorrect") == [None, "so", "so", None]
+    assert ask(parts, scribe, rollouts, unit="prompt") == ["so"] * 4
     assert [text for text, _ in scribe.asked] == ["ab", "aa", "ba"]
 
 
@@ -313,9 +313,9 @@ def test_the_experience_is_a_fold_over_the_answers_of_all_steps(
     def build() -> Any:
         config = written.Config(
             template=("{experience}{attempt}", "<{attempt}>"),
-            by="teacher",
-            per="run",
-            only=only,
+            author="teacher",
+            unit="run",
+            filter=only,
             characters=10**6,
         )
         models = {"teacher": Appender()}
@@ -449,12 +449,12 @@ def test_a_killed_run_with_notes_goes_on_with_the_same_bytes(models: Path, tmp_p
 def test_a_killed_run_with_a_bandit_goes_on_with_the_same_bytes(
     models: Path, tmp_path: Path
 ) -> None:
-    known = {"type": "memory", "of": "hint", "keep": 5, "choose": "ucb"}
+    known = {"type": "memory", "note": "hint", "keep": 5, "choose": "ucb"}
     changes = {
         **HINTED,
         "student.model": str(models / "teacher"),
         "teacher": {**SEES_HINT, "reference": "{known}"},
-        "notes": {"known": known, "hint": {**HINTED["notes"]["hint"], "per": "prompt"}},
+        "notes": {"known": known, "hint": {**HINTED["notes"]["hint"], "unit": "prompt"}},
         "objective": {"losses": [{}, {"signal": "score(group_mean)"}]},
     }
     whole, out = toy_run(models, tmp_path / "whole", changes).folder, tmp_path / "parts"
@@ -470,7 +470,7 @@ def test_a_killed_run_with_an_experience_goes_on_with_the_same_bytes(
 ) -> None:
     experience = {
         "type": "written",
-        "per": "run",
+        "unit": "run",
         "template": ["{experience}{attempt}", "{attempt}"],
         "max_new_tokens": 6,
     }
@@ -489,7 +489,7 @@ def test_a_killed_run_with_an_experience_goes_on_with_the_same_bytes(
 
 
 def test_fixed_writers_may_work_ahead(models: Path, tmp_path: Path) -> None:
-    notes = {"hint": {**HINTED["notes"]["hint"], "by": "reference"}, "share": {"type": "rate"}}
+    notes = {"hint": {**HINTED["notes"]["hint"], "author": "reference"}, "share": {"type": "rate"}}
     changes = {
         **HINTED,
         "notes": notes,
@@ -506,20 +506,20 @@ def test_fixed_writers_may_work_ahead(models: Path, tmp_path: Path) -> None:
     [
         ({"notes": {"answer": {"type": "rate"}}}, "notes.answer: a placeholder has this name"),
         (
-            {"notes": {"known": {"type": "memory", "of": "hnt"}, "hint": {"type": "rate"}}},
-            "notes.known.of: no other note named 'hnt'; did you mean 'hint'",
+            {"notes": {"known": {"type": "memory", "note": "hnt"}, "hint": {"type": "rate"}}},
+            "notes.known.note: no other note named 'hnt'; did you mean 'hint'",
         ),
         (
             {"notes": {"hint": {"type": "written", "template": "{a}"}, "a": {"type": "rate"}}},
             r"notes.hint.template: \{a\} is made later; write that note before this one",
         ),
         (
-            {"notes": {"hint": {"type": "written", "template": "a", "by": "reference"}}},
-            "notes.hint.by: there is no reference; write by: student, or a writer",
+            {"notes": {"hint": {"type": "written", "template": "a", "author": "reference"}}},
+            "notes.hint.author: there is no reference; write author: student, or a writer",
         ),
         (
             {"notes": {"hint": {"type": "written", "template": "a", "writer": "none"}}},
-            "notes.hint.writer: this writer writes nothing; write by: student, or take",
+            "notes.hint.writer: this writer writes nothing; write author: student, or take",
         ),
         (
             {"notes": {"hint": {"type": "written", "template": "a"}}, "rollout.max_staleness": 1},
@@ -527,11 +527,11 @@ def test_fixed_writers_may_work_ahead(models: Path, tmp_path: Path) -> None:
         ),
         (
             {"notes": {"hint": {"type": "written", "template": "{hint}"}}},
-            r"notes.hint.template: \{hint\} stands for the text so far, which per: run has",
+            r"notes.hint.template: \{hint\} stands for the text so far, which unit: run has",
         ),
         (
-            {"notes": {"hint": {"type": "written", "template": "a", "per": "run"}}},
-            r"notes.hint.template: \{hint\} stands for the text so far, which per: run has",
+            {"notes": {"hint": {"type": "written", "template": "a", "unit": "run"}}},
+            r"notes.hint.template: \{hint\} stands for the text so far, which unit: run has",
         ),
         ({"notes": {"hint": {"type": "writen"}}}, "did you mean 'written'"),
     ],

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from row_folder import Folder, read_one, write_lines
 
 from practicum.errors import DataError
+from practicum.rows import row_files
 from practicum.types import Message, Rollout
 
 GSM8K = [

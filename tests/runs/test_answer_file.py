@@ -164,7 +164,7 @@ def test_teachers_of_several_vocabularies_come_singly(models: Path, tmp_path: Pa
     members = {
         name: {"type": "model", "model": str(models / name)} for name in ("other", "teacher")
     }
-    teacher = {"type": "route", "by": "domain", "teachers": members}
+    teacher = {"type": "route", "key": "domain", "teachers": members}
     with pytest.raises(VocabularyError):
         write_answers(toy_recipe(models, {"teacher": teacher}), tmp_path / "a.jsonl")
 

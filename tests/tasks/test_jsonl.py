@@ -13,6 +13,7 @@ from row_folder import Folder
 
 from practicum.errors import DataError
 from practicum.ports import TaskContext
+from practicum.rows import row_files
 from practicum.rows.fields import read_prompt
 from practicum.rows.strict import Rejected, parse_line
 from practicum.tasks.jsonl import Config, build

@@ -262,7 +262,7 @@ def test_rounds_of_play_and_consolidation(name: str, tmp_path: Path) -> None:
 def test_what_was_noted_of_a_prompt_may_be_for_it_alone(tmp_path: Path) -> None:
     names = [prompt.id for prompt in open_task_of_reverse()]
     write(tmp_path, row(names[0], lesson="one"), row(names[1], lesson="two"), row(names[2]))
-    task = open_task(tmp_path, note="lesson", per="prompt")
+    task = open_task(tmp_path, note="lesson", scope="prompt")
     experiences = [prompt.privileged.get("experience") for prompt in task.train_prompts()]
     assert experiences == ["one", "two", None] and len(task.heldout_prompts()) == 2
     right = task.train_prompts()[0]

@@ -55,14 +55,14 @@ def test_rollouts_are_sorted_by_domain_and_answered_in_their_own_order() -> None
     ],
 )
 def test_a_prompt_names_its_teacher_by_a_label_or_a_field(by: str, fields: dict[str, Any]) -> None:
-    (answer,) = route(two(), by=by).score([rollout(prompt("p", **fields))], Sampled())
+    (answer,) = route(two(), key=by).score([rollout(prompt("p", **fields))], Sampled())
     assert answer.name == "code"
 
 
 def test_by_outcome_the_verifier_decides() -> None:
     teachers = {"correct": NoTeacher(), "incorrect": Recorder(), "unknown": Recorder(-3.0)}
     rewards = [1.0, 0.0, None, 0.5]
-    answers = route(teachers, by="outcome").score(
+    answers = route(teachers, key="outcome").score(
         [rollout(prompt("p"), reward=reward) for reward in rewards], Sampled()
     )
     assert [answer.name for answer in answers] == ["correct", "incorrect", "unknown", "incorrect"]
@@ -86,9 +86,9 @@ def test_without_a_default_the_prompt_and_its_key_are_named() -> None:
     ):
         route(two()).score([rollout(prompt("p", domain="law"))], Sampled())
     with pytest.raises(DataError, match=r"prompt 'p' has no level; the route knows math, code"):
-        route(two(), by="level").score([rollout(prompt("p"))], Sampled())
+        route(two(), key="level").score([rollout(prompt("p"))], Sampled())
     with pytest.raises(DataError, match=r"prompt 'p' has the outcome 'unknown'"):
-        route({"correct": Recorder()}, by="outcome").score([rollout(prompt("p"))], Sampled())
+        route({"correct": Recorder()}, key="outcome").score([rollout(prompt("p"))], Sampled())
 
 
 def test_answers_of_its_own_are_routed_too() -> None:
@@ -109,7 +109,7 @@ def test_answers_of_its_own_are_routed_too() -> None:
 def test_nobody_writes_where_a_member_cannot_or_before_there_is_an_outcome() -> None:
     requests = [TeacherRequest(prompt(domain, domain=domain), 0) for domain in ("math", "code")]
     assert route({"math": Recorder(), "code": NoTeacher()}).sample(requests, PARAMS) is None
-    by_outcome = route({"correct": Recorder()}, by="outcome")
+    by_outcome = route({"correct": Recorder()}, key="outcome")
     assert by_outcome.sample(requests, PARAMS) is None
     assert by_outcome.bind_prompt(requests[0].prompt) is None
     assert not by_outcome.capabilities.writes
@@ -132,7 +132,7 @@ def test_states_are_kept_apart_by_name_and_steps_passed_on() -> None:
 
 
 def test_routes_within_routes_keep_the_whole_way_in_the_name() -> None:
-    inner = route({"correct": Recorder()}, by="outcome", default="correct")
+    inner = route({"correct": Recorder()}, key="outcome", default="correct")
     (answer,) = route({"math": inner}).score([rollout(prompt("p", domain="math"))], Sampled())
     assert answer.name == "math/correct"
 
@@ -175,7 +175,7 @@ def test_what_all_can_answer_is_what_each_can_and_silence_narrows_nothing() -> N
             "no member is named 'maths'; did you mean 'math'",
         ),
         (
-            {"teachers": {"corect": "self"}, "by": "outcome"},
+            {"teachers": {"corect": "self"}, "key": "outcome"},
             "nothing leads to 'corect'; did you mean 'correct'",
         ),
     ],
@@ -187,5 +187,5 @@ def test_settings_that_lead_nowhere_are_refused(fields: dict[str, Any], message:
 
 def test_by_outcome_the_default_may_have_any_name() -> None:
     assert Config.model_validate(
-        {"by": "outcome", "teachers": {"correct": "none", "rest": "self"}, "default": "rest"}
+        {"key": "outcome", "teachers": {"correct": "none", "rest": "self"}, "default": "rest"}
     )

@@ -116,7 +116,7 @@ def test_a_context_that_shows_the_attempt_and_its_outcome_teaches(
 def test_a_route_by_outcome_leaves_the_correct_ones_alone(models: Path, tmp_path: Path) -> None:
     teacher = {
         "type": "route",
-        "by": "outcome",
+        "key": "outcome",
         "teachers": {"correct": "none", "incorrect": model(models)},
     }
     folder = run(models, tmp_path, teacher)

@@ -32,8 +32,8 @@ class SampleWeight:
     """One way to weight completions: `function(statistics, **parameters)`, and the facts that
     decide where it can be used.
 
-    - needs: the statistics that it reads besides `kept`; `{of}` in a name stands for the value of
-      the parameter `of`
+    - needs: the statistics that it reads besides `kept`; `{model}` in a name stands for the value of
+      the parameter `model`
     - by_reward: better completions of a prompt count more
     """
 
@@ -74,9 +74,9 @@ def pass_rate(statistics: SampleStatistics, a: float = 1.0, b: float = 1.0) -> l
     return [p**a * (1.0 - p) ** b] * len(statistics.kept)
 
 
-@SAMPLE_WEIGHTS.enter("by perplexity", "2604.10688", ("{of}_nll",))
+@SAMPLE_WEIGHTS.enter("by perplexity", "2604.10688", ("{model}_nll",))
 def ppl_softmax(
-    statistics: SampleStatistics, of: str = "student", temperature: float = 1.0
+    statistics: SampleStatistics, model: str = "student", temperature: float = 1.0
 ) -> list[float]:
     """Return weights that sum to 1 over the kept completions, by perplexity (SCOPE, arXiv
     2604.10688).
@@ -85,12 +85,14 @@ def ppl_softmax(
     count more. Of the teacher: to `PPL**(-1 / temperature)`, so that it corrects answers that it
     understands.
     """
-    if of not in ("student", "teacher"):
-        raise ValueError(f"ppl_softmax: of must be student or teacher, got {of!r}")
+    if model not in ("student", "teacher"):
+        raise ValueError(f"ppl_softmax: model must be student or teacher, got {model!r}")
     if temperature <= 0:
         raise ValueError(f"ppl_softmax: temperature must be positive, got {temperature}")
     signed = (
-        statistics.student_nll if of == "student" else [-value for value in statistics.teacher_nll]
+        statistics.student_nll
+        if model == "student"
+        else [-value for value in statistics.teacher_nll]
     )
     scores = [
         value / temperature for value, counts in zip(signed, statistics.kept, strict=True) if counts

@@ -46,8 +46,8 @@ class Weight:
     """One way to weight tokens: `function(statistics, **parameters)`, and the facts that decide
     where it can be used.
 
-    - needs: the statistics that it reads besides the mask; `{of}` in a name stands for the value of
-      the parameter `of`
+    - needs: the statistics that it reads besides the mask; `{model}` in a name stands for the value of
+      the parameter `model`
     - pointwise: a token's weight depends on that token only, so that it is known without the rest
       of the batch
     - identity: the parameter values at which all tokens have the same weight, if there are any
@@ -84,16 +84,18 @@ def all(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     return _mask(statistics)
 
 
-@WEIGHTS.enter("the least certain tokens", "2506.01939", ("{of}_entropy",), identity=_ALL_TOKENS)
+@WEIGHTS.enter("the least certain tokens", "2506.01939", ("{model}_entropy",), identity=_ALL_TOKENS)
 def entropy_top(
-    statistics: TokenStatistics, fraction: float = 0.2, of: str = "student"
+    statistics: TokenStatistics, fraction: float = 0.2, model: str = "student"
 ) -> Float[Tensor, " T"]:
     """Mark the `fraction` of tokens at which the student (or teacher) is least certain (arXiv
     2506.01939).
     """
-    if of not in ("student", "teacher"):
-        raise ValueError(f"entropy_top: of must be student or teacher, got {of!r}")
-    return _top(_mask(statistics), _statistic("entropy_top", statistics, f"{of}_entropy"), fraction)
+    if model not in ("student", "teacher"):
+        raise ValueError(f"entropy_top: model must be student or teacher, got {model!r}")
+    return _top(
+        _mask(statistics), _statistic("entropy_top", statistics, f"{model}_entropy"), fraction
+    )
 
 
 @WEIGHTS.enter("the tokens of largest divergence", needs=("divergence",), identity=_ALL_TOKENS)
@@ -157,20 +159,20 @@ def turn(statistics: TokenStatistics, decay: float = 0.9) -> Float[Tensor, " T"]
 @WEIGHTS.enter(
     "tokens at which a statistic exceeds a value",
     "2603.07079",
-    ("{of}",),
+    ("{statistic}",),
     pointwise=True,
     identity={"above": -math.inf},
 )
 def threshold(
     statistics: TokenStatistics,
     above: float = 0.0,
-    of: str = "teacher_entropy",
+    statistic: str = "teacher_entropy",
     below: float = math.inf,
 ) -> Float[Tensor, " T"]:
     """Mark the tokens at which a statistic lies in (above, below] (Entropy-Aware OPD, arXiv
     2603.07079).
     """
-    value = _statistic("threshold", statistics, of, MEASURES)
+    value = _statistic("threshold", statistics, statistic, MEASURES)
     return _mask(statistics) * ((value > above) & (value <= below))
 
 
@@ -249,20 +251,20 @@ def not_special(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 
 
 @WEIGHTS.enter(
-    "exp(-beta H)", "2604.02288", ("{of}_entropy",), pointwise=True, identity={"beta": 0.0}
+    "exp(-beta H)", "2604.02288", ("{model}_entropy",), pointwise=True, identity={"beta": 0.0}
 )
 def certain(
-    statistics: TokenStatistics, beta: float = 1.0, of: str = "teacher"
+    statistics: TokenStatistics, beta: float = 1.0, model: str = "teacher"
 ) -> Float[Tensor, " T"]:
     """Return exp(-beta H): tokens count less if the teacher (or student) is uncertain (SRPO, arXiv
     2604.02288).
     """
-    if of not in ("student", "teacher"):
-        raise ValueError(f"certain: of must be student or teacher, got {of!r}")
+    if model not in ("student", "teacher"):
+        raise ValueError(f"certain: model must be student or teacher, got {model!r}")
     if beta < 0:
         raise ValueError(f"certain: beta must not be negative, got {beta}")
     return _mask(statistics) * torch.exp(
-        -beta * precise(_statistic("certain", statistics, f"{of}_entropy"))
+        -beta * precise(_statistic("certain", statistics, f"{model}_entropy"))
     )
 
 

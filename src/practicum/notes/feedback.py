@@ -20,7 +20,7 @@ class Config(NoteConfig):
     """About which answers the task is asked."""
 
     type: Literal["feedback"] = "feedback"
-    only: Literal["all", "correct", "incorrect"] = Field(
+    filter: Literal["all", "correct", "incorrect"] = Field(
         default="all", description="about these answers only, by the verifier's reward"
     )
 
@@ -37,7 +37,7 @@ class TaskFeedback(Note):
         return [self._ask(rollout) for rollout in rollouts]
 
     def _ask(self, rollout: Rollout) -> str | None:
-        if self.config.only not in ("all", classify_outcome(rollout)):
+        if self.config.filter not in ("all", classify_outcome(rollout)):
             return None
         if NOTE in rollout.notes:
             return rollout.notes[NOTE]

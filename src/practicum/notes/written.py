@@ -4,7 +4,7 @@ The writer is the student itself, the recipe's teacher or reference, or any teac
 text depends on (seed, step, prompt, number) and on what the template shows. What a model wrote is
 data: it is cut to a length, and control tokens in it stay text.
 
-With `per: run` there is one text, the experience: answer after answer the writer reads it and the
+With `unit: run` there is one text, the experience: answer after answer the writer reads it and the
 answer, and writes it anew (OEL 2603.16856).
 """
 
@@ -62,19 +62,19 @@ class Config(NoteConfig):
         min_length=1,
         description="the request; of several the first whose fields are all there. Placeholders are "
         "those of a privileged teacher, earlier notes, {transcript} (the conversation), "
-        "{attempts} (all answers to the prompt), and with `per: run` the note's own name (its text "
+        "{attempts} (all answers to the prompt), and with `unit: run` the note's own name (its text "
         "so far)",
     )
-    by: Literal["student", "teacher", "reference"] = Field(
+    author: Literal["student", "teacher", "reference"] = Field(
         default="student", description="the writer; the student writes with its newest weights"
     )
     writer: Plugin("teachers", TeacherConfig) | None = Field(  # type: ignore[valid-type]
         default=None, description="another writer: any teacher that writes"
     )
-    only: Literal["all", "correct", "incorrect"] = Field(
+    filter: Literal["all", "correct", "incorrect"] = Field(
         default="all", description="about these answers only, by the verifier's reward"
     )
-    per: Literal["answer", "prompt", "run"] = Field(
+    unit: Literal["answer", "prompt", "run"] = Field(
         default="answer",
         description="one text for each answer, one for all of a prompt, or one that is written anew "
         "with each answer of the run",
@@ -107,7 +107,7 @@ class Config(NoteConfig):
     @property
     def role(self) -> str:
         """The writer's role, `writer` for one of its own."""
-        return self.by if self.writer is None else "writer"
+        return self.author if self.writer is None else "writer"
 
     @property
     def question(self) -> TopK:
@@ -130,9 +130,9 @@ class Config(NoteConfig):
             for field in dict.fromkeys(fields)
             if field in later
         ]
-        if (name in fields) != (self.per == "run"):
+        if (name in fields) != (self.unit == "run"):
             problems.append(
-                f"notes.{name}.template: {{{name}}} stands for the text so far, which per: run has "
+                f"notes.{name}.template: {{{name}}} stands for the text so far, which unit: run has "
                 "and shows, and no other"
             )
         if self.choose == "overlap":
@@ -148,12 +148,14 @@ class Config(NoteConfig):
                 "write choose: longest, or another teacher"
             )
         can = self._find_capabilities(models)
-        where = f"notes.{name}.{'by' if self.writer is None else 'writer'}"
+        where = f"notes.{name}.{'author' if self.writer is None else 'writer'}"
         if self.role != "student" and can is None:
-            problems.append(f"{where}: there is no {self.by}; write by: student, or a writer")
+            problems.append(
+                f"{where}: there is no {self.author}; write author: student, or a writer"
+            )
         elif can is not None and not can.writes:
             problems.append(
-                f"{where}: this {self.role} writes nothing; write by: student, or take a writer "
+                f"{where}: this {self.role} writes nothing; write author: student, or take a writer "
                 "such as {type: model, model: ...} or {type: chat_api, ...}"
             )
         return problems
@@ -163,11 +165,11 @@ class Config(NoteConfig):
         capabilities = [self._find_capabilities(models)]
         capabilities += [models["teacher"]] if self.choose != "longest" else []
         follows = any(can is None or can.follows_student for can in capabilities)
-        return follows or self.per == "run"
+        return follows or self.unit == "run"
 
     def _find_capabilities(self, models: Mapping[str, Capabilities]) -> Capabilities | None:
         """Return what the writer can do; None for the student, or without a writer."""
-        return models.get(self.by) if self.writer is None else self.writer.capabilities()
+        return models.get(self.author) if self.writer is None else self.writer.capabilities()
 
 
 @dataclass(slots=True)
@@ -182,7 +184,7 @@ class WrittenNote(Note):
     writer: Teacher | None = None
     reader: Teacher | None = None
     experience: str | None = None
-    """For `per: run` the text after the steps so far."""
+    """For `unit: run` the text after the steps so far."""
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
         """Return the text of each rollout; None where it lacks a field, or nothing was written."""
@@ -190,11 +192,11 @@ class WrittenNote(Note):
         subjects = {
             row: rollout
             for row, rollout in enumerate(rollouts)
-            if self.config.only in ("all", classify_outcome(rollout))
+            if self.config.filter in ("all", classify_outcome(rollout))
         }
-        write = self._write_in_turn if self.config.per == "run" else self._write_at_once
+        write = self._write_in_turn if self.config.unit == "run" else self._write_at_once
         texts = write(subjects, fields, moment)
-        if self.config.per != "prompt":
+        if self.config.unit != "prompt":
             return [texts.get(row) for row in range(len(rollouts))]
         # A text for a prompt is about its first answer, and all of the prompt's answers have it.
         by_prompt = {rollouts[row].prompt.id: text for row, text in texts.items()}
@@ -211,7 +213,7 @@ class WrittenNote(Note):
         prompts: set[str] = set()
         for row, rollout in rollouts.items():
             request = self._fill(fields[row])
-            repeats = self.config.per == "prompt" and rollout.prompt.id in prompts
+            repeats = self.config.unit == "prompt" and rollout.prompt.id in prompts
             if request is not None and not repeats:
                 requests[row] = request
                 prompts.add(rollout.prompt.id)
@@ -241,7 +243,7 @@ class WrittenNote(Note):
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Keep the newest text, if it is of the whole run."""
-        if self.config.per == "run":
+        if self.config.unit == "run":
             texts = [datum.rollout.notes.get(self.name) for datum in data]
             self.experience = next(filter(None, reversed(texts)), self.experience)
 
@@ -361,7 +363,7 @@ class WrittenNote(Note):
             role = "teacher" if writer is self.reader else self.config.role
             raise CapabilityError(
                 f"notes.{self.name}: this {role} cannot write here; "
-                "write by: student and choose: longest"
+                "write author: student and choose: longest"
             )
         return samples
 
@@ -445,7 +447,7 @@ def _describe(rollout: Rollout, group: Sequence[Rollout]) -> dict[str, str]:
 
 def build(config: Config, context: NoteContext) -> Note:
     """Build the writer, unless it is the student or one of the recipe's models."""
-    writer = context.models.get(config.by)
+    writer = context.models.get(config.author)
     if config.writer is not None:
         assert context.build_teacher is not None, "only a dry test builds no teachers"
         writer = context.build_teacher(config.writer)

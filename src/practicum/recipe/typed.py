@@ -120,7 +120,7 @@ class TeacherSection(TypedDict, total=False):
     place: Literal["question", "answer"]
     question: str | Sequence[str] | None
     missing: Literal["error", "silent"]
-    by: str
+    key: str
     default: str | None
     tape: str
     rate: float
@@ -194,7 +194,7 @@ class TaskSection(TypedDict, total=False):
     task: str | Mapping[str, Any]
     note: str | None
     keep: int | None
-    per: Literal["run", "prompt"]
+    scope: Literal["run", "prompt"]
     shortest: int
     longest: int
     generator: str

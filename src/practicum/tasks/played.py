@@ -81,7 +81,7 @@ class Config(TaskConfig):
     keep: int | None = Field(
         default=None, ge=1, description="its newest different texts to keep; none: all"
     )
-    per: Literal["run", "prompt"] = Field(
+    scope: Literal["run", "prompt"] = Field(
         default="run", description="the texts of all conversations, or of those of the same prompt"
     )
 
@@ -93,7 +93,7 @@ def build(config: Config, context: TaskContext) -> Task:
     path = _find_rows(context.base_dir / Path(config.run.model).expanduser())
     rows = list(_read_rows(path))
     texts = group_pairs(
-        (row.prompt if config.per == "prompt" else "", row.notes.get(config.note or "", ""))
+        (row.prompt if config.scope == "prompt" else "", row.notes.get(config.note or "", ""))
         for _, row in rows
     )
     experiences = {key: _join_newest(group, config.keep) for key, group in texts.items()}
@@ -105,7 +105,7 @@ def build(config: Config, context: TaskContext) -> Task:
                 f"{path}: row {number}: no prompt of task.task is called {row.prompt[:40]!a}; "
                 "give the task that the run played"
             )
-        experience = experiences[row.prompt if config.per == "prompt" else ""]
+        experience = experiences[row.prompt if config.scope == "prompt" else ""]
         opening = by_id[row.prompt]
         for prompt in _list_beginnings(opening, row, experience):
             # Equal beginnings are one prompt, whoever played them.

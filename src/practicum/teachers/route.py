@@ -37,7 +37,7 @@ class Config(TeacherConfig):
     """The teachers, and the field that chooses among them; `none` leaves rollouts unscored."""
 
     type: Literal["route"] = "route"
-    by: str = Field(
+    key: str = Field(
         default="domain",
         description="`domain`, `teacher`, `outcome`, or a privileged field of the prompt",
     )
@@ -54,7 +54,7 @@ class Config(TeacherConfig):
                 f"{suggest_name(self.default, self.teachers)}"
             )
         outcomes = typing.get_args(Outcome)
-        if self.by == "outcome":
+        if self.key == "outcome":
             for name in self.teachers.keys() - {*outcomes, self.default}:
                 raise ValueError(
                     f"by outcome nothing leads to {name!r}; {suggest_name(name, outcomes)}"
@@ -68,13 +68,13 @@ class Config(TeacherConfig):
     def choose_member(self, prompt: Prompt, outcome: Outcome | None = None) -> str:
         """Return the member that the prompt's field selects; DataError if it selects none."""
         fields = {**prompt.privileged, "domain": prompt.domain, "teacher": prompt.teacher}
-        key = outcome if self.by == "outcome" else fields.get(self.by)
+        key = outcome if self.key == "outcome" else fields.get(self.key)
         if key is not None and key in self.teachers:
             return key
         if self.default is None:
-            reason = f"has the {self.by} {key!r}, to which no teacher belongs"
+            reason = f"has the {self.key} {key!r}, to which no teacher belongs"
             if key is None:
-                reason = f"has no {self.by}"
+                reason = f"has no {self.key}"
             raise DataError(
                 f"prompt {prompt.id!r} {reason}; the route knows {', '.join(self.teachers)}: add a "
                 "teacher for it under teacher.teachers, or name one of them as teacher.default"
@@ -83,7 +83,7 @@ class Config(TeacherConfig):
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Raise DataError at the first prompt that selects no member; by outcome none can tell."""
-        if self.by != "outcome":
+        if self.key != "outcome":
             for prompt in prompts:
                 self.choose_member(prompt)
 
@@ -94,7 +94,7 @@ class Config(TeacherConfig):
     def intersect(self, members: Iterable[Capabilities]) -> Capabilities:
         """Return what all members can answer; without a completion there is no outcome."""
         shared = intersect_capabilities(members)
-        return replace(shared, writes=shared.writes and self.by != "outcome")
+        return replace(shared, writes=shared.writes and self.key != "outcome")
 
 
 class RouteTeacher(TeacherOfMembers):
@@ -125,7 +125,7 @@ class RouteTeacher(TeacherOfMembers):
         self, requests: Sequence[TeacherRequest], params: SamplingParams
     ) -> list[Sample] | None:
         """Sample from each prompt's member; None by outcome, or if a member cannot generate."""
-        if self._config.by == "outcome":
+        if self._config.key == "outcome":
             return None
         names = [self._config.choose_member(request.prompt) for request in requests]
         samples: dict[int, Sample] = {}
@@ -138,7 +138,7 @@ class RouteTeacher(TeacherOfMembers):
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
         """Return the client of the prompt's member; None by outcome."""
-        if self._config.by == "outcome":
+        if self._config.key == "outcome":
             return None
         return self._members[self._config.choose_member(prompt)].bind_prompt(prompt)
 

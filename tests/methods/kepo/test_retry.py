@@ -101,7 +101,10 @@ def test_a_prompt_without_a_right_answer_is_tried_again_and_only_what_is_right_s
 def test_all_are_given_again_with_the_note_in_the_prompt_that_is_learned(
     parts: RunComponents,
 ) -> None:
-    first, again = collect(parts, "student"), collect(parts, "retry(hint, of=all, learn=with)")
+    first, again = (
+        collect(parts, "student"),
+        collect(parts, "retry(hint, filter=all, prompt=with_note)"),
+    )
     renderer = parts.parts.renderer
     for before, after in zip(first, again, strict=True):
         if after.sample == 1:
@@ -113,14 +116,14 @@ def test_all_are_given_again_with_the_note_in_the_prompt_that_is_learned(
         assert after.prompt.id == before.prompt.id and after.policy_logprobs.isfinite().all()
 
 
-@pytest.mark.parametrize("learn", ["with", "without"])
+@pytest.mark.parametrize("learn", ["with_note", "without_note"])
 def test_a_note_begins_the_answer_as_an_environments_words(
     parts: RunComponents, learn: str
 ) -> None:
     first = collect(parts, "student")
-    again = collect(parts, f"retry(hint, of=all, learn={learn}, place=answer)")
+    again = collect(parts, f"retry(hint, filter=all, prompt={learn}, place=answer)")
     renderer = parts.parts.renderer
-    words = renderer.encode("cc\n\n") if learn == "with" else []
+    words = renderer.encode("cc\n\n") if learn == "with_note" else []
     for before, after in zip(first, again, strict=True):
         if after.sample == 1:
             continue
@@ -150,7 +153,7 @@ def test_wrong_answers_alone_are_given_again(parts: RunComponents) -> None:
 
 KEPO: dict[str, Any] = {
     "rollout": {"n": 3, "max_new_tokens": 5, "source": "retry(hint)"},
-    "notes": {"hint": {"type": "written", "template": "{question}", "by": "teacher"}},
+    "notes": {"hint": {"type": "written", "template": "{question}", "author": "teacher"}},
     "objective": {
         "losses": [
             {"signal": "score(group_mean)"},

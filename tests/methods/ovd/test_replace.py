@@ -158,7 +158,7 @@ def test_a_writer_of_whole_answers_replaces_all_of_one(built: RunComponents) -> 
 
 def test_the_student_writes_again_until_it_is_accepted(built: RunComponents) -> None:
     before, scorer = collect(built, "student"), Accepting()
-    after = collect(built, "replace(grade, by=student, tries=30)", scorer)
+    after = collect(built, "replace(grade, writer=student, tries=30)", scorer)
     assert all(find_letter(built, rollout, "d") is None for rollout in after)
     assert sorted(scorer.asked, reverse=True) == scorer.asked and len(scorer.asked) > 2
     for old, new in zip(before, after, strict=True):
@@ -167,12 +167,12 @@ def test_the_student_writes_again_until_it_is_accepted(built: RunComponents) -> 
         assert new.source == "student" and new.authors is None
         assert new.policy_logprobs.isfinite().all() and len(new.tokens) <= LIMIT
     # One try may be rejected again: it stays, and the judge leaves it out.
-    once = collect(built, "replace(grade, by=student)")
+    once = collect(built, "replace(grade, writer=student)")
     assert any(find_letter(built, rollout, "d") is not None for rollout in once)
 
 
 def test_a_prompt_does_not_depend_on_the_others(built: RunComponents) -> None:
-    source = "replace(grade, by=student, tries=3)"
+    source = "replace(grade, writer=student, tries=3)"
     together = collect(built, source)
     apart = [r for p in built.parts.prompts[:4] for r in collect(built, source, prompts=[p])]
     assert [r.tokens.tolist() for r in together] == [r.tokens.tolist() for r in apart]
@@ -209,7 +209,7 @@ JUDGE = {"type": "judge", "teacher": {"type": "grading_teacher:Plugin"}}
         ({"scorers": {"grade": {"type": "outcome"}}}, "scorer 'grade' rejects no answers"),
         ({"rollout.max_staleness": 1}, "guides the replace; write max_staleness: 0"),
         ({"teacher": {"type": "none"}, "objective": {"signal": "score"}}, "lets the teacher write, but"),
-        ({"rollout.source": "replace(grade, by=reference)"}, "lets the reference write and there is none"),
+        ({"rollout.source": "replace(grade, writer=reference)"}, "lets the reference write and there is none"),
         ({"rollout.source": "replace(grade, tries=0)"}, "greater than or equal to 1"),
     ],
 )  # fmt: skip

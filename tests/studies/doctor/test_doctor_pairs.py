@@ -354,7 +354,7 @@ def test_nobody_teaching_is_said_and_leaves_rl(folder: Path) -> None:
         {"type": "privileged", "question": "{attempt}", "teacher": {"type": "self"}},
         {
             "type": "route",
-            "by": "outcome",
+            "key": "outcome",
             "teachers": {"correct": {"type": "self"}},
             "default": "correct",
         },

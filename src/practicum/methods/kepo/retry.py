@@ -28,8 +28,8 @@ NOTE = "retried"
 class Config(SourceConfig):
     """The student answers again with a `note` in its prompt, and learns without it (KEPO 2602.00400).
 
-    `of` names the answers: those of prompts without a right one, all wrong ones, or all. A second
-    answer takes the first one's place if it is right, or with `of=all` always. With `learn=with` the
+    `filter` names the answers: those of prompts without a right one, all wrong ones, or all. A second
+    answer takes the first one's place if it is right, or with `filter=all` always. With `prompt=with_note` the
     note stays in the prompt that is learned. With `place=answer` the note does not stand before the
     question but begins the answer, as an environment's words do (SD-Zero 2604.12002).
     """
@@ -37,14 +37,14 @@ class Config(SourceConfig):
     type: Literal["retry"] = "retry"
     form: ClassVar[Form] = "answers"
     note: str
-    of: Literal["failed_group", "incorrect", "all"] = "failed_group"
-    learn: Literal["without", "with"] = "without"
+    filter: Literal["failed_group", "incorrect", "all"] = "failed_group"
+    prompt: Literal["without_note", "with_note"] = "without_note"
     place: Literal["question", "answer"] = "question"
 
     @property
     def begins_answers(self) -> bool:
         """True if the note is a part of the answers that are learned."""
-        return self.place == "answer" and self.learn == "with"
+        return self.place == "answer" and self.prompt == "with_note"
 
     @property
     def note_made(self) -> str:
@@ -84,7 +84,7 @@ class Retrier:
         again = [row for row in self._select_rows(rollouts) if self.source.note in noted[row].notes]
         seconds = self._answer_again([keys[row] for row in again], [noted[row] for row in again])
         for row, second in zip(again, seconds, strict=True):
-            takes_place = self.source.of == "all" or classify_outcome(second) == "correct"
+            takes_place = self.source.filter == "all" or classify_outcome(second) == "correct"
             rollouts[row] = second if takes_place else set_note(rollouts[row], NOTE, "failed")
         return rollouts
 
@@ -97,10 +97,12 @@ class Retrier:
         )
         failed = {name for name, group in groups.items() if set(group) == {"incorrect"}}
         rows = enumerate(zip(rollouts, outcomes, strict=True))
-        if self.source.of == "failed_group":
+        if self.source.filter == "failed_group":
             return [row for row, (rollout, _) in rows if rollout.prompt.id in failed]
         return [
-            row for row, (_, outcome) in rows if self.source.of == "all" or outcome == "incorrect"
+            row
+            for row, (_, outcome) in rows
+            if self.source.filter == "all" or outcome == "incorrect"
         ]
 
     def _answer_again(
@@ -115,7 +117,7 @@ class Retrier:
         seeds = compute_key_seeds(sampler.batch, "retry", keys)
         requests = [SampleRequest(*pair) for pair in zip(contexts, seeds, strict=True)]
         samples = self.noter.student.sample(requests, sampler.params)
-        learns_with = self.source.learn == "with"
+        learns_with = self.source.prompt == "with_note"
         if not learns_with:
             # The policy without the note never scored these tokens.
             samples = [

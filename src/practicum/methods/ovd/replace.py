@@ -27,7 +27,7 @@ REFUSED = "refused"
 
 
 class Config(SourceConfig):
-    """The student writes; `by` writes again what the recipe's `scorer` rejects (OVD 2601.21968).
+    """The student writes; `writer` writes again what the recipe's `scorer` rejects (OVD 2601.21968).
 
     What comes before the first rejected step stays, and a rejected answer without steps goes as a
     whole. What was written again is judged again, up to `tries` times in all.
@@ -38,13 +38,13 @@ class Config(SourceConfig):
     guide_rejects: ClassVar[bool] = True
     guide_example: ClassVar[str] = "judge, at_least: 5, teacher: ..."
     scorer: str
-    by: Literal["teacher", "reference", "student"] = "teacher"
+    writer: Literal["teacher", "reference", "student"] = "teacher"
     tries: int = Field(default=1, ge=1)
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
         """Return the model that writes again, if it is not the student."""
-        return () if self.by == "student" else (self.by,)
+        return () if self.writer == "student" else (self.writer,)
 
     @property
     def guide(self) -> str | None:
@@ -53,7 +53,7 @@ class Config(SourceConfig):
 
     def count_teacher_answers(self, n: int) -> float:
         """Return the most that there can be."""
-        return n * self.tries if self.by == "teacher" else 0
+        return n * self.tries if self.writer == "teacher" else 0
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
         """Return the student's answers, with what the scorer rejects written again."""
@@ -66,7 +66,7 @@ class Config(SourceConfig):
             )
         models = {"teacher": writers.teacher, "reference": writers.reference}
         return StepReplacer(
-            self, parts.sampler, scorer, writers.student, models.get(self.by)
+            self, parts.sampler, scorer, writers.student, models.get(self.writer)
         ).collect(keys)
 
     @classmethod
@@ -120,7 +120,7 @@ class StepReplacer:
 
     def _reject(self, row: int, key: RolloutKey, rollout: Rollout, cut: int) -> Rejection:
         """Return a rejection with whoever goes on from the accepted tokens."""
-        if self.source.by == "student":
+        if self.source.writer == "student":
             client = PromptedClient(self.student, rollout.prompt_tokens)
             return Rejection(row, key, rollout, cut, client)
         assert self.writer is not None, "a recipe without this writer is refused when it is read"
@@ -164,13 +164,13 @@ class StepReplacer:
         requests = [TeacherRequest(key.prompt, seed) for key, seed in zip(keys, seeds, strict=True)]
         samples = self.writer.sample(requests, self.sampler.params)
         if samples is None:
-            who = "the reference" if self.source.by == "reference" else "this teacher"
+            who = "the reference" if self.source.writer == "reference" else "this teacher"
             raise CapabilityError(self.source.explain_no_generation(who))
         return samples
 
     def _rebuild(self, rejection: Rejection, end: Sample) -> Rollout:
         """Return the answer with its new end; the rejected one with a note if the writer refused."""
-        rollout, by = rejection.rollout, self.source.by
+        rollout, by = rejection.rollout, self.source.writer
         if end.stop_reason in FAILURES:
             return replace(rollout, notes={NOTE: REFUSED})
         version = self.sampler.batch.policy_version

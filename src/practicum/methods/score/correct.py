@@ -36,7 +36,7 @@ from practicum.types import AUTHORS, Metrics, Prompt, Rollout, Sample, SampleReq
 
 
 class Config(SourceConfig):
-    """The student converses; `by` writes its first wrong turn, and it goes on (SCoRe 2509.14257).
+    """The student converses; `writer` writes its first wrong turn, and it goes on (SCoRe 2509.14257).
 
     The recipe's `scorer` reads the conversation and rejects a turn: a judge by turns. Without one
     the task's own expert knows: a turn is wrong if it is less than `below` times as likely as the
@@ -50,7 +50,7 @@ class Config(SourceConfig):
     instead: ClassVar[str] = "replace(...)"
     guide_rejects: ClassVar[bool] = True
     guide_example: ClassVar[str] = "judge, at_least: 5, teacher: ..."
-    by: Literal["teacher", "reference"] = "teacher"
+    writer: Literal["teacher", "reference"] = "teacher"
     scorer: str | None = None
     below: float = Field(default=0.5, gt=0, le=1)
     start: Literal["corrected", "verified"] = "corrected"
@@ -58,7 +58,7 @@ class Config(SourceConfig):
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
         """Return the model that writes the turns."""
-        return (self.by,)
+        return (self.writer,)
 
     @property
     def guide(self) -> str | None:
@@ -67,7 +67,7 @@ class Config(SourceConfig):
 
     def count_teacher_answers(self, n: int) -> float:
         """Return the conversations in which the teacher may write a turn."""
-        return n if self.by == "teacher" else 0
+        return n if self.writer == "teacher" else 0
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
         """Return the student's conversations, the first wrong turn of each written anew."""
@@ -85,7 +85,7 @@ class Config(SourceConfig):
                 "rollout.source: correct without a scorer asks the task's expert, and this task "
                 "has none; write correct(scorer=NAME) with a judge"
             )
-        model = writers.teacher if self.by == "teacher" else writers.reference
+        model = writers.teacher if self.writer == "teacher" else writers.reference
         assert model is not None, "a recipe without this writer is refused when it is read"
         corrector = TurnCorrector(
             self, parts.sampler, writers.environment, writers.task, writers.student, model, scorer
@@ -298,7 +298,7 @@ class TurnCorrector:
         client = self.writer.bind_prompt(key.prompt)
         if client is None or not client.accepts_tokens:
             raise CapabilityError(
-                f"rollout.source: {self.source.model_dump()} lets the {self.source.by} write one "
+                f"rollout.source: {self.source.model_dump()} lets the {self.source.writer} write one "
                 "turn of a conversation, and it cannot go on from tokens; take a teacher that "
                 "completes tokens, such as {type: model, model: ...} or {type: expert}"
             )
@@ -328,7 +328,7 @@ class TurnCorrector:
             authors = torch.full((len(built.tokens),), AUTHORS.index("student"), dtype=torch.uint8)
             authors = authors if built.authors is None else built.authors.clone()
             end = start.turn.start + len(start.correction.tokens)
-            authors[start.turn.start : end] = AUTHORS.index(self.source.by)
+            authors[start.turn.start : end] = AUTHORS.index(self.source.writer)
             notes = {**built.notes, **start.notes}
             corrected.append(replace(built, authors=authors, notes=notes))
         return corrected
@@ -336,7 +336,9 @@ class TurnCorrector:
     def _begin(self, start: "_Restart") -> Beginning:
         """Return the conversation up to the corrected turn, that one included."""
         right, correction = _cut(start.rollout, start.turn), start.correction
-        new_tokens = Tokens.from_sample(correction, self.source.by, start.rollout.policy_version)
+        new_tokens = Tokens.from_sample(
+            correction, self.source.writer, start.rollout.policy_version
+        )
         text = self.sampler.renderer.decode(correction.tokens.tolist())
         turn = Turn("assistant", len(new_tokens), text)
         return Beginning(right.tokens + new_tokens, (*right.turns, turn))

@@ -25,9 +25,9 @@ class Config(NoteConfig):
     """The note to keep, and the size of the memory."""
 
     type: Literal["memory"] = "memory"
-    of: str = Field(description="the note whose texts are kept")
+    note: str = Field(description="the note whose texts are kept")
     keep: int = Field(default=8, ge=1, description="the newest different texts to keep")
-    per: Literal["run", "prompt"] = Field(
+    scope: Literal["run", "prompt"] = Field(
         default="run", description="one memory for all prompts, or one for each"
     )
     choose: Literal["all", "ucb"] = Field(
@@ -43,10 +43,10 @@ class Config(NoteConfig):
     ) -> list[str]:
         """Return a line if the recipe lacks the note to keep."""
         other_notes = [note for note in notes if note != name]
-        if self.of in other_notes:
+        if self.note in other_notes:
             return []
         return [
-            f"notes.{name}.of: no other note named {self.of!r}; {suggest_name(self.of, other_notes)}"
+            f"notes.{name}.note: no other note named {self.note!r}; {suggest_name(self.note, other_notes)}"
         ]
 
     def follows_student(self, models: Mapping[str, Capabilities]) -> bool:
@@ -93,7 +93,7 @@ class KeptExperience(Note):
         """Keep the step's texts, and what came of those that it showed."""
         rollouts = [datum.rollout for datum in data]
         for rollout in rollouts:
-            text = rollout.notes.get(self._config.of, "").strip()
+            text = rollout.notes.get(self._config.note, "").strip()
             if not text:
                 continue
             texts = self._texts.setdefault(self._name_key(rollout), [])
@@ -104,7 +104,7 @@ class KeptExperience(Note):
 
     def _count_tries(self, rollouts: Sequence[Rollout]) -> None:
         """Add a try to the texts that the rollouts showed, and one to those that are about them."""
-        for note in (self._name, self._config.of):
+        for note in (self._name, self._config.note):
             rewards = group_pairs(
                 ((self._name_key(rollout), rollout.notes[note].strip()), rollout.reward)
                 for rollout in rollouts
@@ -135,7 +135,7 @@ class KeptExperience(Note):
         self._tries = tables.get("tries", {})
 
     def _name_key(self, rollout: Rollout) -> str:
-        return rollout.prompt.id if self._config.per == "prompt" else ""
+        return rollout.prompt.id if self._config.scope == "prompt" else ""
 
 
 def build(config: Config, context: NoteContext) -> Note:
