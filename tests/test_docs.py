@@ -554,10 +554,10 @@ def _families() -> str:
 
 
 def _recipes() -> str:
-    folder = packaged.locate_packaged_recipes()
+    files = packaged.list_recipe_files()
     rows = []
     for name in recipe.list_recipe_names():
-        data = recipe.yaml_files.read_yaml(folder / f"{name}.yaml")
+        data = recipe.yaml_files.read_yaml(files[name])
         rows.append([f"`{name}`", data["family"], data["about"]])
     order = list(recipe.FAMILIES)
     rows.sort(key=lambda row: order.index(row[1]))

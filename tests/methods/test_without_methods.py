@@ -30,6 +30,12 @@ for module in pkgutil.walk_packages(practicum.__path__, "practicum."):
             assert error.name is not None and not error.name.startswith("practicum"), module.name
 from practicum.core.plugins import list_plugins
 assert "search" not in list_plugins("practicum.rollouts.sources")
+from practicum.recipe import list_recipe_names
+from practicum.runs.stages import load_pipeline_or_recipe
+names = list_recipe_names()
+assert "papers/gkd" in names and "papers/ovd" not in names
+for name in names:
+    load_pipeline_or_recipe(name)
 from practicum.cli.app import app
 app(["run", "smoke/toy", "train.steps=2", "--out", "run"])
 """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from practicum.core.packaged import locate_packaged_recipes
+from practicum.core.packaged import list_recipe_files, locate_packaged_recipes
 from practicum.errors import RecipeError
 from practicum.models.starting_values import SETTINGS
 from practicum.recipe import WORDS, find_recipe, list_recipe_names, load_recipe, read_recipe
@@ -67,7 +67,7 @@ def test_a_method_with_other_models_has_no_number_of_its_setting(name: str, tmp_
 
 @pytest.mark.parametrize("name", list_recipe_names())
 def test_a_packaged_recipe_keeps_numbers_in_its_setting(name: str) -> None:
-    content = read_yaml(locate_packaged_recipes() / f"{name}.yaml")
+    content = read_yaml(list_recipe_files()[name])
     assert "setting" in content
     for part in (content, *content.get("stages", ())):
         assert not part.keys() & {"optimizer", "evaluation"}, name

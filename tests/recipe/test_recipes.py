@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from toy import rows
 
-from practicum.core.packaged import locate_packaged_recipes
+from practicum.core.packaged import list_recipe_files
 from practicum.core.plugins import list_plugins
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.ports import walk
@@ -28,14 +28,14 @@ def test_there_are_recipes() -> None:
 PIPELINES = [
     name
     for name in list_recipe_names()
-    if "stages" in read_yaml(locate_packaged_recipes() / f"{name}.yaml")
+    if "stages" in read_yaml(list_recipe_files()[name])
 ]
 RECIPES = [name for name in list_recipe_names() if name not in PIPELINES]
 
 
 @pytest.mark.parametrize("name", list_recipe_names())
 def test_a_recipe_states_its_family_in_its_own_file(name: str) -> None:
-    content = read_yaml(locate_packaged_recipes() / f"{name}.yaml")
+    content = read_yaml(list_recipe_files()[name])
     assert content["family"] in FAMILIES
 
 
@@ -48,7 +48,7 @@ def test_a_recipe_parses_and_reads_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_speaks_of_files_that_come_with_it(name: str) -> None:
-    data = read_recipe(locate_packaged_recipes() / f"{name}.yaml")
+    data = read_recipe(list_recipe_files()[name])
     task = data["task"] if isinstance(data["task"], dict) else {}
     for key in ("path", "heldout"):
         if isinstance(task.get(key), str):

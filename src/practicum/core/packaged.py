@@ -1,23 +1,53 @@
-"""The packaged recipes by name, found without importing what reads them."""
+"""The packaged recipes by name, found without importing what reads them.
+
+They are in the folder of recipes, and a recipe that needs a part of one method is in the folder of
+the method: `methods/ovd/recipes/papers/ovd.yaml` has the name `papers/ovd`.
+"""
 
 import importlib.resources
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 
 def locate_packaged_recipes() -> Path:
     """Return the folder of the packaged recipes; in a checkout, the repository's `recipes`."""
-    installed = Path(str(importlib.resources.files("practicum"))) / "packaged_recipes"
+    installed = _locate_package() / "packaged_recipes"
     return installed if installed.is_dir() else Path(__file__).resolve().parents[3] / "recipes"
+
+
+def list_recipe_files() -> Mapping[str, Path]:
+    """Return the files of all packaged recipes and settings by name, in order."""
+    return _list_files(locate_packaged_recipes(), _locate_package())
 
 
 def list_recipe_names() -> list[str]:
     """Return the names of the packaged recipes that can run, without settings."""
-    return list(_list_names(locate_packaged_recipes()))
+    return [name for name in list_recipe_files() if not name.startswith("settings/")]
+
+
+def find_base(file: Path) -> Path:
+    """Return the folder at which the relative paths of a recipe start, which is the file's own.
+
+    Those of a method's recipe start in the folder of recipes, as if it were there.
+    """
+    for name, packaged in list_recipe_files().items():
+        if packaged == file.resolve():
+            return (locate_packaged_recipes() / name).parent.resolve()
+    return file.parent.resolve()
 
 
 @lru_cache(maxsize=1)
-def _list_names(folder: Path) -> tuple[str, ...]:
-    """Return the same of a folder; a list of all recipes asks for it twice for each."""
-    names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
-    return tuple(name for name in names if not name.startswith("settings/"))
+def _list_files(recipes: Path, package: Path) -> dict[str, Path]:
+    """Return the files of some folders; a list of all recipes asks for them twice for each."""
+    folders = [recipes, *package.glob("methods/*/recipes")]
+    files = {
+        str(file.relative_to(folder).with_suffix("")): file.resolve()
+        for folder in folders
+        for file in folder.rglob("*.yaml")
+    }
+    return dict(sorted(files.items()))
+
+
+def _locate_package() -> Path:
+    return Path(str(importlib.resources.files("practicum")))

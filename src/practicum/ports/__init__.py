@@ -316,7 +316,7 @@ class TeacherRequest:
 
 
 class TeacherServices:
-    """What a run does for the teachers that it builds; `path` is a teacher's name in the run.
+    """The services of a run to the teachers that it builds; `path` is a teacher's name in the run.
 
     The path is the teacher's role and the keys of the members that lead to it, such as
     `teacher/math`. Meters, dimensions and digests are kept under it.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from practicum.core.packaged import locate_packaged_recipes
+from practicum.core.packaged import find_base, list_recipe_files
 from practicum.errors import RecipeError
 from practicum.recipe.overrides import override_all
 from practicum.recipe.schema import WORDS
@@ -43,7 +43,7 @@ def read_layers(path: Path, above: tuple[Path, ...] = ()) -> list[RecipeLayer]:
 
     `above` are the files that extend this one.
     """
-    folder = path.parent.resolve()
+    folder = find_base(path)
     recipe_data = expand_file(path)
     parent, setting = recipe_data.pop("extends", None), recipe_data.pop("setting", None)
     layers: list[RecipeLayer] = []
@@ -71,7 +71,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     left out, because they only fit the setting's student.
     """
     recipe_data = merge_layers(fit_layers(read_layers(path), overrides))
-    recipe_data.setdefault("base_dir", str(path.parent.resolve()))
+    recipe_data.setdefault("base_dir", str(find_base(path)))
     return recipe_data
 
 
@@ -144,8 +144,8 @@ def _read_setting(setting: Any, path: Path) -> list[RecipeLayer]:
     entries = {key: section for key, section in setting.items() if key != "extends"}
     layers = _read_pair(str(setting["extends"]), path) if "extends" in setting else []
     if "task" in entries:
-        entries.setdefault("base_dir", str(path.parent.resolve()))
-    entries = expand_section(entries, path.parent.resolve())
+        entries.setdefault("base_dir", str(find_base(path)))
+    entries = expand_section(entries, find_base(path))
     return [*layers, RecipeLayer(f"setting of {_name(path)}", entries, is_setting=True)]
 
 
@@ -165,8 +165,5 @@ def _read_pair(name: str, path: Path) -> list[RecipeLayer]:
 
 def _name(path: Path) -> str:
     """Return the name of a packaged file, such as `papers/gkd`, or a path."""
-    folder = locate_packaged_recipes()
-    if not path.resolve().is_relative_to(folder.resolve()):
-        return str(path)
-    name = str(path.resolve().relative_to(folder.resolve()).with_suffix(""))
-    return name.removeprefix(f"{SETTINGS_FOLDER}/")
+    names = {file: name for name, file in list_recipe_files().items()}
+    return names.get(path.resolve(), str(path)).removeprefix(f"{SETTINGS_FOLDER}/")

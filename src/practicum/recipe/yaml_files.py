@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from practicum.core.packaged import list_recipe_names, locate_packaged_recipes
+from practicum.core.packaged import find_base, list_recipe_files, list_recipe_names
 from practicum.errors import RecipeError
 from practicum.models.sources import is_gguf
 from practicum.recipe.short_forms import expand_models
@@ -46,7 +46,7 @@ def find_recipe(source: str | Path) -> Path:
         return Path(source)
     name = str(source).removeprefix("recipes/").removesuffix(".yaml")
     if name in list_recipe_names():
-        return locate_packaged_recipes() / f"{name}.yaml"
+        return list_recipe_files()[name]
     raise RecipeError(
         f"no recipe {str(source)[:100]!r}: not a file, not a run folder and not a packaged recipe; "
         f"{_suggest_recipe(str(source))}practicum ls recipes --like WORD searches the packaged ones"
@@ -67,7 +67,7 @@ def _suggest_recipe(source: str) -> str:
 
 def expand_file(path: Path) -> dict[str, Any]:
     """Return the data of a recipe file with short forms written out and model paths resolved."""
-    return expand_section(read_yaml(path), path.parent.resolve())
+    return expand_section(read_yaml(path), find_base(path))
 
 
 def expand_section(recipe_data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def find_parent(path: Path, parent: str) -> Path:
     if os.path.isfile(file):
         return file
     if parent in list_recipe_names():
-        return locate_packaged_recipes() / f"{parent}.yaml"
+        return list_recipe_files()[parent]
     raise RecipeError(
         f"{path}: extends {parent!r:.200}: neither a file, relative to {path.parent.resolve()}, nor a "
         f"packaged recipe; {_suggest_recipe(parent)}practicum ls recipes lists the packaged ones"
