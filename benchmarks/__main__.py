@@ -33,6 +33,7 @@ NAMES = (
     "end_to_end",
     "house",
     "structure",
+    "keys",
     "digests",
     "endurance",
     "report",
