@@ -42,6 +42,13 @@ def test_what_is_no_call_is_refused_with_an_example(text):
         parse_call(text)
 
 
+def test_a_call_that_yaml_cut_at_its_comma_is_told_of_quotes() -> None:
+    with pytest.raises(
+        ValueError, match="a call with a comma in quotes if it stands within braces"
+    ):
+        parse_call("topk(4")
+
+
 def test_a_positional_argument_comes_before_the_named_ones():
     with pytest.raises(
         ValueError, match=r"'topk\(k=3, student\)' has a positional argument after a named one"

@@ -26,9 +26,7 @@ def test_there_are_recipes() -> None:
 
 
 PIPELINES = [
-    name
-    for name in list_recipe_names()
-    if "stages" in read_yaml(list_recipe_files()[name])
+    name for name in list_recipe_names() if "stages" in read_yaml(list_recipe_files()[name])
 ]
 RECIPES = [name for name in list_recipe_names() if name not in PIPELINES]
 

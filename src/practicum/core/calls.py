@@ -16,7 +16,13 @@ def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Parse `'jsd(0.3)'` into `('jsd', [0.3], {})`; ValueError for any other text."""
     match = _CALL.match(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a name with arguments; write for example 'jsd(0.3)'")
+        hint = ""
+        if text.count("(") > text.count(")"):
+            # Inside braces YAML ends a text at its first comma.
+            hint = ", and a call with a comma in quotes if it stands within braces"
+        raise ValueError(
+            f"{text!r} is not a name with arguments; write for example 'jsd(0.3)'{hint}"
+        )
     name, inside = match.groups()
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
