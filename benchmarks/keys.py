@@ -2,8 +2,8 @@
 
     python -m benchmarks keys
 
-A key counts as written if its name stands anywhere in a packaged recipe; on a page if it stands there as code, and in a test if it
-stands there at all. Tables of pages that are generated from the settings list every key, so they do not count.
+A recipe or a test writes a key if it contains the name anywhere; a page writes it if it contains the name as code. Generated tables
+on pages list every key, so they do not count.
 """
 
 import re
@@ -20,7 +20,7 @@ GENERATED = re.compile(r"<!-- generated: .*?<!-- end of generated -->", re.DOTAL
 
 
 def main() -> None:
-    """Print how many keys there are, and those that no recipe writes."""
+    """Print the number of keys, and the keys that no recipe writes."""
     keys = set(_yield_keys(build_schema()))
     recipes = _list_words(
         _strip_comments(path.read_text("utf-8")) for path in list_recipe_files().values()

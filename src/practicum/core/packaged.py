@@ -29,7 +29,7 @@ def list_recipe_names() -> list[str]:
 def find_base(file: Path) -> Path:
     """Return the folder at which the relative paths of a recipe start, which is the file's own.
 
-    Those of a method's recipe start in the folder of recipes, as if it were there.
+    The paths of a method's recipe start in the folder of packaged recipes.
     """
     for name, packaged in list_recipe_files().items():
         if packaged == file.resolve():

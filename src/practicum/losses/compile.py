@@ -38,10 +38,10 @@ class ClosedForm:
 
 @dataclass(frozen=True, slots=True)
 class CompiledObjective:
-    """An objective whose terms have made their choices: their two sides, in the same order.
+    """The two sides of every term of an objective, in the order of the terms.
 
     `closed` has the closed form of each term, and is None if one of them has none. `maps_pace` is the
-    relative learning rate of the weights that a signal has of its own, None without any.
+    relative learning rate of a signal's weights, None if no signal has weights.
     """
 
     logits: tuple[LogitSide, ...]

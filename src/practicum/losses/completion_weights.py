@@ -42,7 +42,7 @@ class CompletionWeights:
 
     def compute(self, values: TermValues, batch: TokenBatch) -> Float[Tensor, " T"]:
         """Return the weight of each token's completion, 0 if it is not selected."""
-        # Without statistics of tokens the weights are those of the whole batch, whatever part this is.
+        # Without statistics of tokens the weights are the same for every part of the batch.
         if not self.statistics:
             return batch.spread(
                 self.key,

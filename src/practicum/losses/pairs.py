@@ -34,7 +34,7 @@ class PairSide:
     needs_signal: bool
 
     def find_pairs(self, values: TermValues, batch: TokenBatch) -> Pairs:
-        """Return every pair of two completions of a prompt of which one is chosen over the other.
+        """Return all pairs of a chosen and a rejected completion of the same prompt.
 
         A completion about which the term's model says nothing is in no pair.
         """

@@ -87,7 +87,7 @@ def compute_values(
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The student and the two others at the same tokens; `subject` is the one that a term is about."""
+    """The distributions at the same tokens; `subject` is the model that a term is about."""
 
     student: Float[Tensor, "T V"]
     subject: TeacherDistribution
@@ -137,7 +137,7 @@ class LogitSide:
         student, reference = models.student, models.reference
         subject = reference if self.asks_reference else models.subject
         if not self.is_shared:
-            # They are of all tokens, those in the bucket included.
+            # Such a signal reads all tokens, also the tokens in the bucket.
             return Models(student, subject, reference)
         parts = [TeacherDistribution(student)]
         parts += [subject] if self.needs_signal else []
