@@ -35,7 +35,7 @@ SHORT = (
 )
 def test_the_suites_pass_on_a_second_device(is_whole: bool) -> None:
     """The short form takes one case of some tests; shapes are checked where they are tested on a CPU."""
-    files = [str(HERE / f"{name}.py") for name in SUITES]
+    files = [str(next(HERE.rglob(f"{name}.py"))) for name in SUITES]
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
     options += [] if is_whole else ["--every", "24", "-k", " or ".join(SHORT)]
     done = subprocess.run(
@@ -53,7 +53,7 @@ def test_the_suites_pass_on_a_second_device(is_whole: bool) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_what_needs_one_is_skipped_and_says_why(tmp_path: Path) -> None:
     """Also tests whose fixtures make models there."""
-    files = [str(HERE / name) for name in ("test_packing.py", "test_self_teacher.py")]
+    files = [str(HERE / "local" / name) for name in ("test_packing.py", "test_self_teacher.py")]
     options = ["-q", "-rs", "-n", "0", "-p", "no:cacheprovider", "-m", "gpu"]
     output = tmp_path / "output"
     status = forked(lambda: sys.exit(pytest.main([*options, *files])), output=output)
