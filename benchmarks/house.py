@@ -228,7 +228,7 @@ def measure_house() -> tuple[Measure, ...]:
     lines = sum(len(file.lines) for file in files)
     functions = [function for file in files for function in file.functions]
     return (
-        Measure("lines of code, with those of the laboratory", count_code(), None),
+        Measure("lines of code, laboratory included", count_code(), None),
         Measure("lines repeated in another file, %", round(100 * count_repeated() / lines, 2), 1.0),
         Measure(
             "lines of the longest function", max(len(_list_lines(node)) for node in functions), 80

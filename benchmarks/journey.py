@@ -21,6 +21,8 @@ from benchmarks.measuring import build_parser, format_table, open_session
 T = TypeVar("T")
 RECIPE = "smoke/toy"
 ROLLOUTS = 64
+UPDATE = "forward_backward"
+"""The function of an update."""
 OVERRIDES = ("student.model.pretrain.steps=5", "teacher.model.pretrain.steps=5")
 
 
@@ -28,7 +30,7 @@ OVERRIDES = ("student.model.pretrain.steps=5", "teacher.model.pretrain.steps=5")
 class Journey:
     """The functions that were called and the dataclasses that were made, how often from one file to another, and how deep.
 
-    `given_objective` has the functions that were called with the objective or one of its terms.
+    `given_objective` has the functions that an update called with the objective or one of its terms.
     """
 
     functions: set[tuple[str, str]] = field(default_factory=set)
@@ -63,7 +65,9 @@ def main() -> None:
     print(f"{len(shapes)} shapes of a rollout in a step: {', '.join(shapes)}")
     functions = legs["step"].given_objective
     places = len(functions), len({file for file, _ in functions})
-    print(f"{places[0]} functions in {places[1]} files of a step are given the objective or a term")
+    print(
+        f"{places[0]} functions in {places[1]} files of an update are given the objective or a term"
+    )
     for (start, end), count in legs["step"].moves.most_common(options.moves):
         print(f"{count:5} {start} -> {end}")
     session.report({}, **rows, shapes=shapes, given_objective=places)
@@ -88,7 +92,7 @@ def follow(work: Callable[[], T]) -> tuple[T, Journey]:
     from practicum.objective import Objective, Term
 
     root = f"{Path(practicum.__file__).parent}/"
-    journey, stack = Journey(), []
+    journey, stack = Journey(), list[tuple[str, str]]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
@@ -106,11 +110,12 @@ def follow(work: Callable[[], T]) -> tuple[T, Journey]:
                 journey.functions.add((file, code.co_qualname))
                 names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
                 arguments = (frame.f_locals.get(name) for name in names if name != "self")
-                if any(isinstance(argument, Objective | Term) for argument in arguments):
+                is_update = any(name == UPDATE for _, name in stack) or code.co_name == UPDATE
+                if is_update and any(isinstance(part, Objective | Term) for part in arguments):
                     journey.given_objective.add((file, code.co_qualname))
-            if stack and stack[-1] != file:
-                journey.moves[stack[-1], file] += 1
-            stack.append(file)
+            if stack and stack[-1][0] != file:
+                journey.moves[stack[-1][0], file] += 1
+            stack.append((file, code.co_name))
             journey.depth = max(journey.depth, len(stack))
 
     sys.setprofile(note)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from practicum.core.packaged import list_recipe_files, locate_packaged_recipes
+from practicum.core.packaged import find_base, list_recipe_files, locate_packaged_recipes
 from practicum.errors import RecipeError
 from practicum.models.starting_values import SETTINGS
 from practicum.recipe import WORDS, find_recipe, list_recipe_names, load_recipe, read_recipe
@@ -229,3 +229,9 @@ def test_the_recipe_of_a_run_folder_is_the_recipe(name: str, tmp_path: Path) -> 
 def test_a_folder_without_a_run_is_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="not a file, not a run folder and not a packaged recipe"):
         load_recipe(tmp_path)
+
+
+def test_relative_paths_of_packaged_recipes_start_in_a_folder_that_exists() -> None:
+    """Also those of a method's recipe, whose family may have no other recipe."""
+    for name, file in list_recipe_files().items():
+        assert find_base(file).is_dir(), name

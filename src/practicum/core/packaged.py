@@ -1,7 +1,7 @@
 """The packaged recipes by name, found without importing what reads them.
 
 They are in the folder of recipes, and a recipe that needs a part of one method is in the folder of
-the method: `methods/ovd/recipes/papers/ovd.yaml` has the name `papers/ovd`.
+the method: `methods/METHOD/recipes/papers/NAME.yaml` has the name `papers/NAME`.
 """
 
 import importlib.resources
@@ -26,15 +26,21 @@ def list_recipe_names() -> list[str]:
     return [name for name in list_recipe_files() if not name.startswith("settings/")]
 
 
-def find_base(file: Path) -> Path:
-    """Return the folder at which the relative paths of a recipe start, which is the file's own.
+def name_recipe(file: Path) -> str | None:
+    """Return the name of a packaged file, such as `papers/gkd`, or None for any other file."""
+    return _name_files(locate_packaged_recipes(), _locate_package()).get(file.resolve())
 
-    The paths of a method's recipe start in the folder of packaged recipes.
+
+def find_base(file: Path) -> Path:
+    """Return the folder at which the relative paths of a recipe start: the folder of the file.
+
+    The paths of a method's packaged recipe start at `recipes/papers`.
     """
-    for name, packaged in list_recipe_files().items():
-        if packaged == file.resolve():
-            return (locate_packaged_recipes() / name).parent.resolve()
-    return file.parent.resolve()
+    file, folder = file.resolve(), locate_packaged_recipes().resolve()
+    if file.is_relative_to(folder) or name_recipe(file) is None:
+        return file.parent
+    # Not at `recipes/FAMILY`: a family whose recipes are all in methods has no such folder.
+    return folder / "papers"
 
 
 @lru_cache(maxsize=1)
@@ -47,6 +53,11 @@ def _list_files(recipes: Path, package: Path) -> dict[str, Path]:
         for file in folder.rglob("*.yaml")
     }
     return dict(sorted(files.items()))
+
+
+@lru_cache(maxsize=1)
+def _name_files(recipes: Path, package: Path) -> dict[Path, str]:
+    return {file: name for name, file in _list_files(recipes, package).items()}
 
 
 def _locate_package() -> Path:

@@ -13,7 +13,7 @@ from practicum.objective.signals.pair import Config as Pair
 from practicum.objective.spec import Term
 
 PREFERRED = ("dataset", "teacher")
-"""The writers whose completions are chosen with `choose=source`; those of others are rejected."""
+"""With `choose=source`, completions by these writers are chosen and all others are rejected."""
 
 
 @dataclass(frozen=True, slots=True)

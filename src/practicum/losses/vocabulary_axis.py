@@ -282,9 +282,9 @@ def _compile_monte_carlo(term: Term) -> LossFunction:
             draws = batch.draws[:, :count].to(cumulative) * cumulative[:, -1:]
             ids = torch.searchsorted(cumulative, draws, right=True)
             ids = ids.clamp_max(student.shape[-1] - 1)
-        of_draws = student.gather(-1, ids)
-        advantage = compute_advantage(of_draws.detach(), teacher.gather(-1, ids))
-        return -(advantage * of_draws).mean(dim=-1)
+        draw_logprobs = student.gather(-1, ids)
+        advantage = compute_advantage(draw_logprobs.detach(), teacher.gather(-1, ids))
+        return -(advantage * draw_logprobs).mean(dim=-1)
 
     return compute
 
@@ -357,7 +357,7 @@ def _compile_divergence(term: Term) -> DivergenceFunction:
 
 
 def _compile_tail(term: Term) -> Callable[[Models, Tensor, Tensor, Tensor], Tensor]:
-    """Return the function of a zero whose gradient is that of the tail's divergence in expectation.
+    """Return a function with value 0 and the expected gradient of the tail's divergence.
 
     The sampled token carries it, unless the candidates already account for that token.
     """
@@ -460,15 +460,15 @@ def read_target(
     The teacher takes the place of a target that is one token, to which there is no reverse KL, and
     of one whose reference is missing.
     """
-    of_teacher = TeacherDistribution(teacher)
-    restricted = compare_candidates(term.signal, student, of_teacher)
+    teacher_alone = TeacherDistribution(teacher)
+    restricted = compare_candidates(term.signal, student, teacher_alone)
     if restricted is not None:
         return teacher, restricted
     if term.target.is_label or (term.needs_reference and reference is None):
         return teacher, None
-    of_reference = TeacherDistribution(reference)
-    subject = of_teacher if term.against == "teacher" else of_reference
-    models = Models(student, subject, of_reference)
+    reference_alone = TeacherDistribution(reference)
+    subject = teacher_alone if term.against == "teacher" else reference_alone
+    models = Models(student, subject, reference_alone)
     return build_target(term.target, models)[0], None
 
 

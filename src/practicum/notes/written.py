@@ -76,8 +76,8 @@ class Config(NoteConfig):
     )
     unit: Literal["answer", "prompt", "run"] = Field(
         default="answer",
-        description="one text for each answer, one for all of a prompt, or one that is written anew "
-        "with each answer of the run",
+        description="one text for each answer, one for each prompt, or one for the run, which each "
+        "answer updates",
     )
     max_new_tokens: int = Field(
         default=64, ge=1, description="longest text in tokens; with `right` the longest answer too"

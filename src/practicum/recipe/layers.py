@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from practicum.core.packaged import find_base, list_recipe_files
+from practicum.core.packaged import find_base, name_recipe
 from practicum.errors import RecipeError
 from practicum.recipe.overrides import override_all
 from practicum.recipe.schema import WORDS
@@ -165,5 +165,4 @@ def _read_pair(name: str, path: Path) -> list[RecipeLayer]:
 
 def _name(path: Path) -> str:
     """Return the name of a packaged file, such as `papers/gkd`, or a path."""
-    names = {file: name for name, file in list_recipe_files().items()}
-    return names.get(path.resolve(), str(path)).removeprefix(f"{SETTINGS_FOLDER}/")
+    return (name_recipe(path) or str(path)).removeprefix(f"{SETTINGS_FOLDER}/")

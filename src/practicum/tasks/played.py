@@ -82,7 +82,7 @@ class Config(TaskConfig):
         default=None, ge=1, description="its newest different texts to keep; none: all"
     )
     scope: Literal["run", "prompt"] = Field(
-        default="run", description="the texts of all conversations, or of those of the same prompt"
+        default="run", description="the texts of all conversations, or of the same prompt only"
     )
 
 

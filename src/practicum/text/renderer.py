@@ -86,9 +86,9 @@ class Renderer:
         """Return the tokens of a conversation whose answers have theirs, up to the next answer.
 
         None if they are not the spelling of the answers' texts in this tokenizer, or if the template
-        shows no earlier turns. What comes before the first of these answers is rendered. If it comes
-        back as it was stored, the template is the same, and what others said comes back too;
-        otherwise the template writes it.
+        shows no earlier turns. The messages before the first of these answers are rendered. If their
+        tokens equal the stored tokens, the template is the same, and the stored tokens of other
+        speakers are used too; otherwise the template writes their messages.
         """
         places = (place for place, message in enumerate(messages) if _has_answer_tokens(message))
         start = next(places, 0)

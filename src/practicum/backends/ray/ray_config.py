@@ -99,7 +99,7 @@ class Config(ShardedConfig):
     def list_smaller(self, missing: int) -> list[str]:
         """Return the overrides with which the trainers do without some GPUs, empty if none do.
 
-        Shards stay as large as they are for as long as that is possible.
+        The size of shards changes only if it must.
         """
         most, share = self.trainers - missing, self.trainers // self.nodes
         if most < 1:

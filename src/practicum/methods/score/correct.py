@@ -36,7 +36,7 @@ from practicum.types import AUTHORS, Metrics, Prompt, Rollout, Sample, SampleReq
 
 
 class Config(SourceConfig):
-    """The student converses; `writer` writes its first wrong turn, and it goes on (SCoRe 2509.14257).
+    """The student converses; `writer` writes its first wrong turn, and it continues (SCoRe 2509.14257).
 
     The recipe's `scorer` reads the conversation and rejects a turn: a judge by turns. Without one
     the task's own expert knows: a turn is wrong if it is less than `below` times as likely as the

@@ -25,7 +25,7 @@ class Config(NoteConfig):
     """The note to keep, and the size of the memory."""
 
     type: Literal["memory"] = "memory"
-    note: str = Field(description="the note whose texts are kept")
+    note: str = Field(description="the note to keep texts of")
     keep: int = Field(default=8, ge=1, description="the newest different texts to keep")
     scope: Literal["run", "prompt"] = Field(
         default="run", description="one memory for all prompts, or one for each"
