@@ -4,14 +4,16 @@ Axes: B rollouts, T tokens of one completion, K candidates, V vocabulary, D hidd
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Literal, Protocol, get_args, runtime_checkable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from practicum.columns import TokenColumns
 from practicum.prompts import CallOutcome as CallOutcome
 from practicum.prompts import CallRecord as CallRecord
 from practicum.prompts import Message as Message
@@ -297,25 +299,7 @@ class StatesLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Spellings:
-    """The tokens by which a teacher writes those of the student that it lacks, one entry each.
-
-    `tokens` are the student's ids, and `columns` those of the teacher's tokens: the student's ids
-    where both have the token, then the teacher's other tokens as `TeacherSignal.own` orders them.
-    `places` count from 0 within each spelling.
-    """
-
-    tokens: Int[Tensor, " N"]
-    columns: Int[Tensor, " N"]
-    places: Int[Tensor, " N"]
-
-    def to(self, device: torch.device) -> "Spellings":
-        """Return the spellings on a device."""
-        return Spellings(*(part.to(device) for part in (self.tokens, self.columns, self.places)))
-
-
-@dataclass(frozen=True, slots=True)
-class TeacherSignal:
+class TeacherSignal(TokenColumns):
     """The answer of a teacher about one rollout, at each of its T tokens.
 
     A local teacher gives `hidden` and its `head`, from which every other form can be computed. A
@@ -330,10 +314,10 @@ class TeacherSignal:
     A teacher with another tokenizer knows the probability of a span of tokens and not of each:
     `span_starts` is True at the first token of each span, and the `logprobs` of a span's tokens add
     up to that of its text. None: each token is a span. `own` reads its tokens that the student
-    lacks, of which the head's last column is the sum, and `spellings` tell how it writes those that
-    it lacks, if they are asked for. `joined` has, if it is asked for, two numbers at the first token
-    of each span of several tokens: how many of the student's it has, and the mean of the teacher's
-    logits of its own, less the level of those at the first.
+    lacks, of which the head's last column is the sum.
+
+    A signal that asks for more has it by name: `extras` are columns of its own, and `constants` are
+    tensors that all tokens share.
     """
 
     logprobs: Float[Tensor, " T"] | None = None
@@ -347,8 +331,9 @@ class TeacherSignal:
     unknown: Bool[Tensor, " T"] | None = None
     span_starts: Bool[Tensor, " T"] | None = None
     own: HeadLike | None = None
-    spellings: Spellings | None = None
-    joined: Float[Tensor, "T 2"] | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: ClassVar[frozenset[str]] = frozenset({"outside", "constants"})
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:
@@ -368,22 +353,8 @@ class TeacherSignal:
         return all(answer is None for answer in answers)
 
     def __getitem__(self, part: slice | Int[Tensor, " t"]) -> "TeacherSignal":
-        """Return the signal of some of the tokens."""
-
-        def cut(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[part]
-
-        return replace(
-            self,
-            logprobs=cut(self.logprobs),
-            topk_ids=cut(self.topk_ids),
-            topk_logprobs=cut(self.topk_logprobs),
-            hidden=cut(self.states),
-            unknown=cut(self.unknown),
-            span_starts=cut(self.span_starts),
-            joined=cut(self.joined),
-            pool=self.pool and self.pool.map_members(lambda member: member[part]),
-        )
+        """Return the signal of some of the tokens, with its hidden states fetched."""
+        return self.fetch().select(part)
 
     @property
     def unknown_tokens(self) -> Bool[Tensor, " T"] | None:
@@ -413,7 +384,7 @@ def fetch_states(signals: Sequence[TeacherSignal]) -> list[Float[Tensor, "T D"] 
 
 
 @dataclass(frozen=True, slots=True)
-class PooledSignal:
+class PooledSignal(TokenColumns):
     """Several teachers' signals on one rollout, and the way to combine them.
 
     `kind` is their weighted geometric or arithmetic mean, or the sum of one loss per member. No
@@ -452,7 +423,7 @@ class Datum:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRecord:
+class TokenRecord(TokenColumns):
     """The per-token numbers of an update, for one or more concatenated rollouts.
 
     They are NaN at tokens that are not supervised. `teacher_logprobs`, `divergence` and
@@ -469,20 +440,10 @@ class TokenRecord:
     weight: Float[Tensor, " T"]
     reverse_kl: Float[Tensor, " T"]
 
-    def list_columns(self) -> list[Float[Tensor, " T"]]:
-        """Return the columns in the order of the fields."""
-        return [getattr(self, column.name) for column in fields(self)]
-
     def split(self, rollouts: "Sequence[Rollout]") -> "list[TokenRecord]":
         """Return the record of each rollout."""
-        lengths = [len(rollout.tokens) for rollout in rollouts]
-        parts = [column.split(lengths) for column in self.list_columns()]
-        return [TokenRecord(*columns) for columns in zip(*parts, strict=True)]
-
-    @classmethod
-    def join(cls, outputs: "Sequence[TokenRecord]") -> "TokenRecord":
-        """Return several records concatenated."""
-        return cls(*map(torch.cat, zip(*(part.list_columns() for part in outputs), strict=True)))
+        ends = list(accumulate((len(rollout.tokens) for rollout in rollouts), initial=0))
+        return [self[start:end] for start, end in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A trainer over shards computes what a trainer of one process computes."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,8 @@ def compare(one: dict[str, Any], other: dict[str, Any]) -> None:
     for name, number in one["metrics"].items():
         assert other["metrics"][name] == pytest.approx(number, rel=1e-6, abs=1e-9), name
     assert one["supervised"] == other["supervised"]
-    columns = zip(one["outputs"].list_columns(), other["outputs"].list_columns(), strict=True)
-    for column, twin in columns:
-        torch.testing.assert_close(twin, column, rtol=1e-5, atol=1e-6, equal_nan=True)
+    columns = asdict(other["outputs"]), asdict(one["outputs"])
+    torch.testing.assert_close(*columns, rtol=1e-5, atol=1e-6, equal_nan=True)
     assert other["step"] == pytest.approx(one["step"], rel=1e-6)
 
 

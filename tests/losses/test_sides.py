@@ -335,12 +335,12 @@ def test_a_statistic_that_one_chunk_lacks_is_unknown_there():
     sampled = compute_term_values(
         student, TeacherDistribution(logprobs=known.logprobs), tokens, objective
     )[0]
-    joined = TermValues.concatenate([known, sampled])
+    joined = TermValues.join([known, sampled])
     count = len(tokens.tokens)
     assert joined.teacher_entropy is not None
     assert joined.teacher_entropy[:count].isfinite().all()
     assert joined.teacher_entropy[count:].isnan().all()
-    assert TermValues.concatenate([sampled, sampled]).teacher_entropy is None
+    assert TermValues.join([sampled, sampled]).teacher_entropy is None
     torch.testing.assert_close(joined.logprobs, torch.cat([known.logprobs, known.logprobs]))
 
 

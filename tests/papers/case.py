@@ -9,7 +9,9 @@ from torch import Tensor
 
 from practicum.functional.dual_space import BothSpaces
 from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
+from practicum.methods.simct.span_token import SPANS
 from practicum.methods.simct.span_token import Config as SpanToken
+from practicum.methods.x_token.projected import SPELLINGS
 from practicum.objective import Objective, TeacherDistribution
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
@@ -20,7 +22,6 @@ from practicum.types import (
     Prompt,
     Rollout,
     Source,
-    Spellings,
     TeacherSignal,
 )
 
@@ -164,17 +165,17 @@ def join_spans(
 ) -> TeacherDistribution:
     """The same teacher, which also knows spans where they start: their mean logit is the level less 8."""
     assert teacher.unknown is not None and teacher.level is not None
-    joined, unknown = torch.zeros(len(logits), 2, dtype=torch.float64), teacher.unknown.clone()
+    spans, unknown = torch.zeros(len(logits), 2, dtype=torch.float64), teacher.unknown.clone()
     for start, end in pairwise(starts):
         for place in range(end - start):
             has_next = place + 1 < end - start and not starts_span(place + 1)
             if not starts_span(place):
                 unknown[start + place] = True
             elif has_next:
-                joined[start + place] = torch.tensor([2.0, teacher.level[start + place] - 8.0])
+                spans[start + place] = torch.tensor([2.0, teacher.level[start + place] - 8.0])
                 unknown[start + place] = False
     level = logits.logsumexp(-1)
-    return replace(teacher, joined=joined, unknown=unknown, student_level=level)
+    return replace(teacher, extras={SPANS: spans}, unknown=unknown, student_level=level)
 
 
 def starts_span(place: int) -> bool:
@@ -265,7 +266,7 @@ def library_and_formula(
                 unknown=torch.isin(ids, outside),
                 own=own,
                 level=level,
-                spellings=Spellings(*torch.tensor(list_spellings()).unbind(-1)),
+                constants={SPELLINGS: torch.tensor(list_spellings())},
             )
         )
     ours, uniforms = _library(

@@ -1,6 +1,6 @@
 """Laws of stretches of tokens: what is cut and put together again is what it was."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ def stretches(draw: st.DrawFn, longest: int = 8) -> Tokens:
 
 
 def assert_same(one: Tokens, other: Tokens) -> None:
-    for left, right in zip(one.columns, other.columns, strict=True):
+    for left, right in zip(asdict(one).values(), asdict(other).values(), strict=True):
         assert left.dtype == right.dtype
         torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)
 

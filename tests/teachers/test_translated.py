@@ -490,13 +490,9 @@ def test_the_tokens_that_the_teacher_lacks_are_spelled_in_its_own() -> None:
     translator = Translator(student, teacher)
     common = CommonTokens.of(translator)
     spellings = common.spell_others(translator)
-    assert set(spellings.tokens.tolist()) <= set(common.outside.tolist())
+    assert set(spellings[:, 0].tolist()) <= set(common.outside.tolist())
     pair = student.tokenizer.convert_tokens_to_ids(LETTERS[0] + LETTERS[1])
-    entries = zip(
-        *(part.tolist() for part in (spellings.tokens, spellings.columns, spellings.places)),
-        strict=True,
-    )
-    spelled = [(column, place) for token, column, place in entries if token == pair]
+    spelled = [(column, place) for token, column, place in spellings.tolist() if token == pair]
     letters = [student.tokenizer.convert_tokens_to_ids(letter) for letter in LETTERS[:2]]
     # The columns of tokens that both have are the student's ids.
     assert spelled == [(letters[0], 0), (letters[1], 1)]

@@ -118,7 +118,7 @@ class Autograd:
         with torch.enable_grad():
             logits = head.logits(self._hidden)
             student = torch.log_softmax(logits, dim=-1)
-            if teacher.joined is not None:
+            if objective.needs_student_level:
                 teacher = replace(teacher, student_level=torch.logsumexp(logits, dim=-1))
             if maps is not None and not signals[0].is_empty:
                 spaces = read_both_spaces(head, self._hidden, signals[0], maps)

@@ -5,9 +5,10 @@ What follows calls functions and asks no term what it is. Each term has a logit 
 form if its gradient in the logits has one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from jaxtyping import Int
 from torch import Tensor
 
 from practicum.functional.divergence_entry import DistributionPair, Room
@@ -50,7 +51,13 @@ class CompiledObjective:
     needs_logits: bool
     needs_own: bool
     needs_sequences: bool
+    needs_student_level: bool
     maps_pace: float | None
+
+    def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
+        """Return the lengths of groups of tokens that are read together; see `SignalCall`."""
+        groups = (side.read_groups(extras) for side in self.logits)
+        return next((lengths for lengths in groups if lengths is not None), None)
 
     def fuses(self, has_teacher_states: bool = True) -> bool:
         """Return True if every term has a closed form, with or without the teacher's states."""
@@ -76,6 +83,7 @@ def compile_objective(objective: Objective) -> CompiledObjective:
         needs_logits=objective.needs_logits,
         needs_own=objective.needs_own,
         needs_sequences=objective.needs_sequences,
+        needs_student_level=any(term.signal.needs_student_level for term in terms),
         maps_pace=None if objective.learning is None else objective.learning.maps_pace,
     )
 

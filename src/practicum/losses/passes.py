@@ -9,7 +9,7 @@ from torch import Tensor
 
 from practicum.costs.segments import split_by_tokens
 from practicum.losses.tokens import TokenBatch
-from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal, fetch_states
+from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,38 +115,14 @@ def find_tokens(token_rows: Int[Tensor, " T"], rows: Sequence[int]) -> Int[Tenso
 def pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -> TeacherSignal:
     """Return signals of the same kind as one, at the supervised tokens of their rollouts."""
 
-    def concatenate(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        columns = [
-            # By number: a mask on the device would make the program wait until it is counted there.
-            tensor if positions is None else tensor[positions.to(tensor.device)]
-            for tensor, positions in zip(tensors, supervised, strict=True)
-            if tensor is not None
-        ]
-        return torch.cat(columns) if columns else None
+    def select(signal: TeacherSignal, mask: Tensor) -> TeacherSignal:
+        # By number: a mask on the device would make the program wait until it is counted there.
+        return signal.fetch() if mask.all() else signal[mask.nonzero()[:, 0]]
 
-    masks = [rollout.loss_mask for rollout in rollouts]
-    supervised = [None if mask.all() else mask.nonzero()[:, 0] for mask in masks]
-
-    pool = None
-    pools = [signal.pool for signal in signals if signal.pool is not None]
-    if pools:
-        members = zip(*(pool.members for pool in pools), strict=True)
-        packed = tuple(pack_signals(member, rollouts) for member in members)
-        pool = replace(pools[0], members=packed)
-    return TeacherSignal(
-        logprobs=concatenate([signal.logprobs for signal in signals]),
-        topk_ids=concatenate([signal.topk_ids for signal in signals]),
-        topk_logprobs=concatenate([signal.topk_logprobs for signal in signals]),
-        hidden=concatenate(fetch_states(signals)),
-        head=signals[0].head,
-        name=signals[0].name,
-        pool=pool,
-        outside=signals[0].outside,
-        unknown=concatenate([signal.unknown for signal in signals]),
-        own=signals[0].own,
-        spellings=signals[0].spellings,
-        joined=concatenate([signal.joined for signal in signals]),
-    )
+    pairs = zip(signals, rollouts, strict=True)
+    supervised = [select(signal, rollout.loss_mask) for signal, rollout in pairs]
+    # The batch numbers the spans.
+    return TeacherSignal.join([replace(signal, span_starts=None) for signal in supervised])
 
 
 def group_rows_into_passes(
@@ -201,9 +177,9 @@ def _read_kind(signal: TeacherSignal) -> tuple[object, ...]:
     members: tuple[object, ...] = ()
     if (pool := signal.pool) is not None:
         members = (pool.kind, pool.weights, *map(_read_kind, pool.members))
-    answers = (signal.hidden, signal.logprobs, signal.outside, signal.unknown, signal.joined)
+    answers = (signal.hidden, signal.logprobs, signal.outside, signal.unknown)
     forms = tuple(answer is None for answer in answers)
-    return signal.name, head, candidates, forms, members
+    return signal.name, head, candidates, forms, members, tuple(signal.extras)
 
 
 def count_text_tokens(datum: Datum) -> int:

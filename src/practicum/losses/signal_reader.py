@@ -66,20 +66,17 @@ def read_tokens(
     ids, topk_logprobs, logprobs, unknown = (
         None if column is None else column[part] for column in columns
     )
-    outside = signal.outside if full is not None else None
-    joined = None if signal.joined is None else signal.joined[part]
-    spellings = signal.spellings if with_own else None
     return TeacherDistribution(
         full,
         ids,
         topk_logprobs,
         logprobs,
-        outside,
+        signal.outside if full is not None else None,
         unknown,
         level,
         own_logprobs,
-        spellings,
-        joined=joined,
+        extras={name: column[part] for name, column in signal.extras.items()},
+        constants=signal.constants,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from practicum.functional.chunked import chunks
@@ -65,15 +66,18 @@ def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tenso
     return carried
 
 
-def cut_between_spans(joined: Tensor | None, total: int, size: int) -> Iterator[slice]:
-    """Return consecutive slices of about `size` tokens that cut no span in two."""
-    if joined is None:
+def cut_between_groups(groups: Int[Tensor, " T"] | None, total: int, size: int) -> Iterator[slice]:
+    """Return consecutive slices of about `size` tokens that cut no group in two.
+
+    `groups` has the length of each group at its first token; None: each token is one.
+    """
+    if groups is None:
         yield from chunks(total, size)
         return
-    lengths = joined[:, 0].long().tolist()
+    lengths = groups.tolist()
     start = end = place = 0
     while place < total:
-        # A span that is longer than a slice makes a slice of its own.
+        # A group that is longer than a slice makes a slice of its own.
         after = place + max(lengths[place], 1)
         if after - start > size and end > start:
             yield slice(start, end)

@@ -134,7 +134,7 @@ def merge_parts(
     # Parts reorder the tokens: `argsort` of their batch indices undoes it.
     order = torch.cat(list(indices)).argsort()
     by_term = zip(*values_by_part, strict=True)
-    return [TermValues.concatenate(list(parts))[order] for parts in by_term]
+    return [TermValues.join(list(parts))[order] for parts in by_term]
 
 
 def _collect_statistics(values: TermValues, batch: TokenBatch) -> TokenStatistics:

@@ -1,22 +1,22 @@
 """Define the packed numbers per token that both sides of an objective read and write."""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from practicum.columns import TokenColumns
 from practicum.core.randomness import seed_of
 from practicum.functional.sequence import token_coefficients
-from practicum.objective.distribution import apply_to_columns, list_tensors
 from practicum.objective.spec import VERIFIER, Objective
 from practicum.types import AUTHORS, Datum, Judgement, Rollout, Source
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBatch:
+class TokenBatch(TokenColumns):
     """The supervised tokens of some rollouts, packed; `rows` tells the sequences apart.
 
     `authors` are the writers of the tokens as indices into `AUTHORS`, and `draws` the random
@@ -50,15 +50,11 @@ class TokenBatch:
     turns: Int[Tensor, " T"] | None = None
     turn_rewards: tuple[tuple[float | None, ...], ...] = ()
     row_values: dict[Hashable, Float[Tensor, "R *K"]] = field(default_factory=dict)
-
-    def __getitem__(self, part: slice | Int[Tensor, " t"]) -> "TokenBatch":
-        """Return the batch at some of its tokens."""
-        return replace(self, **self._apply_to_tensors(lambda tensor: tensor[part]))
+    shared: ClassVar[frozenset[str]] = frozenset({"row_values"})
 
     def to(self, device: torch.device) -> "TokenBatch":
         """Return the batch with its tensors on a device."""
-        tensors = self._apply_to_tensors(lambda tensor: tensor.to(device))
-        return replace(self, **tensors, row_values={})
+        return replace(self, row_values={}).map_all(lambda tensor: tensor.to(device))
 
     def spread(self, key: Hashable, compute: Callable[[], Sequence[float]]) -> Float[Tensor, " T"]:
         """Return one number a row at the row's tokens.
@@ -87,12 +83,6 @@ class TokenBatch:
         """Return the turn of each token; a single answer is turn 0."""
         return torch.zeros_like(self.rows) if self.turns is None else self.turns
 
-    def _apply_to_tensors(self, function: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            name: function(value) for name, value in values.items() if isinstance(value, Tensor)
-        }
-
     def read_judgements(self, scorer: str) -> Float[Tensor, " T"] | None:
         """Return a scorer's number of each token, 0 where it gave none; None if it gives none."""
         if self.judged is None or scorer not in self.judges:
@@ -120,7 +110,7 @@ class TokenBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class TermValues:
+class TermValues(TokenColumns):
     """The logit side of one term: a differentiable `value` a token, and detached statistics.
 
     `is_scored` is True at tokens for which the term has its signal. `reverse_kl` to the teacher is
@@ -139,32 +129,6 @@ class TermValues:
     teacher_rank: Int[Tensor, " T"] | None = None
     teacher_logits: Float[Tensor, " T"] | None = None
     teacher_values: Float[Tensor, " T"] | None = None
-
-    def __getitem__(self, index: Int[Tensor, " t"]) -> "TermValues":
-        """Return the values at some of the tokens."""
-        return TermValues(*apply_to_columns(self, lambda tensor: tensor[index]))
-
-    def detach(self) -> "TermValues":
-        """Return the values without a graph, for the token side."""
-        return TermValues(*apply_to_columns(self, Tensor.detach))
-
-    @staticmethod
-    def concatenate(parts: "Sequence[TermValues]") -> "TermValues":
-        """Return chunks as one; a statistic that a chunk lacks is NaN at its tokens."""
-        columns = zip(*(list_tensors(part) for part in parts), strict=True)
-        losses = [part.loss_value for part in parts]
-        return TermValues(*(_concatenate_column(column, losses) for column in columns))
-
-
-def _concatenate_column(column: Sequence[Any], losses: Sequence[Tensor]) -> Any:
-    """Return a column of all parts; `losses` tell how many tokens each has, and where they are."""
-    if all(tensor is None for tensor in column):
-        return None
-    parts = [
-        torch.full_like(loss, torch.nan, dtype=torch.float32) if tensor is None else tensor
-        for tensor, loss in zip(column, losses, strict=True)
-    ]
-    return torch.cat(parts)
 
 
 def build_token_batch(

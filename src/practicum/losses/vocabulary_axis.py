@@ -8,7 +8,7 @@ numbers; if the gradient has a closed form, local training uses `practicum.losse
 instead.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -150,6 +150,10 @@ class LogitSide:
             folded[1] if self.needs_signal else subject,
             folded[-1] if self.needs_reference else reference,
         )
+
+    def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
+        """Return the lengths of groups of tokens that are read together; see `SignalCall`."""
+        return self.signal.read_groups(extras)
 
     def can_answer(self, models: Models) -> bool:
         """Return True if the signals that the term needs are there."""

@@ -1,35 +1,31 @@
 """A teacher's distributions at T tokens, and their comparison with the student's by a signal."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from practicum.columns import TokenColumns
 from practicum.functional.divergence_entry import Divergence
 from practicum.functional.dual_space import BothSpaces
-from practicum.types import Spellings
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 
 EXAMPLE = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]]).log()
 """Log-probabilities of three tokens at two positions, to try parts of other packages."""
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherDistribution:
+class TeacherDistribution(TokenColumns):
     """The signal of a teacher at T tokens.
 
     It is the full distribution, the candidates, the sampled token, or nothing. With `outside`
     the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
     tokens the numbers about the sampled token mean nothing. `level` added to the full distribution
     gives the raw logits. `own` has the tokens that the student lacks, if a term asks for them.
-    `spaces` is set for `dual_space`, `joined` and the level of the student's raw logits
-    (`student_level`) for `span_token`.
+    `spaces` and the level of the student's raw logits (`student_level`) are set for signals that
+    ask for them, and so are `extras` and `constants`.
     """
 
     full: Float[Tensor, "T V"] | None = None
@@ -40,20 +36,17 @@ class TeacherDistribution:
     unknown: Bool[Tensor, " T"] | None = None
     level: Float[Tensor, " T"] | None = None
     own: Float[Tensor, "T U"] | None = None
-    spellings: Spellings | None = None
     spaces: BothSpaces | None = None
-    joined: Float[Tensor, "T 2"] | None = None
     student_level: Float[Tensor, " T"] | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: ClassVar[frozenset[str]] = frozenset({"outside", "constants"})
 
     @property
     def is_empty(self) -> bool:
         """Return True if the teacher gave nothing about these tokens."""
         answers = (self.full, self.topk_ids, self.topk_logprobs, self.logprobs)
         return all(answer is None for answer in answers)
-
-    def to(self, device: torch.device) -> "TeacherDistribution":
-        """Return the distribution on a device."""
-        return TeacherDistribution(*apply_to_columns(self, lambda tensor: tensor.to(device)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +75,3 @@ def check_shape(what: str, values: object, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{what} returns {kind} and not a tensor of shape {shape}")
     if not values.isfinite().all():
         raise ValueError(f"{what} returns a number that is not finite")
-
-
-def list_tensors(values: "DataclassInstance") -> list[Any]:
-    """Return the columns of a table, in order; None for a column that it lacks."""
-    return [getattr(values, field.name) for field in fields(values)]
-
-
-def apply_to_columns(
-    values: "DataclassInstance", function: Callable[[Tensor], Tensor]
-) -> list[Any]:
-    """Return the results for the columns of a table; None for a column that it lacks."""
-    return [None if tensor is None else function(tensor) for tensor in list_tensors(values)]

@@ -4,6 +4,7 @@ A signal is one file of `practicum.objective.signals`, or a module of another pa
 `Config` below `SignalCall`: what it asks of a teacher, and how the answer becomes a loss.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -24,6 +25,8 @@ from practicum.objective.distribution import (
 )
 from practicum.objective.entries import check_advantage
 from practicum.objective.estimator_call import EstimatorCall, Pathwise, ScoreFunction
+from practicum.objective.translated_answer import TranslatedAnswer
+from practicum.types import TeacherSignal
 
 SignalName = Literal["sampled", "topk", "full"]
 AdvantageName = Annotated[str, AfterValidator(check_advantage)]
@@ -78,6 +81,7 @@ class SignalCall(Call):
     - differentiates_token: it differentiates the sampled token by `compute_span_advantage`
     - unshared: it reads tokens that only one of two vocabularies has
     - alone: it uses only the student's whole distribution
+    - needs_student_level: it reads the level of the student's raw logits
     - usual: the estimator that `auto` stands for
     """
 
@@ -90,6 +94,7 @@ class SignalCall(Call):
     differentiates_token: ClassVar[bool] = False
     unshared: ClassVar[bool] = False
     alone: ClassVar[bool] = False
+    needs_student_level: ClassVar[bool] = False
     usual: ClassVar[EstimatorCall] = Pathwise()
 
     @property
@@ -208,6 +213,13 @@ class SignalCall(Call):
         """Return the advantage of each token's span. It is called if `differentiates_token` is True."""
         raise NotImplementedError
 
+    def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
+        """Return the lengths of groups of tokens that are read together, at the first of each group.
+
+        A length of 0 or 1 is a token alone. None: each token is read alone.
+        """
+        return None
+
     def compute_state_values(self, teacher: TeacherDistribution) -> Float[Tensor, " T"] | None:
         """Return the value of each state from raw logits, or None if the signal has no such returns."""
         return None
@@ -217,8 +229,8 @@ class Full(SignalCall):
     """Every log-probability of the teacher: exact, and if both heads are local, as cheap as one."""
 
     type: Literal["full"] = "full"
-    spelled: ClassVar[bool] = False
-    joined: ClassVar[bool] = False
+    reads_more: ClassVar[bool] = False
+    """True if `add_more` adds something to a translated answer."""
     whole: ClassVar[bool] = True
     measures: ClassVar[bool] = True
 
@@ -226,6 +238,13 @@ class Full(SignalCall):
     def question(self) -> "Full":
         """Return the signal itself."""
         return self
+
+    def add_more(self, signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
+        """Return the signal with what else is read of a teacher with another tokenizer.
+
+        `signal` has the answer at the student's tokens that are one token of the teacher's too.
+        """
+        return signal
 
 
 class Sampled(SignalCall):

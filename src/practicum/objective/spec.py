@@ -456,8 +456,8 @@ def _pick_richest(terms: list[Term]) -> Full | Sampled | TopK | None:
 
 
 def _measure_richness(question: Full | Sampled | TopK) -> tuple[bool, bool, int]:
-    # A spelled answer holds everything that a plain one does, and takes longer to prepare.
-    has_more = isinstance(question, Full) and (question.spelled or question.joined)
+    # An answer with more holds everything that a plain one does, and takes longer to prepare.
+    has_more = isinstance(question, Full) and question.reads_more
     return question.whole, has_more, question.candidates
 
 

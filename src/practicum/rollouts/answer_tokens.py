@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from practicum.columns import TokenColumns
 from practicum.types import AUTHORS, Author, Rollout, Sample, Source, StopReason
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(TokenColumns):
     """The ids of T tokens, and for each its log-probabilities, author, policy version and loss.
 
     `sampling_logprobs` are 0 and `policy_logprobs` NaN where they are unknown, such as for a text that
@@ -76,33 +77,15 @@ class Tokens:
             torch.full((count,), in_loss, dtype=torch.bool),
         )
 
-    @property
-    def columns(self) -> tuple[Tensor, ...]:
-        """All columns, in the order of the fields."""
-        return (
-            self.ids,
-            self.sampling_logprobs,
-            self.policy_logprobs,
-            self.authors,
-            self.versions,
-            self.in_loss,
-        )
-
     def __len__(self) -> int:
         return len(self.ids)
 
     def __add__(self, end: "Tokens") -> "Tokens":
         return Tokens.join([self, end])
 
-    @classmethod
-    def join(cls, parts: Sequence["Tokens"]) -> "Tokens":
-        """Return the tokens of one or more parts, in order."""
-        columns = zip(*(part.columns for part in parts), strict=True)
-        return cls(*(torch.cat(column) for column in columns))
-
     def cut(self, start: int, end: int | None = None) -> "Tokens":
         """Return the tokens from `start` to before `end`, without `end` to the last."""
-        return Tokens(*(column[start:end] for column in self.columns))
+        return self[start:end]
 
     def where(self, mask: Bool[Tensor, " T"] | bool) -> "Tokens":
         """Return the same tokens with a loss only where the mask is True and they had one."""

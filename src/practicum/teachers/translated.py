@@ -21,6 +21,7 @@ from practicum.core.plugins import Plugin
 from practicum.errors import CapabilityError, VocabularyError
 from practicum.losses import read_tokens
 from practicum.objective import Full, Signal
+from practicum.objective.translated_answer import TranslatedAnswer
 from practicum.ports import (
     Capabilities,
     PromptedClient,
@@ -33,7 +34,7 @@ from practicum.ports import (
 from practicum.teachers import pool, route
 from practicum.teaching.chat import PromptWriter
 from practicum.teaching.client import FollowerTeacher, rewrite_sample
-from practicum.teaching.vocabulary import FoldedHead, ReorderedHead, take_rows
+from practicum.teaching.vocabulary import FoldedHead, ReorderedHead
 from practicum.text import Renderer
 from practicum.text.translation import TranslatedText, Translator
 from practicum.types import (
@@ -43,14 +44,10 @@ from practicum.types import (
     Rollout,
     Sample,
     SamplingParams,
-    Spellings,
     TeacherSignal,
 )
 
 log = logging.getLogger(__name__)
-
-ROWS = 64
-"""States that go through a head at once, to read the logits of a text."""
 
 
 class Config(TeacherConfig):
@@ -150,10 +147,13 @@ class TranslatedTeacher(FollowerTeacher):
         assert self._translator is not None, "only other tokens are translated"
         if not signal.sampled:
             picked = pick_single_tokens(answer, text, rollout, self._common)
-            if isinstance(signal, Full) and signal.joined:
-                picked = join_spans(picked, answer, text)
-            is_spelled = isinstance(signal, Full) and signal.spelled
-            return replace(picked, spellings=self._spellings) if is_spelled else picked
+            if not isinstance(signal, Full):
+                return picked
+            spans = tuple((span.student, span.teacher) for span in text.spans)
+            tokens = torch.tensor(text.tokens)
+            return signal.add_more(
+                picked, TranslatedAnswer(answer, tokens, spans, lambda: self._spellings)
+            )
         spread = spread_spans(answer, text, len(rollout.tokens))
         # A renamed token is decided by itself, as in one vocabulary.
         return replace(spread, span_starts=None) if self._translator.renames else spread
@@ -164,7 +164,7 @@ class TranslatedTeacher(FollowerTeacher):
         return CommonTokens.of(self._translator)
 
     @cached_property
-    def _spellings(self) -> Spellings:
+    def _spellings(self) -> Int[Tensor, "N 3"]:
         assert self._translator is not None, "only other tokens are translated"
         return self._common.spell_others(self._translator)
 
@@ -225,8 +225,8 @@ class CommonTokens:
             student_ids,
         )
 
-    def spell_others(self, translator: Translator) -> Spellings:
-        """Return how the teacher writes the student's tokens that it lacks, by column."""
+    def spell_others(self, translator: Translator) -> Int[Tensor, "N 3"]:
+        """Return how the teacher writes the student's tokens that it lacks; see `TranslatedAnswer`."""
         places = {int(number): place for place, number in enumerate(self.columns.tolist())}
         # A placeholder has the column of another token: those of the common ones count.
         places |= {teacher: student for student, teacher in translator.common_ids.items()}
@@ -235,7 +235,7 @@ class CommonTokens:
             for token in self.outside.tolist()
             for place, piece in enumerate(translator.spell(token))
         ]
-        return Spellings(*torch.tensor(entries, dtype=torch.long).view(-1, 3).unbind(-1))
+        return torch.tensor(entries, dtype=torch.long).view(-1, 3)
 
     def read_own(self, head: HeadLike) -> ReorderedHead:
         """Return the teacher's head over the tokens that the student lacks."""
@@ -264,7 +264,7 @@ def pick_single_tokens(
             rows[span.student.start] = span.teacher.start
             unknown[span.student.start] = False
     unknown |= torch.isin(rollout.tokens, common.outside)
-    signal = take_rows(answer, rows)
+    signal = answer[rows]
     ids, topk_logprobs = signal.topk_ids, signal.topk_logprobs
     if ids is not None and topk_logprobs is not None:
         ids = common.student_ids.to(ids.device)[ids]
@@ -280,32 +280,6 @@ def pick_single_tokens(
         outside=common.outside,
         unknown=unknown,
     )
-
-
-def join_spans(picked: TeacherSignal, answer: TeacherSignal, text: TranslatedText) -> TeacherSignal:
-    """Return a signal that is also known where a span of several tokens starts, see `joined`."""
-    states, unknown = answer.states, picked.unknown
-    assert states is not None and answer.head is not None and unknown is not None
-    ids = torch.tensor(text.tokens, device=states.device)
-    token_logits, levels = [], []
-    # A few rows at a time: a vocabulary of logits for a whole answer would be large.
-    with torch.no_grad():
-        for rows, part in zip(states.split(ROWS), ids.split(ROWS), strict=True):
-            logits = answer.head.logits(rows)
-            token_logits.append(logits.gather(-1, part[:, None].to(logits.device))[:, 0])
-            levels.append(logits.logsumexp(dim=-1))
-    logits, level = torch.cat(token_logits).cpu(), torch.cat(levels).cpu()
-    joined = torch.zeros(len(unknown), 2)
-    rows, unknown = torch.zeros(len(unknown), dtype=torch.long), unknown.clone()
-    for span in text.spans:
-        rows[span.student.start] = span.teacher.start
-        if not span.is_single:
-            mean = logits[span.teacher].mean() - level[span.teacher.start]
-            size = span.student.stop - span.student.start
-            joined[span.student.start] = torch.tensor([size, mean])
-            unknown[span.student.start] = False
-    hidden = states[rows.to(states.device)]
-    return replace(picked, hidden=hidden, unknown=unknown, joined=joined)
 
 
 @dataclass(frozen=True, slots=True)

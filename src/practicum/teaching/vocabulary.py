@@ -215,7 +215,7 @@ class TranslatingClient(SamplingClient):
         if answer.is_empty:
             return answer
         if len(text.tokens) != len(request.tokens):
-            answer = take_rows(answer, text.starts)
+            answer = answer[text.starts]
         logprobs, head = answer.logprobs, answer.head
         unknown = torch.isin(torch.tensor(request.tokens, dtype=torch.long), self._outside)
         if logprobs is not None:
@@ -342,18 +342,3 @@ class _SpelledText:
             lengths.cumsum(0) - lengths,
             torch.arange(len(pieces)).repeat_interleave(lengths),
         )
-
-
-def take_rows(signal: TeacherSignal, rows: Int[Tensor, " T"]) -> TeacherSignal:
-    """Return the signal at some of its tokens."""
-
-    def take(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[rows.to(tensor.device)]
-
-    return replace(
-        signal,
-        logprobs=take(signal.logprobs),
-        topk_ids=take(signal.topk_ids),
-        topk_logprobs=take(signal.topk_logprobs),
-        hidden=take(signal.states),
-    )

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from practicum.functional.divergences import DIVERGENCES
-from practicum.losses.spans import cut_between_spans
+from practicum.losses.spans import cut_between_groups
+from practicum.methods.simct.span_token import SPANS as SPANS_COLUMN
 from practicum.objective import Objective
 from practicum.objective.distribution import TeacherDistribution
 from tests.losses.vocabularies import (
@@ -33,7 +34,7 @@ def compare(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     signal = TeacherDistribution(
         full=signal_of(teacher, tokens).full,
         outside=OUTSIDE,
-        joined=joined,
+        extras={SPANS_COLUMN: joined},
         student_level=raw.logsumexp(-1),
     )
     return compare_here(TERM, raw.log_softmax(-1), signal, tokens), teacher, tokens
@@ -70,12 +71,12 @@ def test_slices_cover_all_tokens_and_cut_no_span(size: int) -> None:
     rng = random.Random(size)
     for _ in range(20):
         lengths = [rng.choice([1, 1, 2, 3]) for _ in range(rng.randrange(12))]
-        joined = [[float(first), 0.0] for n in lengths for first in (n * (n > 1), *[0] * (n - 1))]
-        total = len(joined)
-        pieces = list(cut_between_spans(torch.tensor(joined).view(-1, 2), total, size))
+        groups = [first for n in lengths for first in (n * (n > 1), *[0] * (n - 1))]
+        total = len(groups)
+        pieces = list(cut_between_groups(torch.tensor(groups, dtype=torch.long), total, size))
         covered = [place for piece in pieces for place in range(piece.start, piece.stop)]
         assert covered == list(range(total))
         ends = {sum(lengths[:n]) for n in range(len(lengths) + 1)}
         assert all(piece.stop in ends for piece in pieces)
         assert all(piece.stop - piece.start <= max(size, 3) for piece in pieces)
-    assert list(cut_between_spans(None, 5, 2)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert list(cut_between_groups(None, 5, 2)) == [slice(0, 2), slice(2, 4), slice(4, 5)]

@@ -6,8 +6,8 @@ import torch
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.projection import pair_columns
+from practicum.methods.x_token.projected import SPELLINGS
 from practicum.objective import Objective, TeacherDistribution
-from practicum.types import Spellings
 from tests.losses.vocabularies import (
     COMMON,
     OUTSIDE,
@@ -21,10 +21,16 @@ from tests.losses.vocabularies import (
 TERM = Objective.model_validate({"signal": "projected(0.5, paired=0.6)"}).losses[0]
 OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]
 # The student's 4 is the teacher's first own token and a common one; 10 wants the same, then three others.
-SPELLINGS = Spellings(
-    torch.tensor([4, 4, 10, 10, 7, 7, 7]),
-    torch.tensor([STUDENT_SIZE, 2, STUDENT_SIZE, 3, STUDENT_SIZE + 1, 0, 1]),
-    torch.tensor([0, 1, 0, 1, 0, 1, 2]),
+SPELLED = torch.tensor(
+    [
+        (4, STUDENT_SIZE, 0),
+        (4, 2, 1),
+        (10, STUDENT_SIZE, 0),
+        (10, 3, 1),
+        (7, STUDENT_SIZE + 1, 0),
+        (7, 0, 1),
+        (7, 1, 2),
+    ]
 )
 
 
@@ -34,7 +40,10 @@ def test_pairs_are_compared_and_others_ranked() -> None:
     tokens = torch.zeros(len(student), dtype=torch.long)
     folded = signal_of(teacher, tokens)
     signal = TeacherDistribution(
-        full=folded.full, outside=OUTSIDE, own=teacher[:, OWN_TOKENS], spellings=SPELLINGS
+        full=folded.full,
+        outside=OUTSIDE,
+        own=teacher[:, OWN_TOKENS],
+        constants={SPELLINGS: SPELLED},
     )
     values = compare(TERM, student.log_softmax(-1), signal)
     entry = DIVERGENCES["reverse_kl"]

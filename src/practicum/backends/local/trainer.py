@@ -66,7 +66,7 @@ from practicum.losses.passes import (
     group_rows_into_passes,
     split_pools,
 )
-from practicum.losses.spans import cut_between_spans
+from practicum.losses.spans import cut_between_groups
 from practicum.losses.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.models.tensors import HEADER_BYTES
 from practicum.objective import Objective
@@ -372,7 +372,7 @@ class LocalTrainer:
     ) -> Float[Tensor, "T D"]:
         """Return the gradient in the hidden states, and record the numbers of every token."""
         gradient = torch.empty_like(hidden)
-        for piece in self._cut(part):
+        for piece in self._cut(part, objective):
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
             coefficients = compute_all_coefficients(
                 objective.tokens, chunk.values, part.tokens[piece]
@@ -400,12 +400,12 @@ class LocalTrainer:
         """
         gradient = torch.zeros_like(hidden)
         is_weighted = torch.stack(list(coefficients)).ne(0).any(dim=0)
-        # Tokens of a span without a coefficient still move with that of its first.
-        is_weighted |= part.signal.joined is not None
+        # Tokens of a group without a coefficient still move with that of its first.
+        is_weighted |= objective.read_groups(part.signal.extras) is not None
         positions = is_weighted.cpu().nonzero()[:, 0]
         part, states = part[positions], hidden.detach()[positions]
         columns = [column[positions] for column in coefficients]
-        for piece in self._cut(part):
+        for piece in self._cut(part, objective):
             chunk = self._open_chunk(head, states[piece], part, piece, objective)
             factors = [column[piece] for column in columns]
             records.record_broken(part.index[piece], chunk.values, factors)
@@ -431,7 +431,7 @@ class LocalTrainer:
         chunk_values: list[list[TermValues]] = []
 
         def record(part: Part, hidden: Tensor) -> None:
-            for piece in self._cut(part):
+            for piece in self._cut(part, objective):
                 chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
                 _record_values(records, chunk, part, piece, objective)
                 indices.append(part.index[piece])
@@ -463,8 +463,9 @@ class LocalTrainer:
             records.record_coefficients(index, teacher, values, [c[index] for c in coefficients])
         return coefficients
 
-    def _cut(self, part: Part) -> Iterator[slice]:
-        return cut_between_spans(part.signal.joined, len(part.index), self.limits.chunk_tokens)
+    def _cut(self, part: Part, objective: CompiledObjective) -> Iterator[slice]:
+        groups = objective.read_groups(part.signal.extras)
+        return cut_between_groups(groups, len(part.index), self.limits.chunk_tokens)
 
     def _open_chunk(
         self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: CompiledObjective

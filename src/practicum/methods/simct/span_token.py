@@ -4,22 +4,40 @@ Its logit is the mean of its tokens' own, so a constant added to the logits of o
 nothing to a distribution, changes the loss. It is here as published, for comparison.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.functional.precision import precise
 from practicum.objective.distribution import SignalComparison
 from practicum.objective.signal_call import Full
 from practicum.objective.states_signal import StatesSignal
+from practicum.objective.translated_answer import TranslatedAnswer
+from practicum.types import TeacherSignal
+
+SPANS = "spans"
+"""The column with two numbers at the first token of each span of several, and 0 elsewhere.
+
+They are the student's tokens of the span, and the mean of the teacher's logits of its own tokens,
+less the level of those at the first.
+"""
+
+ROWS = 64
+"""The positions whose logits are in memory at once."""
 
 
-class Joined(Full):
+class WithSpans(Full):
     """The same with the spans of several tokens; only this signal asks for it."""
 
-    joined: ClassVar[bool] = True
+    reads_more: ClassVar[bool] = True
+
+    def add_more(self, signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
+        """Return the signal that is also known where a span of several tokens starts."""
+        return add_spans(signal, answer)
 
 
 class Config(StatesSignal):
@@ -32,15 +50,46 @@ class Config(StatesSignal):
     measures: ClassVar[bool] = True
     compares: ClassVar[bool] = True
     unshared: ClassVar[bool] = True
+    needs_student_level: ClassVar[bool] = True
 
     @property
-    def question(self) -> Joined:
+    def question(self) -> WithSpans:
         """Return the full distribution, with spans."""
-        return Joined()
+        return WithSpans()
+
+    def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
+        """Return the lengths of the spans: the logits of a span are averaged."""
+        return extras[SPANS][:, 0].long() if SPANS in extras else None
 
     def compare(self, comparison: SignalComparison) -> Tensor:
         """Return the divergence over shared tokens and the span that starts here."""
         return compare_with_span_token(comparison)
+
+
+def add_spans(signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
+    """Return a signal that is also known where a span of several tokens starts, see `SPANS`."""
+    states, head, unknown = answer.signal.states, answer.signal.head, signal.unknown
+    assert states is not None and head is not None and unknown is not None
+    token_logits, levels = [], []
+    # A few rows at a time: a vocabulary of logits for a whole answer would be large.
+    with torch.no_grad():
+        tokens = answer.tokens.to(states.device)
+        for rows, part in zip(states.split(ROWS), tokens.split(ROWS), strict=True):
+            logits = head.logits(rows)
+            token_logits.append(logits.gather(-1, part[:, None].to(logits.device))[:, 0])
+            levels.append(logits.logsumexp(dim=-1))
+    logits, level = torch.cat(token_logits).cpu(), torch.cat(levels).cpu()
+    spans = torch.zeros(len(unknown), 2)
+    rows, unknown = torch.zeros(len(unknown), dtype=torch.long), unknown.clone()
+    for student, teacher in answer.spans:
+        rows[student.start] = teacher.start
+        size = student.stop - student.start
+        if size > 1 or teacher.stop - teacher.start > 1:
+            mean = logits[teacher].mean() - level[teacher.start]
+            spans[student.start] = torch.tensor([size, mean])
+            unknown[student.start] = False
+    hidden = states[rows.to(states.device)]
+    return replace(signal, hidden=hidden, unknown=unknown, extras={**signal.extras, SPANS: spans})
 
 
 def compare_with_span_token(comparison: SignalComparison) -> Float[Tensor, " T"]:
@@ -59,15 +108,16 @@ def compare_with_span_token(comparison: SignalComparison) -> Float[Tensor, " T"]
     student_part, teacher_part = precise(student_part), precise(teacher_part)
     pair = student_part.log_softmax(dim=-1), teacher_part.log_softmax(dim=-1)
     values = comparison.contributions(*pair).sum(dim=-1)
-    if teacher.joined is None or teacher.student_level is None:
+    spans = teacher.extras.get(SPANS)
+    if spans is None or teacher.student_level is None:
         return values
-    starts = teacher.joined[:, 0].nonzero()[:, 0]
+    starts = spans[:, 0].nonzero()[:, 0]
     if not len(starts):
         return values
-    logits = _average_logits(student, teacher.student_level, teacher.joined, starts, tokens)
+    logits = _average_logits(student, teacher.student_level, spans, starts, tokens)
     with_span = comparison.contributions(
         _append(student_part[starts], logits),
-        _append(teacher_part[starts], teacher.joined[starts, 1]),
+        _append(teacher_part[starts], spans[starts, 1]),
     ).sum(dim=-1)
     return values.index_copy(0, starts, with_span.to(values))
 
@@ -78,11 +128,11 @@ def _append(scores: Tensor, logits: Tensor) -> Tensor:
 
 
 def _average_logits(
-    student: Tensor, level: Tensor, joined: Tensor, starts: Tensor, tokens: Tensor
+    student: Tensor, level: Tensor, spans: Tensor, starts: Tensor, tokens: Tensor
 ) -> Tensor:
     """Return the mean raw logit of each span's tokens, less the level where it starts."""
     logits = student.gather(-1, tokens[:, None])[:, 0] + level
-    sizes = joined[starts, 0].long()
+    sizes = spans[starts, 0].long()
     numbers = torch.arange(len(starts), device=logits.device).repeat_interleave(sizes)
     first = sizes.cumsum(0) - sizes
     places = starts[numbers] + torch.arange(len(numbers), device=logits.device) - first[numbers]

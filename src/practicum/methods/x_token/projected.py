@@ -1,5 +1,6 @@
 """Student and teacher are compared in the teacher's vocabulary, as X-Token's P-KL does."""
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -14,12 +15,21 @@ from practicum.functional.sorting import sorted_l1
 from practicum.objective.distribution import SignalComparison
 from practicum.objective.estimator_call import EstimatorCall
 from practicum.objective.signal_call import Full, SignalCall
+from practicum.objective.translated_answer import TranslatedAnswer
+from practicum.types import TeacherSignal
+
+SPELLINGS = "spellings"
+"""The constant with the rows of `TranslatedAnswer.spell`."""
 
 
 class Spelled(Full):
     """The same with how the teacher writes the tokens that it lacks; only this signal asks for it."""
 
-    spelled: ClassVar[bool] = True
+    reads_more: ClassVar[bool] = True
+
+    def add_more(self, signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
+        """Return the signal with the spellings of the tokens that the teacher lacks."""
+        return replace(signal, constants={**signal.constants, SPELLINGS: answer.spell()})
 
 
 class Config(SignalCall):
@@ -70,7 +80,7 @@ def compare_projected(
     assert full is not None, "the signal asks for whole distributions"
     if teacher.outside is None:
         return comparison.contributions(student, full).sum(dim=-1)
-    spellings, unshared = teacher.spellings, teacher.own
+    spellings, unshared = teacher.constants.get(SPELLINGS), teacher.own
     if spellings is None or unshared is None:
         raise TeacherError(
             f"signal 'projected' needs to know how the {comparison.against} writes the tokens that it "
@@ -80,14 +90,15 @@ def compare_projected(
     is_shared = torch.ones(size, dtype=torch.bool, device=student.device)
     is_shared[teacher.outside] = False
     shared, width = is_shared.nonzero()[:, 0], size + unshared.shape[-1]
-    weights = decay_weights(spellings.tokens, spellings.places, size, decay)
+    tokens, columns, places = spellings.unbind(-1)
+    weights = decay_weights(tokens, places, size, decay)
     if paired is not None:
         target = torch.cat([full[:, :-1], unshared], dim=-1)
-        pairs = pair_columns(shared, spellings.tokens, spellings.columns, weights, paired)
+        pairs = pair_columns(shared, tokens, columns, weights, paired)
         return _compare_pairs(comparison, student, target, *pairs, is_shared)
-    probs = project(student, shared, spellings.tokens, spellings.columns, weights, width)
+    probs = project(student, shared, tokens, columns, weights, width)
     is_reached = torch.zeros(width, dtype=torch.bool, device=student.device)
-    is_reached[torch.cat([shared, spellings.columns[weights > 0]])] = True
+    is_reached[torch.cat([shared, columns[weights > 0]])] = True
     # The student's own tokens are columns too, which neither side gives any mass.
     reached = torch.where(is_reached, probs, SMALLEST_TAIL).clamp(min=SMALLEST).log()
     target = torch.cat([full[:, :-1], unshared], dim=-1)

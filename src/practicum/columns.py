@@ -1,0 +1,112 @@
+"""Tables of tokens: cut, join and move all columns of a dataclass at once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+
+class TokenColumns:
+    """The base of a frozen dataclass with columns: tensors with one entry for each of the same tokens.
+
+    A column is a tensor, a mapping of tensors, or a table of the same tokens, alone or in a tuple.
+    Other fields, and those named in `shared`, belong to all tokens and stay as they are.
+    """
+
+    __slots__ = ()
+    # What type checkers look for in a dataclass.
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    shared: ClassVar[frozenset[str]] = frozenset()
+
+    def map_columns(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the table with a function applied to each column."""
+        return self._map(function, with_shared=False)
+
+    def map_all(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the table with a function applied to each tensor, the shared ones too."""
+        return self._map(function, with_shared=True)
+
+    def __getitem__(self, part: slice | Tensor) -> Self:
+        """Return the table at some of its tokens; places may be on another device."""
+        return self.select(part)
+
+    def select(self, part: slice | Tensor) -> Self:
+        """Return the table at some of its tokens, as `table[part]` does."""
+        return self.map_columns(
+            lambda column: column[part.to(column.device) if isinstance(part, Tensor) else part]
+        )
+
+    def to(self, device: torch.device) -> Self:
+        """Return the table with all tensors on a device, the shared ones too."""
+        return self.map_all(lambda tensor: tensor.to(device))
+
+    def detach(self) -> Self:
+        """Return the table without autograd's graph."""
+        return self.map_all(Tensor.detach)
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Return one or more tables as one; what all tokens share is that of the first.
+
+        A column that only some parts have is NaN at the tokens of the others.
+        """
+        first = parts[0]
+        columns = {
+            name: _join([getattr(part, name) for part in parts], parts)
+            for name in _list_names(first, first.shared)
+        }
+        return replace(first, **columns)
+
+    def _map(self, function: Callable[[Tensor], Tensor], *, with_shared: bool) -> Self:
+        def change(column: Any) -> Any:
+            if isinstance(column, Tensor):
+                return function(column)
+            if isinstance(column, TokenColumns):
+                return column._map(function, with_shared=with_shared)
+            if _holds(column, TokenColumns):
+                return tuple(map(change, column))
+            if _holds(column, Tensor):
+                return {name: change(entry) for name, entry in column.items()}
+            return column
+
+        names = _list_names(self, frozenset() if with_shared else self.shared)
+        return replace(self, **{name: change(getattr(self, name)) for name in names})
+
+    def _count_tokens(self) -> int:
+        """Return the number of tokens, from the first column that there is."""
+        columns = (getattr(self, name) for name in _list_names(self, self.shared))
+        return next(len(column) for column in columns if isinstance(column, Tensor))
+
+
+def _list_names(table: TokenColumns, skipped: frozenset[str]) -> list[str]:
+    return [field.name for field in fields(table) if field.name not in skipped]
+
+
+def _holds(column: Any, kind: type) -> bool:
+    """Return True for a tuple of tables, or a mapping of tensors."""
+    entries = column.values() if isinstance(column, Mapping) else column
+    container = tuple if kind is TokenColumns else Mapping
+    return isinstance(column, container) and any(isinstance(entry, kind) for entry in entries)
+
+
+def _join(columns: Sequence[Any], parts: Sequence[TokenColumns]) -> Any:
+    """Return the columns of all parts as one; a field that is no column is the first's."""
+    kind: Any = next((column for column in columns if column is not None), None)
+    if isinstance(kind, Tensor):
+        return torch.cat([_fill(*pair, like=kind) for pair in zip(columns, parts, strict=True)])
+    if isinstance(kind, TokenColumns):
+        return kind.join(columns)
+    if _holds(kind, TokenColumns):
+        return tuple(entry[0].join(entry) for entry in zip(*columns, strict=True))
+    if _holds(kind, Tensor):
+        return {name: _join([column[name] for column in columns], parts) for name in kind}
+    return columns[0]
+
+
+def _fill(column: Tensor | None, part: TokenColumns, *, like: Tensor) -> Tensor:
+    if column is not None:
+        return column
+    shape = (part._count_tokens(), *like.shape[1:])
+    return torch.full(shape, torch.nan, dtype=torch.float32, device=like.device)
