@@ -41,15 +41,13 @@ SEES_HINT = {
 HINTED: dict[str, Any] = {
     "teacher": SEES_HINT,
     "notes": {
-        "known": {"type": "memory", "note": "hint", "keep": 3},
-        "share": {"type": "rate"},
         "hint": {"type": "written", "template": "{question}{attempt}", "max_new_tokens": 4},
     },
     "rollout": {"n": 2, "max_new_tokens": 5},
     "train.prompts_per_step": 3,
     "train.checkpoint_every": 1,
 }
-"""Changes of the toy recipe: a hint of the student's own, and a memory of hints."""
+"""Changes of the toy recipe: a hint of the student's own."""
 
 IN_SEGMENTS: dict[str, Any] = {
     "rollout": {"n": 2, "max_new_tokens": 6, "segment_tokens": 2},
@@ -58,21 +56,6 @@ IN_SEGMENTS: dict[str, Any] = {
     "train.keep_checkpoints": 9,
 }
 """Changes of the toy recipe: answers of which a step adds a part."""
-
-STATED: dict[str, Any] = {
-    "student.model": {"hidden_size": 16, "layers": 1, "heads": 2, "tokenizer": "bytes"},
-    "teacher": {
-        "type": "privileged",
-        "teacher": {"type": "self", "weights": "ema"},
-        "question": "{question} Sure: {sure}",
-    },
-    "notes": {"sure": {"type": "rate"}},
-    "rollout": {"n": 2, "max_new_tokens": 20, "source": "restate(sure)"},
-    "train.prompts_per_step": 3,
-    "train.checkpoint_every": 1,
-    "train.steps": 3,
-}
-"""Changes of the toy recipe: every answer states how sure the student may be."""
 
 FORK_SECONDS = 300
 """A fork that takes longer is ended by SIGALRM."""

@@ -61,6 +61,46 @@ def test_every_core_module_is_imported_and_a_run_ends_without_them(tmp_path: Pat
     )
 
 
+NAMING = Path(__file__).parent / "named_by_core.txt"
+"""Tests of the core that use a part or a recipe of a method, count recipes or compare pages."""
+
+
+@pytest.mark.slow
+def test_the_suite_of_the_core_passes_without_them(tmp_path: Path) -> None:
+    root = SOURCE.parents[1]
+    ignored = shutil.ignore_patterns("methods", ".*", "__pycache__")
+    shutil.copytree(root, tmp_path / "core", ignore=ignored)
+    skipped = [f"--deselect={name}" for name in NAMING.read_text("utf-8").split()]
+    kinds = "not slow and not gpu and not long"
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "auto",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            kinds,
+            *skipped,
+        ],
+        cwd=tmp_path / "core",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "core" / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stdout[-4000:]
+
+
+def test_each_test_that_names_a_method_is_there() -> None:
+    root = SOURCE.parents[1]
+    for name in NAMING.read_text("utf-8").split():
+        path, function = name.split("::")
+        assert f"def {function}(" in (root / path).read_text("utf-8"), name
+
+
 def test_the_parts_of_methods_are_listed_with_those_of_the_core() -> None:
     assert {"search", "student"} <= set(list_plugins(SOURCES)) & list_packaged(SOURCES)
     assert {"sorted", "full"} <= set(list_plugins(SIGNALS)) & list_packaged(SIGNALS)

@@ -57,9 +57,9 @@ HEALTHY = {
     "wrong_after": 0.25,
     "turns_after_wrong": 40.0,
     "reward": 0.3,
-    "scorer-discriminator/gap": 0.1,
+    "scorer-critic/gap": 0.1,
     "calls_surplus": 0.2,
-    "scorer-discriminator/agreement": 0.8,
+    "scorer-critic/agreement": 0.8,
 }
 
 TROUBLE: dict[str, dict[str, Any]] = {
@@ -91,17 +91,17 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M33": {"empty": 0.8},
     "M34": {"wrong_after": 0.6},
     "M35": {"constant_teacher": 1.0},
-    "M36": {"scorer-discriminator/gap": 0.6, "scorer-discriminator/agreement": 0.5},
+    "M36": {"scorer-critic/gap": 0.6, "scorer-critic/agreement": 0.5},
     "M37": {"calls_surplus": 2.0},
-    "M38": {"scorer-discriminator/skipped": 2.0},
+    "M38": {"scorer-critic/skipped": 2.0},
     "M39": {"heldout_reverse_kl": 0.8, "heldout_reverse_kl_rise": 0.45},
     "M40": {"heldout_reverse_kl": 0.8, "heldout_reverse_kl_rise": 0.45},
 }
 
 RECIPE = resolve_recipe(load_recipe("smoke/toy"))
 REWARDED = resolve_recipe(load_recipe("papers/kdrl"))
-GAD = resolve_recipe(load_recipe("papers/gad"))
-OURS = {"M24": REWARDED, "M36": GAD, "M38": GAD, "M40": REWARDED}
+SCORED = resolve_recipe(load_recipe("papers/ppo"))
+OURS = {"M24": REWARDED, "M36": SCORED, "M38": SCORED, "M40": REWARDED}
 
 
 def watch(recipe: dict[str, Any] = RECIPE, **settings: MonitorSettings) -> Watch:
@@ -165,8 +165,8 @@ def test_trouble_is_told_after_as_many_steps_as_the_table_says(name: str):
     [
         ({}, True),
         ({"reward": 0.4}, False),
-        ({"scorer-discriminator/agreement": 0.7}, False),
-        ({"scorer-discriminator/gap": 0.2}, False),
+        ({"scorer-critic/agreement": 0.7}, False),
+        ({"scorer-critic/gap": 0.2}, False),
     ],
 )
 def test_m36_needs_a_gap_without_a_reward_or_agreement(change: dict[str, float], is_told: bool):

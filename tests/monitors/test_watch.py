@@ -116,8 +116,8 @@ def test_an_alarm_is_a_row_of_json():
 
 SPECIAL = {
     "M23": ("papers/tip",),
-    "M36": ("papers/gad", "papers/ovd"),
-    "M38": ("papers/gad",),
+    "M36": ("papers/ppo",),
+    "M38": ("papers/ppo",),
 }
 """The recipes that a monitor is about."""
 

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from practicum.functional.dual_space import BothSpaces
 from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
-from practicum.methods.simct.span_token import SPANS
-from practicum.methods.simct.span_token import Config as SpanToken
-from practicum.methods.x_token.projected import SPELLINGS
 from practicum.objective import Objective, TeacherDistribution
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
@@ -175,7 +172,7 @@ def join_spans(
                 spans[start + place] = torch.tensor([2.0, teacher.level[start + place] - 8.0])
                 unknown[start + place] = False
     level = logits.logsumexp(-1)
-    return replace(teacher, extras={SPANS: spans}, unknown=unknown, student_level=level)
+    return replace(teacher, extras={"spans": spans}, unknown=unknown, student_level=level)
 
 
 def starts_span(place: int) -> bool:
@@ -266,7 +263,7 @@ def library_and_formula(
                 unknown=torch.isin(ids, outside),
                 own=own,
                 level=level,
-                constants={SPELLINGS: torch.tensor(list_spellings())},
+                constants={"spellings": torch.tensor(list_spellings())},
             )
         )
     ours, uniforms = _library(
@@ -337,7 +334,7 @@ def _library(
         labels = theirs[:, : V - OUTSIDE].argmax(dim=-1)
         spaces = BothSpaces(reference, carry(leaf), theirs, labels)
         teacher = replace(teacher, spaces=spaces)
-    if isinstance(objective.losses[0].signal, SpanToken):
+    if objective.losses[0].signal.name == "span_token":
         teacher = join_spans(teacher, leaf, starts)
     values = compute_term_values(
         student,

@@ -8,7 +8,6 @@ import pytest
 import torch
 from toy import toy_recipe
 
-from practicum.methods.gad.discriminator import find_source_pairs
 from practicum.ports.scoring import Scorer
 from practicum.runs.assembly import assemble_run
 from practicum.scorers.value import compute_distance, read_text
@@ -57,18 +56,6 @@ def learn(scorer: Scorer, letters: tuple[int, int], steps: int) -> list[float]:
         ]
         accuracy.append(scorer.fit(list(add_judgements(pairs, {"judge": scorer}, {})))["accuracy"])
     return accuracy[-10:]
-
-
-def test_a_discriminator_tells_writers_apart_and_falls_to_chance_where_they_are_equal(
-    models: Path, tmp_path: Path
-) -> None:
-    GENERATOR.manual_seed(0)
-    scorer = build(models, tmp_path, type="discriminator")
-    apart = learn(scorer, (4, 5), 20)
-    assert min(apart) > 0.9
-    # The student becomes the teacher: what was learned to tell them apart orders nothing any more.
-    equal = learn(scorer, (4, 4), 40)
-    assert sum(equal) / len(equal) == pytest.approx(0.5, abs=0.12)
 
 
 def test_an_outcome_model_learns_from_its_own_prompts_what_is_right_elsewhere(
@@ -174,11 +161,3 @@ def test_a_clip_keeps_a_critic_near_its_values_of_before(models: Path, tmp_path:
         assert metrics["loss"] == pytest.approx(unclipped), "the first update knows no clip"
     assert moved[None] > 0.9
     assert 0.05 < moved[0.05] < 0.25
-
-
-def test_answers_of_the_reference_are_in_no_pair_of_a_discriminator() -> None:
-    sources = ("teacher", "student", "reference", "dataset")
-    rollouts = [write(0, 1, source) for source in sources]
-    pairs, unpaired = find_source_pairs(rollouts)
-    assert pairs.tolist() == [[0, 1], [3, 1]] and unpaired == 0
-    assert find_source_pairs([rollouts[0], rollouts[2]])[1] == 1

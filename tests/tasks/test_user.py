@@ -8,9 +8,7 @@ from pydantic import ValidationError
 
 from practicum.errors import DataError
 from practicum.grading.explaining import EXPLANATIONS
-from practicum.methods.sd_zero import filled
 from practicum.ports import TaskContext
-from practicum.ports.notes import NoteContext, NoteMoment
 from practicum.tasks.user import Config, UserTask, build
 from practicum.types import Rollout
 
@@ -64,25 +62,6 @@ def test_a_reply_without_a_field_or_a_task_that_replies_is_refused() -> None:
         Config(task=ROWS, wrong="{hint}")
     with pytest.raises(DataError, match=r"task\.task: .walker. replies to its answers already"):
         open_task(task={"type": "walker"})
-
-
-def test_a_filled_note_is_chosen_by_the_verdict() -> None:
-    task = open_task()
-    prompt = task.train_prompts()[0]
-    config = filled.Config(correct="so: {attempt}", incorrect="not {attempt} {missing}")
-    note = filled.build(config, NoteContext("n", None, task, 0))  # type: ignore[arg-type]
-    rollouts = [
-        replace(Rollout.from_text(prompt, "{answer}"), reward=reward, notes=notes)
-        for reward, notes in ((1.0, {}), (0.0, {}), (0.0, {"missing": "x"}), (None, {}))
-    ]
-    assert note.write(rollouts, NoteMoment(1, None)) == [  # type: ignore[arg-type]
-        "so: {answer}",
-        None,
-        "not {answer} x",
-        None,
-    ]
-    with pytest.raises(ValidationError, match="write correct, incorrect or both"):
-        filled.Config()
 
 
 def test_questions_are_turns_and_the_bonus_is_for_being_right_before_and_after() -> None:

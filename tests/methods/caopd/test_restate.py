@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from toy import STATED, assert_same_run, curve, forked, rows, toy_recipe, toy_run
+from toy import assert_same_run, curve, forked, rows, toy_recipe, toy_run
 from transformers import PreTrainedTokenizerFast
 
 from practicum.errors import DataError, RecipeError
@@ -22,6 +22,8 @@ from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, colle
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.text import Renderer
 from practicum.types import AUTHORS, Prompt, Rollout, SamplingParams
+
+from .stated import STATED
 
 SOURCE: TypeAdapter[Any] = TypeAdapter(SourceChoice)
 ENDING = "\nConfidence: 0.25"

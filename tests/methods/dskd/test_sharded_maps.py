@@ -16,9 +16,8 @@ from practicum.backends.local.trainer import LocalTrainer
 from practicum.objective import Objective
 from practicum.ports import AdamParams
 from practicum.types import Datum, TeacherSignal
-
-from .rank_forks import run_ranks
-from .tiny import data_for, rollouts, tiny
+from tests.backends.rank_forks import run_ranks
+from tests.backends.tiny import data_for, rollouts, tiny
 
 OBJECTIVE = Objective.model_validate({"signal": "dual_space(2)", "divergence": "forward_kl"})
 BESIDE = Objective.model_validate(

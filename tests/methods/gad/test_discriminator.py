@@ -14,8 +14,7 @@ from practicum.methods.gad.discriminator import Config, build
 from practicum.objective import Objective, TeacherDistribution
 from practicum.ports.scoring import ScorerContext
 from practicum.types import Datum, Judgement, Rollout, TeacherSignal
-
-from .worlds import answer
+from tests.papers.worlds import answer
 
 SYMBOLS, LENGTH = 3, 2
 ANSWERS = list(itertools.product(range(SYMBOLS), repeat=LENGTH))

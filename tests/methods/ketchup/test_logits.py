@@ -16,9 +16,17 @@ from practicum.losses import compute_coefficients, compute_term_values
 from practicum.objective import Objective, TeacherDistribution
 from practicum.recipe import parse_recipe
 from practicum.types import Datum, PooledSignal, TeacherSignal
-
-from .worlds import BEGINNINGS, LENGTH, SYMBOLS, Policies, answer, close, every_answer, policies
-from .worlds import RolloutBatch as Batch
+from tests.papers.worlds import (
+    BEGINNINGS,
+    LENGTH,
+    SYMBOLS,
+    Policies,
+    answer,
+    close,
+    every_answer,
+    policies,
+)
+from tests.papers.worlds import RolloutBatch as Batch
 
 SUMMED = {"aggregate": "seq_mean_token_sum"}
 

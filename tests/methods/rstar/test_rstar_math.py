@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_teams import SHORT, loaded
 
 from practicum.methods.rstar.search import Config as Search
 from practicum.runs.pipeline import run
+from tests.runs.test_teams import SHORT, loaded
 
 pytestmark = pytest.mark.long
 

@@ -1,0 +1,18 @@
+"""A run in which every answer states how sure the student may be."""
+
+from typing import Any
+
+STATED: dict[str, Any] = {
+    "student.model": {"hidden_size": 16, "layers": 1, "heads": 2, "tokenizer": "bytes"},
+    "teacher": {
+        "type": "privileged",
+        "teacher": {"type": "self", "weights": "ema"},
+        "question": "{question} Sure: {sure}",
+    },
+    "notes": {"sure": {"type": "rate"}},
+    "rollout": {"n": 2, "max_new_tokens": 20, "source": "restate(sure)"},
+    "train.prompts_per_step": 3,
+    "train.checkpoint_every": 1,
+    "train.steps": 3,
+}
+"""Changes of the toy recipe: every answer states how sure the student may be."""
