@@ -30,8 +30,8 @@ from practicum.recipe import load_recipe, resolve_recipe
 from practicum.rollouts import to_exact_floats
 from practicum.rollouts.sources.student import Config as StudentSource
 from practicum.teaching.client import ClientTeacher
-from practicum.training.loop import StepComponents, StepPlan, StepResult, StepSettings, train_step
-from practicum.types import Message, Prompt, SamplingParams
+from practicum.training.loop import StepComponents, StepPlan, StepSettings, train_step
+from practicum.types import Message, Prompt, SamplingParams, StepResult
 
 WORKLOADS = {"17m": ("17m", "57m", 8, 128), "toy": ("toy", "toy-teacher", 16, 64)}
 QUICK = {"toy": ("tiny", "tiny-teacher", 4, 16)}

@@ -462,6 +462,16 @@ class ForwardResult:
     head_reads: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The rollouts of a step, the per-token numbers of its update, and its metrics."""
+
+    step: int
+    rollouts: list[Rollout]
+    outputs: TokenRecord
+    metrics: Metrics
+
+
 class FrozenConfig(BaseModel):
     """Settings that never change once they are read; an unknown key is an error."""
 

@@ -12,8 +12,7 @@ from practicum.monitors.facts import RecipeFacts
 from practicum.monitors.readings import mark_repeated_tokens
 from practicum.recipe import load_recipe, resolve_recipe
 from practicum.statistics import repeated_tokens
-from practicum.training.loop import StepResult
-from practicum.types import Message, Prompt, Rollout, TokenRecord
+from practicum.types import Message, Prompt, Rollout, StepResult, TokenRecord
 
 NAN = math.nan
 

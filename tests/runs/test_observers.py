@@ -24,8 +24,7 @@ from practicum.runs.observers import (
     leave_run,
     sound_alarms,
 )
-from practicum.training.loop import StepResult
-from practicum.types import TokenRecord
+from practicum.types import StepResult, TokenRecord
 
 
 class Spy:

@@ -33,8 +33,8 @@ from practicum.rollouts import select_prompts
 from practicum.runs.assembly import assemble_run
 from practicum.training import asynchronous
 from practicum.training.asynchronous import OverlappedSteps, SampledStep
-from practicum.training.loop import StepResult, train
-from practicum.types import Message, Prompt, Rollout, TeacherSignal
+from practicum.training.loop import train
+from practicum.types import Message, Prompt, Rollout, StepResult, TeacherSignal
 
 pytestmark = pytest.mark.long
 

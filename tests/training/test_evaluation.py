@@ -19,13 +19,15 @@ from practicum.ports import Capabilities, Teacher
 from practicum.rollouts import sample_rollouts
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.statistics import bootstrap, wilson
-from practicum.training.evaluation import (
+from practicum.statistics.heldout import (
     Evaluation,
     GradedCompletion,
-    answer_heldout,
     compare_accuracy,
     compare_overconfidence,
     compute_confidences,
+)
+from practicum.training.evaluation import (
+    answer_heldout,
     evaluate,
     evaluate_teacher,
     examine_answers,

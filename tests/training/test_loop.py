@@ -17,7 +17,7 @@ from practicum.ports.scoring import Scorer
 from practicum.rollouts import select_prompts
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.training.asynchronous import open_step_runner
-from practicum.training.loop import StepComponents, StepResult, StepSettings, assemble, train
+from practicum.training.loop import StepComponents, StepSettings, assemble, train
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -26,6 +26,7 @@ from practicum.types import (
     Metrics,
     Prompt,
     Rollout,
+    StepResult,
     TeacherSignal,
 )
 

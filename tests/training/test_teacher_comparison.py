@@ -19,7 +19,8 @@ from practicum.ports import (
 from practicum.report.tables import build_comparison
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.statistics import estimate_mean
-from practicum.training.evaluation import Evaluation, evaluate
+from practicum.statistics.heldout import Evaluation
+from practicum.training.evaluation import evaluate
 from practicum.types import (
     Rollout,
     Sample,

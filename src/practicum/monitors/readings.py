@@ -31,11 +31,10 @@ from practicum.statistics import (
     unique_share,
     window_means,
 )
+from practicum.statistics.heldout import Evaluation, compare_accuracy, compare_overconfidence
 from practicum.statistics.repetition import LONGEST_PERIOD
 from practicum.statistics.signal import MIN_CONSTANT_TOKENS, constant
-from practicum.training.evaluation import Evaluation, compare_accuracy, compare_overconfidence
-from practicum.training.loop import StepResult
-from practicum.types import Metrics, Rollout, TokenRecord
+from practicum.types import Metrics, Rollout, StepResult, TokenRecord
 
 EDGES = (0, 4, 16, 64, 256, 1024, 4096)
 """The first positions of the position bins; the last bin has no end."""

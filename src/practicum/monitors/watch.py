@@ -13,8 +13,7 @@ from practicum.monitors.readings import compute_readings
 from practicum.monitors.settings import ACTIONS, MonitorSettings, parse_factor
 from practicum.monitors.table import MONITORS, Monitor, Thresholds, find_monitor
 from practicum.ports.gate import call_part
-from practicum.training.loop import StepResult
-from practicum.types import Metrics
+from practicum.types import Metrics, StepResult
 
 RECOVERED_BELOW = 0.8
 """A monitor that raised an alarm is silent until its score falls below this: 20 % hysteresis."""

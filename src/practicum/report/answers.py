@@ -37,7 +37,7 @@ from practicum.statistics import (
     similarity,
     unique_share,
 )
-from practicum.training.evaluation import GradedCompletion, compute_confidences, has_several_answers
+from practicum.statistics.heldout import GradedCompletion, compute_confidences, has_several_answers
 
 BINS = 10
 

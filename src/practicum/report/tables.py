@@ -6,8 +6,8 @@ from typing import Any
 from practicum.costs import PHASES, BudgetTracker, format_bytes, format_flops
 from practicum.recipe import Recipe
 from practicum.statistics import FEWEST_PROMPTS, Estimate, Interval, has_width
+from practicum.statistics.heldout import Evaluation
 from practicum.text import make_printable
-from practicum.training.evaluation import Evaluation
 from practicum.types import Metrics, Rollout
 
 ALL_DONE = "all steps done"

@@ -13,7 +13,7 @@ from practicum.rollouts import RolloutRow
 from practicum.run_dir.differences import Change
 from practicum.run_dir.shaping import COMPLETE, Count, Number, Step
 from practicum.statistics import Estimate, Interval
-from practicum.training.evaluation import Calibration, Evaluation
+from practicum.statistics.heldout import Calibration, Evaluation
 
 
 class _OpenShape(BaseModel):

@@ -18,8 +18,8 @@ from practicum.run_dir import RESTORE, RunDir, read_json, shapes, write_json
 from practicum.run_dir.best import METRICS, read_score
 from practicum.runs.assembly import RunComponents
 from practicum.runs.outcome import RunEvaluations, build_readings
+from practicum.statistics.heldout import Evaluation
 from practicum.training.evaluation import (
-    Evaluation,
     answer_heldout,
     evaluate_teacher,
     examine_answers,

@@ -23,8 +23,7 @@ from practicum.run_dir import BestTracker
 from practicum.runs.console import Console
 from practicum.runs.ending import Ending
 from practicum.runs.records import RunJournals
-from practicum.training.loop import StepResult
-from practicum.types import Metrics
+from practicum.types import Metrics, StepResult
 
 log = logging.getLogger(__name__)
 

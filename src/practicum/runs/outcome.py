@@ -26,7 +26,7 @@ from practicum.run_dir import BestTracker, RunDir, read_rows, shapes
 from practicum.run_dir.best import COLLAPSED
 from practicum.runs.console import Console
 from practicum.statistics import Interval
-from practicum.training.evaluation import Evaluation, compare_accuracy
+from practicum.statistics.heldout import Evaluation, compare_accuracy
 from practicum.types import Metrics
 
 

@@ -20,8 +20,7 @@ from practicum.run_dir import (
     truncate_journal,
 )
 from practicum.text import Renderer
-from practicum.training.loop import StepResult
-from practicum.types import Rollout, TokenRecord
+from practicum.types import Rollout, StepResult, TokenRecord
 
 
 class RunJournals:

@@ -14,7 +14,7 @@ from practicum.runs.ending import Ending
 from practicum.runs.examining import RunEvaluator
 from practicum.runs.observers import FinishedStep, Observer, SaveCheckpoints
 from practicum.training.asynchronous import StepRunner
-from practicum.training.loop import StepResult
+from practicum.types import StepResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from practicum.training.loop import (
     PhaseTimer,
     StepComponents,
     StepPlan,
-    StepResult,
     StepSettings,
     build_teacher_queries,
     generate_rollouts,
@@ -40,7 +39,7 @@ from practicum.training.loop import (
     train_step,
     update_student,
 )
-from practicum.types import Judgement, Prompt, Rollout, TeacherSignal
+from practicum.types import Judgement, Prompt, Rollout, StepResult, TeacherSignal
 
 T = TypeVar("T")
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.losses import compare_signals
+from practicum.statistics.heldout import Candidates, Column, TokenTrace
 from practicum.text import Renderer
 from practicum.types import Rollout, TeacherSignal
 
@@ -27,41 +27,6 @@ MEASURES = (
 )
 """The measures of each token that a trace needs."""
 
-Column = list[float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """A model's likeliest tokens at each of T positions: texts and probabilities, in order."""
-
-    texts: list[list[str]]
-    probabilities: list[list[float]]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTrace:
-    """One held-out answer, token by token.
-
-    `text` holds each token as text, and `control` is True for special tokens. Log-probabilities are
-    those of the sampled tokens. Reverse KL and entropies are in nats and of full distributions. A
-    number is None if the teacher does not give it, as one that scores only sampled tokens, or if
-    the student did not write the token.
-    """
-
-    prompt: str
-    question: str
-    expected: str | None
-    reward: float | None
-    text: list[str]
-    control: list[bool]
-    logprobs: Column
-    teacher_logprobs: Column
-    reverse_kl: Column
-    student_entropy: Column
-    teacher_entropy: Column
-    student: Candidates | None
-    teacher: Candidates | None
-
 
 def choose_traced(rollouts: Sequence[Rollout]) -> list[int]:
     """Return the indices of rollouts to trace: the first answer to each of the first prompts."""
@@ -69,15 +34,6 @@ def choose_traced(rollouts: Sequence[Rollout]) -> list[int]:
     for index, rollout in enumerate(rollouts):
         first.setdefault(rollout.prompt.id, index)
     return list(first.values())[:MAX_ANSWERS]
-
-
-def read_trace(saved: dict[str, object]) -> TokenTrace:
-    """Read back a trace from the result of `dataclasses.asdict`."""
-    sides = {name: saved[name] for name in ("student", "teacher")}
-    candidates = {
-        name: Candidates(**side) if isinstance(side, dict) else None for name, side in sides.items()
-    }
-    return TokenTrace(**{**saved, **candidates})  # type: ignore[arg-type]
 
 
 @torch.no_grad()

@@ -46,6 +46,7 @@ from practicum.types import (
     Rollout,
     SamplingParams,
     StatesLike,
+    StepResult,
     TeacherSignal,
     TokenRecord,
 )
@@ -118,16 +119,6 @@ class StepSettings:
     plan: Callable[[int], StepPlan]
     updates: int = 1
     epochs: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The rollouts of a step, the per-token numbers of its update, and its metrics."""
-
-    step: int
-    rollouts: list[Rollout]
-    outputs: TokenRecord
-    metrics: Metrics
 
 
 def train_step(step: int, parts: StepComponents, settings: StepSettings) -> StepResult:

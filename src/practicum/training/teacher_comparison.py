@@ -24,8 +24,9 @@ from practicum.losses.passes import (
 from practicum.objective import Full, Sampled
 from practicum.ports import SamplingClient, Teacher
 from practicum.statistics import Estimate, estimate_mean
+from practicum.statistics.heldout import TokenTrace
 from practicum.text import Renderer
-from practicum.training.forensics import TokenTrace, choose_traced, trace
+from practicum.training.forensics import choose_traced, trace
 from practicum.types import Datum, Rollout, TeacherSignal
 
 COMPARED_TOKENS = 128
