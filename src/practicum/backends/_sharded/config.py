@@ -6,8 +6,8 @@ from typing import ClassVar, Self
 import torch
 from pydantic import Field, model_validator
 
-from practicum.backends.local.local_config import Config as LocalConfig
-from practicum.backends.local.local_config import MemoryConfig
+from practicum.backends.local.config import Config as LocalConfig
+from practicum.backends.local.config import MemoryConfig
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Objective
 

@@ -20,9 +20,9 @@ from practicum.backends._sharded.recording import load_recorded
 from practicum.backends._sharded.sharding import copy_rows
 from practicum.backends._sharded.slices import ShardedModel
 from practicum.backends.local.backend import note_noise
+from practicum.backends.local.config import MemoryConfig
 from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.loading import LoadedModel
-from practicum.backends.local.local_config import MemoryConfig
 from practicum.backends.local.native import name_decoding
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer

@@ -5,7 +5,7 @@ See docs/models.md.
 
 from pathlib import Path
 
-from practicum.backends.local.local_config import Config, MemoryConfig
+from practicum.backends.local.config import Config, MemoryConfig
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.ports import Backend, BackendContext, ModelEnding, Task
 from practicum.ports.hosting import Hosted

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from practicum.backends.local.config import Config
 from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.engine import open_engine_trainer
 from practicum.backends.local.export import export
@@ -19,7 +20,6 @@ from practicum.backends.local.loading import (
     load_student,
     locate_source,
 )
-from practicum.backends.local.local_config import Config
 from practicum.backends.local.native import name_decoding, name_ways
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.scalar_head import LocalScalarModel

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from practicum.backends.local.local_config import MemoryConfig
+from practicum.backends.local.config import MemoryConfig
 
 
 @dataclass(frozen=True, slots=True)

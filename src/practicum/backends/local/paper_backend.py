@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from practicum.backends.local.config import Config
 from practicum.backends.local.device_limits import build_limits, find_limits
 from practicum.backends.local.graph import plan_micro_batch
 from practicum.backends.local.kept_texts import MAX_BYTES as MAX_TEXT_BYTES
 from practicum.backends.local.loading import LoadedModel
-from practicum.backends.local.local_config import Config
 from practicum.backends.local.native.kept import MAX_BYTES
 from practicum.backends.local.paper import load_weightless, measure_footprint
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS, count_kept_bytes

@@ -5,7 +5,7 @@ See docs/clusters.md.
 
 import os
 
-from practicum.backends.ray.ray_config import Config
+from practicum.backends.ray.config import Config
 from practicum.core.plugins import load_plugin
 from practicum.errors import RecipeError
 from practicum.ports import Backend, BackendContext

@@ -17,9 +17,9 @@ from practicum.backends.ray.clients import (
     RayTrainer,
     ShardedTeacher,
 )
+from practicum.backends.ray.config import Config
 from practicum.backends.ray.placement import RETRIES, RayCluster, Starter
 from practicum.backends.ray.processes import PACKAGES, ModelProcess, ScalarProcess, TrainerRank
-from practicum.backends.ray.ray_config import Config
 from practicum.errors import CapabilityError, RecipeError
 from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
 from practicum.ports import (

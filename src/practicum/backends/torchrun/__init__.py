@@ -5,7 +5,7 @@ See docs/clusters.md.
 
 from contextlib import AbstractContextManager
 
-from practicum.backends.torchrun.torchrun_config import Config
+from practicum.backends.torchrun.config import Config
 from practicum.core.plugins import load_plugin
 from practicum.ports import Backend, BackendContext
 from practicum.ports.paper import PaperBackend

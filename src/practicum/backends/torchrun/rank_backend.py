@@ -15,9 +15,9 @@ from torch import Tensor
 from practicum.backends._sharded.following import ShardedSelfTeacher
 from practicum.backends._sharded.rank_verbs import ModelSettings, ProcessSettings
 from practicum.backends.local.backend import prepare_folder, record_files
+from practicum.backends.torchrun.config import Config
 from practicum.backends.torchrun.lockstep import LockstepGroup, Membership
 from practicum.backends.torchrun.rank_process import STUDENT
-from practicum.backends.torchrun.torchrun_config import Config
 from practicum.errors import CapabilityError, ModelError
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Objective, Signal
