@@ -58,6 +58,7 @@ NAMES = (
     "gpu_profile",
     "wheels",
     "page",
+    "prose",
 )
 SEVERAL_THREADS = (
     "demo",
@@ -69,6 +70,7 @@ SEVERAL_THREADS = (
     "gpu_profile",
     "wheels",
     "page",
+    "prose",
 )
 """Those that do not compare processor times, or set the threads of their processes themselves."""
 
