@@ -67,7 +67,7 @@ slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 # CUDA, cannot be imported beside one without, and nothing here needs them.
 peers: $(VENV)-vllm/.ready $(VENV)-verifiers/.ready $(VENV)-openenv/.ready
 	@for peer in vllm verifiers openenv; do \
-	PRACTICUM_RECORD=docs/peers HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=src \
+	PRACTICUM_RECORD=results/peers HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=src \
 	$(VENV)-$$peer/bin/python -m pytest -p no:cacheprovider -W ignore -m "not gpu" tests/peers/test_$$peer.py || exit 1; done
 
 $(VENV)-vllm/.ready: pyproject.toml

@@ -1,7 +1,7 @@
 """The bytes that tiny runs of every kind write, as digests: whether a change of the code changed what a run computes.
 
-    python -m benchmarks digests > docs/digests.jsonl
-    python -m benchmarks digests --against docs/digests.jsonl
+    python -m benchmarks digests > results/digests.jsonl
+    python -m benchmarks digests --against results/digests.jsonl
     python -m benchmarks digests --only papers/gkd pool
     python -m benchmarks digests --quick
 

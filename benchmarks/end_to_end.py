@@ -28,7 +28,7 @@ from practicum.runs import run
 from practicum.statistics import mean_of, t_interval
 from practicum.tasks import reverse
 
-RECORD = Path(__file__).resolve().parents[1] / "docs" / "end_to_end.json"
+RECORD = Path(__file__).resolve().parents[1] / "results" / "end_to_end.json"
 
 MODES: dict[str, dict[str, Any]] = {
     "on-policy": {"source": "student", "divergence": "reverse_kl", "lmbda": 1.0, "beta": 1.0},
@@ -70,7 +70,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
-    parser.add_argument("--record", action="store_true", help="write docs/end_to_end.json")
+    parser.add_argument("--record", action="store_true", help="write results/end_to_end.json")
     parser.add_argument("--quick", action="store_true", help="two steps of two seeds")
     peers.add_options(parser, ("trl",))
     arguments = parser.parse_args()

@@ -27,7 +27,7 @@ from practicum.grading.golds import find_first_number, list_boxes, mark, read_nu
 from practicum.grading.math_verify import open_mathematics
 from practicum.grading.verifiers import VERIFIERS
 
-RECORD = Path(__file__).resolve().parents[1] / "docs" / "golds.json"
+RECORD = Path(__file__).resolve().parents[1] / "results" / "golds.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=700, help="the most rows of a column")
-    parser.add_argument("--record", action="store_true", help="write docs/golds.json")
+    parser.add_argument("--record", action="store_true", help="write results/golds.json")
     parser.add_argument("--quick", action="store_true", help="ten rows of each column")
     options = parser.parse_args()
     rows = 10 if options.quick else options.rows

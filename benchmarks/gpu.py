@@ -4,7 +4,7 @@
     python -m benchmarks gpu --quick        # tiny sizes, on a CPU too: whether it works, not how fast
 
 Students of the shape of Qwen3-0.6B and 4B, teachers of 4B and 8B, random weights, products in bfloat16. A measurement prints its
-line when it is done, next to the figures of the last run on this device; --record stores it at once in docs/gpu/DEVICE.json, so a
+line when it is done, next to the figures of the last run on this device; --record stores it at once in results/gpu/DEVICE.json, so a
 run that is cut keeps its lines. A measurement that fails prints its traceback, the next one begins, and the exit code is 1.
 TRL's kernel is measured next to the loss, and its two trainers next to the step, where TRL is installed.
 """
@@ -37,7 +37,7 @@ from benchmarks.measuring import (
 )
 from practicum.backends.local.device_limits import size_gpu
 
-FOLDER = ROOT / "docs" / "gpu"
+FOLDER = ROOT / "results" / "gpu"
 SECONDS = 540.0
 """No measurement begins after so many seconds."""
 CHUNK = size_gpu(0).chunk_tokens

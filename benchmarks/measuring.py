@@ -25,7 +25,7 @@ import torch
 from benchmarks import goals
 
 ROOT = Path(__file__).resolve().parents[1]
-LINES = ROOT / "docs" / "performance.jsonl"
+LINES = ROOT / "results" / "performance.jsonl"
 WARM_UP, ROUNDS = 2, 5
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import goals
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-LINES, PAGE, IMAGES = DOCS / "performance.jsonl", DOCS / "performance.md", DOCS / "img"
+LINES, PAGE, IMAGES = DOCS.parent / "results" / "performance.jsonl", DOCS / "performance.md", DOCS / "img"
 
 Line = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Every paper's recipe, run as it stands: what changed on held-out prompts, one JSON line a recipe in docs/papers.jsonl.
+"""Every paper's recipe, run as it stands: what changed on held-out prompts, one JSON line a recipe in results/papers.jsonl.
 
 python -m benchmarks papers [NAME ...] [--seeds 0 1 2] [--jobs 2] [--only all|recipes|controls]
 python -m benchmarks papers --carry REVISION
@@ -32,7 +32,7 @@ from practicum.recipe import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-LINES = ROOT / "docs" / "papers.jsonl"
+LINES = ROOT / "results" / "papers.jsonl"
 
 
 def main() -> None:

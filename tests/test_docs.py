@@ -616,7 +616,7 @@ def _golds() -> str:
 
 def _stored() -> dict[str, Results]:
     """The results that `python -m laboratory` left and that stand beside the page."""
-    return {path.stem: read_results(path) for path in sorted((DOCS / "evidence").glob("*.json"))}
+    return {path.stem: read_results(path) for path in sorted((ROOT / "results" / "evidence").glob("*.json"))}
 
 
 def _evidence() -> str:
@@ -663,7 +663,7 @@ STEPS = {
 def _peer_steps() -> str:
     """Speed and memory of whole steps against TRL's trainers, from the newest recorded lines."""
     newest: dict[str, Any] = {}
-    for line in map(json.loads, (DOCS / "performance.jsonl").read_text("utf-8").splitlines()):
+    for line in map(json.loads, (ROOT / "results" / "performance.jsonl").read_text("utf-8").splitlines()):
         if line["benchmark"] == "step" and {"gkd", "distillation"} <= line["peak_mib"].keys():
             newest[line["config"]] = line
     rows = []
