@@ -28,7 +28,6 @@ def main() -> None:
     pages = _list_words(
         code
         for path in (ROOT / "docs").glob("*.md")
-        if path.name != "log.md"
         for code in re.findall(
             r"```.*?```|`[^`]+`", GENERATED.sub("", path.read_text("utf-8")), re.DOTALL
         )

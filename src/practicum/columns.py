@@ -11,8 +11,8 @@ from torch import Tensor
 class TokenColumns:
     """The base of a frozen dataclass with columns: tensors with one entry for each of the same tokens.
 
-    A column is a tensor, a mapping of tensors, or a table of the same tokens, alone or in a tuple.
-    Other fields, and those named in `shared`, belong to all tokens and stay as they are.
+    A column is a tensor, a mapping of tensors, or a table (or tuple of tables) of the same tokens.
+    Fields of other types, and fields named in `shared`, belong to all tokens and stay unchanged.
     """
 
     __slots__ = ()
@@ -48,9 +48,9 @@ class TokenColumns:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Return one or more tables as one; what all tokens share is that of the first.
+        """Concatenate one or more tables; fields that all tokens share come from the first table.
 
-        A column that only some parts have is NaN at the tokens of the others.
+        A column that is missing in a part is NaN at the tokens of that part.
         """
         first = parts[0]
         columns = {
@@ -75,7 +75,7 @@ class TokenColumns:
         return replace(self, **{name: change(getattr(self, name)) for name in names})
 
     def _count_tokens(self) -> int:
-        """Return the number of tokens, from the first column that there is."""
+        """Return the number of tokens, from the first column that is present."""
         columns = (getattr(self, name) for name in _list_names(self, self.shared))
         return next(len(column) for column in columns if isinstance(column, Tensor))
 
@@ -92,7 +92,9 @@ def _holds(column: Any, kind: type) -> bool:
 
 
 def _join(columns: Sequence[Any], parts: Sequence[TokenColumns]) -> Any:
-    """Return the columns of all parts as one; a field that is no column is the first's."""
+    """Return the concatenated columns of all parts; for a field that is not a column, the value of
+    the first part.
+    """
     kind: Any = next((column for column in columns if column is not None), None)
     if isinstance(kind, Tensor):
         return torch.cat([_fill(*pair, like=kind) for pair in zip(columns, parts, strict=True)])

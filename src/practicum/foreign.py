@@ -39,7 +39,7 @@ def is_external(name: str) -> bool:
 
 
 def load_object(name: str) -> Any:
-    """Import and return what a name stands for, which is a module if it ends with one.
+    """Import and return the object of a name, or a module if the name is a module's.
 
     Raise ValueError, in one line, if a module is missing or fails while it is imported, or if it
     has no such attribute.
@@ -60,7 +60,7 @@ def load_object(name: str) -> Any:
 
 @functools.cache
 def find_published(group: str) -> dict[str, str]:
-    """Return what installed packages publish in the entry points `practicum.<group>`.
+    """Return the objects that installed packages publish in the entry points `practicum.<group>`.
 
     The dotted name of each part is found by its word; nothing is imported.
     """
@@ -113,7 +113,7 @@ def takes_arguments(entry: Any, *names: str) -> bool:
     except TypeError:
         return False
     except ValueError:
-        # A function in C without a signature: the first call tells.
+        # A function in C without a signature: the first call shows whether it works.
         return True
     places = list(signature.parameters)[: len(names)]
     # `(answer, prompt)` is the order of a verifier.
@@ -130,7 +130,7 @@ def try_foreign(where: str, trial: Callable[[], object]) -> None:
         # The code's own refusal of its arguments.
         raise
     except Exception as error:
-        # It may raise anything, and it is better now than in the first step.
+        # It may raise anything; failing now is better than in the first step.
         raise ValueError(f"{where} fails on one token: {describe_error(error)}") from error
 
 
@@ -160,14 +160,17 @@ def describe_error(error: BaseException, file: str | None = None) -> str:
 
 
 def _import_longest(dotted: str) -> tuple[ModuleType | None, list[str]]:
-    """Import the longest beginning of a dotted name that is a module; return it and the rest."""
+    """Import the longest prefix of a dotted name that is a module; return the module and the
+    remaining parts.
+    """
     module, parts = None, dotted.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])
         try:
             module = importlib.import_module(name)
         except Exception as error:
-            # A user's module may raise anything; only its own absence means that the name goes on.
+            # A user's module may raise anything. Only if the module itself is missing is the rest
+            # of the name an attribute.
             if isinstance(error, ModuleNotFoundError) and error.name == name:
                 return module, parts[end - 1 :]
             raise ValueError(
@@ -195,7 +198,7 @@ def _explain_missing_module(dotted: str) -> str:
 
 
 def _explain_missing_attribute(owner: Any, attribute: str) -> str:
-    """Return which names a module or class has, the nearest first."""
+    """List the names of a module or class, closest match first."""
     if not isinstance(owner, ModuleType):
         return f"{owner!r:.80} has no {attribute!r}"
     names = [*list_own_names(owner), *_list_submodules(owner)]

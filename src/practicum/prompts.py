@@ -1,4 +1,6 @@
-"""Questions and conversations as text: messages, turns, and what others may know about a question."""
+"""Questions and conversations as text: messages, turns, and additional information about a
+question.
+"""
 
 # Without torch: the process of a verifier imports this module and starts in a fraction of the time.
 
@@ -118,8 +120,9 @@ class Prompt:
 
 
 CallOutcome = Literal["answered", "unreadable", "unknown", "invalid", "failed", "timeout"]
-"""The end of a call: a result, or why there is none. It could not be read, named no tool, or had
-arguments that the tool does not take; or the tool failed, or took too long."""
+"""The outcome of a tool call: a result, or the reason for its absence. The call could not be read,
+named an unknown tool or had invalid arguments; or the tool failed or timed out.
+"""
 
 
 @dataclass(frozen=True, slots=True)

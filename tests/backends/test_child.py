@@ -1,4 +1,4 @@
-"""A run whose models live in another process is the run of one process, byte for byte."""
+"""A run with models in another process equals the run of one process, byte for byte."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A student at our own service: the same run as a student here, and what becomes of it when the service ends."""
+"""A student at our own service: the same run as a local student, and its behaviour when the service ends."""
 
 import importlib
 import sys
@@ -43,13 +43,13 @@ def served(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def at(served: Served, **more: Any) -> dict[str, Any]:
-    """The changes to a toy recipe that take its student to a service."""
+    """Return the changes to a toy recipe that move its student to a service."""
     backend = {"type": "tinker", "url": served.url, "give_up_after": 0.5, **more}
     return {**LORA, "student.model": "student", "backend": backend}
 
 
 class Events:
-    """A console that keeps what is said; `after` is called with each step's number."""
+    """A console that keeps its messages; `after` is called with each step's number."""
 
     def __init__(self, after: Callable[[int], None] = lambda step: None) -> None:
         self.said: list[str] = []
@@ -69,7 +69,7 @@ class Events:
 def test_a_run_at_a_service_is_the_run_here(
     models: Path, served: Served, tmp_path: Path, name: str
 ) -> None:
-    """Adapters, draws and the optimizer are the same, seed for seed; what differs is the rounding of other batches."""
+    """Adapters, draws and the optimizer are the same, seed for seed; only the rounding of other batches differs."""
     changes = {"objective": SUPPORTED[name], "train.steps": 3}
     here = toy_run(models, tmp_path / "here", {**LORA, **changes}).folder
     there = toy_run(models, tmp_path / "there", {**at(served), **changes}).folder

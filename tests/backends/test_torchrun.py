@@ -1,4 +1,4 @@
-"""A run of processes that torchrun starts is the run of one process, and of trainers over Ray."""
+"""A run of processes started by torchrun equals the run of one process, and of trainers over Ray."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def double(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, recipe: Path, *words: str, **settings: Any) -> Path:
-    """Train in two processes, of which the second says nothing; the run's folder."""
+    """Train in two processes, where the second prints nothing, and return the run folder."""
     (code, text), other = finish(start(folder, recipe, *words, **settings))
     assert code == 0, text
     assert other == (0, "")
@@ -62,7 +62,7 @@ def train(folder: Path, recipe: Path, *words: str, **settings: Any) -> Path:
 
 
 def fail(folder: Path, recipe: Path, *words: str, **settings: Any) -> tuple[str, list[int]]:
-    """The one line of a run that fails, and the exit codes."""
+    """Return the single error line of a run that fails, and the exit codes."""
     (code, text), (other, silence) = finish(start(folder, recipe, *words, **settings))
     assert silence == ""
     (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
@@ -285,7 +285,7 @@ def stop_at_second_step() -> None:
 def test_a_rank_that_is_only_slow_is_not_accused_and_one_without_an_end_is(
     tmp_path: Path, recipe: Path
 ) -> None:
-    """One that computes for longer than `silence` gives signs, and `patience` bounds it."""
+    """A rank that computes for longer than `silence` sends heartbeats, and `patience` bounds it."""
 
     def spoil() -> None:
         step, seconds = RankProcess.optim_step, iter([5, 600])
@@ -392,7 +392,7 @@ def test_a_loss_that_is_no_number_on_one_rank_is_an_update_that_all_skip(
 
 
 def spoil_states(data: Sequence[Datum]) -> list[Datum]:
-    """The same data with a teacher whose hidden states are no numbers."""
+    """Return the same data with a teacher that returns NaN hidden states."""
     return [replace(item, signal=replace(item.signal, hidden=spoil(item))) for item in data]
 
 

@@ -15,7 +15,7 @@ API = "teacher={type: openai_api, url: 'http://localhost:9'"
 
 
 def task(text: str) -> str:
-    """The override of a task with files of rows."""
+    """Return the override of a task with files of rows."""
     return f"task={{type: jsonl, path: {text}}}"
 
 
@@ -107,7 +107,7 @@ MISTAKES = [
 
 @pytest.fixture(scope="module")
 def place(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recipe, rows, model folders and an earlier run."""
+    """Make a folder with a recipe, rows, model folders and an earlier run."""
     here = tmp_path_factory.mktemp("here")
     write_recipe(models, here / "r.yaml")
     rows = {
@@ -138,7 +138,7 @@ def place(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def split(words: str) -> list[str]:
-    """The words of a command line, of which an override in braces is one."""
+    """Split the words of a command line, where an override in braces is one word."""
     parts, depth = [""], 0
     for letter in words:
         depth += {"{": 1, "}": -1}.get(letter, 0)

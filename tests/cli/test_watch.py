@@ -1,4 +1,4 @@
-"""Watching a run: its page over HTTP, for this machine alone, with only what is new."""
+"""Watching a run: its page over HTTP, only for this machine, with only new data."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from practicum.report.live import LivePage, find_current_stage, find_writer_stat
 
 @pytest.fixture
 def going_on(finished: Path, tmp_path: Path) -> Path:
-    """A run whose end has not come; its writer is this process."""
+    """Return an unfinished run; its writer is this process."""
     folder = copied(finished, tmp_path / "toy")
     for name in ("summary.json", "after.json"):
         (folder / name).unlink()
@@ -144,7 +144,7 @@ def test_a_port_that_is_taken_is_named(going_on: Path) -> None:
 @pytest.mark.slow
 def test_one_line_begins_it_and_one_ends_it(going_on: Path) -> None:
     command = [sys.executable, "-m", "practicum", "watch", str(going_on), "--port", "0"]
-    # A background job ignores SIGINT and its children inherit that, so the child takes it back.
+    # A background job ignores SIGINT and its children inherit that, so the child restores it.
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
-"""Packages that return odd values: a run counts and replaces them, or ends with one line.
+"""Packages that return odd values: a run counts and replaces them, or ends with a one-line error.
 
-The tasks of `OUTSIDE` in test_foreign_values.py that read rows or generate them; the others, and tools over MCP, are in
+The tasks of `OUTSIDE` in test_foreign_values.py that read rows or generate them; all further tasks, and tools over MCP, are in
 test_foreign_servers.py. Each package is a double.
 """
 
@@ -185,7 +185,7 @@ def test_traces_of_agents(tmp_path: Path) -> None:
 
 
 class Generator:
-    """A generator of reasoning-gym whose first item, or the score of the reply `odd`, is this value."""
+    """A generator of reasoning-gym that returns this value as its first item, or as the score of the reply `odd`."""
 
     def __init__(self, item: Any, score: Any) -> None:
         self.item, self.score = item, score
@@ -203,7 +203,7 @@ class Generator:
 
 
 class InProcess(VerifierProcess):
-    """A generator's requests and answers as lines of JSON, without its process."""
+    """Exchanges a generator's requests and answers as lines of JSON, without its process."""
 
     def __init__(self, module: str, settings: str, **more: Any) -> None:
         super().__init__(module, settings, **more)

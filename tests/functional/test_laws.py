@@ -1,4 +1,4 @@
-"""Each law is seen to fail, on an entry that is wrong in the way that it is there for."""
+"""Each law is shown to fail, on an entry with the fault that the law should find."""
 
 from collections.abc import Callable
 from typing import Any

@@ -16,7 +16,7 @@ WEIGHTS = st.lists(st.floats(0.05, 2.0), min_size=2, max_size=4)
 
 
 def logits_and_members(seed, count):
-    """Logits of a student and another, and the log-probabilities of some members."""
+    """Draw logits of a student and another model, and the log-probabilities of some members."""
     student, other, *members = random_logits(seed, count=count + 2)
     return student, other, [logp(member) for member in members]
 

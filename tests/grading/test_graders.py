@@ -1,4 +1,4 @@
-"""Verifiers of the user's: a function by name in its own process, and a callable of Python here."""
+"""Verifiers of the user's: a function by name in its own process, and a Python callable in this process."""
 
 import functools
 import json
@@ -77,7 +77,7 @@ number = 3
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module of one's own on the path of this process, which PYTHONPATH does not name."""
+    """Write a module on the path of this process, which PYTHONPATH does not name."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "own_rewards.py").write_text(REWARDS)

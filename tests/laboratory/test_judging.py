@@ -15,7 +15,7 @@ from practicum.studies.compare import Point
 
 
 def results(**arms: list[float]) -> Results:
-    """Arms with an accuracy a seed, and a straight way there over ten steps of 100 operations each."""
+    """Return arms with one accuracy per seed, on a straight line over ten steps of 100 operations each."""
     curves = {
         arm: {
             seed: [Point({"steps": 0.0, "flops": 0.0}, 0.0)]

@@ -32,7 +32,7 @@ SHAPING = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with every file that shapes a model, and some that do not."""
+    """Make a folder with every file that shapes a model, and some that do not."""
     for name in (*SHAPING, "README.md", "optimizer.pt", "notes.txt", "logs/tokenizer.json"):
         path = tmp_path / "model" / name
         path.parent.mkdir(parents=True, exist_ok=True)

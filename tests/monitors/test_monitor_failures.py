@@ -1,4 +1,4 @@
-"""The documented failures, provoked in toy runs: the monitor that is there for one speaks up, and the remedy helps."""
+"""The documented failures, provoked in toy runs: the monitor for each raises an alarm, and the remedy helps."""
 
 import pytest
 

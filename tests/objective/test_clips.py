@@ -1,4 +1,4 @@
-"""A clip may hold a gradient back; of the three that a recipe should use, none turns one around."""
+"""A clip may weaken a gradient; the three recommended clips never reverse one."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ REWARDS = ["reverse_kl", "forward_kl", "jsd(0.3)"]
 
 
 def against(choice: dict[str, Any], clip: str, batch: RolloutBatch) -> torch.Tensor:
-    """Return where [T, V] the clipped loss pushes a logit one way and the unclipped loss the other."""
+    """Return where [T, V] the clipped and the unclipped loss push a logit in opposite directions."""
     clipped, plain = gradient({**choice, "clip": clip}, batch), gradient(choice, batch)
     return clipped * plain < -1e-15
 

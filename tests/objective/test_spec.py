@@ -1,4 +1,4 @@
-"""An objective is data: it reads back from its own text, and one that cannot be right says why."""
+"""An objective is data: it can be read back from its own text, and an invalid one gives the reason."""
 
 import pytest
 import torch

@@ -1,5 +1,6 @@
-"""What a recipe on the toy pair is for: over three seeds it halves the student's reverse KL to its teacher, unless it is for
-something else."""
+"""The purpose of a recipe on the toy pair: over three seeds it halves the student's reverse KL to its teacher, unless the
+recipe has another goal.
+"""
 
 from pathlib import Path
 
@@ -18,7 +19,7 @@ ELSEWHERE = {
     "papers/exopd": "a target beyond the teacher",
     "papers/lightning-opd": "answers of the first student alone, who is near its teacher already",
 }
-"""What these go after instead; their divergence to the teacher falls by less than half."""
+"""The goals of these recipes; their divergence to the teacher falls by less than half."""
 
 ON_THE_PAIR = [
     name

@@ -346,7 +346,7 @@ def test_acceptance_is_1_minus_tvd_of_a_simulated_speculative_decoder(seed):
         rest = (target[0] - draft[0]).clamp(min=0)
         first_written[one] += proposed * keeps[0]
         first_written += proposed * (1 - keeps[0]) * rest / rest.sum()
-    torch.testing.assert_close(first_written, target[0])  # the decoder writes what the target would
+    torch.testing.assert_close(first_written, target[0])  # the decoder writes the target's distribution
     acceptance = 1 - F.tvd(draft.log(), target.log())
     torch.testing.assert_close(acceptance, torch.minimum(draft, target).sum(-1))
     torch.testing.assert_close(accepted[0], acceptance[0])
@@ -360,7 +360,7 @@ def test_acceptance_is_1_minus_tvd_of_a_simulated_speculative_decoder(seed):
 
 
 def coefficients_of_trust(draft, target, token):
-    """The probability of acceptance that weights `trust` give a drawn token."""
+    """Return the probability of acceptance that weights `trust` give a drawn token."""
     logprobs = [row[token].log()[None] for row in (draft, target)]
     statistics = F.TokenStatistics(
         loss_mask=torch.ones(1), logprobs=logprobs[0], teacher_logprobs=logprobs[1]
@@ -369,7 +369,7 @@ def coefficients_of_trust(draft, target, token):
 
 
 def test_tvd_falls_as_acceptance_rises():
-    """The gradient of the acceptance is minus that of the tvd objective."""
+    """Check that the gradient of the acceptance is minus the gradient of the tvd objective."""
     batch = random_batch()
 
     def acceptance(here):
@@ -379,7 +379,7 @@ def test_tvd_falls_as_acceptance_rises():
 
 
 def test_vopds_baseline_changes_no_mean():
-    """2605.07865: the mean of (A - V) grad log S is that of A grad log S, with V = -KL(S || T) at the state."""
+    """2605.07865: the mean of (A - V) grad log S equals the mean of A grad log S, with V = -KL(S || T) at the state."""
     world = policies()
     plain, based = (
         expected_gradient({"signal": "full", "estimator": f"score_function(0, {baseline})"}, world)

@@ -265,7 +265,7 @@ def test_an_override_of_a_nested_type_starts_only_the_nested_section_anew() -> N
     pool = {"type": "pool", "teachers": [{"type": "model", "model": "a"}, {"type": "self"}]}
     data = {"teacher": {"type": "privileged", "teacher": {"type": "self", "weights": "ema"}}}
     assert override_all(data, ["teacher.teacher.type=model", "teacher.teacher.model=x"]) == [
-        "teacher.teacher.type=model starts teacher.teacher anew, without its weights"
+        "teacher.teacher.type=model resets teacher.teacher and drops its weights"
     ]
     assert data["teacher"]["teacher"] == {"type": "model", "model": "x"}
     data = {"teacher": pool}
@@ -279,7 +279,7 @@ def test_reading_a_recipe_notes_the_section_that_starts_anew(
     path = write_recipe(NO_MODELS, tmp_path / "r.yaml")
     recipe = load_recipe(path, ["teacher.type=self", "teacher.weights=frozen"])
     assert recipe.teacher.type == "self"
-    assert notes == [f"{path}: teacher.type=self starts teacher anew, without its model"]
+    assert notes == [f"{path}: teacher.type=self resets teacher and drops its model"]
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ PLACES = [
 
 
 def read_or_refused(read: Callable[[], object]) -> None:
-    """Let a reader give a recipe or refuse the text; any other error fails the test."""
+    """Let a reader return a recipe or refuse the text; any other error fails the test."""
     with contextlib.suppress(RecipeError):
         read()
 
@@ -462,7 +462,7 @@ def test_a_recipe_extends_a_file_beside_it_or_a_packaged_one(tmp_path: Path) -> 
 def test_files_in_overrides_start_at_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both kinds in one command: a task's file and a model's folder."""
+    """Check both kinds in one command: a task's file and a model's folder."""
     folder, here = tmp_path / "recipes", tmp_path / "here"
     for place in (folder, here):
         place.mkdir()

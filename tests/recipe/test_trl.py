@@ -94,7 +94,7 @@ trainer = GRPOTrainer(
 
 @pytest.fixture
 def convert(tmp_path: Path) -> Convert:
-    """Convert the text of a script in a folder of its own."""
+    """Return a function that converts the text of a script in a separate folder."""
 
     def call(text: str) -> tuple[dict[str, Any], list[str]]:
         script = tmp_path / "train.py"

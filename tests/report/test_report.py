@@ -1,4 +1,4 @@
-"""The report: one page that loads nothing, obeys no text, and shows what the run says about itself."""
+"""The report: one page that loads nothing, executes no text, and shows the data of the run."""
 
 import base64
 import hashlib
@@ -505,7 +505,7 @@ def test_the_doctor_is_found_in_the_folder_or_beside_it(rich: Path, tmp_path: Pa
     shutil.copytree(rich, tmp_path / "toy")
     shutil.move(tmp_path / "toy" / "doctor.json", tmp_path / "toy.doctor.json")
     found = build_page_parts(read_run(tmp_path / "toy")).html["doctor"]
-    assert "<b>GO</b> was foretold (nothing stands in the way)" in found
+    assert "<b>GO</b> was foretold (no check found a problem)" in found
     assert "-1.2 [-1.5, -0.9]" in found and "<code>student.stop=[2]</code>" in found
     edit(
         tmp_path / "toy.doctor.json",

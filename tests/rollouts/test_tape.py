@@ -1,4 +1,4 @@
-"""Rollouts come back from rollouts.jsonl bit for bit: after a kill, and in another run."""
+"""Rollouts are restored from rollouts.jsonl bit for bit: after a kill, and in another run."""
 
 import json
 import math

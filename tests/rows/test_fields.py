@@ -27,7 +27,7 @@ def answer(**keys: Any) -> dict[str, Any]:
 
 
 def call(identity: str | None = None, arguments: Any = None) -> dict[str, Any]:
-    """A call as OpenAI writes it, with its arguments as a text."""
+    """Return a call in OpenAI's format, with its arguments as a text."""
     function = {"name": "add", "arguments": json.dumps(arguments or {"a": 2, "b": 3})}
     return {"type": "function", **({"id": identity} if identity else {}), "function": function}
 

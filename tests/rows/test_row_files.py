@@ -1,4 +1,4 @@
-"""Files as their own tools write them are read, or refused with the line to write."""
+"""Files in the formats of their own tools are read, or refused with the line to write."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""A teacher's answers as rows: what they hold, going on after an interruption, and learning from them."""
+"""A teacher's answers as rows: their content, the resume after an interruption, and training on them."""
 
 import os
 import shlex
@@ -32,13 +32,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def other(models: Path, changes: dict[str, Any] | None = None) -> Recipe:
-    """A recipe whose teacher has another vocabulary than its student."""
+    """Return a recipe in which teacher and student have different vocabularies."""
     teacher = {"type": "model", "model": str(models / "other")}
     return toy_recipe(models, {"teacher": teacher, **(changes or {})})
 
 
 def answer_greedily(folder: Path, written: list[dict[str, Any]]) -> list[str]:
-    """What the model in a folder answers to the prompts of some rows, asked directly."""
+    """Return the answers of the model in a folder to the prompts of some rows, asked directly."""
     model = load_model(ScorerConfig(model=str(folder)))
     requests = [
         SampleRequest(model.renderer.render([Message("user", row["prompt"])]), 0) for row in written

@@ -45,7 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def turned(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose best step is neither its first nor its last."""
+    """Return a run with a best step between its first and its last."""
     return toy_run(models, tmp_path_factory.mktemp("turned"), TURNING).folder
 
 

@@ -1,4 +1,4 @@
-"""Pipelines: stages are recipes, each starts where it says, and a pipeline stopped anywhere goes on to the same bytes."""
+"""Pipelines: stages are recipes, each starts at its `start`, and a stopped pipeline resumes to the same bytes."""
 
 import json
 import os
@@ -44,7 +44,7 @@ MODEL = Path("model", "model.safetensors")
 
 
 def toy_data(models: Path, *stages: Mapping[str, Any], **shared: Any) -> dict[str, Any]:
-    """The data of a pipeline whose stages take a second each."""
+    """Return the data of a pipeline with stages that take a second each."""
     return {
         "name": "toy",
         "student": {"model": str(models / "student")},
@@ -89,7 +89,7 @@ def toy_run(
 
 
 def write(path: Path, data: Mapping[str, Any]) -> Path:
-    """A pipeline as a file; JSON is YAML."""
+    """Write a pipeline as a file; JSON is YAML."""
     path.write_text(json.dumps(data), encoding="utf-8")
     return path
 
@@ -105,7 +105,7 @@ def problems(*stages: Mapping[str, Any], **shared: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished pipeline of three stages; tests read it and leave it as it is."""
+    """Return the folder of a finished pipeline of three stages; tests only read it."""
     return toy_run(toy(models, *THREE), tmp_path_factory.mktemp("pipelines")).folder
 
 
@@ -590,7 +590,7 @@ class TestStopping:
             toy_run(changed, tmp_path, resume=True)
         assert caught.value.problems[1:] == [
             "stages[1] (expert).optimizer.learning_rate: 0.01 in the run, 0.5 now",
-            "or let the run go on with the change: "
+            "or resume the run with the change: "
             'allow_changed=["stages.expert.optimizer.learning_rate"]',
         ]
         finished = toy(models, {**sft, "optimizer": {"learning_rate": 0.5}}, expert, merge)
@@ -724,7 +724,7 @@ class TestCommandLine:
         os.kill(pid, signal.SIGINT)
         time.sleep(
             0.5
-        )  # longer than any one call that Python cannot interrupt, in which two signals count as one
+        )  # longer than any single call that Python cannot interrupt, in which two signals count as one
         os.kill(pid, signal.SIGINT)
         assert exit_status(os.waitpid(pid, 0)[1]) == 130
         assert "stage 1 of 1: slow: stopped at once" in (tmp_path / "output").read_text()

@@ -1,4 +1,4 @@
-"""The plan of a recipe: what it counts is what a run counts, and what it says fits."""
+"""The plan of a recipe: its counts equal the counts of a run, and its verdict on memory is right."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ CASES: dict[str, Any] = {
 def test_a_step_on_paper_counts_what_a_real_one_counts(
     models: Path, tmp_path: Path, name: str
 ) -> None:
-    """Where every answer is as long as it may be, to the last operation."""
+    """Check where every answer has maximum length, to the last operation."""
     changes = json.loads(json.dumps(CASES[name]).replace('"MODEL"', json.dumps(member(models))))
     changes |= {"rollout.max_new_tokens": 1, "train.steps": 1}
     real = rows(toy_run(models, tmp_path, changes).folder / "metrics.jsonl")[0]
@@ -103,7 +103,7 @@ def test_methods_by_hand() -> None:
 
 
 def test_the_worked_example_of_qwen3_at_2048_tokens() -> None:
-    """0.6B taught by 8B: 1.43 and 15.7 GFLOP a token at an average context of 1,024; 43.9 TFLOP for one answer."""
+    """Check 0.6B taught by 8B: 1.43 and 15.7 GFLOP per token at an average context of 1,024; 43.9 TFLOP for one answer."""
     small = ModelDims(
         596_000_000,
         28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072),
@@ -279,7 +279,7 @@ def test_the_command_for_clusters(models: Path, tmp_path: Path) -> None:
     text = output.read_text()
     assert "8 h100 in nodes of 8" in text and "64 h200 in nodes of 4" in text
     assert "prompts x 8" in text and "a step between two sites at 1 Gbit/s" in text
-    # Student and teacher of this one are made from scratch, in a folder that is gone after the dry run.
+    # Its student and teacher are made from scratch, in a folder that is gone after the dry run.
     toy = ("plan", "smoke/toy", "--cluster", "8xh100", "rollout.n=1")
     assert forked(command(*toy), output=output) == 0
     assert "to run it: backend='{type: ray, trainers:" in output.read_text()
@@ -352,7 +352,7 @@ def test_what_fits_on_no_split_is_said_beside_the_clusters_that_hold_it(models: 
 
 
 def test_what_a_run_keeps_beside_its_steps_is_planned(models: Path) -> None:
-    """Copies of frozen weights laid out for decoding, and the state while it is saved."""
+    """Check copies of frozen weights laid out for decoding, and the state while it is saved."""
     changes = {"student.trainable_layers": 1, "rollout.max_new_tokens": 16}
     frozen = plan(toy_recipe(models, changes))
     dims, learning = frozen.run.record.dims, frozen.run.record.trainable_dims

@@ -31,7 +31,7 @@ def go(
     resume: bool = False,
     **changes: Any,
 ) -> RunResult:
-    """Run the toy recipe as a session with observers of one's own."""
+    """Run the toy recipe as a session with the given observers."""
     recipe = toy_recipe(models, changes)
     home = RunDir.open(out / "toy") if resume else RunDir.create(out, "toy")
     with home.lock(), RunTracker.open(recipe, home) as tracked, ExitStack() as at_end:
@@ -162,7 +162,7 @@ def test_a_thread_that_works_ahead_notes_on_its_runs_console(
 def test_two_folders_with_one_model_are_named_at_the_start(
     models: Path, tmp_path: Path, notes: list[str]
 ) -> None:
-    """Sixty steps of no divergence were run before anybody could see why."""
+    """Sixty steps of no divergence were run before anyone could see why."""
     twin = tmp_path / "twin"
     shutil.copytree(models / "student", twin)
     short = {"train.steps": 1, "evaluation.prompts": 0}

@@ -1,4 +1,4 @@
-"""A verifier that does what its request says: run as `python -m misbehaving`."""
+"""A verifier that follows its request: run as `python -m misbehaving`."""
 
 import contextlib
 import json
@@ -71,7 +71,7 @@ def answer(request: dict[str, Any]) -> Any:
 
 
 def _write(text: str) -> None:
-    """Write to every descriptor there is."""
+    """Write to every open descriptor."""
     for descriptor in range(3, 64):
         with contextlib.suppress(OSError):
             rest = text.encode(errors="surrogateescape")

@@ -30,7 +30,7 @@ def test_a_gain_on_every_one_of_two_prompts_is_not_certain() -> None:
 
 @pytest.mark.parametrize("counts", [(12, 2, 50), (0, 3, 10), (5, 5, 11), (4, 0, 36)])
 def test_an_end_is_where_the_score_test_only_just_rejects(counts: tuple[int, int, int]) -> None:
-    """The slow twin finds the likeliest share of lost pairs by search, as Tango (1998) defines."""
+    """Check against the slow twin, which finds the most likely share of lost pairs by search, as Tango (1998) defines."""
     gained, lost, count = counts
     interval = score_interval(*counts)
     for end in (interval.low, interval.high):
@@ -48,7 +48,7 @@ def test_an_end_is_where_the_score_test_only_just_rejects(counts: tuple[int, int
 
 
 def find_peak(height: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one peak is highest, by cutting a third of the range away again and again."""
+    """Return where a function with one peak is highest, by repeatedly cutting a third of the range away."""
     for _ in range(100):
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (left, high) if height(left) < height(right) else (low, right)

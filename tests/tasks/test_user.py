@@ -1,4 +1,4 @@
-"""A user who replies to answers: what is said, how often, and what a verifier has to say."""
+"""A user who replies to answers: the messages, how often, and a verifier's feedback."""
 
 from dataclasses import replace
 from pathlib import Path

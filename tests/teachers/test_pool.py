@@ -144,7 +144,7 @@ TAPE = {"type": "scripted", "tape": "t"}
         ({"teachers": {"a": WRAPPED}}, "a pool within a pool"),
         (
             {"teachers": TWO, "kind": "sum", "gate": 1.0},
-            "none can step in for another; write kind: geometric",
+            "no teacher can replace another; set kind: geometric",
         ),
         (
             {"teachers": {"a": "self", "b": TAPE}, "gate": 1.0},

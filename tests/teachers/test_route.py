@@ -1,4 +1,4 @@
-"""Each rollout reaches its own teacher, every teacher is asked once, and the answers come back in order."""
+"""Each rollout reaches its own teacher, every teacher is asked once, and the answers are returned in order."""
 
 from typing import Any
 

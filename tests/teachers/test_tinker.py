@@ -1,4 +1,4 @@
-"""A teacher behind the Tinker API: the student's own candidates, a service that was started again, answers that cannot be right."""
+"""A teacher behind the Tinker API: the student's own candidates, a restarted service, and impossible answers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def teacher_of(served: Served, **more: Any) -> dict[str, Any]:
 
 
 class After:
-    """A console that does something after a step."""
+    """A console that runs a function after a step."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
         self._step = step
@@ -128,14 +128,14 @@ def test_other_supports_are_refused(models: Path) -> None:
             toy_recipe(models, {"teacher": teacher, "objective": {"signal": signal}})
 
 
-# Answers that cannot be right, from a client that is made up.
+# Impossible answers, from a fake client.
 
 PROMPT, TOKENS = (1, 2), (3, 4, 5)
 CANDIDATES = torch.tensor([[3, 1], [4, 0], [2, 5]])
 
 
 class Answering(Connection):
-    """A connection and a client at once, which gives one answer."""
+    """A connection and client in one, which gives a fixed answer."""
 
     def __init__(self, **answer: Any) -> None:
         self.address, self.reopened, self.service = "http://localhost", 0, None
@@ -166,7 +166,7 @@ def scored(answering: Answering, signal: Signal) -> Any:
 
 
 def table(ids: list[list[int]], values: list[list[float]]) -> Any:
-    """A top-k table whose first two rows are empty."""
+    """Return a top-k table with two empty first rows."""
     empty = [[0] * len(ids[0])] * 2
     return SimpleNamespace(
         token_ids=np.array(empty + ids, dtype=np.int32),
@@ -209,7 +209,7 @@ def test_an_answer_that_is_right_is_taken_and_minus_infinity_is_lifted() -> None
         (
             {"topk_prompt_logprobs_np": table([[1, 1]] * 3, [[-1.0, -2.0]] * 3)},
             TopK(k=2, support="teacher"),
-            "a candidate stands twice",
+            "a candidate is listed twice",
         ),
         (
             {"topk_prompt_logprobs_np": table([[1, 2]] * 3, [[-0.1, -0.2]] * 3)},

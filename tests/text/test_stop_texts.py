@@ -42,7 +42,7 @@ def test_who_cannot_read_refuses_in_one_line() -> None:
         stop_check(params, None)
     with pytest.raises(
         CapabilityError,
-        match=r"^stop_texts \['zz'\]: the service at x ends an answer at stop tokens",
+        match=r"^stop_texts \['zz'\]: the service at x ends an answer only at stop tokens",
     ):
         refuse_stop_texts(params, "the service at x")
     refuse_stop_texts(SamplingParams(9), "the service at x")

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 ROWS_IN_CACHE = 4
-"""The rows of a vocabulary's width whose products fit in the caches of a processor's core."""
+"""The number of vocabulary-wide rows that fit in the caches of one CPU core."""
 
 
 def chunks(total: int, size: int) -> Iterator[slice]:

@@ -19,10 +19,11 @@ class Projections:
 
 @dataclass(frozen=True, slots=True)
 class BothSpaces:
-    """Both models' states read by each other's head, with gradients in the maps.
+    """Log-probabilities of each model's hidden states through the opposite model's head, with
+    gradients in the maps.
 
-    The teacher's columns are the tokens that both have and then its own. `labels` are the student's
-    ids of the teacher's likeliest tokens among the common ones.
+    The teacher's columns are first the common tokens, then the tokens that only the teacher has.
+    `labels` are the student's ids of the teacher's most likely common tokens.
     """
 
     through_student: Float[Tensor, "T V"]
@@ -38,7 +39,8 @@ def fit_projections(
     """Return the maps that keep the logits of K tokens best, from their rows in both heads.
 
     They solve `states @ to_teacher @ teacher.T = states @ student.T` for all states by least
-    squares, and the other way round; where both can be solved, one is the inverse of the other.
+    squares, and the same equation from teacher to student. If both can be solved exactly, the two
+    maps are inverses.
     """
     # Squares of widths and not of vocabularies: real ones have 100,000 rows, summed in float64.
     squares = [

@@ -15,9 +15,9 @@ class Head:
     """The last linear map of a language model, cut to the `vocab_size` real tokens.
 
     Rows of `weight` past `vocab_size` are padding of the embedding matrix and never get
-    probability. `operand` is a copy of the other rows in the dtype of the products, None if that is
-    the dtype of `weight`; gradients reach `weight`. Logits are in float32 whatever the products'
-    dtype is.
+    probability. `operand` is a copy of the real rows in the dtype of the products, or None if this
+    is the dtype of `weight`; gradients reach `weight`. Logits are always in float32, for every
+    dtype of the products.
     """
 
     weight: Float[Tensor, "V D"]
@@ -65,8 +65,8 @@ class Head:
     def backward(
         self, hidden: Float[Tensor, "T D"], gradient: Float[Tensor, "T v"]
     ) -> Float[Tensor, "T D"]:
-        """Turn the gradient of a plain head's logits into that of its hidden states, and add the
-        weights' gradient to theirs.
+        """Backpropagate through a plain head: return the gradient of its hidden states, and add the
+        weights' gradient to `weight.grad`.
         """
         # In place: the logit gradient is the largest tensor of an update, and its caller is done
         # with it. Only the real rows of the weight get a gradient, so padding never moves.

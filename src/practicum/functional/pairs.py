@@ -1,4 +1,4 @@
-"""Losses of two answers to one prompt, of which one is chosen and the other rejected.
+"""Losses of a chosen and a rejected answer to the same prompt.
 
 Each loss is a function of the difference between a number of the chosen answer and the same number
 of the rejected one. So its gradient is one coefficient for each token's log-probability: the slope
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 SMALLEST_COMPLEMENT = 1e-6
-"""The smallest probability that the odds leave to other answers, so that they are finite."""
+"""The smallest probability that the odds leave to other answers, so that the odds are finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class PairLoss:
         for name, value, default in (("beta", beta, self.beta), ("margin", margin, self.margin)):
             if value is not None and default is None:
                 raise ValueError(f"pair loss {self.name!r} has no {name}; leave it out")
-        # A loss without them is the logistic one of the difference itself.
+        # A loss without parameters is the logistic loss of the difference itself.
         defaults = (1.0 if self.beta is None else self.beta, self.margin or 0.0)
         return (
             defaults[0] if beta is None else beta,
@@ -122,7 +122,7 @@ PAIR_LOSSES = {
             "log_odds",
             _compute_logistic,
             _differentiate_logistic,
-            "`-log sigmoid(d)`, beside a term of likelihood for the chosen answer",
+            "`-log sigmoid(d)`, next to a likelihood term for the chosen answer",
             "2403.07691",
         ),
         PairLoss(
@@ -155,7 +155,7 @@ def pair_loss(
 class Answers:
     """The tokens of `count` answers, packed; `rows` has the answer of each token.
 
-    `reference` is needed by the losses of a ratio.
+    `reference` is needed by the losses that compare a ratio.
     """
 
     logprobs: Float[Tensor, " T"]
@@ -197,8 +197,8 @@ def pair_coefficients(
 ) -> Float[Tensor, " T"]:
     """Return the derivative of the mean loss of the pairs in each token's log-probability.
 
-    `pairs` has the rows of the chosen and of the rejected answer. The derivative is 0 at tokens of
-    answers in no pair.
+    `pairs` has the rows of the chosen and of the rejected answer. The derivative is 0 at the tokens
+    of unpaired answers.
     """
     loss = PAIR_LOSSES[name]
     if not len(pairs):

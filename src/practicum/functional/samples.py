@@ -10,9 +10,10 @@ from practicum.functional.table import Number, Table, defaults_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleStatistics:
-    """Statistics of the completions of one prompt; `kept` marks those that a term trains on.
+    """Statistics of the completions of one prompt; `kept` marks the completions that a term trains
+    on.
 
-    `student_nll` and `teacher_nll` are mean negative log-probabilities a token, so perplexity is
+    `student_nll` and `teacher_nll` are mean negative log-probabilities per token, so perplexity is
     their exponential.
     """
 
@@ -32,8 +33,8 @@ class SampleWeight:
     """One way to weight completions: `function(statistics, **parameters)`, and the facts that
     decide where it can be used.
 
-    - needs: the statistics that it reads besides `kept`; `{model}` in a name stands for the value of
-      the parameter `model`
+    - needs: the statistics that it reads in addition to `kept`; `{model}` in a name is replaced by
+      the value of the parameter `model`
     - by_reward: better completions of a prompt count more
     """
 
@@ -107,8 +108,8 @@ def ppl_softmax(
 
 @SAMPLE_WEIGHTS.enter("a reward above the group's mean", "2606.04036", ("rewards",), by_reward=True)
 def above_mean(statistics: SampleStatistics) -> list[float]:
-    """Return 1 for completions whose reward is above their group's mean, else 0: a positive
-    advantage (SDPG, 2606.04036).
+    """Return 1 for completions with a reward above their group's mean, else 0: a positive advantage
+    (SDPG, 2606.04036).
     """
     rewards = [reward for reward in statistics.rewards if reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else 0.0

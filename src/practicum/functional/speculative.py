@@ -50,8 +50,8 @@ def verify(
     after them.
 
     `draft` and `target` are the two models' distributions before each drafted token; the target
-    also has the one after the last (G1 = G + 1). `uniforms` are from [0, 1). The accepted tokens
-    and the one after them are distributed as the target's own.
+    also has the distribution after the last drafted token (G1 = G + 1). `uniforms` are from [0, 1).
+    The accepted tokens and the next token have the same distribution as samples of the target.
     """
     chances = acceptance(gather_logprobs(draft, drafted), gather_logprobs(target[:-1], drafted))
     accepted = int((uniforms < chances).long().cumprod(dim=0).sum())

@@ -78,8 +78,8 @@ def build_chunk(
 ) -> LossChunk:
     """Return the chunk, fused if head, teacher and objective allow it.
 
-    `signals` are those of the teacher and of the reference about the tokens of the chunk, and
-    `maps` those between their hidden states, for an objective that reads both spaces.
+    `signals` are the teacher's and the reference's signals about the tokens of the chunk. `maps`
+    are the maps between hidden states, for an objective that reads both spaces.
     """
     teacher = signals[0]
     has_distribution = _can_read_distributions(teacher, hidden.device)
@@ -94,7 +94,7 @@ def build_chunk(
 
 
 class Autograd:
-    """The chunk whose gradient autograd computes; see `LossChunk`."""
+    """A chunk with a gradient computed by autograd; see `LossChunk`."""
 
     fused = False
 
@@ -147,7 +147,7 @@ class Autograd:
 
 
 class Fused:
-    """The chunk whose gradient is computed in closed form; see `LossChunk`."""
+    """A chunk with a gradient computed in closed form; see `LossChunk`."""
 
     fused = True
 
@@ -174,7 +174,8 @@ class Fused:
         logits = self._compute_logits(head, self._hidden)
         self._probs = torch.softmax(logits, dim=-1, out=self._take("student_probs"))
         # The tile of the logits is free after these two: it serves the teacher and the gradient. A
-        # prepacked head makes a matrix of its own, which must not wait beside the teacher's.
+        # prepacked head allocates a new matrix, which must be freed before the teacher's is
+        # allocated.
         student = torch.log_softmax(logits, dim=-1, out=self._take("student"))
         del logits
         if teacher.hidden is not None or teacher.pool is not None:
@@ -184,7 +185,8 @@ class Fused:
             *(self._differentiate(number, form) for number, form in enumerate(objective.closed)),
             strict=True,
         )
-        # Of its own: a pair's slopes may be over other tokens than the student's.
+        # Computed separately: a pair's slopes may be over a different set of tokens than the
+        # student's.
         self._entropy_slope = self._compute_entropy_slope(student)
         self.values = self._collect_values(student, teacher, divergences)
 

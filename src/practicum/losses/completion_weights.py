@@ -103,8 +103,8 @@ def compile_completion_weights(term: Term) -> CompletionWeights:
 def select_rows(outcome: str, scorer: str, batch: TokenBatch) -> list[bool]:
     """Return True for the rows that a filter by outcome selects.
 
-    A group is solved by the student's own completions; those of others count only if the student
-    wrote none.
+    A group is solved if one of the student's completions is right; completions of other writers
+    count only if the student wrote none.
     """
     right = [None if reward is None else reward >= 1.0 for reward in batch.read_rewards(scorer)]
     solved_first: dict[int, bool] = {}

@@ -40,7 +40,7 @@ class UpdateStatistics:
         self._broken = torch.zeros(tokens, dtype=torch.bool, device=device)
 
     def add(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
-        """Add the values of a measure at some tokens, or at those in the mask."""
+        """Add the values of a measure at some tokens, or only at the masked tokens."""
         mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
         total = torch.where(mask, values, 0).double().sum()
         count = mask.sum()
@@ -61,7 +61,7 @@ class UpdateStatistics:
     def add_loss_share(
         self, teacher: str, values: Sequence[TermValues], coefficients: Sequence[Tensor]
     ) -> None:
-        """Add the absolute loss of some tokens to that of their teacher, if it has a name.
+        """Add the absolute loss of some tokens to the total of their teacher, if it has a name.
 
         The loss of a sampled token is its coefficient.
         """
@@ -108,16 +108,18 @@ class UpdateStatistics:
     def record_broken(
         self, index: Tensor, values: Sequence[TermValues], coefficients: Sequence[Tensor]
     ) -> None:
-        """Record at which of some tokens the loss is not finite."""
+        """Record the tokens at which the loss is not finite."""
         pairs = zip(coefficients, values, strict=True)
         losses = [factor * term_values.loss_value for factor, term_values in pairs]
         self._broken[index] |= ~torch.stack(losses).isfinite().all(dim=0)
 
     def merge(self, parts: "Sequence[UpdateStatistics]") -> None:
-        """Replace the statistics by those of several processes, each with some of the tokens."""
+        """Replace the statistics by the merged statistics of several processes, each with some of
+        the tokens.
+        """
         if len(parts) == 1:
             return
-        # In the order of the processes, whichever came first: sums of floats depend on it.
+        # In the order of the processes, not of arrival: sums of floats depend on it.
         totals = [(part._sums, part._counts, part._losses) for part in parts]
         self._sums, self._counts, self._losses = map(_add_up, zip(*totals, strict=True))
         for part in parts:
@@ -186,7 +188,7 @@ def compare(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slic
         return
     tokens = part.tokens.tokens[piece][positions]
     if _has_outside(part.signal):
-        # The last entry of both is the mass on the tokens that the other model does not have.
+        # The last entry of each distribution is the mass on the tokens that only this model has.
         for name, logprobs in zip(("student", "teacher"), pair, strict=True):
             mass = logprobs[:, -1].exp()
             is_floor = mass < 1.01 * SMALLEST_TAIL
@@ -229,10 +231,10 @@ def measure_batch(
     indices: Sequence[Tensor],
     batch: TokenBatch,
 ) -> None:
-    """Record what needs the whole batch, from the values of its parts at `indices`.
+    """Record the measures that need the whole batch, from the values of its parts at `indices`.
 
-    These are the share of clipped tokens and, for terms of pairs, the mean loss, the share of pairs
-    in which the chosen completion is ahead, and the share of completions in no pair.
+    The measures are the share of clipped tokens and, for terms of pairs, the mean loss, the share
+    of pairs in which the chosen completion is ahead, and the share of completions in no pair.
     """
     values = merge_parts(values_by_part, indices)
     measure_dropped(records, objective, values, batch)
@@ -281,11 +283,12 @@ def measure(
     signal: TeacherSignal,
     objective: CompiledObjective,
 ) -> None:
-    """Record what every step reports, but for the loss of pairs.
+    """Record the measures that every step reports, except the loss of pairs.
 
-    These are the values of the terms, the divergence to the teacher, the entropies, the sampler
-    mismatch, and the share of tokens that the teacher does not have. `reverse_kl_estimated` is 1 if
-    the divergence is the mean log-ratio of sampled tokens somewhere, and absent if it is exact.
+    The measures are the values of the terms, the divergence to the teacher, the entropies, the
+    sampler mismatch, and the share of tokens that the teacher does not have. `reverse_kl_estimated`
+    is 1 if the divergence is the mean log-ratio of sampled tokens somewhere, and absent if it is
+    exact.
     """
     first, teacher = values[0], signal.name
     unknown = signal.unknown_tokens

@@ -49,7 +49,7 @@ class PairSide:
             if _is_above(ranks[chosen], ranks[rejected]) and scored[chosen] and scored[rejected]
         ]
         paired = {row for pair in pairs for row in pair}
-        # A rollout with several teachers has several rows, of which the first one stands for it.
+        # A rollout with several teachers has several rows; it is counted by its first row.
         firsts = [row for row in range(count) if batch.first[row] == row]
         unpaired = torch.tensor([row not in paired for row in firsts], dtype=torch.bool)
         rows = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)

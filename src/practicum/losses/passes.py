@@ -34,7 +34,7 @@ class Part:
         )
 
     def release(self, keep: frozenset[tuple[int, ...]]) -> None:
-        """Release every head whose key is not in `keep`."""
+        """Release every head with a key that is not in `keep`."""
         for head in (*self.signal.heads, *self.reference.heads):
             if head.key not in keep:
                 head.release()

@@ -149,7 +149,7 @@ BASELINES = {
 def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
     """Return for each token the mean return of the *other* scored completions of its prompt.
 
-    It is 0 if there are none.
+    It is 0 without other scored completions.
     """
     count = len(batch.groups)
     sums = returns.new_zeros(count).index_add_(0, batch.rows, returns)

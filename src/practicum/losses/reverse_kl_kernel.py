@@ -46,7 +46,7 @@ def has_kernel(
 
 
 class KernelReverseKL:
-    """The chunk whose values and gradient the kernel computes; see `closed_form.LossChunk`."""
+    """A chunk with values and gradient computed by the kernel; see `closed_form.LossChunk`."""
 
     fused = True
 

@@ -14,13 +14,13 @@ from practicum.objective.distribution import TeacherDistribution
 from practicum.types import PooledSignal, TeacherSignal
 
 CHUNK = 128
-"""The tokens whose full distributions are in memory at once."""
+"""The number of tokens with full distributions in memory at once."""
 
 
 def select_likeliest(signal: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
-    """Return a model's k likeliest tokens at each position, at most the whole vocabulary.
+    """Return a model's k most likely tokens at each position, at most the whole vocabulary.
 
-    There are none if the signal tells no distribution.
+    The result is empty if the signal has no distribution.
     """
     if signal.topk_ids is not None:
         return signal.topk_ids.cpu()
@@ -96,7 +96,7 @@ def compare_signals(
 ) -> Comparison:
     """Compare the signals of student and teacher about the same tokens, `size` at a time.
 
-    For a model without distributions the log-probabilities are those that it sent; see
+    For a model without distributions the log-probabilities are taken from its signal; see
     `practicum.functional.comparison`.
     """
     student, teacher = (signal.fetch() for signal in signals)
@@ -126,7 +126,7 @@ def compare_distributions(
     measures: Collection[str],
     k: int = TOP,
 ) -> dict[str, Tensor]:
-    """Return the measures at some tokens by name, those of both models on their common support."""
+    """Return the measures at some tokens by name; measures of both models use their common support."""
     if teacher.outside is None or student.full is None:
         return compare([(student.full, teacher.full, tokens)], measures, k).known()
     single = [name for name in measures if name not in PAIR_MEASURES]
@@ -177,6 +177,6 @@ def _pool(pool: PooledSignal, members: Sequence[TeacherDistribution]) -> Teacher
     if pool.kind == "arithmetic":
         pooled = torch.logsumexp(weights.log() + tokens, dim=0)
         return TeacherDistribution(logprobs=pooled, unknown=unknown)
-    # The normaliser of a geometric pool depends on the state alone, so its score function has
+    # The normaliser of a geometric pool depends only on the state, so its score function has
     # expectation 0 and the unnormalised log-probability gives the same expected gradient.
     return TeacherDistribution(logprobs=(weights * tokens).sum(dim=0), unknown=unknown)

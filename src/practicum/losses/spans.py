@@ -13,14 +13,17 @@ from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.spec import Term
 
 SpanAdvantage = Callable[[Tensor, Tensor, TokenBatch], Tensor]
-"""Returns the advantage of each token's span from the tokens' log-probabilities by student and teacher."""
+"""A function that returns the advantage of each token's span, from the tokens' student and teacher
+log-probabilities.
+"""
 
 
 def compile_span_advantage(term: Term) -> SpanAdvantage:
     """Return the function that computes the advantage of each token's span.
 
-    The span is one action: its gradient is the whole advantage times that of the sum of its tokens'
-    log-probabilities, so no token gets a share, unless the term asks for shares as published.
+    The span is one action: its gradient is the whole advantage times the gradient of its tokens'
+    summed log-probabilities. So tokens get no share of the advantage, unless the term asks for
+    shares as published.
     """
     signal, compute_advantage, share = term.signal, term.compute_advantage, term.signal.span_share
 
@@ -40,10 +43,11 @@ def compile_span_advantage(term: Term) -> SpanAdvantage:
 
 
 def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both log-probabilities of each span, those of several tokens relative to the larger.
+    """Return both log-probabilities of each span; for several tokens, relative to the larger of the
+    two.
 
     Advantages of f-divergences are functions of their difference. They floor the teacher at a value
-    for one token, below which any long text lies.
+    for a single token, and any long text lies below it.
     """
     sizes = sum_spans(torch.ones_like(student), spans)
     student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
@@ -77,7 +81,7 @@ def cut_between_groups(groups: Int[Tensor, " T"] | None, total: int, size: int) 
     lengths = groups.tolist()
     start = end = place = 0
     while place < total:
-        # A group that is longer than a slice makes a slice of its own.
+        # A group that is longer than a slice becomes a separate slice.
         after = place + max(lengths[place], 1)
         if after - start > size and end > start:
             yield slice(start, end)

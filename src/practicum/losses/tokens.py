@@ -23,11 +23,11 @@ class TokenBatch(TokenColumns):
     numbers of `mc` signals. The tuples are by row: rewards, prompts, texts, sources. `first` has
     the first row with the same rollout, which differs from the row itself if several teachers each
     have a row for a rollout. `special` is True at special tokens, and None if they are unknown.
-    `spans` numbers the spans of tokens of teachers with other tokenizers; None: each token is one.
-    `rewards` has the verifier's rewards and the values of each scorer; the columns of `judged` are
-    the numbers a token of the scorers in `judges`. `turns` numbers the model's turns of each row
-    from 0; None: no row is a conversation. `turn_rewards` has the environment's reward of each
-    turn, by row.
+    `spans` numbers the spans of tokens of teachers with other tokenizers; None: each token is a
+    span. `rewards` has the verifier's rewards and the values of each scorer; the columns of
+    `judged` are the per-token numbers of the scorers in `judges`. `turns` numbers the model's turns
+    of each row from 0; None: no row is a conversation. `turn_rewards` has the environment's reward
+    of each turn, by row.
     """
 
     tokens: Int[Tensor, " T"]
@@ -57,10 +57,11 @@ class TokenBatch(TokenColumns):
         return replace(self, row_values={}).map_all(lambda tensor: tensor.to(device))
 
     def spread(self, key: Hashable, compute: Callable[[], Sequence[float]]) -> Float[Tensor, " T"]:
-        """Return one number a row at the row's tokens.
+        """Return one number per row at the row's tokens.
 
-        `compute` returns those of all rows. It runs once for all parts of a batch: a batch is read
-        in as many parts as it has tokens, so a look at every row in each would be quadratic.
+        `compute` returns the numbers of all rows. It runs once for all parts of a batch: the number
+        of parts grows with the number of tokens, so reading every row in each part would be
+        quadratic.
         """
         if key not in self.row_values:
             values = torch.tensor(compute(), dtype=torch.float32)
@@ -70,7 +71,9 @@ class TokenBatch(TokenColumns):
     def spread_turns(
         self, key: Hashable, compute: Callable[[], Sequence[Sequence[float]]]
     ) -> Float[Tensor, " T"]:
-        """Return one number a turn at the turn's tokens; `compute` returns those of all rows."""
+        """Return one number per turn at the turn's tokens; `compute` returns the numbers of all
+        rows.
+        """
         if key not in self.row_values:
             rows = compute()
             longest = max(map(len, rows), default=0)
@@ -186,7 +189,7 @@ def _number_spans(datums: Sequence[Datum]) -> Int[Tensor, " T"] | None:
     numbered, last = [], 0
     for mask, datum in zip(starts, datums, strict=True):
         is_start = torch.ones_like(datum.rollout.loss_mask) if mask is None else mask.clone()
-        # Rows never share a span, whatever is said of the first token of one.
+        # Rows never share a span, even if the first token of a row is not marked as a start.
         is_start[:1] = True
         numbered.append((last + is_start.cumsum(0))[datum.rollout.loss_mask])
         last += int(is_start.sum())
@@ -194,7 +197,7 @@ def _number_spans(datums: Sequence[Datum]) -> Int[Tensor, " T"] | None:
 
 
 def _collect_rewards(rollouts: Sequence[Rollout]) -> dict[str, tuple[float | None, ...]]:
-    """Return the verifier's rewards and the values of each scorer, one a rollout."""
+    """Return the verifier's rewards and the values of each scorer, one per rollout."""
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.judgements)
     nothing = Judgement(None)
     return {
@@ -267,10 +270,10 @@ def _compute_coefficients(
 ) -> list[float]:
     """Return the coefficient of each token of each datum."""
     first = _find_first_rows(datums)
-    # A rollout with several teachers has one row a teacher and is one sequence of the aggregate.
+    # A rollout with several teachers has one row per teacher and is one sequence of the aggregate.
     length_of = {row: lengths[row] for row in first}
-    # Nor is one about which the teachers are silent, unless a term learns without them: it would
-    # only lower the mean of the others.
+    # A rollout without a teacher signal does not count, unless a term learns without teachers: it
+    # would only lower the mean over the remaining rollouts.
     learns_alone = not all(term.needs_signal for term in objective.losses)
     asks_teacher = any(term.needs_teacher for term in objective.losses)
     asks_reference = any(term.needs_signal and not term.needs_teacher for term in objective.losses)

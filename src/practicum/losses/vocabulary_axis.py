@@ -308,7 +308,7 @@ def _compile_sum_over_candidates(term: Term) -> LossFunction:
         )
         share = torch.softmax(student.detach(), dim=-1)
         advantage = bound(compute_advantage(student.detach(), teacher))
-        # An impossible candidate has log-probability -inf, whose product with 0 would be NaN.
+        # An impossible candidate has log-probability -inf, and -inf times 0 would be NaN.
         inside = valid & torch.isfinite(student)
         weighted = share * advantage * student.masked_fill(~inside, 0.0)
         return -torch.where(inside, weighted, 0.0).sum(dim=-1)
@@ -459,10 +459,11 @@ def read_target(
     teacher: Float[Tensor, "T V"],
     reference: Float[Tensor, "T V"] | None,
 ) -> tuple[Float[Tensor, "T V"], Float[Tensor, " T"] | None]:
-    """Return the target of a term about the teacher, and the reverse KL if it is of candidates only.
+    """Return the target of a term about the teacher, and the reverse KL if it is over candidates
+    only.
 
-    The teacher takes the place of a target that is one token, to which there is no reverse KL, and
-    of one whose reference is missing.
+    The teacher replaces a target that is one token, because a label has no reverse KL, and a target
+    with a missing reference.
     """
     teacher_alone = TeacherDistribution(teacher)
     restricted = compare_candidates(term.signal, student, teacher_alone)
@@ -477,7 +478,7 @@ def read_target(
 
 
 def measures_teacher(term: Term) -> bool:
-    """Return True if the target of a term is the teacher, or the label for which it stands in."""
+    """Return True if a term is measured against the teacher: its target is the teacher or a label."""
     return term.targets_teacher or term.target.is_label
 
 

@@ -19,7 +19,7 @@ FAMILIES: dict[Family, str] = {
     "black-box": "a teacher gives text or a score of a whole answer",
     "self-distillation": "the student's own model teaches, with more in its context",
     "self-play": "the student learns to beat its own earlier answers",
-    "rl-hybrids": "a reward beside the teacher, or alone",
+    "rl-hybrids": "a reward with or without a teacher",
     "agents": "agents, drafters and other settings",
 }
 """The families with the source of their signal, in a few words."""

@@ -84,9 +84,10 @@ def merge_layers(layers: Sequence[RecipeLayer]) -> dict[str, Any]:
 
 
 def fit_layers(layers: Sequence[RecipeLayer], overrides: Sequence[str] = ()) -> list[RecipeLayer]:
-    """Return the layers for the student that they and the overrides name.
+    """Return the layers that fit the student named by the layers and the overrides.
 
-    Without the setting's own student, its numbers and those in the settings of stages are left out.
+    If this is not the setting's own student, the numbers of the setting and of the stages' settings
+    are left out.
     """
     setting = merge_layers([layer for layer in layers if layer.is_setting])
     recipe_data = merge_layers(layers)

@@ -20,8 +20,8 @@ OVERRIDE, DEFAULT = "the command line", "default"
 class Origins:
     """The layers of a recipe, the paths that overrides set, and the row of the table of settings.
 
-    `recipe_data` is the recipe as its files and overrides give it. `left_out` names the setting whose numbers
-    were left out because the recipe has another student.
+    `recipe_data` is the recipe from its files and overrides. `left_out` names a setting if its
+    numbers were left out because the recipe has another student.
     """
 
     layers: Sequence[RecipeLayer]

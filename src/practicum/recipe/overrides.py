@@ -18,11 +18,11 @@ PATH_KEYS = ("path", "heldout", "model")
 
 
 def override_all(recipe_data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Apply overrides in their order, and return a line for each section that starts anew.
+    """Apply overrides in their order, and return a line for each section that is reset.
 
-    A section starts anew when its `type` changes: its other keys belong to the type before. Keys of
-    it that another override sets stay. Files start at the working directory, not at the recipe's
-    folder. Raises RecipeError if an override cannot be applied.
+    A change of its `type` resets a section, because its remaining keys belong to the previous type.
+    Keys of the section that another override sets are kept. File paths are relative to the working
+    directory, not to the recipe's folder. Raises RecipeError if an override cannot be applied.
     """
     notes, applied = [], []
     for text in overrides:
@@ -41,7 +41,7 @@ def override_all(recipe_data: dict[str, Any], overrides: Sequence[str]) -> list[
         }
         lost_keys = [key for key in dropped if key not in keys_beside]
         if lost_keys:
-            notes.append(f"{text} starts {section[:-1]} anew, without its {', '.join(lost_keys)}")
+            notes.append(f"{text} resets {section[:-1]} and drops its {', '.join(lost_keys)}")
         applied.append(text)
     for text in applied:
         notes += _resolve_files(recipe_data, text.partition("=")[0].split("."))

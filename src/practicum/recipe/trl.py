@@ -1,6 +1,6 @@
 """Turn a training script of TRL into a recipe.
 
-The fields and their defaults are those of TRL 1.16. A field that the script does not set has the
+The fields and their defaults follow TRL 1.16. A field that the script does not set has the
 default of its config class. Every field without a place in a recipe is named.
 """
 
@@ -89,7 +89,7 @@ IGNORED = {
     "hub_model_id", "gradient_checkpointing", "gradient_checkpointing_kwargs", "log_completions",
     "dataset_num_proc", "remove_unused_columns", "overwrite_output_dir", "logging_first_step",
 }  # fmt: skip
-"""Fields that change nothing of what is learned; practicum has its own ways."""
+"""Fields that do not affect training; practicum has its own settings for them."""
 
 AGGREGATES = {"grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean"}
 SCHEDULES = {
@@ -102,7 +102,7 @@ SCHEDULES = {
 
 @dataclass(slots=True)
 class TrlSettings:
-    """The settings of a script over the defaults of its config class, and what was taken."""
+    """The settings of a script over the defaults of its config class, and the fields taken so far."""
 
     script: TrlScript
     notes: list[str]
@@ -126,7 +126,7 @@ class TrlSettings:
 def convert_trl(path: Path, target: Path) -> tuple[dict[str, Any], list[str]]:
     """Return a recipe's data for the file `target`, and a line for each thing that is not taken.
 
-    The script is parsed and never run. Raises RecipeError if it trains with none of the classes.
+    The script is parsed and never run. Raises RecipeError if it uses no supported trainer class.
     """
     try:
         text = path.read_text(encoding="utf-8")

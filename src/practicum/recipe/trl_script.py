@@ -38,7 +38,7 @@ class Dataset:
 
 @dataclass(slots=True)
 class TrlScript:
-    """The config class of a script, the arguments of its calls, and a line for what was not read."""
+    """The config class of a script, the arguments of its calls, and a line for each unread part."""
 
     name: str
     config: str
@@ -49,7 +49,7 @@ class TrlScript:
 
 
 def read_trl_script(text: str, name: str) -> TrlScript:
-    """Return the settings of the first trainer of a script; RecipeError if there is none."""
+    """Return the settings of a script's first trainer; raises RecipeError if it has no trainer."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -98,7 +98,7 @@ class _ScriptReader:
     def read_keywords(
         self, call: ast.Call, owner: str, skipped: tuple[str, ...] = ()
     ) -> dict[str, Any]:
-        """Return the arguments that can be read, and note the others by line and name."""
+        """Return the readable arguments, and note all further arguments by line and name."""
         arguments: dict[str, Any] = {}
         if call.args:
             self._note(call.args[0], f"{owner}: an argument without a name")
@@ -106,7 +106,7 @@ class _ScriptReader:
             if keyword.arg in skipped:
                 continue
             if keyword.arg is None:
-                self._note(keyword.value, f"{owner}: ** and what it holds")
+                self._note(keyword.value, f"{owner}: arguments given with **")
                 continue
             try:
                 arguments[keyword.arg] = self._evaluate(keyword.value)

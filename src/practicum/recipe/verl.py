@@ -1,6 +1,6 @@
 """Turn the configuration of a verl distillation run into a recipe.
 
-The keys are those of verl's `main_ppo` with `distillation.enabled` (docs/algo/opd.md there, August
+The keys follow verl's `main_ppo` with `distillation.enabled` (docs/algo/opd.md there, August
 2026). The file is a whole configuration, the part that someone changed, Hydra's `overrides.yaml`,
 or the script that starts verl. If the file lacks a key of `TAKEN` or of the functions below, verl's
 own default is used. Every other key is named, so that no user believes it was taken.
@@ -115,7 +115,7 @@ TAKEN = (
     Taken("trainer.test_freq", -1, "evaluation.every", _keep_positive),
     Taken(f"{STUDENT}.rollout.val_kwargs.temperature", 0, "evaluation.temperature"),
 )
-"""The keys that have a place of their own in a recipe."""
+"""The keys with a direct equivalent in a recipe."""
 
 AGGREGATES = {
     "token-mean": "token_mean",

@@ -96,7 +96,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file at `path`: write and sync a temporary file beside it, then rename it."""
+    """Replace the file at `path`: write and sync a temporary file in its folder, then rename it."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         write_synced(temporary, text)

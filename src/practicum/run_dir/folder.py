@@ -71,7 +71,7 @@ class RunDir:
         self.pipeline_json = self.path / "pipeline.json"
         """The resolved pipeline, if the folder is a pipeline's."""
         self.stages = self.path / "stages"
-        """The folder of a pipeline's stages, each of which is a run."""
+        """The folder of a pipeline's stages; each stage is a run."""
         self.metrics_jsonl = self.path / "metrics.jsonl"
         """One row per step."""
         self.alarms_jsonl = self.path / "alarms.jsonl"
@@ -131,7 +131,7 @@ class RunDir:
 
     @classmethod
     def _find(cls, path: Path, kind: str, *, file: str, folder: str, advice: str) -> "RunDir":
-        """Find a folder that holds `file`; `folder` is the one of its steps or stages."""
+        """Find a folder that holds `file`; `folder` is its subfolder of steps or stages."""
         run_dir = cls(path)
         _check_folder(run_dir.path)
         _check_folder(run_dir.path / folder)
@@ -149,7 +149,7 @@ class RunDir:
         """
         # The kernel holds the lock (flock) and releases it when the process ends, however it ends.
         # The file stays in the folder of a run: removing a locked file would let a third process
-        # lock a new one beside it.
+        # lock a new one next to it.
         path = self.path / "run.lock"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -198,13 +198,14 @@ class RunDir:
 
     def _remove_unused(self) -> None:
         """Remove the folder if this process made it and no run began in it."""
-        # A model made from scratch is made again from its seed; other files cost money or say why.
+        # A from-scratch model can be made again from its seed; all other files cost money or explain
+        # an error.
         has_begun = any(
             path.name != "run.lock" and not path.is_dir() and not path.is_relative_to(self.models)
             for path in self.path.rglob("*")
         )
         if self._is_made_here and not has_begun:
-            # What cannot be removed is left: the error that ended the run is the one to show.
+            # Ignore errors of the removal, so that the error that ended the run is shown.
             shutil.rmtree(self.path, ignore_errors=True)
 
     def has_begun(self) -> bool:
@@ -239,7 +240,7 @@ class RunDir:
         return False
 
     def clear(self) -> None:
-        """Remove the run in the folder, if there is one; ResourceError if a process writes it."""
+        """Remove the run in the folder, if any; raises ResourceError if a process writes it."""
         if self._has_recipe():
             with self.lock():
                 self._remove_run()
@@ -249,7 +250,8 @@ class RunDir:
 
         The caller holds the lock, so no process writes the run.
         """
-        # What names the folder a run goes last: if this is killed, the next call can go on.
+        # The files that mark the folder as a run are removed last: if this process is killed, the
+        # next call can finish the removal.
         for name in RUN_FILES:
             path = self.path / name
             if name not in reused and (path.is_symlink() or path.exists()):
@@ -294,7 +296,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    """Refuse a file, or a link, whose target may belong to someone else."""
+    """Refuse a file, or a symbolic link: its target may belong to another user."""
     if path.is_symlink():
         raise RecipeError(f"{path} is a symbolic link; name the folder that it points to")
     if path.exists() and not path.is_dir():

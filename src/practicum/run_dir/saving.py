@@ -40,7 +40,7 @@ from practicum.run_dir.files import (
 from practicum.run_dir.folder import RunDir
 
 TAG = "TAG"
-"""The file with the reason to keep a checkpoint, whatever its age."""
+"""The file with the reason to keep a checkpoint of any age."""
 
 _MIB = 2**20
 # The bytes that a manifest and a file system's blocks may take beyond the tensors themselves.

@@ -67,7 +67,7 @@ COMPARED_WITH_TEACHER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ToolPrompts(Task):
-    """The tools of a run's task with other prompts, whose answers it does not reward."""
+    """The tools of a run's task with other prompts; their answers get no reward."""
 
     tools: Toolbox
     prompts: Sequence[Prompt] = ()

@@ -49,7 +49,7 @@ class RunEvaluator:
     def evaluate_before(self, *, is_trained: bool) -> None:
         """Evaluate student and teacher once.
 
-        A resumed run, whose weights have changed, reads the saved evaluations instead.
+        The weights of a resumed run have changed, so it reads the saved evaluations instead.
         """
         path = self._run_dir.path / "before.json"
         if path.is_file():
@@ -87,7 +87,7 @@ class RunEvaluator:
         if not self.is_due(step):
             return {}
         evaluation = self._evaluate(f"after step {step}")
-        # The budget pays for training alone, so the ledger forgets what this evaluation cost.
+        # The budget only pays for training, so the cost of this evaluation leaves the ledger.
         self._newest = evaluation, self._components.parts.ledger.take()
         if evaluation is None:
             return {}

@@ -135,7 +135,7 @@ def run_in_folder(
                         return session.execute(allow_changed, resume=resume)
             except WorkerLost as loss:
                 losses += 1
-                # Without recipe.json nothing had begun, and there is nothing to go on with.
+                # Without recipe.json no step had begun, so there is no run to resume.
                 if losses > loss.restarts or not run_dir.recipe_json.is_file():
                     raise
                 log.warning(f"{loss}; going on by itself, {losses} of {loss.restarts} times")
@@ -232,9 +232,9 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     progress: bool = True,
     console: Console | None = None,
 ) -> RunResult:
-    """Run a recipe whose sections are given as in YAML; missing sections have their defaults.
+    """Run a recipe with sections as in YAML; missing sections have their defaults.
 
-    Without a `teacher`, the objective is one that asks none, such as `score(group_mean)`.
+    Without a `teacher`, the objective must not need one; an example is `score(group_mean)`.
 
     Example: `distill(student={"model": "Qwen/Qwen3-0.6B"},
     teacher={"type": "model", "model": "Qwen/Qwen3-8B"},

@@ -52,10 +52,10 @@ def is_launched(backend: Any) -> bool:
 
 
 def join_processes(backend: Any) -> AbstractContextManager[bool]:
-    """Meet the processes that were started for a run together, if its backend is made of such.
+    """Synchronize the processes that a launcher started for a run, if its backend uses a launcher.
 
-    The block is True in the process that runs the recipe. In the others it is entered, False, when
-    that run has ended well; if it fails, they end with its exit code.
+    The context value is True in the process that runs the recipe. All further processes enter the
+    block with False after that run has succeeded; if it fails, they end with its exit code.
     """
     if not is_launched(backend):
         return nullcontext(True)
@@ -136,9 +136,9 @@ def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
 
 
 def require_checkpoint(run_dir: RunDir) -> Checkpoint:
-    """Return the newest intact checkpoint, or the one of `RUN@best` or `RUN@STEP`.
+    """Return the newest intact checkpoint, or the checkpoint of `RUN@best` or `RUN@STEP`.
 
-    Raises CheckpointError if there is none.
+    Raises CheckpointError if it does not exist.
     """
     number = _find_best(run_dir) if run_dir.checkpoint == "best" else run_dir.checkpoint
     step = None if number is None else int(number)

@@ -135,8 +135,9 @@ def build_scaling_record(
 ) -> dict[str, Any]:
     """Return the quantities of a scaling law of distillation (Busbridge et al. 2502.08606).
 
-    These are the parameters of student and teachers, the D supervised tokens, the rollouts and
-    their mean length T, and as the result held-out accuracy and reverse KL. Unknown ones are None.
+    The quantities are the parameters of student and teachers, the D supervised tokens, the rollouts
+    and their mean length T, and as results held-out accuracy and reverse KL. Unknown values are
+    None.
     """
     rollouts = sum(row["rollouts"] for row in rows)
     return {

@@ -115,8 +115,8 @@ def compare_with_table(recipe: Recipe) -> CheckOutcome | None:
     if rate <= high * usual:
         return None
     text = (
-        f"learning rate {rate:g} is {rate / usual:.0f} times that of the table of settings for "
-        f"this student: {choice.describe()}"
+        f"learning rate {rate:g} is {rate / usual:.0f} times the rate of the table of settings "
+        f"for this student: {choice.describe()}"
     )
     status = "fail" if rate > destructive * usual else "warn"
     return CheckOutcome(status, text, fix=(f"optimizer.learning_rate={usual:g}",))

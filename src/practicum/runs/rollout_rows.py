@@ -137,7 +137,7 @@ def _compute_tops(
 
 
 def _restore_rollout(row: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Rollout:
-    """Return the rollout of a row; one whose prompt the task no longer has gets its name only."""
+    """Return the rollout of a row; a prompt that the task no longer has is restored by name only."""
     fields = {name: row[name] for name in RolloutRow.model_fields if name in row}
     prompt = prompts.get(row["prompt"], Prompt(row["prompt"], ()))
     return replace(RolloutRow.model_validate(fields).to_rollout(prompt), reward=row["reward"])

@@ -74,11 +74,11 @@ def prepare_save(  # noqa: PLR0913  (the parts of a run's state)
     kept_step: int | None = None,
     is_copied: bool = False,
 ) -> Callable[[], None]:
-    """Return what writes the checkpoint of a step with the steps in flight.
+    """Return a function that writes the checkpoint of a step with the steps in flight.
 
     `tag` protects it from pruning, and the checkpoint of `kept_step` is not pruned either. With
     `is_copied` it is written from a copy of the state in this machine's memory, while the training
-    goes on.
+    continues.
     """
     tensors = collect_follower_states(components, runner.get_state)
     state = {"step": step, "schedules": components.schedule_state.save_state()}

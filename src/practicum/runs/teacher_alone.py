@@ -49,9 +49,10 @@ class OpenedTeacher:
 
 
 class TeacherLoader(TeacherServices):
-    """Opens a recipe's teacher alone; the student is loaded only if it is part of the teacher.
+    """Opens a recipe's teacher; the student is loaded only if it is part of the teacher.
 
-    The teacher `scores` the student's tokens, whose vocabulary must be its own, or else it writes.
+    If the teacher `scores` the student's tokens, both must have the same vocabulary. Otherwise the
+    teacher writes answers.
     """
 
     def __init__(

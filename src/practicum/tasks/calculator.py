@@ -55,8 +55,8 @@ class Config(TaskConfig):
     )
     tags: Tags | None = Field(
         default=None,
-        description='texts before and after an answer, as `["<", ">"]`; the reward reads what stands '
-        "in the last two, and all of a turn without them",
+        description='texts before and after an answer, as `["<", ">"]`; the reward reads the text '
+        "between the last two, or the whole turn if there are no tags",
     )
     sloppy: float = Field(
         default=0.0,
@@ -65,8 +65,8 @@ class Config(TaskConfig):
         description="with `tags`: share of the expert's answers that lack them or are stated twice, "
         "half each",
     )
-    turns: int = Field(default=4, ge=1, description="turns with calls, after which it ends")
-    bad_calls: int = Field(default=2, ge=1, description="calls without a result, likewise")
+    turns: int = Field(default=4, ge=1, description="turns with calls after which it ends")
+    bad_calls: int = Field(default=2, ge=1, description="calls without a result after which it ends")
     train_size: int = Field(default=512, ge=1, description="expressions to train on")
     heldout_size: int = Field(default=64, ge=0, description="other expressions, to evaluate on")
     seed: int | None = Field(default=None, ge=0, description="of the expressions; none: the run's")
@@ -143,7 +143,7 @@ class Expressions(PromptSet):
         return printable.strip() + " "
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return 1 if the last turn states the value, in whatever form, else 0."""
+        """Return 1 if the last turn states the value, in any form, else 0."""
         answer = keep_answer(rollout)
         stated = [] if self.tags is None else find_tagged(answer.answer, self.tags)
         if stated:

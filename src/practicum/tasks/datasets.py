@@ -1,6 +1,6 @@
 """Prompts from Hugging Face datasets: a hub name, a folder of `save_to_disk`, or data files.
 
-The rows are those of the task `jsonl`, with the same columns and known forms.
+Rows have the same columns and known formats as in the task `jsonl`.
 """
 
 import re
@@ -70,7 +70,7 @@ def build(config: Config, context: TaskContext) -> Task:
 
 
 def load_split(config: Config, split: str, base_dir: Path) -> Any:
-    """Return a split as a `datasets.Dataset`; DataError if there is none."""
+    """Return a split as a `datasets.Dataset`; DataError if it does not exist."""
     try:
         import datasets
     except ImportError as error:

@@ -67,7 +67,7 @@ def build(config: Config, context: TaskContext) -> Task:
 
 
 def _list_files(place: Files | int | float, base_dir: Path) -> list[Path]:
-    """Return the files of a part of the task; none if it is chosen from the other part."""
+    """Return the files of a part of the task; none if its rows are chosen from the train part."""
     if isinstance(place, int | float):
         return []
     paths = place if isinstance(place, tuple) else (place,)

@@ -1,8 +1,8 @@
-"""Work out an expression in lines of Python: a task whose answers can be checked step by step.
+"""Evaluate an expression in lines of Python: a task with answers that are checked step by step.
 
-The expression `3+4*2` is to be worked out from left to right by a program, such as `a=3`, `a+=4`,
-`a*=2`. The program is right if its last line assigns the value, 14, whatever its lines. Every line
-runs after those before it, and only in a sandboxed process.
+A program evaluates the expression `3+4*2` from left to right, such as `a=3`, `a+=4`, `a*=2`. The
+program is right if its last line assigns the value, 14; the other lines do not matter. Lines run in
+order, and only in a sandboxed process.
 """
 
 import random

@@ -70,7 +70,7 @@ class ReasoningGym(Task):
         self._check_verifier()
 
     def train_prompts(self) -> Sequence[Prompt]:
-        """Return the prompts to train on, without those that are held out."""
+        """Return the prompts to train on, without the held-out prompts."""
         return self._train
 
     def heldout_prompts(self) -> Sequence[Prompt]:

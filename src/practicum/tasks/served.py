@@ -1,7 +1,7 @@
-"""Users who speak with the student while it learns, over the chat protocol (OpenClaw-RL 2603.10165).
+"""Users who chat with the student while it learns, over the chat protocol (OpenClaw-RL 2603.10165).
 
-Goes with `rollout.source: served`. The inner task has the held-out prompts; nobody but a user knows
-what a served turn is worth, so it has no reward.
+Use it with `rollout.source: served`. The inner task has the held-out prompts. Only a user can judge
+a served turn, so served turns have no reward.
 """
 
 import logging
@@ -94,13 +94,13 @@ class ServedTask(Task):
         return requests
 
     def close(self) -> None:
-        """Refuse those that wait, and close the endpoint."""
+        """Refuse waiting requests, and close the endpoint."""
         if self.engine is not None:
             self.engine.close()
             self.engine = None
 
     def _open(self) -> TokenEngine:
-        """Open the endpoint and say where it is; ResourceError if the address is in use."""
+        """Open the endpoint and log its address; ResourceError if the address is in use."""
         host, port = self.config.host, self.config.port
         try:
             engine = TokenEngine(host, port, self.admission, serves_users=True)

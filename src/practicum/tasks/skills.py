@@ -102,9 +102,9 @@ def _build_prompts(words: Sequence[str], skills: Sequence[str], alphabet: str) -
 def build(config: Config, context: TaskContext) -> Task:
     """Draw distinct words, and build a prompt for each word and skill.
 
-    The held-out prompts have all skills whatever is trained on, so that a run also measures what it
-    forgets. The held-out words are drawn first and are in no training prompt, so they do not depend
-    on the number of training words. Skills alternate, so that the first few prompts hold all.
+    The held-out prompts always have all skills, so that a run also measures forgetting. The held-out
+    words are drawn first and are in no training prompt, so they do not depend on the number of
+    training words. Skills alternate, so that the first few prompts include all skills.
     """
     draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "skills"))
     count = config.heldout_size + config.train_size

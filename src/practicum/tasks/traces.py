@@ -1,7 +1,7 @@
-"""The prompts of recorded traces of agents, for `rollout.source: traces(PATH)` of the same file.
+"""The prompts of recorded agent traces, for `rollout.source: traces(PATH)` with the same file.
 
-The rewards are those of the traces. There are no held-out prompts: only the harness that recorded
-the traces can judge new answers.
+The traces hold the rewards. There are no held-out prompts: only the harness that recorded the
+traces can judge new answers.
 """
 
 from pathlib import Path

@@ -52,14 +52,14 @@ class Config(TaskConfig):
         "a sandbox",
     )
     reward_range: tuple[float, float] = Field(
-        default=(0.0, 1.0), description="the least and largest reward"
+        default=(0.0, 1.0), description="the smallest and largest reward"
     )
     train_size: int = Field(default=64, ge=1, description="tasks to train on, the first ones")
     heldout_size: int = Field(default=16, ge=0, description="held-out tasks, after these")
     seconds: float = Field(
         default=120.0,
         gt=0,
-        description="the longest wait for what a harness does between two turns",
+        description="the longest wait for the harness between two turns",
     )
 
     @model_validator(mode="after")
@@ -150,7 +150,7 @@ def _read_end(run: "Future[AgentEnd]") -> AgentEnd:
 
 
 def _explain_difference(text: Sequence[int], request: Sequence[int]) -> str:
-    """Return where the harness's text leaves the conversation's."""
+    """Describe the first difference between the harness's text and the conversation's."""
     pairs = enumerate(zip(text, request, strict=False))
     place = next((place for place, (a, b) in pairs if a != b), min(len(text), len(request)))
     return (
@@ -161,7 +161,7 @@ def _explain_difference(text: Sequence[int], request: Sequence[int]) -> str:
 
 
 class Verifiers(Task):
-    """The tasks of a taskset, whose conversations a harness leads."""
+    """The tasks of a taskset; a harness leads the conversations."""
 
     def __init__(self, config: Config, runner: VerifiersRunner) -> None:
         self._config = config
@@ -193,11 +193,11 @@ class Verifiers(Task):
     def open_tokens(
         self, prompt: Prompt, seed: int, save_tokenizer: Callable[[Path], None]
     ) -> HarnessEpisode:
-        """Start an agent on the prompt's task, with a line of its own to the student."""
+        """Start an agent on the prompt's task, with its own request line to the student."""
         engine, tokenizer = self._prepare(save_tokenizer)
         line = engine.open_line()
         run = self._runner.start(self._indices[prompt.id], line.base_url, tokenizer)
-        # The end stands in the queue of the requests, so one wait sees both.
+        # The end arrives in the queue of the requests, so one wait sees both.
         run.add_done_callback(line.events.put)
         return HarnessEpisode(engine, line, run, self._config.seconds, self._config.reward_range)
 
@@ -206,7 +206,7 @@ class Verifiers(Task):
         with self._lock:
             if self._opened is None:
                 folder = Path(tempfile.mkdtemp(prefix="practicum-tokenizer-"))
-                # Until the task is gone: a harness may read it at any time.
+                # Kept until the task is deleted: a harness may read it at any time.
                 weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
                 save_tokenizer(folder)
                 self._opened = TokenEngine(), folder

@@ -54,17 +54,17 @@ _LEAST_SHIFT, _LARGEST_SHIFT = -113, 100
 
 
 class Config(TeacherConfig):
-    """The teacher whose answers are stored, the folder and its size."""
+    """The teacher with stored answers, the folder and its maximum size."""
 
     type: Literal["cached"] = "cached"
     teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
-        description="the scorer: a `model` or an `openai_api`, alone or inside `privileged`"
+        description="the scorer: a `model` or an `openai_api`, or one of them inside `privileged`"
     )
     folder: Path | None = Field(
-        default=None, description="the folder of answers; none: `scores` in the run's folder"
+        default=None, description="folder of the answers; none: `scores` in the run's folder"
     )
     max_mib: float = Field(
-        default=1024, gt=0, description="from the first call that does not fit, store no more"
+        default=1024, gt=0, description="maximum size; no more is stored after a call that does not fit"
     )
 
     @model_validator(mode="after")
@@ -81,14 +81,14 @@ class Config(TeacherConfig):
                 raise ValueError("the teacher inside is cached already; take one `cached` away")
             if isinstance(inner, none.Config | scripted.Config):
                 raise ValueError(
-                    f"{inner.type!r} scores without a model, so there is nothing to keep; take "
-                    "`cached` away"
+                    f"{inner.type!r} scores without a model, so there is nothing to store; remove "
+                    "`cached`"
                 )
             is_scratch = isinstance(inner, ModelConfig) and isinstance(inner.model, ScratchConfig)
             if is_scratch and self.folder is not None:
                 raise ValueError(
-                    "folder: a model made from scratch is another one in every run; leave folder "
-                    "out, and its answers are kept in the run's own"
+                    "folder: a model made from scratch differs in every run; leave folder out, and "
+                    "its answers are stored in the run's folder"
                 )
         return self
 
@@ -153,14 +153,14 @@ class CachingClient(SamplingClient):
         return None if self._model_scores is None else self._model_scores.scores
 
     def describe(self) -> str:
-        """Return one line on the hits and the bytes a token."""
+        """Return one line on the hits and the bytes per token."""
         counts, scores = self.counts, self.scores
         hits = f"{counts.hits} of {counts.requests} completions were scored before"
         if scores is None or not scores.tokens:
             return hits
         left_out = f", {counts.left_out} did not fit" if counts.left_out else ""
         bytes_per_token = scores.size / scores.tokens
-        return f"{hits}{left_out}; {bytes_per_token:.0f} bytes a token in {scores.folder}"
+        return f"{hits}{left_out}; {bytes_per_token:.0f} bytes per token in {scores.folder}"
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample completions of the model; they are not stored."""
@@ -168,9 +168,9 @@ class CachingClient(SamplingClient):
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score completions, or read their scores back.
+        """Score completions, or read their stored scores.
 
-        Float32 hidden states come back rounded to float16, with an exponent for each token.
+        Stored float32 hidden states are rounded to float16, with an exponent for each token.
         """
         if not requests:
             return []
@@ -298,10 +298,10 @@ class ModelScores:
 
 
 def scale_states(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], Int8[Tensor, " T"]]:
-    """Return hidden states in float16, each token's multiplied by a power of 2, and the exponents.
+    """Return float16 hidden states, each token's scaled by a power of 2, and the exponents.
 
-    The largest entry of a token comes to lie below 2^15, so none overflows, and the relative error
-    is that of float16 (2^-11) down to 2^-29 of the largest.
+    The largest entry of a token is scaled below 2^15, so no entry overflows. The relative error is
+    float16's (2^-11) for entries down to 2^-29 of the largest.
     """
     largest = (
         hidden.float().abs().amax(dim=-1) if hidden.shape[-1] else hidden.new_zeros(len(hidden))

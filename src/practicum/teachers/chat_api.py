@@ -38,13 +38,13 @@ class Config(TeacherConfig, ServedConfig):
         default=None, gt=0, description="money for all answers in the folder; the run stops before"
     )
     folder: Path | None = Field(
-        default=None, description="the folder of answers; none: `scores` in the run's folder"
+        default=None, description="folder of the answers; none: `scores` in the run's folder"
     )
     reuse: bool = Field(
         default=True, description="take the kept answers for a prompt that comes again"
     )
     give_up_after: float = Field(
-        default=600.0, ge=0, description="seconds in which a failing request is tried again"
+        default=600.0, ge=0, description="seconds during which a failing request is retried"
     )
 
     @model_validator(mode="after")
@@ -66,7 +66,7 @@ class Config(TeacherConfig, ServedConfig):
         return self.budget
 
     def estimate_money(self, input_tokens: float, output_tokens: float) -> float | None:
-        """Return the price of an answer of so many tokens, or None without prices."""
+        """Return the price of an answer with these numbers of tokens, or None without prices."""
         return None if self.prices is None else self.prices.compute(input_tokens, output_tokens)
 
 

@@ -1,8 +1,8 @@
-"""The task's own expert scores: it knows the next turn's probabilities, whatever came before.
+"""The task's own expert as a teacher: it knows the next turn's probabilities after any history.
 
-A task with an expert (`practicum.ports.Task.expert`) needs no teacher model, so a run measures the
-method alone. The candidates form a tree of tokens, each text followed by the stop token. Every
-token's distribution is mixed with a little of the uniform one, so that no log-probability is minus
+A task with an expert (`practicum.ports.Task.expert`) needs no teacher model, so a run measures only
+the method. The candidates form a tree of tokens, each text followed by the stop token. Every
+token's distribution is mixed with a small uniform part, so that no log-probability is minus
 infinity.
 """
 
@@ -120,7 +120,7 @@ class ExpertTeacher(Teacher):
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Return the row of each token, with one head for all rollouts, or just log-probabilities.
 
-        Log-probabilities of the tokens alone are returned if the signal needs nothing else.
+        If the signal needs nothing else, only log-probabilities of the tokens are returned.
         """
         if self._meter is not None and rollouts:
             texts = [(rollout.prompt_tokens, len(rollout.tokens)) for rollout in rollouts]
@@ -174,8 +174,8 @@ class ExpertTeacher(Teacher):
         if min(candidates.values(), default=-1) < 0 or abs(total - 1) > ROUNDING:
             raise TeacherError(
                 f"the task's expert gives the candidates for turn {len(turns) + 1} of prompt "
-                f"{prompt.id!r} a probability of {total:g} in all; mend its expert(): each 0 or "
-                "more, and 1 together"
+                f"{prompt.id!r} a total probability of {total:g}; fix its expert(): each "
+                "probability must be at least 0, and the sum 1"
             )
         return [
             (self._encode(text), probability)
@@ -264,10 +264,10 @@ class _ExpertWalk:
                 lambda: accept_observation(episode.step(turn), renderer.vocab_size).messages
             )
         if not reply:
-            # Tokens after the end of the conversation belong to nobody: all are alike.
+            # Tokens after the end of the conversation have no speaker: all are equally likely.
             self._to_skip = math.inf
             return
-        # The tokens of the environment, with what the template writes around them, are skipped.
+        # The environment's tokens and the template's tokens around them are skipped.
         self._to_skip = len(renderer.render_reply(*reply))
         self._candidates = self._teacher.list_candidates(self._prompt, self._turns)
 
@@ -280,7 +280,7 @@ class _ExpertWalk:
         except Exception as error:
             raise VerifierError(
                 "the task's environment failed while the expert read the conversation about prompt "
-                f"{self._prompt.id!r}: {excerpt(f'{type(error).__name__}: {error}')}; mend it"
+                f"{self._prompt.id!r}: {excerpt(f'{type(error).__name__}: {error}')}; fix it"
             ) from error
 
 

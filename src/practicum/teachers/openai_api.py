@@ -86,7 +86,7 @@ class Config(TeacherConfig, ReadingConfig, ServedConfig):
         if self.states is not None:
             return READS_STATES
         signals = frozenset[SignalName]({"sampled", "topk"} if self.largest_k else {"sampled"})
-        # This dialect alone has no way of naming candidates.
+        # Only this dialect has no way of naming candidates.
         supports = {"teacher"} if self.dialect == "echo" else {"teacher", "student"}
         return Capabilities(
             signals,
@@ -161,12 +161,12 @@ def _open_states(
 
 
 def _check_temperature(config: Config, answers: Probe, http: JsonClient) -> None:
-    # The candidates alone do not tell what the others weigh at another temperature.
+    # Rescaling to another temperature would also need the scores of all other tokens.
     if config.temperature != 1.0 and not answers.tempered:
         raise CapabilityError(
-            f"{http.address}: its scores ignore the request's temperature, so none at "
-            f"{config.temperature:g} can be had; take teacher.temperature away, or a server whose "
-            "scores follow it"
+            f"{http.address}: its scores ignore the request's temperature, so it cannot score at "
+            f"{config.temperature:g}; remove teacher.temperature, or use a server with scores that "
+            "follow it"
         )
 
 
@@ -177,6 +177,6 @@ def _check_pin(config: Config, answers: Probe, http: JsonClient) -> None:
         canary = "none" if answers.canary_sum is None else f"{answers.canary_sum:.4f}"
         raise TeacherError(
             f"{http.address}: the canary is {canary} and the recipe pins {config.canary:.4f}, so "
-            "this is another model, or its scores are at another temperature; serve the one that "
-            "was probed, or take teacher.canary away"
+            "this is another model, or its scores are at another temperature; serve the model that "
+            "was probed, or remove teacher.canary"
         )

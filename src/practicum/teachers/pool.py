@@ -39,7 +39,7 @@ class Config(TeacherConfig):
     gate: float | None = Field(
         default=None,
         ge=0,
-        description="leave out members whose entropy at a token exceeds this (nats)",
+        description="leave out members at tokens where their entropy (nats) exceeds this",
     )
 
     @model_validator(mode="after")
@@ -64,24 +64,24 @@ class Config(TeacherConfig):
             )
         if self.gate is not None and self.kind == "sum":
             raise ValueError(
-                "gate: a sum is read teacher by teacher, so none can step in for another; "
-                "write kind: geometric"
+                "gate: a sum adds the teachers one by one, so no teacher can replace another; "
+                "set kind: geometric"
             )
         if not self.capabilities().signals and self._intersect().by_span:
             raise ValueError(
-                "kind: the average of probabilities is of single tokens, and a member with another "
-                "tokenizer knows that of several together; write kind: geometric or sum, or take "
+                "kind: averaging needs the probability of each token, and a member with another "
+                "tokenizer only scores spans of tokens; set kind: geometric or sum, or use "
                 "members that give whole distributions"
             )
         if self.gate is not None and "full" not in self._intersect().signals:
             raise ValueError(
-                "gate: the entropy of a member is known only where it can give its whole "
+                "gate: the entropy of a member is known only if it can give its whole "
                 "distribution"
             )
         return self
 
     def capabilities(self) -> Capabilities:
-        """Return every signal if all members give distributions, else the sampled token alone."""
+        """Return every signal if all members give distributions, else only the sampled token's."""
         return _pool_capabilities(self._intersect(), self.kind)
 
     def members(self) -> dict[str, TeacherConfig]:

@@ -1,7 +1,7 @@
-"""A model behind the Tinker API scores: a hosted one, or `practicum serve` on another machine.
+"""A teacher behind the Tinker API: a hosted model, or `practicum serve` on another machine.
 
-Besides the sampled token and its own candidates it scores the student's candidates, which each
-request names. It scores the student's own token ids.
+In addition to the sampled token and its own candidates, it scores the student's candidates, which
+each request names. It scores the student's token ids without translation.
 """
 
 import logging
@@ -145,5 +145,5 @@ class KnownModel(StepFollower, SamplingClient):
         if not match_canaries(canary, self._canary, TOLERANCE):
             raise TeacherError(
                 f"{self._connection.address}: {self._name} is another model: it changed {when}; "
-                "serve the one that the run began with and resume, or start a new run"
+                "serve the model that the run began with and resume, or start a new run"
             )

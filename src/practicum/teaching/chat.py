@@ -45,13 +45,13 @@ TURN_BYTES = 64
 
 
 class TokenPrices(FrozenConfig):
-    """Prices of a million tokens, in the currency of the budget."""
+    """Prices per million tokens, in the currency of the budget."""
 
-    input: float = Field(ge=0, description="price of a million tokens that the model reads")
-    output: float = Field(ge=0, description="price of a million tokens that it writes")
+    input: float = Field(ge=0, description="price per million tokens that the model reads")
+    output: float = Field(ge=0, description="price per million tokens that the model writes")
 
     def compute(self, input_tokens: float, output_tokens: float) -> float:
-        """Return the money for so many tokens."""
+        """Return the price of these numbers of tokens."""
         return (self.input * input_tokens + self.output * output_tokens) / 1e6
 
 
@@ -60,7 +60,7 @@ FREE = TokenPrices(input=0.0, output=0.0)
 
 @dataclass(slots=True)
 class ChatCounts:
-    """The counts of a run: answers that were asked for, found on disk, and refused."""
+    """The counts of a run: answers that were requested, found on disk, and refused."""
 
     requests: int = 0
     hits: int = 0
@@ -144,7 +144,7 @@ class ChatServer:
         total: int,
         params: SamplingParams,
     ) -> dict[str, ChatAnswer]:
-        """Return the answers to some requests, each kept as soon as it is there."""
+        """Send the requests and store each answer as soon as it arrives."""
         limits, http = self.generator.limits, self.generator.http
         most = [_count_input_bound(requests[number]) for _, number in group]
         self._check_budget(sum(self.prices.compute(n, params.max_new_tokens) for n in most), group)
@@ -223,14 +223,14 @@ class ChatTeacher(Teacher):
         return (Message("system", self._system), *messages)
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient:
-        """Return the server as a client of this prompt alone."""
+        """Return the server as a client of this prompt only."""
         prompt_tokens = self._server.generator.renderer.render(prompt.messages)
         return PromptedClient(PromptWriter(self, prompt), prompt_tokens, accepts_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptWriter(SamplingClient):
-    """A teacher that only writes as a client of one prompt, whose tokens it never sees."""
+    """A text-only teacher as a client of one prompt; it never sees the prompt's tokens."""
 
     teacher: Teacher
     prompt: Prompt
@@ -254,7 +254,7 @@ class PromptWriter(SamplingClient):
 
 @dataclass(frozen=True, slots=True)
 class PaperWriter(Teacher):
-    """A teacher for a plan: it asks nobody, and its answers are as long as they may be."""
+    """A teacher for a plan: it sends no requests, and its answers have the maximum length."""
 
     declared: Capabilities
     renderer: Renderer

@@ -17,7 +17,7 @@ BYTES_A_TOKEN = 64
 """Bytes of JSON for one token of an answer, rounded up."""
 
 PROTOCOL_BYTES = 1 << 18
-"""Bytes of an answer besides its text, rounded up."""
+"""Bytes of an answer without its text, rounded up."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -64,7 +64,7 @@ class OpenAIProtocol:
     def build_request(
         self, model: str, messages: Messages, seed: int, params: SamplingParams
     ) -> JsonRequest:
-        """Send the seed, of which these servers read 31 bits."""
+        """Build the request with a seed of 31 bits, the most that these servers read."""
         # No token is banned: the ids of the student's vocabulary mean other tokens there.
         body = {
             "model": model,
@@ -127,7 +127,7 @@ class AnthropicProtocol:
             "max_tokens": params.max_new_tokens,
             "temperature": params.temperature,
         }
-        # Some models refuse a request with both cuts, so those that cut nothing are left out.
+        # Some models refuse a request with both top_p and top_k, so inactive values are left out.
         body |= {"system": "\n\n".join(systems)} if systems else {}
         body |= {"top_p": params.top_p} if params.top_p < 1.0 else {}
         body |= {"top_k": params.top_k} if params.top_k else {}

@@ -1,6 +1,6 @@
 """Validation of the log-probabilities that a server returned; TeacherError with the reason.
 
-Whatever is broken is refused and never repaired, with one exception: minus infinity and the numbers
+Broken answers are refused and never repaired, with one exception: minus infinity and the numbers
 that stand for it become `TEACHER_FLOOR`, and are counted.
 """
 
@@ -97,7 +97,7 @@ def _clamp(number: Any, where: str) -> tuple[float, bool]:
 def _validate_candidates(
     scores: ServerScores, k: int, vocabulary: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and log-probabilities [T, K], likeliest first."""
+    """Return ids and log-probabilities [T, K], most likely first."""
     count = k if vocabulary is None else min(k, vocabulary)
     rows = [_validate_row(row, count, vocabulary, f"token {n}") for n, row in enumerate(scores.top)]
     if len(rows) != len(scores.logprobs):
@@ -121,14 +121,14 @@ def _validate_row(
     if not all(map(is_token, tokens)):
         raise TeacherError(f"a candidate at {where} is no token id")
     if len(set(tokens)) != len(tokens):
-        raise TeacherError(f"a candidate at {where} stands twice")
+        raise TeacherError(f"a candidate at {where} is listed twice")
     if vocabulary is not None and max(tokens) >= vocabulary:
         raise TeacherError(
             f"candidate {max(tokens)} at {where} is not in the vocabulary of {vocabulary} tokens"
         )
     logprobs = [_clamp(number, f"a candidate at {where}")[0] for _, number in row]
     if any(later > earlier for earlier, later in pairwise(logprobs)):
-        raise TeacherError(f"the candidates at {where} are not ordered, likeliest first")
+        raise TeacherError(f"the candidates at {where} are not ordered, most likely first")
     mass = sum(map(math.exp, logprobs))
     if mass > 1 + HIGHEST:
         raise TeacherError(

@@ -31,7 +31,7 @@ from practicum.types import (
 
 
 class FollowerTeacher(Teacher):
-    """A teacher whose state is the state of a part of it, if there is such a part."""
+    """A teacher that saves the state of its student-following part, if it has such a part."""
 
     _follower: StepFollower | None = None
 
@@ -71,7 +71,7 @@ class ClientTeacher(FollowerTeacher):
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score exactly the tokens of each rollout."""
         # The prompt is rendered again with this teacher's template, but the completion is never
-        # tokenised again: its tokens are scored as they were sampled.
+        # tokenised again: the teacher scores exactly the sampled tokens.
         prompts = self._renderer.render_all([rollout.prompt.messages for rollout in rollouts])
         requests = [
             ScoreRequest(

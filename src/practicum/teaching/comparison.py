@@ -18,13 +18,13 @@ EXPLAINED = 0.2
 """The largest share of the difference that an explanation may leave."""
 
 SAME = 0.01
-"""The mean difference in nats below which two models are the same, whatever rounds them."""
+"""The mean difference in nats below which two models are the same; rounding explains the rest."""
 
 ROUNDINGS = 3.0
 """The multiple of the difference in the folder's own bfloat16 that still counts as rounding."""
 
 ALIKE = 0.9
-"""The correlation of two models' scores from which they are one model with other digits."""
+"""The correlation of scores from which two models are one model at another precision."""
 
 TEMPERATURES = 0.2, 5.0
 ROUNDS, STEPS = 4, 13
@@ -62,10 +62,10 @@ class ScoredText:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparison:
-    """The verdict on a server, and its distance from the folder in nats a token.
+    """The verdict on a server, and its distance from the folder in nats per token.
 
     - difference, largest: of the log-probabilities of the texts' tokens, on average and at most
-    - divergence: KL(folder || server), None if the scores are of no distribution over the tokens
+    - divergence: KL(folder || server), None if the scores belong to no distribution over the tokens
     - rounding: the mean difference of the folder in bfloat16 from itself
     """
 
@@ -84,11 +84,11 @@ class ModelComparison:
 
     def render_lines(self) -> list[str]:
         """Return the comparison for a terminal, line by line."""
-        divergence = "" if self.divergence is None else f"; KL {self.divergence:.2g} a token"
+        divergence = "" if self.divergence is None else f"; KL {self.divergence:.2g} per token"
         return [
             f"against: {self.verdict}: {self.detail}",
-            f"differ: by {self.difference:.2g} nats a token and {self.largest:.2g} at most over "
-            f"{self.tokens} tokens{divergence}; bfloat16 alone makes {self.rounding:.1g}",
+            f"differ: by {self.difference:.2g} nats per token (at most {self.largest:.2g}) over "
+            f"{self.tokens} tokens{divergence}; bfloat16 rounding causes {self.rounding:.1g}",
         ]
 
 
@@ -121,7 +121,7 @@ def _explain(
     """Return the verdict and its reason."""
     if other_texts is not None:
         return "a permuted vocabulary", other_texts
-    # A model whose weights are large loses more by rounding, and no fixed limit fits all of them.
+    # A model with large weights loses more by rounding, so no fixed limit fits all models.
     limit = max(SAME, ROUNDINGS * rounding)
     if difference <= limit:
         return "the same model", "its scores are the folder's, to rounding"
@@ -131,8 +131,8 @@ def _explain(
     if unexplained <= bound:
         return (
             "another temperature",
-            f"the scores are the folder's at temperature {temperature:.2f}; {unexplained:.1g} nats a token "
-            "remain; serve it without a temperature of its own, or with raw log-probabilities",
+            f"the scores are the folder's at temperature {temperature:.2f}; {unexplained:.1g} nats per "
+            "token remain; serve it without a default temperature, or with raw log-probabilities",
         )
     shift = _find_shift(texts, bound)
     if shift is not None:
@@ -197,10 +197,10 @@ def _fit_temperature(texts: Sequence[ScoredText]) -> tuple[float, float]:
 
 
 def _find_shift(texts: Sequence[ScoredText], bound: float) -> str | None:
-    """Return how the scores are misplaced by one position; None if they are not."""
+    """Explain how the scores are off by one position; None if they are not."""
     explanations: Iterable[tuple[str, Callable[[ScoredText], Tensor]]] = (
-        ("each score is that of the token before", lambda text: text.own[:-2]),
-        ("each score is that of the next token", lambda text: text.own[2:]),
+        ("each score belongs to the token before", lambda text: text.own[:-2]),
+        ("each score belongs to the next token", lambda text: text.own[2:]),
         (
             "each token is scored by the prediction of the token before it",
             lambda text: _pick(text.local[:-2], text.tokens[1:-1]),
@@ -240,9 +240,9 @@ def _measure_correlation(texts: Sequence[ScoredText]) -> float:
 
 
 def _estimate_divergence(gaps: Float[Tensor, " N"]) -> float:
-    """Return KL(folder || server) from the scores of texts that the folder wrote.
+    """Estimate KL(folder || server) from the scores of texts that the folder wrote.
 
-    The mean of exp(g) - 1 - g is unbiased as the mean of -g is, and none of its terms is negative.
+    The mean of exp(g) - 1 - g is unbiased, like the mean of -g, and no term is negative.
     """
     # A plain mean of gaps has an error far above the divergence that a few bits cost.
     double = gaps.double()

@@ -33,9 +33,9 @@ Numbers = list[Any]
 class ServerScores:
     """A server's scores of T tokens in the form that the dialects share, unchecked.
 
-    `ids` are the tokens it claims to have scored (None: it does not say), `top` its K likeliest
-    tokens with their log-probabilities in its own order, and `texts` the text of some tokens, for
-    comparing vocabularies.
+    `ids` are the tokens that the server claims to have scored (None: it does not say). `top` are
+    its top K tokens with their log-probabilities, in the server's order. `texts` holds the text of
+    some tokens, for comparing vocabularies.
     """
 
     logprobs: Numbers
@@ -62,12 +62,12 @@ class ServerCompletion:
 
 @runtime_checkable
 class Dialect(Protocol):
-    """A way of asking a server.
+    """The request and answer format of a kind of server.
 
-    `name` is its name in a recipe, and `launch` the flags with which a server that scores is
-    started, empty if there are none to advise; `states_launch` those with which it writes hidden
-    states too. `block` is the number of tokens about which one request can name candidates: 0 if it
-    can name none, and some where all tokens of a request have the same candidates.
+    `name` is its name in a recipe. `launch` holds the recommended flags for a server that scores,
+    and `states_launch` the flags for a server that also writes hidden states; both may be empty.
+    `block` is the number of tokens for which one request can name candidates: 0 if requests cannot
+    name candidates, and small if all tokens of a request share the same candidates.
     """
 
     name: str
@@ -78,13 +78,13 @@ class Dialect(Protocol):
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """Return the request for log-probabilities of the tokens and of the k likeliest at each."""
+        """Return the request for log-probabilities of the tokens and of the top k at each."""
         ...
 
     def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Return the scores in an answer.
 
-        LookupError, TypeError, ValueError or AttributeError if it has another form.
+        LookupError, TypeError, ValueError or AttributeError if the answer has another form.
         """
         ...
 
@@ -95,7 +95,7 @@ class Dialect(Protocol):
         ...
 
     def parse_named(self, answer: Any, request: ScoreRequest) -> ServerScores:
-        """Return the scores in an answer, the candidates likeliest first; errors as above."""
+        """Return the scores in an answer, most likely candidate first; errors as above."""
         ...
 
     def build_sample_request(
@@ -131,7 +131,7 @@ def _build_ban(params: SamplingParams) -> dict[str, Any]:
 
 
 def _build_request(path: str, body: Mapping[str, Any], tokens: int, k: int = 2) -> JsonRequest:
-    """Return a request whose answer has room for the scores of `tokens` with `k` candidates."""
+    """Return a request that allows an answer with scores of `tokens` with `k` candidates each."""
     largest = (1 << 18) + tokens * (k + 2) * BYTES_A_CANDIDATE
     return JsonRequest(path, body, max_answer_bytes=largest)
 
@@ -156,7 +156,7 @@ class Vllm:
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """Ask for every position: the server cannot return the last ones alone."""
+        """Ask for every position: the server cannot return only the last positions."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {"model": model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": k}
         body |= _build_neutral_sampling(temperature)
@@ -175,7 +175,7 @@ class Vllm:
             decoded = {token: entry.get("decoded_token") for token, entry in row.items()}
             texts |= {token: text for token, text in decoded.items() if isinstance(text, str)}
             candidates = [(token, entry["logprob"]) for token, entry in row.items()]
-            # The scored token is returned besides the k likeliest, if it is none of them.
+            # If the scored token is not among the top k, it is returned in addition to them.
             top.append(sorted(candidates, key=_rank_candidate)[:k])
         pairs = zip(entries, request.tokens, strict=True)
         ids = [None if entry is None else token for entry, token in pairs]
@@ -253,7 +253,7 @@ class Sglang:
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """Ask for the completion's tokens alone, after one that has no log-probability."""
+        """Ask for only the completion's tokens, after one entry without a log-probability."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {
             "input_ids": ids,
@@ -284,14 +284,14 @@ class Sglang:
     def build_naming_request(
         self, model: str, request: ScoreRequest, temperature: float = 1.0
     ) -> JsonRequest:
-        """Name the ids of all positions together."""
+        """Name the union of all positions' ids."""
         plain = self.build_score_request(model, request, 0, temperature)
         union = sorted({token for row in _list_named(request) for token in row})
         body = {**(plain.body or {}), "token_ids_logprob": union}
         return _build_request(plain.path, body, len(request.tokens), len(union))
 
     def parse_named(self, answer: Any, request: ScoreRequest) -> ServerScores:
-        """Parse the tokens as ever, and take each position's candidates from those of all."""
+        """Parse the tokens as usual, and pick each position's candidates from the union."""
         plain = self.parse_scores(answer, request, 0)
         table = _take_last(answer["meta_info"]["input_token_ids_logprobs"], len(request.tokens))
         top = []
@@ -415,14 +415,15 @@ def read_states_name(answer: Any) -> str | None:
 
 
 def _rank_candidate(candidate: tuple[Any, Any]) -> tuple[Any, Any]:
-    # What is no number comes last: `_checks` refuses it with a reason, so sorting must not fail.
+    # Values that are not numbers come last: `checks` refuses them with a reason, so sorting must
+    # not fail.
     token, logprob = candidate
     return (-logprob if isinstance(logprob, int | float) else math.inf), token
 
 
 def _list_named(request: ScoreRequest) -> list[list[int]]:
     """Return the candidates of each token of a request that names them."""
-    assert request.candidates is not None, "whoever asks about candidates names them"
+    assert request.candidates is not None, "the request names no candidates"
     return request.candidates.tolist()
 
 

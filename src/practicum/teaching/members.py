@@ -43,7 +43,7 @@ def place_members(teachers: Mapping[str, TeacherConfig]) -> dict[str, TeacherCon
 def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
     """Return what all members can answer.
 
-    A member without any signal narrows no signal of the others, but it cannot generate.
+    A member without any signal does not narrow the other members' signals, but it cannot generate.
     """
     everyone = list(members)
     follows = any(member.follows_student for member in everyone)

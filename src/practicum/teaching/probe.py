@@ -38,13 +38,13 @@ COMPLETE = 1e-4
 """The missing probability at each token below which candidates are the complete vocabulary."""
 
 BEGINNINGS, PATIENCE = 8, 60.0
-"""The number of canary beginnings that the server continues, and the seconds for each of them."""
+"""The number of canary prefixes that the server continues, and the seconds for each of them."""
 
 FITS = 0.6
 """The share of greedy tokens that must also score best; rounding may change a few."""
 
 NAMED = 8
-"""The tokens of the canary whose candidates are named; they all differ from each other."""
+"""The number of canary tokens with named candidates; all candidates differ from each other."""
 
 NOISY = 1e-2
 SHOWN_MODELS = 8
@@ -53,23 +53,23 @@ LONGEST_ID = 1000
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The answers of a server.
+    """The measured properties of a server.
 
     - dialect: None if the server samples and cannot score given tokens
-    - largest_k: 0 if it gives log-probabilities of the given tokens alone
+    - largest_k: 0 if the server only returns log-probabilities of the given tokens
     - context: the longest text with one generated token, None if the server does not say
     - tempered: scores follow the request's temperature
-    - noise: differences of the canary's scores, in nats, alone and in a batch
+    - noise: differences of the canary's scores, in nats, sent singly and in a batch
     - seconds: the time of one score
     - token_ids: completions come as token ids
     - canary, sequence: log-probabilities of the canary, and the canary itself
     - texts: the server's texts of some tokens
     - answered_by: the model that its answers name
     - parity: the share of the tokens it samples greedily that it also scores best
-    - wire: bytes a token of requests and answers, for `sampled` and with `largest_k` candidates
-    - names: it scores candidates that a request names
-    - writes_states: it says that it writes hidden states, which give the full distribution
-    - misplaced: how its scores stand at other positions than what it writes, None if they do not
+    - wire: bytes per token of requests and answers, for `sampled` and with `largest_k` candidates
+    - names: the server scores candidates that a request names
+    - writes_states: the server reports that it writes hidden states (the full distribution)
+    - misplaced: how its scores are shifted against the tokens it generates, None if they are not
     """
 
     model: str
@@ -98,7 +98,7 @@ class Probe:
 
     @property
     def tolerance(self) -> float:
-        """The change of a canary token, in nats, above which the model is another one.
+        """The change of a canary token's score, in nats, above which the model has changed.
 
         It is 0.01, or three times the server's own noise.
         """
@@ -131,14 +131,14 @@ class Probe:
             return [*lines, f"time: {self.seconds:.2f} s for one token"]
         if self.parity is not None and self.parity < FITS:
             lines.append(
-                f"written: of the tokens that it writes as the likeliest {self.parity:.0%} are "
-                "those that it scores best; look for a bias, a grammar, or another model behind "
-                "one of the two"
+                f"written: only {self.parity:.0%} of its greedy tokens are also the tokens that it "
+                "scores best; look for a logit bias, a grammar, or different models behind "
+                "generation and scoring"
             )
         form = "token ids" if self.token_ids else "text"
         context = "not said"
         if self.context is not None:
-            context = f"{self.context} tokens, one of which the server must generate"
+            context = f"{self.context} tokens, including one that the server must generate"
         tempered = "ignore the request's temperature"
         if self.tempered:
             tempered = "follow the request's temperature, and are asked at 1"
@@ -150,7 +150,7 @@ class Probe:
             f"dialect: {self.dialect.name}; its answers come as {form}",
             f"context: {context}",
             f"scores: {tempered}",
-            f"repeated: differ by {alone:.1e} alone and {company:.1e} in company{noisy}",
+            f"repeated: differ by {alone:.1e} singly and {company:.1e} in a batch{noisy}",
             f"time: {self.seconds:.2f} s for {tokens} tokens",
             f"bytes: {self._describe_bytes()}",
             *([f"start with: {self.dialect.launch}"] if self.dialect.launch else []),
@@ -163,15 +163,15 @@ class Probe:
         if self.dialect is None or not self.dialect.states_launch or self.writes_states:
             return []
         return [
-            "full: not now; started also with these flags, the server writes hidden states, on this "
-            f"machine or into a shared folder, 2 bytes x width a token: {self.dialect.states_launch}"
+            "full: not now; with these additional flags, the server writes hidden states, on this "
+            f"machine or into a shared folder, 2 bytes x width per token: {self.dialect.states_launch}"
         ]
 
     def _describe_bytes(self) -> str:
-        """Return the bytes that each signal costs a token of prompt and completion."""
+        """Return the bytes of each signal per token of prompt and completion."""
         plain, candidates = (round(count) for count in self.wire)
         more = f", {candidates:,} with {self.largest_k} candidates" if self.largest_k else ""
-        return f"{plain:,} a token for sampled{more}"
+        return f"{plain:,} per token for sampled{more}"
 
 
 def build_canary(vocabulary: int | None) -> ScoreRequest:
@@ -264,7 +264,7 @@ class _CanaryScorer:
     temperature: float
 
     def score(self, k: int, hotter: float = 1.0, company: int = 0) -> _ProbeAnswer:
-        """Return the canary's scores, alone or with `company` other sequences in the batch."""
+        """Return the canary's scores, with `company` other sequences in the batch."""
         k = min(k, self.vocabulary or k)
         prompt, tokens = self.canary.prompt_tokens, self.canary.tokens
         # Rotations of the canary: other texts of the same length.
@@ -433,9 +433,9 @@ def _measure_parity(
         return aligned, None
     where = "one before" if before > after else "next one"
     return aligned, (
-        "its scores are off by one position: of the tokens that it writes as the likeliest, "
-        f"{aligned:.0%} are scored best at their own place, and {max(before, after):.0%} at the "
-        f"{where}; look at how the server, or what stands before it, cuts its lists"
+        "its scores are off by one position: of its greedy tokens, "
+        f"{aligned:.0%} are scored best at their own position, and {max(before, after):.0%} at the "
+        f"{where}; look at how the server, or a proxy before it, cuts its lists"
     )
 
 
@@ -459,8 +459,7 @@ def list_models(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
         length = entries[0].get("max_model_len") if entries else None
     except (LookupError, TypeError, AttributeError):
         raise TeacherError(
-            f"{client.address}/v1/models: the answer is no list of models; look at what the "
-            "address is"
+            f"{client.address}/v1/models: the answer is not a list of models; check the address"
         ) from None
     return names, length if isinstance(length, int) and length > 0 else None
 

@@ -48,12 +48,12 @@ MOST_CLAMPED = 1e-3
 """The largest share of log-probabilities that may be minus infinity."""
 
 ALWAYS_ALLOWED = 10
-"""The number of them that is allowed whatever the share."""
+"""The number of clamped log-probabilities that is always allowed, even above that share."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """The limits of a server: seconds a request, speed, concurrency, and total tokens to score."""
+    """The limits of a server: seconds per request, speed, concurrency, and tokens to score."""
 
     seconds: float = 30.0
     tokens_per_second: float = 50.0
@@ -62,7 +62,7 @@ class ServerLimits:
     canary_every: int = 16
 
     def add_timeout(self, request: JsonRequest, tokens: int) -> JsonRequest:
-        """Return the request with time for its tokens and for those of concurrent requests."""
+        """Return the request with a timeout for its own and all concurrent requests' tokens."""
         seconds = self.seconds + self.concurrency * tokens / self.tokens_per_second
         return replace(request, seconds=seconds)
 
@@ -79,7 +79,7 @@ class ServerGenerator:
 
     @contextlib.contextmanager
     def counting(self, phase: Phase) -> Iterator[None]:
-        """Count the bytes that go out and come back in the block, even if it fails."""
+        """Count the bytes sent and received in the block, even if it fails."""
         before = self.http.wire_bytes
         try:
             yield
@@ -132,7 +132,7 @@ class ServerGenerator:
     def _read_tokens(self, completion: ServerCompletion, params: SamplingParams) -> list[int]:
         """Return the completion in the student's tokens, with a stop token exactly if it stopped.
 
-        TeacherError if there are none, or if they are no token ids.
+        TeacherError if the completion is empty, or if its entries are not token ids.
         """
         limit, stops = params.max_new_tokens, params.stop_ids
         if completion.tokens is None:
@@ -200,7 +200,7 @@ class RemoteClient(StepFollower, SamplingClient):
         return self._http.address
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Return log-probabilities of each request's tokens, and of the k likeliest on request."""
+        """Return log-probabilities of each request's tokens, and of the top k on request."""
         with self._generator.counting("score"):
             return self._score(requests, signal)
 
@@ -339,9 +339,10 @@ class RemoteClient(StepFollower, SamplingClient):
         context = self._probe.context
         if context is not None and prompt + completion + 1 > context:
             raise TeacherError(
-                f"{self._http.address}: a prompt of {prompt} and a completion of {completion} "
-                "tokens, and the one that the server must generate, do not fit its context of "
-                f"{context}; lower prompt_tokens or rollout.max_new_tokens, or serve a longer one"
+                f"{self._http.address}: a prompt of {prompt} tokens, a completion of {completion} "
+                "tokens and one generated token do not fit the server's context of "
+                f"{context}; lower prompt_tokens or rollout.max_new_tokens, or serve a longer "
+                "context"
             )
 
     def _check_budget(self, tokens: int) -> None:

@@ -1,10 +1,11 @@
-"""Stored answers of a teacher in a folder: one file a call, written completely or not at all.
+"""Stored answers of a teacher in a folder: one file per call, written completely or not at all.
 
 A file is safetensors, written by hand because its size must be known in advance and its data are
 long. It holds an index (`keys`, `digests`, `lengths`, one row for each answer) and the answers one
-after another, one tensor for each field. Its name is the SHA-256 of its header, the header holds
-that of the index, and the index a digest of each answer, so reading finds damage anywhere. Nothing
-is ever changed or deleted: an answer has one value for as long as the folder exists.
+after another, one tensor for each field. The file name is the SHA-256 of the header, the header
+holds the SHA-256 of the index, and the index holds a digest of each answer, so reading detects
+damage anywhere. Nothing is ever changed or deleted: an answer has one value for as long as the
+folder exists.
 """
 
 import fcntl
@@ -211,8 +212,8 @@ class ScoreStore:
 
 def _report_damage(path: Path, reason: str) -> TeacherError:
     return TeacherError(
-        f"{path} is damaged ({reason}); delete it, and what it holds will be scored again, to the "
-        "rounding of its batches"
+        f"{path} is damaged ({reason}); delete it, and its answers will be scored again (equal up "
+        "to rounding)"
     )
 
 

@@ -31,7 +31,7 @@ class KeptAnswer:
 class AnswerStore:
     """The answers of a folder by key; `money` is the price of all of them.
 
-    Without a folder, answers are kept for this process alone.
+    Without a folder, answers are kept for this process only.
     """
 
     def __init__(self, folder: Path | None) -> None:

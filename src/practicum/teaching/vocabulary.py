@@ -177,9 +177,9 @@ class TranslatingClient(SamplingClient):
             unknown = self._banned.intersection(sample.tokens.tolist())
             if unknown:
                 raise TeacherError(
-                    f"the teacher wrote token {min(unknown)}, which the student lacks, though it "
-                    "was told not to; let it score alone: write rollout.source: student and "
-                    "evaluation.teacher: false"
+                    f"the teacher generated token {min(unknown)}, which the student lacks, although "
+                    "the token was banned; use the teacher only for scoring: set "
+                    "rollout.source: student and evaluation.teacher: false"
                 )
         return samples
 
@@ -210,7 +210,7 @@ class TranslatingClient(SamplingClient):
     ) -> TeacherSignal:
         """Return an answer with one entry for each of the student's tokens, in the student's ids.
 
-        Log-probabilities of unknown tokens are 0, which nobody reads.
+        Log-probabilities of unknown tokens are 0, and no code reads them.
         """
         if answer.is_empty:
             return answer
@@ -246,7 +246,7 @@ class TranslatingClient(SamplingClient):
         )
 
     def _replace_candidates(self, candidates: Int[Tensor, "T K"]) -> Int[Tensor, "T K"]:
-        """Return candidates with other ids of their row's own for those that the teacher lacks."""
+        """Replace candidates that the teacher lacks by distinct other ids."""
         is_lacking = torch.isin(candidates, self._outside.to(candidates))
         replaced = candidates.clone()
         for row in is_lacking.any(dim=-1).nonzero()[:, 0].tolist():
@@ -267,7 +267,7 @@ class TranslatingClient(SamplingClient):
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
     ) -> DecodeBatch:
-        """Open a decode batch whose logits are those of the student's ids."""
+        """Open a decode batch that returns logits of the student's ids."""
         spelled = [self._spell(prompt) for prompt in prompts]
         batch = self._client.open_decode_batch(spelled, max_rows, max_new_tokens)
         first_tokens = {token: spelling[0] for token, spelling in self._spellings.items()}
@@ -310,7 +310,7 @@ class TranslatingDecodeBatch:
         return self.bare.admit(max_rows)
 
     def logits(self) -> Float[Tensor, "B V"]:
-        """Return the logits of the student's ids, -inf for those that the teacher lacks."""
+        """Return the logits of the student's ids, -inf for ids that the teacher lacks."""
         logits = self.bare.logits()
         ids = self.outside.to(logits.device), self.own.to(logits.device)
         return fold_outside(logits, self.student_size, *ids)[:, :-1]

@@ -1,4 +1,4 @@
-"""What is wrong with a model folder is said before anything is learned; what is right loads as it is."""
+"""Faults of a model folder are reported before training starts; valid folders load unchanged."""
 
 import json
 import os
@@ -164,7 +164,7 @@ def test_a_folder_without_weights(folder):
 
 
 def test_a_folder_without_a_vocabulary(folder):
-    """transformers makes up a tokenizer from the model's type, also next to a tokenizer's settings."""
+    """transformers invents a tokenizer from the model's type, also next to a tokenizer's settings."""
     (folder / "tokenizer.json").unlink()
     for missing in ("tokenizer_config.json", "special_tokens_map.json"):
         refused(folder, r"no tokenizer \(tokenizer.json, or a vocabulary such as tokenizer.model\)")

@@ -1,4 +1,4 @@
-"""Weights with fewer bits have the format's values, cost what it costs, and stay the same wherever they are kept."""
+"""Weights with fewer bits have the format's values and size, and do not depend on where they are kept."""
 
 import itertools
 from pathlib import Path
@@ -43,13 +43,13 @@ def list_e4m3() -> list[float]:
 
 
 def choose(size: float, table) -> float:
-    """The nearest entry; of two that are as near, the one with the even code."""
+    """Return the nearest entry; of two equally near entries, the entry with the even code."""
     best = min(range(len(table)), key=lambda code: (abs(table[code] - size), code % 2))
     return table[best]
 
 
 def slow_nvfp4(weight: Tensor) -> Tensor:
-    """NVFP4 of a matrix, number by number in double precision."""
+    """Compute NVFP4 of a matrix, number by number in double precision."""
     whole = max(abs(number) for row in weight.tolist() for number in row) / (6 * 448)
     scales = list_e4m3()
     rows = []
@@ -139,7 +139,7 @@ def test_the_bytes_are_those_that_a_plan_counts(folder: Path, name: str) -> None
         names, _ = layer.weight.__tensor_flatten__()
         stored += sum(getattr(layer.weight, part).nbytes for part in names)
     linear = sum(layer.weight.numel() for layer in layers)
-    # Scales, and the tables that each tensor has, weigh in a tiny model.
+    # Scales, and the tables of each tensor, are a large part of a tiny model.
     assert stored == pytest.approx(count_weight_bytes(linear, linear, 4, name), rel=0.25)
 
 

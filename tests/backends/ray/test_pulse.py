@@ -1,4 +1,4 @@
-"""A process or a machine that is stuck is named in time, and nothing that Ray hangs in holds the run."""
+"""A process or a machine that is stuck is named in time, and a hanging call in Ray does not hold the run."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ RESTARTING = 3
 
 
 class Process:
-    """A double of an actor's handle; `answers` is what it says, None: it is stopped."""
+    """A double of an actor's handle; `answers` is its reply, and None means that it is stopped."""
 
     def __init__(self, answer: Any, state: int = ALIVE) -> None:
         self.answer, self.state = answer, state
@@ -41,7 +41,7 @@ class Process:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ray of doubles, with beats that take no time."""
+    """Return a Ray of doubles, with heartbeats that take no time."""
 
     def get(process: Process, timeout: float | None = None) -> Any:
         if isinstance(process.answer, Exception):
@@ -86,7 +86,7 @@ def test_a_server_that_accepts_and_says_nothing_is_told_from_one_that_is_gone() 
 
         thread = threading.Thread(target=greet)
         thread.start()
-        # Settings, and an end of the connection, as of a server that wants TLS.
+        # Settings, and an end of the connection, as of a server that expects TLS.
         assert [knock(server.getsockname(), 5.0) for _ in range(2)] == ["answers"] * 2
         thread.join()
 

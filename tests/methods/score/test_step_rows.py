@@ -1,4 +1,4 @@
-"""Corrected turns leave as easydistill's rows, and come back as prompts with what a step is worth."""
+"""Corrected turns are exported as easydistill's rows, and are imported as prompts with the value of a step."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A span as one more token: by loops, what a constant does to it, and slices that cut none."""
+"""A span as one more token: by loops, under an added constant, and with slices that cut no span."""
 
 import random
 
@@ -22,7 +22,7 @@ from tests.losses.vocabularies import compare as compare_here
 
 TERM = Objective.model_validate({"signal": "span_token", "divergence": "jsd(0.3)"}).losses[0]
 SPANS = {1: (3, -0.7), 6: (2, -4.0)}
-"""The first token of each span of several: how many, and the teacher's mean logit less its level there."""
+"""Return the length of each span of several tokens at its first token, and the teacher's mean logit less its level there."""
 
 
 def compare(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""H-KL of two vocabularies by loops: pairs of tokens, and the others by rank."""
+"""H-KL of two vocabularies by loops: pairs of tokens, and all unpaired tokens by rank."""
 
 import itertools
 
@@ -20,7 +20,7 @@ from tests.losses.vocabularies import (
 
 TERM = Objective.model_validate({"signal": "projected(0.5, paired=0.6)"}).losses[0]
 OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]
-# The student's 4 is the teacher's first own token and a common one; 10 wants the same, then three others.
+# The student's 4 is the teacher's first own token and a common one; 10 uses the same token, then three more.
 SPELLED = torch.tensor(
     [
         (4, STUDENT_SIZE, 0),

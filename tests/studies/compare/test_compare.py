@@ -1,4 +1,4 @@
-"""Comparisons: what may be compared, what the runs come to, and what may be said of it."""
+"""Comparisons: what may be compared, their results, and which conclusions are allowed."""
 
 import json
 import signal
@@ -45,7 +45,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe whose student can reverse strings and whose teacher cannot, so that an arm may spoil it."""
+    """Write a recipe with a student that can reverse strings and a teacher that cannot, so that an arm may spoil it."""
     folder = tmp_path_factory.mktemp("able")
     make_model(folder / "student", seed=2, hidden_size=64, layers=2, heads=4, pretrain=200)
     make_model(folder / "teacher", seed=3)
@@ -53,7 +53,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def done(words: Sequence[str], settings: ComparisonSettings) -> None:
-    """The runs of a comparison in this process, as its own processes would leave them."""
+    """Do the runs of a comparison in this process, with the files that separate processes would leave."""
     found = read_design(words, settings)
     for job in plan_jobs(found, settings.out, resume=False):
         job.recipe_path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def rows_after(folder: Path) -> float:
 
 
 def outcome(arm: str, seed: int, rewards: Sequence[float], **more: object) -> Outcome:
-    """A run whose prompts were answered with these rewards."""
+    """Return a run with these rewards for its prompts."""
     scores = {f"prompt {place}": reward for place, reward in enumerate(rewards)}
     accuracy = sum(rewards) / len(rewards)
     spent = {"flops": 100.0, "steps": 10.0}
@@ -172,7 +172,7 @@ def test_a_difference_over_seeds_and_prompts_is_resolved():
 
 
 def test_one_lucky_prompt_in_every_seed_is_not_a_difference():
-    """The seeds agree exactly, so Student's t alone would be certain; the prompts say that it is one of twenty."""
+    """The seeds agree exactly, so Student's t by itself would be certain; the prompts show a chance of one in twenty."""
     one, other = GOOD, [*GOOD[:17], 0.0, 0.0, 0.0]
     lines = said(
         [outcome("a", seed, one) for seed in range(3)]
@@ -207,7 +207,7 @@ def test_a_single_seed_resolves_nothing():
 
 
 def test_arms_that_are_one_recipe_are_named(recipe):
-    """Two names for one recipe ran twice, and the table said +0.000 [0.000, 0.000]."""
+    """Two names for one recipe ran twice, and the table showed +0.000 [0.000, 0.000]."""
     words = [f"kl={recipe},divergence=reverse_kl", f"jsd={recipe}", f"far={recipe},divergence=jsd"]
     lines = read_design(words, ComparisonSettings(seeds=1)).list_equal_arms()
     assert lines == [
@@ -323,7 +323,7 @@ def test_runs_without_any_measure_are_refused():
 
 
 def test_many_arms_are_corrected_for_their_number():
-    """Eight arms make 28 pairs: what would pass alone at 0.01 does not."""
+    """Eight arms make 28 pairs: a difference that passes a single test at 0.01 is not resolved."""
     slightly = [1.0] * 12 + [0.0] * 8
     runs = [outcome(f"arm{number}", seed, GOOD[seed:]) for number in range(7) for seed in range(3)]
     runs += [outcome("low", seed, slightly[seed:]) for seed in range(3)]
@@ -447,12 +447,12 @@ def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_chang
     words = [f"a={recipe}", f"b={recipe}"]
     (job, _) = plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
     with pytest.raises(
-        RecipeError, match="holds no comparison to go on with; leave resume=True out"
+        RecipeError, match="holds no comparison to resume; leave resume=True out"
     ):
         plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=True)
     job.recipe_path.parent.mkdir()
     write_json(job.recipe_path, dict(job.resolved_recipe))
-    with pytest.raises(RecipeError, match="already holds a comparison; write resume=True"):
+    with pytest.raises(RecipeError, match="already holds a comparison; set resume=True"):
         plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
     assert (
         len(
@@ -525,7 +525,7 @@ def test_a_comparison_that_was_killed_and_resumed_has_the_same_table(recipe, tmp
     )
     when_running(tmp_path / "torn")
     stopped.terminate()
-    assert "go on with --resume" in stopped.communicate()[1]
+    assert "resume with --resume" in stopped.communicate()[1]
     assert stopped.returncode == 128 + signal.SIGTERM
     subprocess.run(line("torn", "--resume"), env=environment(), check=True, capture_output=True)
     assert table(tmp_path / "whole") == table(tmp_path / "torn")
@@ -545,7 +545,7 @@ def when_running(home: Path, patience: float = 120.0) -> None:
 
 
 def table(home: Path) -> object:
-    """What a comparison came to, without the clock."""
+    """Return the results of a comparison, without the times."""
     found = json.loads((home / "compare.json").read_text())
     for place in [
         *found["arms"],

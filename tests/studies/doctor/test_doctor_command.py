@@ -1,4 +1,4 @@
-"""`practicum doctor` as it is typed: what it prints, what it writes, what it returns, and the rule of its verdict."""
+"""`practicum doctor` as a command: its output, its files, its exit code, and the rule of its verdict."""
 
 import json
 from html.parser import HTMLParser
@@ -88,7 +88,7 @@ def test_vocabularies_that_differ_are_a_verdict_with_its_code(models: Path, tmp_
         and "Traceback" not in text
         and 'write \'teacher={"type": "translated", "teacher": {"type": "model"' in text
     )
-    # Eighteen lines said that a check does not apply, and the refusal stood there three times.
+    # Eighteen lines repeated that a check does not apply, and the refusal appeared three times.
     (line,) = [line for line in text.splitlines() if "not applicable" in line]
     assert line.startswith("20 checks not applicable (P2, P3, ") and line.endswith("be drawn")
     assert text.count("or learn from its text") == 1 and text.count("BROKEN-SETUP") == 1
@@ -216,7 +216,7 @@ def test_no_verdict_is_green_beside_a_failing_check(
 
 def test_sft_instead_where_answers_are_short_and_the_teacher_is_far_larger() -> None:
     assert decide(_results(P16="warn"), 12.0).advice.startswith("SFT instead")
-    assert decide(_results(P16="warn"), 2.0).advice.startswith("OPD will do")
+    assert decide(_results(P16="warn"), 2.0).advice.startswith("OPD should work")
     assert decide(_results(), 12.0).advice.startswith("OPD.")
 
 

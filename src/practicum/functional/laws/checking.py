@@ -82,7 +82,9 @@ def judge_law(
 
 
 def _list_cases(entry: AnyEntry, arguments: Mapping[str, Number]) -> Iterator[Case]:
-    """Return the inputs of the laws besides the entry, each with its words, the smallest first."""
+    """Return the inputs of the laws in addition to the entry, each with its description, smallest
+    first.
+    """
     if isinstance(entry, Divergence):
         return _list_divergence_cases(entry, arguments)
     defaults = {} if isinstance(entry, Advantage) else entry.defaults

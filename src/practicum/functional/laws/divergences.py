@@ -45,7 +45,7 @@ def non_negative(
 def gradient_is_of_the_value(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """The gradient is that of the value by finite differences, if the entry claims `exact_gradient`."""
+    """The gradient equals finite differences of the value, if the entry claims `exact_gradient`."""
     if not divergence.exact_gradient:
         return
     logits, target = student[:2].clone().requires_grad_(), normalize(teacher[:2])
@@ -56,7 +56,7 @@ def gradient_is_of_the_value(
     )
     require(
         is_exact,
-        "the gradient is not that of the value; detach nothing, or state exact_gradient=False",
+        "the gradient differs from the value's; detach nothing, or set exact_gradient=False",
     )
 
 
@@ -117,7 +117,7 @@ def sampled_expectation(
     if not divergence.pointwise:
         return
     s, t = normalize(student), normalize(teacher)
-    # Each token by itself, as it is sampled: the term must not see the others.
+    # Each token separately, as in sampling: the term must not see any other token.
     advantage = divergence.advantage(s.unsqueeze(-1), t.unsqueeze(-1), parameter).squeeze(-1)
     sampled = differentiate(lambda x: -(s.exp() * advantage * x).sum(-1), student)
     exact = differentiate(lambda x: divergence.value(x, t, parameter), student)
@@ -182,7 +182,7 @@ def all_candidates_are_the_whole(
 def bucket_is_a_lower_bound(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """A top-k whose rest is one bucket never exceeds the full value, if `f_divergence`."""
+    """A top-k value with one bucket for the rest never exceeds the full value, if `f_divergence`."""
     if not divergence.f_divergence:
         return
     s, t = normalize(student), normalize(teacher)
@@ -199,7 +199,7 @@ def bucket_is_a_lower_bound(
 def slope_is_the_derivative(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """A slope gives the value and the gradient of autograd, and leaves its inputs as they are."""
+    """A slope gives the value and the gradient of autograd, and does not change its inputs."""
     if divergence.slope is None:
         return
     resolved = divergence.resolve(parameter)
@@ -239,4 +239,4 @@ DIVERGENCE_LAWS: tuple[Law, ...] = (
     bucket_is_a_lower_bound,
     slope_is_the_derivative,
 )
-"""Every law that a divergence obeys whatever its formula is."""
+"""Every law that all divergences must obey."""

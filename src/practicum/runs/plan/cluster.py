@@ -1,4 +1,4 @@
-"""The plan of a recipe on a cluster: which GPUs do what, and what a step takes on them."""
+"""The plan of a recipe on a cluster: the work of each GPU, and the time and memory of a step."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from practicum.runs.plan.memory import (
 )
 
 LOGIT_TOKENS = 1024
-"""The tokens whose logits a GPU holds at once."""
+"""The number of tokens with logits in a GPU's memory at the same time."""
 
 BEST = 3
 """The splits that are printed."""
@@ -67,7 +67,7 @@ def describe_clusters(run: DryRun, clusters: Sequence[Cluster]) -> list[dict[str
 
 
 def describe_sites(run: DryRun) -> dict[str, dict[str, float]]:
-    """Return the bytes and seconds of a step between two sites, by what is put in the second."""
+    """Return the bytes and seconds per step between two sites, by the part at the second site."""
     seconds_a_byte = 8 / (SITE_GBIT * 1e9)
     return {
         name: {"bytes": size, "seconds": size * seconds_a_byte}
@@ -77,7 +77,7 @@ def describe_sites(run: DryRun) -> dict[str, dict[str, float]]:
 
 
 def build_workload(run: DryRun) -> Workload:
-    """Return what the step of a dry run asks of its models."""
+    """Return the requests of a dry run's step to its models."""
     record, recipe = run.record, run.recipe
     prompts = [len(request.prompt_tokens) for request in record.sample_requests.get("student", ())]
     answer = run.answer_tokens
@@ -116,7 +116,7 @@ def build_workload(run: DryRun) -> Workload:
 def _build_learning(run: DryRun, name: str) -> LearningWork:
     scalar = run.record.scalars[name]
     dims, learning = scalar.dims, scalar.trainable_dims
-    # Each call reads its texts anew.
+    # Each call reads its texts again.
     calls = [
         (verb, count_read_tokens([(text.prompt_tokens, len(text.tokens)) for text in texts]))
         for verb, texts in run.record.scalar_calls[name]

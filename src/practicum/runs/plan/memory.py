@@ -25,7 +25,7 @@ FLOAT_BYTES = 4
 MIB = 2**20
 
 LIBRARY_BYTES = 96 * MIB
-"""Tokenizers, what libraries load at first use, and what the allocator keeps; measured by
+"""Tokenizers, modules that libraries load at first use, and the allocator's cache; measured by
 `python -m benchmarks plan`."""
 
 ADAPTER_FRAGMENTATION = 2
@@ -42,8 +42,8 @@ COMPARED_TILES = 5
 """Matrices of [tokens, V] that an evaluation holds for the tokens that it compares at once."""
 
 FUSED_TILES, TOKEN_TILES, AUTOGRAD_TILES = 6, 4, 12
-"""Matrices of [chunk_tokens, V] of the logit side: fused with a teacher's distribution, with its
-sampled tokens alone, and by autograd."""
+"""Matrices of [chunk_tokens, V] of the logit side: fused with a teacher's distribution, fused
+with only its sampled tokens, and by autograd."""
 
 BYTE_UNITS = {"b": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "mib": 2**20, "gb": 1e9, "gib": 2**30}
 
@@ -78,7 +78,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     `process` is what Python and its libraries take, in bytes.
     """
     recipe, record = run.recipe, run.record
-    # Trained weights are held in float32, whatever the student's dtype.
+    # Trained weights are stored in float32 for every dtype of the student.
     trained = FLOAT_BYTES * record.trainable_dims.parameters
     frozen = record.dims.parameters - record.trainable_dims.parameters
     vocabulary_row = FLOAT_BYTES * record.dims.vocabulary
@@ -278,9 +278,9 @@ def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
 
 
 def _count_kept_weights(run: DryRun) -> int:
-    """Return the bytes of the student's frozen weights whose laid-out copies outlive a step.
+    """Return the bytes of the student's frozen weights with laid-out copies that outlive a step.
 
-    The compiled step keeps them, other steps do not; it is not known which of them will decode.
+    Only the compiled step keeps such copies; the plan does not know which kind of step will decode.
     """
     record = run.record
     if not _is_prepacked(run, run.recipe.rollout.max_new_tokens):

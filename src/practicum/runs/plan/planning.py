@@ -42,7 +42,8 @@ SAVINGS = (
 )
 """Overrides that save memory, the cheapest first.
 
-Those that change only rounding and time, then the place of weights, then what is trained.
+First overrides that change only rounding and time, then the placement of weights, then the trained
+weights.
 """
 
 

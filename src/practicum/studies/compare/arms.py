@@ -85,7 +85,7 @@ class ComparisonBudget:
 class ComparisonSettings:
     """The settings of a comparison.
 
-    `seeds` seeds count from `first`; `at_once` runs go on side by side; `out` is the folder;
+    `seeds` seeds count from `first`; `at_once` runs execute in parallel; `out` is the folder;
     `common` are overrides of every arm's recipe; `may_differ` names what arms need not share;
     `overwrite` replaces an earlier comparison in the folder.
     """
@@ -131,7 +131,7 @@ class Arm:
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text at its commas, except for those in brackets or quotes."""
+    """Split a text at each comma that is not in brackets or quotes."""
     words, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -202,13 +202,13 @@ def build_recipe(arm: Arm, seed: int, settings: ComparisonSettings) -> Recipe:
     overrides = [*settings.common, *arm.overrides, *settings.budget.build_overrides()]
     plain = load_recipe(arm.source, overrides)
     steps, train, evaluation = plain.train.steps, plain.train, plain.evaluation
-    # An arm that collapses counts with its collapsed result: without it, the other seeds of the arm
-    # would look better than the method is.
+    # A collapsed run counts with its collapsed result. Without it, the remaining seeds would make
+    # the method look better than it is.
     monitors = [f"monitors.{name}=warn" for name in STOPPING_MONITORS if name not in plain.monitors]
     return load_recipe(
         arm.source,
         [
-            # One thread a run: runs share the machine, and seconds compare only if all have the
+            # One thread per run: runs share the machine, and seconds compare only if all have the
             # same.
             "train.threads=1",
             f"train.checkpoint_every={train.checkpoint_every or max(1, steps // CHECKPOINTS)}",

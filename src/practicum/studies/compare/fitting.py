@@ -5,9 +5,9 @@ varied.
 
 Error is 1 - held-out accuracy, or the reverse KL to the teacher. Quantities are the parameters of
 the student and of the teacher, the supervised tokens, the rollouts and their mean length; x0 is the
-geometric mean of each, so that A_x is its part of the error in the middle of the data. The form is
-that of Hoffmann et al. 2022 (arXiv 2203.15556, equation 2), with one term a quantity. For on-policy
-distillation nobody has published exponents, and an additive form is an assumption. The fit
+geometric mean of each, so that A_x is its part of the error in the middle of the data. The form
+follows Hoffmann et al. 2022 (arXiv 2203.15556, equation 2), with one term per quantity. No
+exponents are published for on-policy distillation, and the additive form is an assumption. The fit
 minimises Huber's loss of the difference of logarithms (delta 1e-3 there, 0.05 here, since
 accuracies are noisier than losses).
 """
@@ -44,7 +44,7 @@ MIN_LEVELS = 3
 
 MAX_CORRELATION = 0.98
 """Quantities whose logarithms correlate more than this were varied together, so that their
-exponents cannot be told apart."""
+exponents are not identifiable."""
 
 LEVEL_SPREAD = 0.05
 """Values closer than this, in logarithms, are one level."""
@@ -204,11 +204,11 @@ def _select_quantities(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, s
     for first, second in combinations(list(names), 2):
         if first in names and second in names:
             correlation = torch.corrcoef(_take_logs(runs, [first, second]).T)[0, 1]
-            # Of two that were varied together the one that `QUANTITIES` names first stays.
+            # Keep the first of two quantities that were varied together, in the order of `QUANTITIES`.
             if abs(correlation.item()) > MAX_CORRELATION:
                 names.remove(second)
                 left_out[second] = (
-                    f"was varied together with {first}, so the two cannot be told apart"
+                    f"was varied together with {first}, so their exponents are not identifiable"
                 )
     return names, left_out
 

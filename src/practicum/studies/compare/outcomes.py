@@ -1,10 +1,10 @@
 """The results of a comparison's runs, read from their folders, and the statements that they
 support.
 
-Arms are compared pair by pair: runs of one seed with each other, and rewards on one held-out prompt
-with each other. A difference is resolved if it holds over seeds (Student's paired t) and over
-prompts (sign flips), after Holm's correction for the number of pairs; either test alone would take
-luck in the other for a result.
+Arms are compared in pairs: runs with the same seed, and rewards on the same held-out prompt. A
+difference is resolved if it is significant over seeds (Student's paired t) and over prompts (sign
+flips), after Holm's correction for the number of pairs. With only one of the two tests, chance in
+seeds or prompts could pass for a result.
 """
 
 import json
@@ -135,8 +135,7 @@ class ArmDifference:
 class ComparisonResult:
     """The result of a comparison: table, pairs, runs and verdict.
 
-    `metric` is accuracy, of which more is better, or reverse_kl or its estimate, of which less is
-    better.
+    `metric` is accuracy (higher is better), or reverse_kl or its estimate (lower is better).
     """
 
     metric: str
@@ -205,7 +204,7 @@ def read_outcome(arm: str, seed: int, folder: Path, parent: Path) -> Outcome:
         spending = {unit: spending.get(unit, 0.0) + amount for unit, amount in amounts.items()}
         if row.get("heldout_accuracy") is not None:
             curve.append(Point(spending, row["heldout_accuracy"]))
-    # The final evaluation is a point of its own only if the last step was not evaluated.
+    # The final evaluation adds a point only if the last step was not evaluated.
     if accuracy is not None and (not curve or curve[-1].spent != spending):
         curve.append(Point(spending, accuracy))
     return Outcome(

@@ -5,8 +5,8 @@
     DIR/ARM/seed-0.log     its output
 
 On Linux the processes are copies of one that has imported everything (`practicum.runs.warm`).
-A finished run is not repeated, a stopped one resumes from its newest checkpoint, and a failure does
-not affect the other runs.
+A finished run is not repeated, a stopped one resumes from its newest checkpoint, and a
+failure does not affect further runs.
 """
 
 import json
@@ -109,13 +109,13 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
     has_runs = any(folder.glob("*/seed-*.json"))
     if has_runs and not resume:
         raise RecipeError(
-            f"{folder} already holds a comparison; write {spell_options(resume=True)} "
-            f"to go on with it, {spell_options(overwrite=True)} to replace it, "
+            f"{folder} already holds a comparison; set {spell_options(resume=True)} "
+            f"to resume it, {spell_options(overwrite=True)} to replace it, "
             f"or {spell_options(out='another folder')}"
         )
     if resume and not has_runs:
         raise RecipeError(
-            f"{folder} holds no comparison to go on with; "
+            f"{folder} holds no comparison to resume; "
             f"leave {spell_options(resume=True)} out to start it"
         )
     for job in jobs:
@@ -178,7 +178,7 @@ def _follow_runs(
     stop: Stop,
     wait: Wait,
 ) -> dict[RunJob, str]:
-    """Start runs and collect those that ended, until none is left; returns the failed ones."""
+    """Start all runs, wait until every run has ended, and return the failed ones."""
     counted = time.monotonic()
     try:
         while pool.waiting or pool.running:
@@ -192,7 +192,7 @@ def _follow_runs(
                 raise Interrupted(
                     number,
                     f"stopped by {signal.Signals(number).name} with {num_open} of {len(jobs)} runs "
-                    f"to do; go on with {spell_options(resume=True)}",
+                    f"to do; resume with {spell_options(resume=True)}",
                 )
             pool.start_waiting(at_once)
             time.sleep(POLL_SECONDS)
@@ -201,7 +201,8 @@ def _follow_runs(
                 console.step(len(jobs) - len(pool.waiting) - len(pool.running), {}, None)
                 inject_fault("compare.run_ended")
     finally:
-        # After an error no run may go on unseen; the newest checkpoints stay for a resume.
+        # After an error, no run may continue in the background. The newest checkpoints remain, so
+        # that the runs can be resumed.
         pool.kill()
     return pool.failed
 
@@ -264,8 +265,8 @@ class _JobPool:
 
     def _fits(self) -> bool:
         """Return True if another run fits in memory."""
-        # The first run goes alone until a step has shown how much memory a run takes. Later ones
-        # may still grow to the largest that was seen, so what they lack to it counts as taken.
+        # Only the first run is started until one step has shown how much memory a run takes. Every
+        # later run may grow to the largest size seen, so the missing part counts as taken.
         sizes = [_measure_memory(process.pid) for process in self.running.values()]
         growth = sum(max(self._peak - size, 0) for size in sizes)
         return self._measured and read_free_memory() - growth >= FREE_MEMORY_FACTOR * self._peak
@@ -291,8 +292,8 @@ def start_run(job: RunJob, starter: WarmStarter | None) -> subprocess.Popen[byte
         words.append("--resume")
     if starter is not None:
         return starter.start(words, job.log_path)
-    # -P: a file of the current folder must not replace a package. A session of its own: Ctrl-C
-    # of the terminal reaches this process alone, which then stops the runs in order.
+    # -P: a file of the current folder must not replace a package. A separate session: Ctrl-C in
+    # the terminal only reaches this process, which then stops the runs in order.
     with job.log_path.open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "practicum", *words],

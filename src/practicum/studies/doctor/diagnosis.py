@@ -114,8 +114,8 @@ def doctor(
     """Examine a recipe on `prompts` times `samples` student rollouts before it runs; with `out`,
     write the diagnosis.
 
-    Progress is shown on the screen unless `progress` is off. Raises RecipeError and the other
-    errors of loading. Two vocabularies that do not fit are a finding, not an error.
+    Progress is shown on the screen unless `progress` is off. Raises RecipeError and all
+    other loading errors. Two vocabularies that do not fit are a finding, not an error.
     """
     if prompts < 1 or samples < 1:
         raise RecipeError(
@@ -161,9 +161,9 @@ def run_checks(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
 
 
 def _build_refusal(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagnosis:
-    """Return the diagnosis of a pair whose vocabularies differ, so that only P1 has an outcome."""
+    """Return the diagnosis of a pair with different vocabularies: only P1 has an outcome."""
     refusal = validate_fix(recipe, refuse_vocabulary(recipe, reason))
-    skipped = skip_check("the two vocabularies differ, so nothing could be drawn")
+    skipped = skip_check("the two vocabularies differ, so no answer could be sampled")
     first, *other_checks = CHECKS
     results = [
         CheckResult(first, refusal),

@@ -22,7 +22,7 @@ def grade(interval: Interval, good: float, bad: float) -> Status:
     `good <= bad` means that small values are good, otherwise large ones are.
     """
     sign = 1.0 if good <= bad else -1.0
-    # Only a whole interval past the limit fails, so noise alone never fails a check.
+    # Fail only if the whole interval is past the limit, so that noise never fails a check.
     if min(sign * interval.low, sign * interval.high) > sign * bad:
         return "fail"
     return "pass" if sign * interval.mean <= sign * good else "warn"

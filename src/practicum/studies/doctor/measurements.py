@@ -29,7 +29,7 @@ CANDIDATES = 16
 
 MIN_OVERLAP_VOCABULARY = 4 * CANDIDATES
 """The smallest vocabulary, in tokens, for which the top-k overlap is computed: in a smaller one two
-random models share many of their k likeliest tokens."""
+random models share many of their k most likely tokens."""
 
 SINGLE_MEASURES = ("student_logprobs", "teacher_logprobs", "student_entropy", "teacher_entropy")
 PAIR_MEASURES = ("overlap", "student_mass", "teacher_mass")
@@ -37,7 +37,7 @@ PAIR_MEASURES = ("overlap", "student_mass", "teacher_mass")
 ADAPTER_RANK = 16
 
 CHUNK_TOKENS = 128
-"""Tokens whose full distributions are compared at once."""
+"""The number of tokens per chunk in which full distributions are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class _RolloutMeter:
                 student_outside=logprobs[:, signal.outside].exp().sum(dim=-1),
                 teacher_outside=teacher[:, -1].exp(),
             )
-        # A stop token that the teacher lacks is a mistake of the setup, whatever the target is.
+        # A stop token that is missing from the teacher is a setup error for every target.
         self._add(teacher_stop=self._sum_stops(teacher))
         restricted = None
         if self._term is not None:
