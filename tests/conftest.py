@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--every",
         type=int,
         default=1,
-        help=f"of a test with more than {FEW} cases, run every so many",
+        help=f"of a test with more than {FEW} cases, run every n-th case",
     )
 
 
@@ -78,7 +78,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def notes() -> Iterator[list[str]]:
-    """What the test's own context notes, as a console would show it."""
+    """Collect the notes of the test's own context, as a console would show them."""
     from practicum.core.notes import show_notes
 
     texts: list[str] = []

@@ -184,7 +184,7 @@ def use_track() -> None:
 
 @uses("openenv", "websockets")
 def use_openenv() -> None:
-    """Returns an observation of a counting server."""
+    """Return an observation of a counting server."""
     import threading
     from pathlib import Path
 
@@ -346,7 +346,7 @@ TESTS_WITH_TOOLS = (
     "tests/server/test_verbs.py",
     "tests/server/test_protocol.py",
 )
-"""Run short tests that use shapes, random inputs, schemas, mpmath, sockets, a kernel, and the service."""
+"""Short tests that use shapes, random inputs, schemas, mpmath, sockets, a kernel, and the service."""
 
 
 def draw_picture(path: Path) -> None:

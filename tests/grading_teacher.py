@@ -20,7 +20,7 @@ class Config(TeacherConfig):
     type: Literal["grading_teacher:Plugin"] = "grading_teacher:Plugin"
 
     def capabilities(self) -> Capabilities:
-        """The teacher only writes text."""
+        """Return the capabilities of a teacher that only writes text."""
         return CAN
 
 

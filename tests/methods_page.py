@@ -31,7 +31,7 @@ FORMULA = {
     "second_hand": "second hand",
     "ours": "ours",
 }
-"""Describe where a recipe's loss was read, in the wording of the page."""
+"""The source of a recipe's loss, in the wording of the page."""
 
 
 @cache
@@ -145,7 +145,7 @@ def adds(line: dict[str, Any], control: dict[str, Any]) -> str:
     pairs = zip(_gains(line), _gains(control), strict=True)
     found = t_interval([with_teacher - without for with_teacher, without in pairs])
     if found is None:
-        return "one seed does not say what the teacher adds"
+        return "one seed does not show what the teacher adds"
     if not contains_zero(found) and found.mean < 0:
         return f"the teacher costs {-found.mean:.2f} [{-found.high:.2f}, {-found.low:.2f}]"
     size = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"

@@ -110,7 +110,7 @@ class SecondTensor(Tensor):
 
     @classmethod
     def _move_index(cls, index: Tensor | None) -> Tensor | None:
-        """A device's tensor may be indexed by a tensor of the CPU, which is transferred."""
+        """Transfer a CPU index: a tensor of the device may be indexed by one."""
         if index is None or isinstance(index, cls):
             return index
         cls.counts["from the CPU"] += 1

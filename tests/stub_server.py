@@ -28,7 +28,7 @@ Fault = Callable[["Handler", bytes], bytes | None]
 """Answers in the server's place, given its normal answer (None), or changes that answer."""
 
 Model = Callable[[Sequence[int]], Tensor]
-"""Return the log-probabilities [T, V] of each token of a text given the tokens before it."""
+"""The log-probabilities [T, V] of each token of a text given the tokens before it."""
 
 
 def table(vocabulary: int = 11, seed: int = 0) -> Model:
@@ -40,7 +40,7 @@ def table(vocabulary: int = 11, seed: int = 0) -> Model:
 
 
 class FolderModel:
-    """Return a model folder that scores, and writes by the seed of a request."""
+    """A model folder that scores, and writes by the seed of a request."""
 
     def __init__(self, folder: Path) -> None:
         self.loaded = load(ModelConfig(model=str(folder)))
@@ -339,7 +339,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handle one request."""
+    """One request."""
 
     protocol_version = "HTTP/1.1"
     owner: Stub

@@ -207,7 +207,7 @@ def test_a_published_part_that_fails_harms_no_other(add: Any, publish: Any) -> N
         summary = next(row["summary"] for row in list_names(kind) if row["name"] == "bad")
         assert summary.startswith("cannot be used: module 'my_parts.bad' fails"), summary
     assert "bad" in build_schema()["$defs"][SOURCES]["anyOf"][0]["enum"]
-    with pytest.raises(ValueError, match=r"'my_parts\.bad' is none of the sources: module"):
+    with pytest.raises(ValueError, match=r"'my_parts\.bad' is not one of the sources: module"):
         TypeAdapter(SourceChoice).validate_python("bad")
 
 

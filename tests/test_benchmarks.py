@@ -586,7 +586,7 @@ def test_a_controls_line_stands_whatever_its_teacher_saw_and_its_recipe_says() -
 
 
 def test_a_new_setting_does_not_make_the_measured_lines_stale() -> None:
-    """Explain a failure: one stale line is a changed recipe; many are a renamed or added setting, and the lines should be carried."""
+    """Explain a failure: one stale line is a changed recipe; many are a renamed or added setting, and the lines are carried."""
     lines = [line for (off, _), line in papers.read_lines().items() if not off][::9]
     stale = [
         line["recipe"]

@@ -88,7 +88,7 @@ MEANINGS = {
     "RolloutConfig.max_new_tokens": "maximum tokens of a completion, stop token included",
     "RolloutConfig.temperature": "of sampling only; the loss is always at temperature 1",
     "RolloutConfig.top_p": "nucleus; 1 keeps every token",
-    "RolloutConfig.top_k": "the k likeliest tokens; 0 keeps every token",
+    "RolloutConfig.top_k": "the k most likely tokens; 0 keeps every token",
     "OptimizerConfig.learning_rate": "its maximum",
     "OptimizerConfig.schedule": "its shape after the warm-up; `linear` and `cosine` end near 0",
     "OptimizerConfig.warmup_steps": "steps of the linear rise from 0",
@@ -206,7 +206,7 @@ def _samples() -> str:
 
 def _advantages() -> str:
     rows = [[f"`{e.name}`", e.summary, _arxiv(e.paper)] for e in ADVANTAGES.values()]
-    return _table(["advantage", "of each completion among those of its prompt", "paper"], rows)
+    return _table(["advantage", "of each completion within the group of its prompt", "paper"], rows)
 
 
 def _pair_losses() -> str:
@@ -616,7 +616,10 @@ def _golds() -> str:
 
 def _stored() -> dict[str, Results]:
     """Return the results of `python -m laboratory` that are stored next to the page."""
-    return {path.stem: read_results(path) for path in sorted((ROOT / "results" / "evidence").glob("*.json"))}
+    return {
+        path.stem: read_results(path)
+        for path in sorted((ROOT / "results" / "evidence").glob("*.json"))
+    }
 
 
 def _evidence() -> str:
@@ -663,7 +666,9 @@ STEPS = {
 def _peer_steps() -> str:
     """Compare speed and memory of whole steps with TRL's trainers, from the newest recorded lines."""
     newest: dict[str, Any] = {}
-    for line in map(json.loads, (ROOT / "results" / "performance.jsonl").read_text("utf-8").splitlines()):
+    for line in map(
+        json.loads, (ROOT / "results" / "performance.jsonl").read_text("utf-8").splitlines()
+    ):
         if line["benchmark"] == "step" and {"gkd", "distillation"} <= line["peak_mib"].keys():
             newest[line["config"]] = line
     rows = []
@@ -833,7 +838,7 @@ def test_generated_parts_are_what_the_code_says(page):
         ),
         ([0.5, 0.6, 0.7], [0.4, 0.5, 0.62], "the teacher adds +0.09 [+0.06, +0.12]"),
         ([0.4, 0.5, 0.62], [0.5, 0.6, 0.7], "the teacher costs 0.09 [0.06, 0.12]"),
-        ([0.5], [0.4], "one seed does not say what the teacher adds"),
+        ([0.5], [0.4], "one seed does not show what the teacher adds"),
     ],
 )
 def test_what_a_teacher_adds_is_said_from_the_numbers(gains, alone, words):

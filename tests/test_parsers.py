@@ -98,7 +98,7 @@ def changed(draw: st.DrawFn, whole: Any) -> Any:
 
 
 def reads(work: Callable[[], object]) -> None:
-    """Return whether work ends in a value or in one line of ours."""
+    """Check that work ends in a value or in one line of ours."""
     try:
         work()
     except PracticumError as error:

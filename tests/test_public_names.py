@@ -129,7 +129,7 @@ def test_every_public_thing_says_what_it_does(path):
 def _public(
     prefix: str, node: ast.AST
 ) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef]]:
-    """Check public functions, classes and methods; a protocol's method without a body (`...`) needs no docstring."""
+    """Yield public functions, classes and methods, except a protocol's method without a body (`...`)."""
     for child in ast.iter_child_nodes(node):
         if isinstance(
             child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef

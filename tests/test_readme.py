@@ -21,9 +21,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "code", blocks("python"), ids=["run", "distill", "train_step", "functional"]
-)
+@pytest.mark.parametrize("code", blocks("python"), ids=["distill", "run", "functional"])
 def test_python_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     pretrain = scratch._pretrain

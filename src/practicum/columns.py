@@ -86,9 +86,12 @@ def _list_names(table: TokenColumns, skipped: frozenset[str]) -> list[str]:
 
 def _holds(column: Any, kind: type) -> bool:
     """Return True for a tuple of tables, or a mapping of tensors."""
+    if not isinstance(column, tuple if kind is TokenColumns else Mapping):
+        return False
+    # All entries are of one kind. Looking at each would be quadratic in the rows of a batch, which
+    # is cut once per chunk.
     entries = column.values() if isinstance(column, Mapping) else column
-    container = tuple if kind is TokenColumns else Mapping
-    return isinstance(column, container) and any(isinstance(entry, kind) for entry in entries)
+    return isinstance(next(iter(entries), None), kind)
 
 
 def _join(columns: Sequence[Any], parts: Sequence[TokenColumns]) -> Any:

@@ -50,7 +50,7 @@ COLUMNS = ("load", "pack", "sample", "score", "learn", "resume", "export", "lora
 NAMED = COLUMNS[5:]
 """The columns that are only tried with the named families."""
 NOT_YET = "not tried yet: `python -m tests.backends.families missing`"
-"""What is tried; `load` as a student, `pack`: whether texts are laid end to end, `lora`: one step of adapters, exported."""
+"""The columns: `load` as a student, `pack`: whether texts are packed end to end, `lora`: one step of adapters, exported."""
 
 TINY = {
     "vocab_size": VOCABULARY + 8,

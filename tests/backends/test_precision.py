@@ -65,7 +65,7 @@ class Operations(TorchDispatchMode):
 
 
 def build_student(architecture: str = "qwen3", *, adapters: bool = False) -> LanguageModel:
-    """Check float32 weights that are trained, and products in bfloat16; with adapters, over a base in bfloat16."""
+    """Return a student with trained float32 weights and products in bfloat16; with adapters, over a base in bfloat16."""
     student = replace(tiny(architecture), autocast=True)
     if adapters:
         student.model.to(torch.bfloat16)

@@ -29,7 +29,7 @@ COUNT = 4
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "maps": {"target_modules": ["q_proj", "down_proj"], "use_rslora": True},
-    "a head of its own": {"target_modules": ["v_proj", "lm_head"]},
+    "a separate head": {"target_modules": ["v_proj", "lm_head"]},
     "magnitudes": {"target_modules": ["v_proj"], "use_dora": True},
 }
 

@@ -145,7 +145,7 @@ def test_stages_of_a_pipeline_share_the_processes_that_were_started(
     data = toy_data(models, SIZES)
     stages = [{"name": "first"}, {"name": "second", "backend": BACKEND}]
     with pytest.raises(
-        RecipeError, match=r"^toy: stages.second.backend: .* write one backend beside `stages`"
+        RecipeError, match=r"^toy: stages.second.backend: .* set one backend next to `stages`"
     ):
         run_pipeline(parse_pipeline(data | {"stages": stages}, "toy"), out=tmp_path)
 

@@ -1,4 +1,4 @@
-"""The command line: one line a mistake, documented exit codes, and output that programs and pipes can take."""
+"""The command line: one line per mistake, documented exit codes, and output that programs and pipes can read."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_packaged_recipes_are_read_and_checked_without_transformers() -> None:
         "    load(name)\n"
         "    assert 'transformers' not in sys.modules, name\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        # Only the chat template of a model that is there needs them.
+        # Only the chat template of an existing model needs them.
         "assert 'transformers' not in sys.modules, 'check'"
     )
     done = subprocess.run(
@@ -209,7 +209,7 @@ MISTAKES = {
     "an override that is none": (
         ["check", "smoke/toy", "steps"],
         2,
-        "write for example train.steps=4",
+        "use for example train.steps=4",
     ),
     "a run that is not there": (["export", "nowhere", "there"], 2, "nowhere"),
     "a model that is not there": (["chat", "./nowhere"], 4, "no model './nowhere'"),
@@ -253,7 +253,7 @@ def test_a_name_that_leaves_the_folder_is_refused(models: Path, tmp_path: Path, 
 
 
 def asking(questions: Path, *words: str) -> Callable[[], None]:
-    """Work for a fork: a command with its questions on standard input."""
+    """Return work for a fork: a command with its questions on standard input."""
 
     def work() -> None:
         os.dup2(os.open(questions, os.O_RDONLY), 0)
@@ -307,7 +307,7 @@ POOR = {"HOME": "", "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCE
 
 
 def piped(line: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """A shell line in which "$@" stands for `practicum WORDS`, without home, terminal or any letter beyond ASCII."""
+    """Return a shell line in which "$@" is `practicum WORDS`, without home, terminal or non-ASCII letters."""
     return subprocess.run(
         [
             "bash",

@@ -83,7 +83,7 @@ def test_a_run_that_nobody_writes_is_named(going_on: Path) -> None:
     assert find_writer_state(going_on) == "alive"
     (going_on / "run.lock").write_text("")
     assert find_writer_state(going_on) == "gone"
-    assert "go on with --resume" in LivePage(going_on).get_changes_since("")["status"]
+    assert "resume with --resume" in LivePage(going_on).get_changes_since("")["status"]
     (going_on / "run.lock").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
     assert (
         find_writer_state(going_on) == "unknown"
@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_is_named(going_on: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            ResourceError, match=rf"port {port} cannot be used .*; write --port 0 for any free one"
+            ResourceError, match=rf"port {port} cannot be used .*; use --port 0 for any free one"
         ):
             watch_run(going_on, port, False)
 

@@ -228,7 +228,7 @@ def test_a_gradient_moves_the_weights_and_is_then_forgotten(build: Build) -> Non
     built = build()
     before = snapshot(built)
     built.trainer.forward_backward(data(built), OBJECTIVE, seed=0)
-    assert same(before, snapshot(built)), "a gradient alone moves nothing"
+    assert same(before, snapshot(built)), "a gradient without a step moves nothing"
     assert built.trainer.optim_step(AdamParams(0.01))["skipped"] == 0.0
     after = snapshot(built)
     assert not same(before, after)
@@ -311,7 +311,7 @@ def test_a_checkpoint_takes_no_more_than_was_announced(
     backend: str, build: Build, tmp_path: Path
 ) -> None:
     if not load_plugin("backends", backend).Config.checkpoints_here:
-        pytest.skip("its checkpoints hold an address alone")
+        pytest.skip("its checkpoints only hold an address")
     built = build()
     step(built)
     built.backend.save(built.student, tmp_path)

@@ -64,7 +64,10 @@ GOOD = {"prompt": "2 + 2", "answer": "4"}
         (Table([GOOD, {7: "a"}]), "row 2: is of type dict"),
         (Table([GOOD, {"prompt": math.nan}]), "prompt is of type float, not a text"),
         (Table([GOOD, {"prompt": HALF}]), "prompt contains half of a surrogate pair"),
-        (Table([GOOD, {"prompt": "a", "answer": math.nan}]), "answer is nan, which is no number"),
+        (
+            Table([GOOD, {"prompt": "a", "answer": math.nan}]),
+            "answer is nan, which is not a number",
+        ),
         (Table([GOOD, {"prompt": "a", "answer": 10**400}]), ""),
         (Table([GOOD, {"prompt": LONG, "answer": 1e308}]), ""),
     ],

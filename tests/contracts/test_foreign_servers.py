@@ -213,7 +213,7 @@ def test_ends_of_agents() -> None:
 
 
 class Connection:
-    """Return a server of the Model Context Protocol with these tools and this answer to every call."""
+    """A server of the Model Context Protocol with these tools and this answer to every call."""
 
     def __init__(self, tools: Any, answer: Any) -> None:
         self.tools, self.answer = tools, answer

@@ -69,7 +69,7 @@ def test_a_resumed_run_goes_on_as_the_same_tracked_run(models, tmp_path):
         if call["call"] == "log":
             again = call["metrics"]["reverse_kl"]
             assert steps.setdefault(call["step"], again) == again, (
-                "a step that is done again says the same"
+                "a repeated step sends the same values"
             )
     assert sorted(steps) == [1, 2, 3, 4]
 
@@ -85,7 +85,8 @@ def test_a_tracker_that_fails_does_not_stop_the_run(models, tmp_path, capsys):
     assert len(rows(found.folder / "metrics.jsonl")) == 4
     said = capsys.readouterr().out
     assert (
-        said.count("warning: recording: the service is gone; the run continues without tracking") == 1
+        said.count("warning: recording: the service is gone; the run continues without tracking")
+        == 1
     )
     assert [call["call"] for call in rows(tmp_path / "calls")] == ["begin", "log"]
 

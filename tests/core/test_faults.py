@@ -80,7 +80,7 @@ def test_a_second_interrupt_ends_the_run_at_once_and_breaks_nothing(
     )  # from the file to the first step: a run that has not begun it stops at the first signal
     os.kill(pid, signal.SIGINT)
     when(
-        lambda: "interrupt once more" in (tmp_path / "output").read_text()
+        lambda: "interrupt again" in (tmp_path / "output").read_text()
     )  # two signals within one call count as one
     os.kill(pid, signal.SIGINT)
     assert exit_status(os.waitpid(pid, 0)[1]) == 130
@@ -270,7 +270,7 @@ def test_one_prompt_fills_a_whole_step(models: Path, tmp_path: Path) -> None:
         ("0", number) for number in range(8)
     ]
     assert len({tuple(row["tokens"]) for row in first}) > 1, (
-        "each completion has a random stream of its own"
+        "each completion has a separate random stream"
     )
 
 

@@ -247,7 +247,7 @@ def test_what_cannot_fit_is_refused_with_what_to_do() -> None:
     vast = replace(LARGE, parameters=600_000_000_000, body=590_000_000_000)
     with pytest.raises(
         ResourceError,
-        match=r"GPUs that hold it in shards.*or serve it elsewhere and write teacher=",
+        match=r"GPUs that hold it in shards.*or serve it elsewhere and set teacher=",
     ):
         choose_split(build_work(teacher=vast), cluster, ahead=False)
     long = replace(build_work(teacher=None), longest=60_000)
@@ -340,9 +340,7 @@ def test_scorers_that_learn_take_a_gpu_each_and_the_time_between_updates() -> No
             assert best.step_seconds == pytest.approx(plain.step_seconds + best.seconds["judge"])
     assert scale_workload(with_two, 4).learners[0].flops == 4 * 10**18
     too_large = replace(work, learners=(replace(critic, num_bytes=100 * 10**9),))
-    with pytest.raises(
-        ResourceError, match=r"^scorer-critic takes .* on its own GPU.*adapters"
-    ):
+    with pytest.raises(ResourceError, match=r"^scorer-critic takes .* on its own GPU.*adapters"):
         choose_split(too_large, cluster, ahead=False)
     with pytest.raises(ResourceError, match=r"^3 GPUs are too few .* next to scorers that learn"):
         choose_split(with_two, build_cluster(3), ahead=False)

@@ -134,7 +134,7 @@ def _logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _entry(model: LanguageModel, tokens: int) -> int:
-    """What is counted though it is not needed: the input gradient of the lowest layer that has adapters."""
+    """Return the operations counted in addition to the needed ones: the input gradient of the lowest layer with adapters."""
     attention = model.model.base_model.layers[-1].self_attn
     maps = [attention.q_proj, attention.k_proj, attention.v_proj]
     return sum(

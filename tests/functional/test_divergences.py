@@ -178,7 +178,7 @@ def test_adaptive_weight_is_held_constant():
 
 
 def test_speculative_decoding_accepts_one_minus_tvd():
-    """A decoder that drafts from S, accepts v with min(1, T/S) and else draws from the residual, by enumeration."""
+    """Check a decoder that drafts from S, accepts v with min(1, T/S) and else draws from the residual, by enumeration."""
     student, teacher = (logp(logits)[0].exp() for logits in random_logits(11))
     residual = (teacher - student).clamp(min=0)
     residual = residual / residual.sum()
@@ -241,7 +241,7 @@ def _reflected(term):
 
 
 def _detached(term):
-    """Half of the gradient is lost, the value is right."""
+    """Return half of the gradient, with the right value."""
     return lambda student, teacher, parameter: (
         0.5 * (term(student, teacher, parameter) + term(student.detach(), teacher, parameter))
     )

@@ -118,4 +118,4 @@ def test_the_programs_of_the_recipe_pass_their_tests() -> None:
         task.reward(Rollout.from_text(prompt, program))
         for prompt, program in zip(prompts, [*programs[1:], *programs[:1]], strict=True)
     ]
-    assert moved == [0.0] * 16, "each test knows the other programs as wrong"
+    assert moved == [0.0] * 16, "each test rejects every other program"

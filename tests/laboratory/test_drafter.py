@@ -1,4 +1,4 @@
-"""Speculative decoding with real models: texts follow the target for any drafter; and what a reproduction stores."""
+"""Speculative decoding with real models: texts follow the target for any drafter, and a reproduction stores its measurements."""
 
 import json
 from collections import Counter

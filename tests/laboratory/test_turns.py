@@ -83,7 +83,7 @@ def test_turns_behind_the_first_wrong_one_by_hand():
 
 
 def best(task, prompt, said) -> str:
-    """The expert's preferred answer."""
+    """Return the expert's preferred answer."""
     chances = task.expert(prompt, said)
     return max(chances, key=chances.__getitem__)
 

@@ -1,4 +1,4 @@
-"""Pairs of an objective: which answers are paired, the metrics, and what is refused."""
+"""Pairs of an objective: the paired answers, the metrics, and refused settings."""
 
 from dataclasses import replace
 from typing import Any
@@ -171,11 +171,11 @@ def test_a_sum_of_teachers_is_refused_where_pairs_ask_it() -> None:
 
 
 CONFLICTS = {
-    "divergence": ("forward_kl", "has a loss of its own; leave out target, divergence"),
-    "estimator": ("pathwise", "has a loss of its own"),
+    "divergence": ("forward_kl", "defines its own loss; leave out target, divergence"),
+    "estimator": ("pathwise", "defines its own loss"),
     "weights": (
         "entropy_top(0.5)",
-        "takes whole answers of a prompt as they are; leave out weights",
+        "takes whole answers of a prompt unchanged; leave out weights",
     ),
     "filter": ("correct", "leave out filter"),
     "source": ("student", "leave out source"),

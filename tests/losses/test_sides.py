@@ -39,7 +39,7 @@ def rollout(group: str, mask: list[bool], reward: float | None, seed: int) -> Ro
 
 
 def batch() -> list[Datum]:
-    """Two groups and a single answer; holes in masks, an empty mask, rewards right, wrong, partial and missing."""
+    """Return two groups and a single answer; holes in masks, an empty mask, rewards right, wrong, partial and missing."""
     rollouts = [
         rollout("a", [True, False, True, True], 1.0, 1),
         rollout("a", [True], 0.0, 2),

@@ -231,7 +231,7 @@ NEVER_FUSED = [{"signal": "topk(3)"}, {"divergence": "adaptive_kl"}, *MC, *TARGE
 
 
 def open_heads(seed=4):
-    """Heads of two models of different widths and sizes, and hidden states for both."""
+    """Return heads of two models of different widths and sizes, and hidden states for both."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):

@@ -19,5 +19,5 @@ def test_a_failure_is_caught_and_its_remedy_helps(failure: FailedRun):
     outcome = provoke(failure)
     assert failure.monitor in outcome.spoke
     assert outcome.has_helped(failure.less), (
-        f"{failure.outcome}: {outcome.broken} with the failure, {outcome.mended} mended"
+        f"{failure.outcome}: {outcome.broken} with the failure, {outcome.mended} with the remedy"
     )

@@ -275,7 +275,7 @@ def test_m27_looks_at_the_step_after_a_copy():
     ]
     alarms = [alarm for alarm in watch(recipe).replay(shocked) if alarm.id == "M27"]
     assert [alarm.step for alarm in alarms] == [9], (
-        "at the second copy in a row, and once while it goes on"
+        "at the second copy in a row, and once while it continues"
     )
     assert alarms[0].baseline == 0.5 and alarms[0].patch == ["teacher.teacher.weights=ema"]
     assert "M27" not in {alarm.id for alarm in watch().replay(shocked)}, (
@@ -348,7 +348,7 @@ def test_m31_is_patient_for_three_evaluations(accuracies: list[float], step: int
 
 def test_m31_compares_the_first_evaluation_with_the_start():
     standing = [0.5, 0.5, 0.5]
-    assert plateaus(evaluated(standing)) == [], "the first alone has nothing to compare with"
+    assert plateaus(evaluated(standing)) == [], "the first evaluation has nothing to compare with"
     assert plateaus(evaluated(standing, gain=0.0)) == [3]
     assert plateaus(evaluated(standing, gain=0.3)) == []
 

@@ -280,7 +280,7 @@ def test_a_change_that_the_recipe_asks_for_survives_a_kill(models: Path, tmp_pat
     assert curve(whole, "learning_rate") == pytest.approx([0.003] * 2 + [0.0015] * 4)
     assert rows(whole / "alarms.jsonl")[0]["set"] == {"optimizer.learning_rate": 0.0015}
     evaluated = [row["step"] for row in rows(whole / "metrics.jsonl") if "heldout_accuracy" in row]
-    assert evaluated == [2, 4, 6], "a run that goes on after its last step has its row too"
+    assert evaluated == [2, 4, 6], "a run that continues after its last step also has its row"
     for point in ("update:2", "update:5"):
         folder = tmp_path / point / "toy"
         assert (

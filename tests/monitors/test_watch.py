@@ -119,7 +119,7 @@ SPECIAL = {
     "M36": ("papers/ppo",),
     "M38": ("papers/ppo",),
 }
-"""Return the recipes that a monitor is about."""
+"""The recipes that trigger a specific monitor."""
 
 
 def test_an_engine_that_errs_is_left_out() -> None:

@@ -49,7 +49,7 @@ def test_a_clipped_advantage_never_points_against_the_advantage(
 def test_clipped_entries_of_forward_kl_are_pushed_the_other_way(
     seed: int, vocabulary: int, maximum: float
 ) -> None:
-    """Without its own part, a token that the teacher wants is only pushed down by the rest, through the softmax."""
+    """Without its own term, a token that the teacher prefers is only pushed down by the remaining tokens, through the softmax."""
     batch = random_batch(seed, vocabulary)
     parts = DIVERGENCES["forward_kl"].contributions(batch.S, batch.T, None)
     clipped = parts > maximum

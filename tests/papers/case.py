@@ -119,7 +119,7 @@ class Case:
 
     @property
     def count(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return sum(len(sequence.tokens) for sequence in self.sequences)
 
     def groups(self) -> list[list[Sequence]]:
@@ -141,7 +141,7 @@ class Case:
 
 
 def list_spellings() -> list[tuple[int, int, int]]:
-    """The student's tokens that the teacher lacks, each as two tokens: a common one, and one that is common or only the teacher's.
+    """List the student's tokens that the teacher lacks, each as two tokens: a common one, and one of the teacher's.
 
     Columns count the student's tokens first, then the teacher's own.
     """
@@ -223,7 +223,7 @@ def library_and_formula(
         return spread * torch.randn(count, V, generator=generator, dtype=torch.float64)
 
     student, other, reference = logits(), logits(), torch.log_softmax(logits(), -1)
-    # At every third token the teacher nearly agrees, so that clips and thresholds act at some tokens but not at all.
+    # At every third token the teacher nearly agrees, so that clips and thresholds only act at some tokens.
     near = torch.arange(count)[:, None] % 3 == 0
     teacher = torch.log_softmax(torch.where(near, student + 0.1 * other, other), -1)
     ids = torch.randint(V, (count,), generator=generator)
@@ -391,12 +391,12 @@ def _formula(
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) of two distributions given as log-probabilities."""
+    """Return KL(p || q) of two distributions given as log-probabilities."""
     return (p.exp() * (p - q)).sum()
 
 
 def jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
-    """beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S."""
+    """Return beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S."""
     middle = (beta * teacher.exp() + (1 - beta) * student.exp()).log()
     return beta * kl(teacher, middle) + (1 - beta) * kl(student, middle)
 

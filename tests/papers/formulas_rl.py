@@ -217,7 +217,7 @@ def rlsd(case: Case) -> Tensor:
 
 
 def hdpo(case: Case) -> Tensor:
-    """2603.23871: GRPO among the own answers where one is right; else 0.1 JSD on the right answers of the informed model."""
+    """2603.23871: GRPO among the student's own answers where one is right; else 0.1 JSD on the informed model's right answers."""
     total = torch.zeros(())
     for group in case.groups():
         own = [row for row in group if row.source == "student"]

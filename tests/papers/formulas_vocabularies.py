@@ -52,7 +52,7 @@ def uld(case: Case) -> Tensor:
 
 
 def gold(case: Case) -> Tensor:
-    """TRL: JSD(0.5) of matched tokens times their share of the teacher's vocabulary, and sorted L1 of unmatched ones times the rest."""
+    """TRL: JSD(0.5) of matched tokens times their share of the teacher's vocabulary, plus sorted L1 of the rest times its share."""
     matched = V - OUTSIDE
     weight = matched / (matched + OWN)
 

@@ -45,11 +45,11 @@ class World:
         return [FIRST[first] * SECOND[first][second] for first, second in ANSWERS]
 
     def probability(self, table: Tensor, number: int) -> Tensor:
-        """The logarithm of the student's probability of an answer."""
+        """Return the logarithm of the student's probability of an answer."""
         return table.log_softmax(-1)[self.path(number), torch.tensor(ANSWERS[number])].sum()
 
     def path(self, number: int) -> list[int]:
-        """The states that an answer goes through."""
+        """Return the states that an answer goes through."""
         return [0, STATES[ANSWERS[number][:1]]]
 
 
@@ -113,7 +113,7 @@ def expected(choice: dict[str, object], here: World, groups: list[tuple[float, l
 
 
 def every_pair(here: World) -> list[tuple[float, list[int]]]:
-    """Every unordered pair of the anchor's answers with the probability of both orders."""
+    """Yield every unordered pair of the anchor's answers with the probability of both orders."""
     return [
         (weight * len(set(numbers)), numbers)
         for weight, numbers in every_group(here, 2)
@@ -122,7 +122,7 @@ def every_pair(here: World) -> list[tuple[float, list[int]]]:
 
 
 def every_group(here: World, count: int) -> list[tuple[float, list[int]]]:
-    """Every draw of some answers of the anchor with its probability."""
+    """Yield every draw of some answers of the anchor with its probability."""
     return [
         (math.prod(float(here.mass[number]) for number in numbers), list(numbers))
         for numbers in itertools.product(range(len(ANSWERS)), repeat=count)
@@ -270,7 +270,7 @@ def test_a_recipe_whose_reference_writes_nothing_is_refused(term: dict[str, str]
         "objective": term,
     }
     with pytest.raises(
-        RecipeError, match=r"losses\[0\]: .* write rollout.source: join\(reference, 4\)"
+        RecipeError, match=r"losses\[0\]: .* set rollout.source: join\(reference, 4\)"
     ):
         parse_recipe(settings, "r")
     parse_recipe({**settings, "rollout": {"source": "join(reference, 4)"}}, "r")

@@ -26,7 +26,7 @@ SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
 def normalized_rewards(batch):
-    """GRPO's advantage of each token's answer."""
+    """Return GRPO's advantage of each token's answer."""
     groups = [row.prompt.id for row in batch.answers]
     found = []
     for row in batch.answers:
@@ -40,12 +40,12 @@ def normalized_rewards(batch):
 
 
 def lengths(batch):
-    """The length of each token's answer."""
+    """Return the length of each token's answer."""
     return torch.bincount(batch.rows)[batch.rows]
 
 
 def clipped(value, advantage, low=0.2, high=0.2):
-    """PPO's loss."""
+    """Return PPO's loss."""
     return -torch.minimum(value * advantage, value.clamp(1 - low, 1 + high) * advantage)
 
 
@@ -346,7 +346,9 @@ def test_acceptance_is_1_minus_tvd_of_a_simulated_speculative_decoder(seed):
         rest = (target[0] - draft[0]).clamp(min=0)
         first_written[one] += proposed * keeps[0]
         first_written += proposed * (1 - keeps[0]) * rest / rest.sum()
-    torch.testing.assert_close(first_written, target[0])  # the decoder writes the target's distribution
+    torch.testing.assert_close(
+        first_written, target[0]
+    )  # the decoder writes the target's distribution
     acceptance = 1 - F.tvd(draft.log(), target.log())
     torch.testing.assert_close(acceptance, torch.minimum(draft, target).sum(-1))
     torch.testing.assert_close(accepted[0], acceptance[0])

@@ -1,4 +1,4 @@
-"""The losses that TRL offers as functions equal ours, and where they do not, the difference is the one that laboratory/log.md names.
+"""The losses that TRL offers as functions equal ours, or differ only as laboratory/log.md describes.
 
 Needs `pip install trl`; written against TRL 1.16.
 """
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 
 ONE_LENGTH = [("a", 1.0, 4), ("a", 0.0, 4), ("b", 1.0, 4)]
-"""Return answers without padding, so that TRL's [answers, tokens] are our tokens end to end."""
+"""Answers without padding, so that TRL's [answers, tokens] are our tokens end to end."""
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from practicum.types import Judgement, Rollout
 
 
 def every_recipe() -> dict[str, Recipe]:
-    """Every packaged recipe, and every stage of a pipeline, by its name."""
+    """Return every packaged recipe, and every stage of a pipeline, by its name."""
     recipes = {}
     for name in list_recipe_names():
         found = load_pipeline_or_recipe(name)

@@ -125,8 +125,8 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(RecipeError) as caught:
         parse_recipe(data, "my.yaml")
     assert caught.value.problems == [
-        "my.yaml: student: missing; write it",
-        "my.yaml: train: missing; write it",
+        "my.yaml: student: missing; set it",
+        "my.yaml: train: missing; set it",
     ]
 
 
@@ -286,7 +286,7 @@ def test_reading_a_recipe_notes_the_section_that_starts_anew(
     "text", ["train.steps", "=3", "", "train..steps=3", ".steps=3", "train.=3"]
 )
 def test_an_override_that_is_none_says_how_to_write_one(text: str) -> None:
-    with pytest.raises(RecipeError, match=r"write for example train\.steps=4"):
+    with pytest.raises(RecipeError, match=r"use for example train\.steps=4"):
         override(toy_data(NO_MODELS), text)
 
 
@@ -377,7 +377,7 @@ def test_a_clip_that_pushes_the_teachers_tokens_down_is_named(
         line for line in said if line.startswith("warning: objective.losses[0].clip 'entries'")
     ]
     assert len(lines) == warned
-    assert not warned or "write clip: none" in lines[0]
+    assert not warned or "set clip: none" in lines[0]
 
 
 WORDS = [

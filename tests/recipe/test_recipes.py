@@ -41,7 +41,7 @@ def test_a_recipe_states_its_family_in_its_own_file(name: str) -> None:
 def test_a_recipe_parses_and_reads_back(name: str) -> None:
     recipe = load_recipe(name)
     assert parse_recipe(resolve_recipe(recipe), name) == recipe
-    assert recipe.about, "a recipe says what it is for"
+    assert recipe.about, "a recipe has a text about itself"
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,4 +1,4 @@
-"""A recipe's starting values come from the row of the table that its student fits, and from nowhere else."""
+"""A recipe's starting values come from the table row that its student fits, and from nowhere else."""
 
 import json
 import math

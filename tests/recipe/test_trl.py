@@ -209,7 +209,7 @@ def test_distillation_of_trl_is_on_policy(convert: Convert) -> None:
     assert recipe["teacher"]["model"] == "big" and recipe["task"]["name"] == "main"
     assert "source" not in recipe["rollout"] and recipe["objective"]["divergence"] == "reverse_kl"
     assert any("divides both models' logits by temperature 0.7" in note for note in notes)
-    assert any("train.steps: missing; write rows * 3 / 8" in note for note in notes)
+    assert any("train.steps: missing; set rows * 3 / 8" in note for note in notes)
 
 
 MISTAKES = {

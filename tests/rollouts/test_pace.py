@@ -171,5 +171,5 @@ def test_a_recipe_says_how_environments_are_asked():
     episodes = {"at_once": 8, "seconds": 30, "together": False}
     config = RolloutConfig.model_validate({"episodes": episodes})
     assert config.build_sampling_params(frozenset()).pace == Pace(8, 30.0, False)
-    with pytest.raises(ValidationError, match="write at_once: 16"):
+    with pytest.raises(ValidationError, match="set at_once: 16"):
         RolloutConfig.model_validate({"episodes": {"together": False}})

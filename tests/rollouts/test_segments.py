@@ -202,7 +202,7 @@ def test_a_damaged_state_is_named():
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"rollout.source": "teacher"}, "only the student's own answers go on"),
+        ({"rollout.source": "teacher"}, "only the student's own answers continue"),
         ({"rollout.max_staleness": 1}, "segment_tokens continues answers with the newest weights"),
         ({"task": {"type": "walker"}}, "a conversation does not continue in a later step"),
     ],

@@ -594,7 +594,7 @@ def test_a_run_learns_from_every_source_and_says_who_wrote(
 def test_a_student_that_sees_more_writes_for_itself(
     models: Path, tmp_path: Path, source: str
 ) -> None:
-    """Check context distillation (2209.15189): the teacher writes after its own prompt, and the student learns after the plain one."""
+    """Check context distillation (2209.15189): the teacher writes after its own prompt, the student learns after the plain one."""
     shown = {
         "type": "privileged",
         "teacher": {"type": "self", "weights": "ema", "rate": 0.3},

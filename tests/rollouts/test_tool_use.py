@@ -172,7 +172,7 @@ def test_a_call_without_a_result_is_an_observation(
 def test_too_many_bad_calls_end_it() -> None:
     held = hold(*['{"name": 3}'] * 3)
     assert held.sample.stop_reason == "bad_calls" and len(record(held)) == 3
-    assert held.turns[-1].role == "assistant", "nobody reads what stands after the end"
+    assert held.turns[-1].role == "assistant", "turns after the end are never read"
 
 
 def test_bad_calls_are_bounded_within_a_turn() -> None:

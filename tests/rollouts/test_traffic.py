@@ -256,7 +256,7 @@ def test_users_are_answered_while_an_update_is_computed(models, tmp_path, monkey
     def update(step: int, *arguments: Any) -> Any:
         if step == 1:
             has_begun.set()
-            assert is_answered.wait(60), "nobody is answered before the update ends"
+            assert is_answered.wait(60), "no user is answered before the update ends"
         return update_student(step, *arguments)
 
     def speak() -> None:

@@ -1,4 +1,4 @@
-"""Files in the formats of their own tools are read, or refused with the line to write."""
+"""Files in the formats of other tools are read, or refused with the line to write."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ def test_rows_of_gsm8k_are_refused_with_the_line_to_write(folder: Folder) -> Non
     with pytest.raises(DataError) as refusal:
         folder.task(verifier="number")
     text = str(refusal.value)
-    assert "none of its 12 rows can be used; row 1 is" in text
+    assert "all of its 12 rows are unusable; row 1 is" in text
     assert text.endswith("write columns: {prompt: question} in the task")
     assert text.count("give either prompt") == 1 and "max_rejected" not in text
 

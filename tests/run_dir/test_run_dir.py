@@ -194,7 +194,7 @@ def test_links_in_place_of_a_runs_folders_are_refused(tmp_path: Path) -> None:
 def test_a_folder_with_a_run_is_not_used_again(run_dir: RunDir) -> None:
     root, message = (
         run_dir.path.parent,
-        r"toy already holds a run; write resume=True to continue it, overwrite=True to replace it, or out=",
+        r"toy already holds a run; use resume=True to continue it, overwrite=True to replace it, or out=",
     )
     assert RunDir.create(root, "toy").path == run_dir.path
     run_dir.metrics_jsonl.write_text('{"step": 1}\n')
@@ -1210,7 +1210,7 @@ def test_the_error_about_an_existing_run_is_in_the_words_of_the_caller(tmp_path:
         RunDir.create(tmp_path, "toy")
     with spell_for_shell(), pytest.raises(RecipeError) as in_shell:
         RunDir.create(tmp_path, "toy")
-    head = f"{tmp_path / 'toy'} already holds a run; write "
+    head = f"{tmp_path / 'toy'} already holds a run; use "
     assert str(in_python.value) == (
         f'{head}resume=True to continue it, overwrite=True to replace it, or out="another folder"'
     )

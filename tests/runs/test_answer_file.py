@@ -83,7 +83,7 @@ def test_an_interrupted_file_goes_on_with_the_bytes_of_a_whole_one(
     monkeypatch.setattr(answer_file, "CHUNK", 10)
     recipe, path = other(models), tmp_path / "a.jsonl"
     write_answers(recipe, tmp_path / "whole", n=2, temperature=1.0)
-    with pytest.raises(Interrupted, match="the same command goes on") as stop:
+    with pytest.raises(Interrupted, match="the same command resumes") as stop:
         write_answers(recipe, path, n=2, temperature=1.0, console=Interruption())
     assert stop.value.exit_code == 130
     assert len(rows(path)) == 10

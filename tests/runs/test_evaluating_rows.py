@@ -147,7 +147,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], type[Exception], str
     "bad rows": (
         lambda rows: {"rows": write(rows, [*ROWS, {"prompt": 3}])},
         DataError,
-        "row 7 is .*prompt is of type int.*; mend them, or raise task.max_rejected",
+        "row 7 is .*prompt is of type int.*; fix them, or raise task.max_rejected",
     ),
     "rows that one verifier cannot judge by": (
         lambda rows: {"rows": rows, "verifier": ["exact", "number"]},

@@ -14,7 +14,7 @@ from practicum.runs.session import Session
 
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """The trainers of each session, and whether it resumes; `ENDS` lists how each session ends."""
+    """Collect the trainers of each session, and whether it resumes; `ENDS` lists how each session ends."""
     seen: list[tuple[int, bool]] = []
 
     def execute(self: Session, allow_changed: object, *, resume: bool) -> RunResult:

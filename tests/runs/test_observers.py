@@ -1,4 +1,4 @@
-"""Observers one by one: what each does with a step, and how a run ends."""
+"""Observers one by one: the effect of each on a step, and the end of a run."""
 
 import signal
 from collections.abc import Callable, Sequence

@@ -249,7 +249,7 @@ def test_amounts_of_memory(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "-1GiB", "3 furlongs", "inf"])
 def test_what_is_no_amount_of_memory(text: str) -> None:
-    with pytest.raises(ResourceError, match="no amount of memory; write for example 8GiB"):
+    with pytest.raises(ResourceError, match="not an amount of memory; use for example 8GiB"):
         parse_bytes(text)
 
 

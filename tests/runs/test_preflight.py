@@ -83,7 +83,7 @@ def test_check_names_servers_and_devices_that_are_not_here(models: Path, tmp_pat
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0
     assert "teacher: http://localhost:1 is asked when the run starts" in result.output
-    assert result.output.count("no CUDA device; write student.device=auto") == 1
+    assert result.output.count("no CUDA device; set student.device=auto") == 1
 
 
 def test_check_refuses_an_encoder_decoder_model(models: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_teacher_with_other_tokens_is_refused_before_its_weights_are_read(
     models: Path, tmp_path: Path, command: str
 ) -> None:
     changes = _build_pair(models, tmp_path)
-    # Its weights cannot be read, so a run that loads them says another sentence.
+    # Its weights cannot be read, so a run that loads them raises another error.
     weights = Path(changes["teacher.model"]) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-64])
     path = write_recipe(models, tmp_path / "r.yaml", changes)

@@ -63,7 +63,9 @@ def test_a_teacher_is_given_where_the_objective_asks_one(models: Path, tmp_path:
     del data["teacher"]
     data["train"]["steps"] = 1
     assert practicum.distill(**data, out=tmp_path, progress=False).summary["steps"] == 1
-    with pytest.raises(CapabilityError, match=r"'full' needs a teacher and the recipe has none; set t"):
+    with pytest.raises(
+        CapabilityError, match=r"'full' needs a teacher and the recipe has none; set t"
+    ):
         practicum.distill(**{**data, "objective": {"signal": "full"}}, out=tmp_path)
 
 

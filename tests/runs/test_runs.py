@@ -354,7 +354,7 @@ def test_a_finished_run_goes_on_when_it_may_have_more_steps(models: Path, tmp_pa
     assert any(text.startswith("optimizer.schedule from now on as if") for text in console.events)
     (result.folder / "summary.json").unlink()
     with pytest.raises(
-        RecipeError, match=r"train\.steps is 5, and .* has done 6 already; write at least 6"
+        RecipeError, match=r"train\.steps is 5, and .* has done 6 already; set at least 6"
     ):
         toy_run(
             models,
@@ -595,7 +595,7 @@ DAMAGED = {
     "an empty object": lambda text: b"{}\n",
     "a list": lambda text: b"[]\n",
 }
-"""Return ways in which a JSON file breaks."""
+"""Ways in which a JSON file breaks."""
 
 
 @pytest.mark.parametrize("how", DAMAGED)

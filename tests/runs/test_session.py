@@ -1,4 +1,4 @@
-"""A run as a session: what observers may do to it, what it closes, and where its notes go."""
+"""A run as a session: the limits of observers, the resources it closes, and the destination of its notes."""
 
 import logging
 import shutil
@@ -168,7 +168,7 @@ def test_two_folders_with_one_model_are_named_at_the_start(
     short = {"train.steps": 1, "evaluation.prompts": 0}
     go(models, tmp_path / "equal", **short, **{"teacher.model": str(twin)})
     (line,) = [note for note in notes if "teacher and student are the same" in note]
-    assert "write {type: privileged" in line
+    assert "set {type: privileged" in line
     notes.clear()
     go(models, tmp_path / "told", **short, **{"teacher.model": str(twin), "teacher.system": "Hi."})
     go(models, tmp_path / "other", **short)
@@ -186,4 +186,4 @@ def test_a_run_that_fails_before_it_begins_leaves_no_folder(models: Path, tmp_pa
     (tmp_path / "toy").mkdir()
     with pytest.raises(ModelError):
         go(models, tmp_path, **wrong)
-    assert (tmp_path / "toy").is_dir(), "a folder that was there before is nobody else's to remove"
+    assert (tmp_path / "toy").is_dir(), "a folder that existed before is never removed"

@@ -55,7 +55,7 @@ def answer(request: dict[str, Any]) -> Any:
         case "memory":
             return len(bytearray(1 << 33))
         case "refuse":
-            raise VerifierUnavailable("not today; come back tomorrow")
+            raise VerifierUnavailable("not today; try again tomorrow")
         case "print":
             print("noise")
             os.write(1, b"noise\n")

@@ -354,7 +354,7 @@ def test_several_votes_decide_and_a_tie_teaches_nothing(
         1.0
     ]
     seeds = [body["seed"] for path, body in stub.asked if path == "/v1/chat/completions"]
-    assert len(set(seeds)) == 12, "every vote has a seed of its own"
+    assert len(set(seeds)) == 12, "every vote has a separate seed"
 
 
 def test_votes_that_cannot_differ_are_refused() -> None:

@@ -32,7 +32,7 @@ CHANGES: dict[str, Any] = {
 
 
 def stop_and_resume(models: Path, out: Path, changes: dict[str, Any]) -> Path:
-    """A run that is stopped after its second step and resumed."""
+    """Do a run that is stopped after its second step and resumed."""
     signals = iter([None, None, signal.SIGINT])
     with suppress(Interrupted):
         run(toy_recipe(models, changes), out=out, stop=lambda: next(signals, None), progress=False)
@@ -154,6 +154,6 @@ def test_a_discriminator_without_answers_of_the_teacher_is_refused(
     changes |= {"reference": {"type": "self"}}
     with pytest.raises(
         RecipeError,
-        match=r"scorers\.judge: it learns to prefer .* write rollout.source: join\(teac",
+        match=r"scorers\.judge: it learns to prefer .* set rollout.source: join\(teac",
     ):
         toy_recipe(models, changes)

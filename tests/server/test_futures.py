@@ -14,7 +14,7 @@ from practicum.server.futures import Futures, ResponseBody
 
 @pytest.fixture
 def hasty():
-    """Threads change at almost every instruction."""
+    """Let threads switch at almost every instruction."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -1,4 +1,4 @@
-"""Who is let in and what may come in; the tokens and options of the command line."""
+"""Access control: accepted clients and requests; the tokens and options of the command line."""
 
 import os
 

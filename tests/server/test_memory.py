@@ -45,7 +45,7 @@ with torch.no_grad():
     before = multiply(1, 200)
     print(multiply(200, 400) - before)
 """
-"""Run batches of as many sizes as a service under load has; return bytes in use after 200 sizes and after 200 more."""
+"""Runs batches of as many sizes as a service under load has; prints the growth of memory from 200 sizes to 400."""
 
 
 def test_products_of_many_sizes_leave_nothing_behind() -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 
 
 async def application(scope, receive, send):
-    """Answers `/early` immediately, and all other paths after the body."""
+    """Answer `/early` immediately, and all other paths after the body."""
     if scope["path"] != "/early":
         while (await receive()).get("more_body"):
             pass

@@ -123,7 +123,7 @@ def test_the_calibration_error_is_the_mean_gap_of_equal_bins(
 
 
 def test_the_order_of_equally_confident_answers_does_not_matter() -> None:
-    """Answers of one confidence belong together: which of them stands first says nothing."""
+    """Check that the order of answers with equal confidence does not matter."""
     confidences, right = [0.5] * 4, [1.0, 0.0, 1.0, 0.0]
     assert calibration_error(confidences, right, bins=2) == pytest.approx(
         calibration_error(confidences, right[::-1], bins=2)

@@ -1,4 +1,4 @@
-"""Hugging Face datasets as their own package writes them, and what cannot be loaded."""
+"""Hugging Face datasets as their own package writes them, and datasets that cannot be loaded."""
 
 import sys
 from pathlib import Path

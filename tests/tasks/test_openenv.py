@@ -50,7 +50,7 @@ def url() -> Iterator[str]:
 
 
 def run_server(open_environment: Callable[[], Callable[[dict[str, Any]], Any]]) -> Iterator[str]:
-    """A server with an environment for each connection."""
+    """Run a server with an environment for each connection."""
 
     def handle(connection: ServerConnection) -> None:
         answer = open_environment()

@@ -59,7 +59,7 @@ def test_each_turn_of_the_student_has_its_beginning_and_all_that_was_noted(tmp_p
     assert len(held_out) == 2 and not task.opens_episodes
     talks = open_task(tmp_path, task={"type": "user", "task": PLAYED})
     assert talks.heldout_prompts() == [] and not talks.opens_episodes
-    assert talks.reward(Rollout.from_text(prompts[0], "yes")) is None, "nobody is left to ask"
+    assert talks.reward(Rollout.from_text(prompts[0], "yes")) is None, "no user is left to ask"
     # The student's folder of a stage is next to its rows.
     (tmp_path / "model").mkdir()
     assert len(open_task(tmp_path / "model").train_prompts()) == 3

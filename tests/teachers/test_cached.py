@@ -133,7 +133,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-# What is said.
+# Answers
 
 
 @pytest.mark.parametrize(
@@ -722,7 +722,7 @@ def test_a_context_is_part_of_the_prompt_that_is_looked_up(
     )
     first = outer.score(group, Full())
     assert [len(call) for call in around.asked] == [2], (
-        "the first shows the second, the others show the first"
+        "the first shows the second, all further ones show the first"
     )
     assert same(first, outer.score(group, Full())) and len(around.asked) == 1
     outer.score([replace(one, text="d") for one in group], Full())

@@ -264,7 +264,7 @@ def test_an_answer_is_paid_for_once_also_across_runs_and_a_kill(
     again = toy_run(models, tmp_path / "again", changes).folder
     assert len(list_asked(stub)) == paid
     assert_same_run(whole, again)
-    # Every prompt is read and an answer's first two tokens of three, whether it was kept or not.
+    # Every prompt is read and an answer's first two tokens of three, for stored and new answers.
     first, *_ = rows(again / "metrics.jsonl")
     assert first["cost/flops_sample"] >= 2 * 1000 * 8 * (1 + 2)
     store = AnswerStore(tmp_path / "kept")

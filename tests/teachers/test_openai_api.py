@@ -36,14 +36,14 @@ TOP3 = TopK(k=3, support="teacher")
 
 @pytest.fixture
 def stub() -> Iterator[Stub]:
-    """A server with a table of eleven tokens, the toy vocabulary."""
+    """Run a server with a table of eleven tokens, the toy vocabulary."""
     with Stub() as stub:
         yield stub
 
 
 @pytest.fixture
 def server(models: Path) -> Iterator[Stub]:
-    """A server of the toy teacher."""
+    """Run a server of the toy teacher."""
     with Stub(FolderModel(models / "teacher")) as stub:
         yield stub
 
@@ -78,7 +78,7 @@ def said(teacher: Teacher, signal: Signal, count: int = 2) -> Any:
     return teacher.score(about, signal)
 
 
-# What it says.
+# Scores
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "echo"])
@@ -748,13 +748,13 @@ def test_a_cached_server_is_asked_once(models: Path, server: Stub, tmp_path: Pat
     for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
     again = len(server.scored()) - asked
-    assert again < 16, f"the probe alone asks again, not {again}"
+    assert again < 16, f"only the probe asks again, not {again}"
     (place,) = folder.iterdir()
     assert place.name.endswith("-1")
     server.model = table(seed=3)
     toy_run(models, tmp_path / "third", changes)
     assert sorted(path.name[-2:] for path in folder.iterdir()) == ["-1", "-2"], (
-        "another model has a folder of its own"
+        "another model has a separate folder"
     )
 
 

@@ -1,4 +1,4 @@
-"""A pool asks every member about every rollout, and hands their answers on side by side with their weights."""
+"""A pool asks every member about every rollout, and returns their answers together with their weights."""
 
 from typing import Any
 

@@ -92,7 +92,7 @@ def test_what_is_kept_is_found_by_the_candidates_too(
     again = toy_run(models, tmp_path / "again", changes).folder
     for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json"):
         assert (first / name).read_bytes() == (again / name).read_bytes()
-    assert len(served.said) == asked + 1, "the canary alone is scored again"
+    assert len(served.said) == asked + 1, "only the canary is scored again"
     toy_run(models, tmp_path / "other", {**changes, "objective": {"signal": "topk(3)"}})
     assert len(served.said) > asked + 2
 
@@ -195,9 +195,9 @@ def test_an_answer_that_is_right_is_taken_and_minus_infinity_is_lifted() -> None
         (
             {"prompt_logprobs_np": None},
             Sampled(),
-            "completion 1 of 1 are not those of its 5 tokens",
+            "completion 1 of 1 do not match its 5 tokens",
         ),
-        ({"prompt_logprobs_np": np.zeros(4)}, Sampled(), "are not those of its 5 tokens"),
+        ({"prompt_logprobs_np": np.zeros(4)}, Sampled(), "do not match its 5 tokens"),
         ({"prompt_logprobs_np": np.full(5, np.nan)}, Sampled(), "hold NaN or numbers above 0"),
         ({"prompt_logprobs_np": np.full(5, 0.5)}, Sampled(), "hold NaN or numbers above 0"),
         ({}, TopK(k=2, support="teacher"), "lack the 2 likeliest tokens"),

@@ -102,7 +102,7 @@ def test_the_log_probability_of_a_span_is_that_of_the_teachers_tokens_in_it() ->
 
 
 class Chain(Recorder):
-    """Give a distribution over characters, as a model of bytes: the first byte's, and the second's after it."""
+    """A distribution over characters, as a model of bytes: the first byte's, and the second's after it."""
 
     def __init__(self) -> None:
         super().__init__()

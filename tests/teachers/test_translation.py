@@ -32,7 +32,7 @@ PROMPT = (1, 3, 7, 8, 4)
 
 
 def with_tokens(**ids: int) -> PreTrainedTokenizerFast:
-    """The characters' tokenizer with more tokens."""
+    """Return the characters' tokenizer with more tokens."""
     from tokenizers import Tokenizer
 
     data = json.loads(CHARACTERS.backend_tokenizer.to_str())

@@ -74,7 +74,7 @@ def test_one_token_again_and_again_has_one_score_at_every_place() -> None:
 
 
 FAULTS: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
-    "a temperature of its own": (
+    "a separate temperature": (
         "another temperature",
         lambda rows: (rows / 0.7).log_softmax(-1),
         "at temperature 0.70;",

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def big() -> Stub:
-    """A model with the vocabulary of a real one."""
+    """Write a model with a vocabulary of realistic size."""
     return Stub(table(2048), most=30)
 
 

@@ -115,7 +115,7 @@ def test_several_teachers_of_several_vocabularies_teach_together(
     more = {"teacher": pool, "objective": objective, "train.steps": 1}
     folder = toy_run(pair, tmp_path, more).folder
     assert all(math.isfinite(norm) and norm > 0 for norm in curve(folder, "grad_norm"))
-    # Where one of the two has no token for the text, the pool is silent.
+    # If one of the two has no token for the text, the pool is silent.
     assert all(0 <= share < 1 for share in curve(folder, "tokens_outside"))
 
 
@@ -126,7 +126,7 @@ def test_what_spans_cannot_tell_is_refused_when_the_recipe_is_read(pair: Path) -
         (
             other,
             {"signal": "sampled", "divergence": "density_power"},
-            "'density_power' is no function of it; write",
+            "'density_power' is not a function of it; write",
         ),
         (
             arithmetic,

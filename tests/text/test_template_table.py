@@ -1,4 +1,4 @@
-"""Prompts and answers are what `apply_chat_template` writes, with templates of every kind that differed once."""
+"""Prompts and answers equal the output of `apply_chat_template`, for a template of every kind that once differed."""
 
 import json
 
@@ -35,7 +35,7 @@ def renderer(name: str, thinking: bool | None = None) -> Renderer:
 
 
 def behind(name: str, answer: str, thinking: bool | None = None) -> str:
-    """The text of an answer's tokens."""
+    """Return the text of an answer's tokens."""
     writer = renderer(name, thinking)
     return str(writer.tokenizer.decode(writer.encode_answer(QUESTION, answer, 999)))
 

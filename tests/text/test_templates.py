@@ -170,7 +170,7 @@ HOSTILE = {
     "a mapped filter": f"{{{{ {R}|map('string')|map('center', 100000)|join }}}}",
     "one large text often": "{% set x = 'a' * 10**7 %}{{ ([x] * 10**4)|join }}",
     "separators": f"{{% set x = 'a' * 10**7 %}}{{{{ {R}|join(x) }}}}",
-    "separators of what is mapped": f"{{% set x = 'a' * 10**7 %}}{{{{ {R}|map('string')|join(x) }}}}",
+    "separators of mapped items": f"{{% set x = 'a' * 10**7 %}}{{{{ {R}|map('string')|join(x) }}}}",
     "json": "{{ ([0] * 10**5)|tojson(indent=10**5) }}",
     "json's separators": "{{ ([0] * 10**5)|tojson(separators=('x' * 10**6, 'y')) }}",
     "batches": "{{ [1]|batch(10**9, 'x')|list }}",

@@ -188,7 +188,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "objective": SAMPLED,
         "rollout.n": 2,
     },
-    "dropout under a following teacher, an old self beside it": {
+    "dropout under a following teacher, with an old self": {
         "student.model": {"hidden_size": 32, "layers": 1, "heads": 2, "dropout": 0.2, "seed": 1},
         "student.dropout": True,
         "teacher": {
@@ -225,7 +225,7 @@ def variant(models: Path, name: str) -> dict[str, Any]:
 
 QUICK = (
     "plain, evaluated on the way",
-    "dropout under a following teacher, an old self beside it",
+    "dropout under a following teacher, with an old self",
     "numbers that move",
 )
 
@@ -404,7 +404,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a question that adapts": (
         {"objective": {"signal": "topk(k=adaptive(4, 8), support=teacher)"}},
-        "what teachers are asked is fixed ahead",
+        "requests to teachers are fixed ahead",
     ),
     "a lag that moves": ({"rollout.max_staleness": "linear(2, 0)"}, "one number for the whole run"),
     "a lag below nothing": ({"rollout.max_staleness": -1}, "max_staleness"),
@@ -446,7 +446,7 @@ def test_a_lag_alone_alarms_no_engine_and_a_patch_names_it(models: Path, tmp_pat
     folder = toy_run(models, tmp_path, changes).folder
     alarms = {row["id"]: row for row in rows(folder / "alarms.jsonl")}
     assert "M16" not in alarms, (
-        "sampler and learner never have the same weights, so nothing is said of engines"
+        "sampler and learner never have the same weights, so there is no alarm about engines"
     )
     assert "probability_error" in rows(folder / "metrics.jsonl")[0], "the first step is on policy"
     assert alarms["M18"]["patch"] == ["rollout.max_staleness=1"]

@@ -305,7 +305,7 @@ def test_held_out_answers_get_notes_so_a_teacher_that_shows_one_is_compared(mode
     (with_notes, teacher), (with_text, same_teacher), (lacking, silent) = results
     assert with_notes.reverse_kl == with_text.reverse_kl is not None
     assert teacher is not None and teacher == same_teacher
-    # Wrong answers have no such note: they are not compared, and the teacher lacks a context for some.
+    # Wrong answers have no such note: they are not compared, and the teacher has no context for some answers.
     assert silent is None and lacking.reverse_kl != with_notes.reverse_kl
 
 

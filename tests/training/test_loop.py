@@ -295,7 +295,7 @@ def test_the_share_of_clipped_tokens_is_measured_in_every_update(
         sampled = torch.cat([datum.rollout.sampling_logprobs for datum in data])
         ratio = (done.outputs.logprobs - sampled).exp()
         up = done.outputs.teacher_logprobs > done.outputs.logprobs
-        # The loss mask leaves out nothing here.
+        # The loss mask excludes no token here.
         shares.append(float(torch.where(up, ratio > 1.005, ratio < 0.98).float().mean()))
         assert done.metrics["clipped"] == pytest.approx(shares[-1])
     # Right after sampling every ratio is 1; the second update uses other answers after one step.

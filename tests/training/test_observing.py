@@ -142,8 +142,8 @@ def test_a_student_learns_to_foretell_its_world(models, tmp_path):
 @pytest.mark.parametrize(
     ("term", "error"),
     [
-        ({"signal": "score(group_mean)"}, "tokens that nobody chose, so none has an advantage"),
-        ({"signal": "sampled"}, "tokens that nobody chose"),
+        ({"signal": "score(group_mean)"}, "tokens that no policy sampled, which have no advantage"),
+        ({"signal": "sampled"}, "tokens that no policy sampled"),
         ({**WORLD, "samples": "best"}, "samples 'best' compares the completions of a writer"),
     ],
 )

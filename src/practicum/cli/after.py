@@ -99,7 +99,7 @@ def rewrite_report(folder: Path) -> Path:
         return write_report(folder)
     if not (folder / "summary.json").is_file():
         raise RecipeError(
-            f"{folder} holds no summary.json, so the pipeline has not finished; go on with --resume"
+            f"{folder} holds no summary.json, so the pipeline has not finished; resume with --resume"
         )
     return write_pipeline_report(folder)
 

@@ -104,7 +104,7 @@ def doctor(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="JSON file, or a folder for NAME.doctor.json; its page is beside it "
+            help="JSON file, or a folder for NAME.doctor.json; the page is next to it "
             "[runs/NAME.doctor.json]",
         ),
     ] = None,
@@ -210,7 +210,7 @@ def export(
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder that does not exist")],
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="the LoRA adapter alone, for peft, instead of a model")
+        bool, typer.Option("--adapter", help="only the LoRA adapter, for peft, instead of a model")
     ] = False,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="ORG/NAME", help="also upload it, to a private repository")
@@ -236,7 +236,7 @@ def report(
     ],
     debug: Debug = False,
 ) -> None:
-    """Write report.html again. Reads the files of a run or of a finished pipeline alone."""
+    """Write report.html again. Reads only the files of a run or of a finished pipeline."""
     with handle_errors(debug):
         from practicum.cli.after import rewrite_report
 

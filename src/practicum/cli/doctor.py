@@ -94,4 +94,4 @@ def _show_finding(result: CheckResult, console: Console) -> None:
     if finding.rollouts_needed:
         console.event(f"-> it needs about {finding.rollouts_needed} answers: raise --prompts")
     if finding.fix:
-        console.event(make_printable(f"-> write {shlex.join(finding.fix)}"))
+        console.event(make_printable(f"-> set {shlex.join(finding.fix)}"))

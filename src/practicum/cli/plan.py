@@ -166,11 +166,11 @@ def _format_wire(wire_bytes: Mapping[str, Mapping[str, int]]) -> list[str]:
         [make_printable(name), *(format_bytes(sizes[signal]) for signal in signals)]
         for name, sizes in wire_bytes.items()
     ]
-    return ["", *_format_table(["bytes a step, were it remote", *signals], rows)]
+    return ["", *_format_table(["bytes per step if the teacher were remote", *signals], rows)]
 
 
 def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
-    """Return the lines of one cluster: its splits, the fastest first, or why nothing fits."""
+    """Return the lines of one cluster: its splits, the fastest first, or the reason why no split fits."""
     title = f"{cluster['gpus']} {cluster['gpu']} in nodes of {cluster['per_node']}"
     if cluster["refused"]:
         return ["", f"{title}: it does not fit: {cluster['refused']}"]
@@ -179,7 +179,7 @@ def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
         scaled = cluster["scaled"]
         forecasts.append((f"prompts x {scaled['factor']:.4g}", scaled))
     first = cluster["splits"][0]
-    head = [title, *first["seconds"], "a step", "tokens/s", *first["memory"]]
+    head = [title, *first["seconds"], "per step", "tokens/s", *first["memory"]]
     rows = [
         [
             " ".join(filter(None, (_format_split(forecast), note))),
@@ -195,8 +195,8 @@ def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
     return [
         "",
         *_format_table(head, rows),
-        f"bytes of a step by the first: {crossing}",
-        *(f"{make_printable(name)} learns on a GPU of its own" for name in cluster["learners"]),
+        f"bytes per step with the first split: {crossing}",
+        *(f"{make_printable(name)} learns on a separate GPU" for name in cluster["learners"]),
         f"to run it: backend='{{type: ray, {_format_split(first)}}}'",
     ]
 

@@ -69,7 +69,7 @@ def open_server(live: LivePage, port: int | None) -> ThreadingHTTPServer:
     except OSError as error:
         if port is None:
             return _WatchServer((HOST, 0), live)
-        reason = f"port {port} cannot be used ({error.strerror}); write --port 0 for any free one"
+        reason = f"port {port} cannot be used ({error.strerror}); use --port 0 for any free one"
         raise ResourceError(reason) from error
 
 

@@ -8,18 +8,18 @@ import os
 from datetime import timedelta
 
 SECONDS = 5.0
-"""The time in which the launcher's store answers; it is on this machine or on the first one."""
+"""The timeout for the launcher's store, which is on this machine or on the first machine."""
 
 
 def is_first_to_say(text: str) -> bool:
-    """Return False if another process of the same launch says the same text."""
+    """Return False if another process of the same launch has already printed this text."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
     from torch.distributed.rendezvous import rendezvous
 
     key = f"practicum-said-{hashlib.sha256(text.encode()).hexdigest()}"
     try:
-        # Processes that the launcher starts once more find a store without the keys of the first.
+        # Processes that the launcher restarts get a store without the keys of the first start.
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=SECONDS)))
         return store.add(key, 1) == 1
     except (ValueError, RuntimeError):

@@ -1,9 +1,9 @@
 """Notes for the user: modules log to their own loggers, and a block of work shows its notes.
 
 A module writes `log = logging.getLogger(__name__)`, then `log.info(text)`, or `log.warning(text)`
-for what may be wrong. Without a listener the rules of `logging` hold: warnings go to standard
-error, nothing else is shown. Several runs may go on in one process, so a note belongs to the
-context (`contextvars`) that logs it: start each thread of a run in a copy of the run's context.
+for a possible problem. Without a listener the defaults of `logging` apply: warnings go to standard
+error, nothing else is shown. Several runs may share one process, so a note belongs to the context
+(`contextvars`) that logs it: start each thread of a run in a copy of the run's context.
 """
 
 import logging

@@ -34,13 +34,14 @@ PLUGIN_KEY = "x-plugin"
 def list_plugins(room: str) -> list[str]:
     """Return the plug-ins of a room, such as `teachers`, in alphabetical order.
 
-    The list includes plug-ins that other packages publish. If two have one name, practicum's is used.
+    The list includes plug-ins that other packages publish. If two have the same name, practicum's
+    is used.
     """
     return sorted({*list_packaged(room), *_list_published(room)})
 
 
 def load_plugin(room: str, name: str) -> Any:
-    """Import the module of a plug-in; ValueError with the closest known name if there is none."""
+    """Import the module of a plug-in; ValueError with the closest known name if it does not exist."""
     if is_external(name):
         return _import_external(room, name)
     if (module := _locate_packaged(room).get(name)) is not None:
@@ -111,27 +112,30 @@ def _name_group(room: str) -> str:
 
 
 def _package(room: str) -> str:
-    """Return the package of a room of practicum, or the dotted name of a package elsewhere as it is."""
+    """Return the package of a room of practicum; a dotted name of another package is returned
+    unchanged.
+    """
     return room if "." in room else f"practicum.{room}"
 
 
 def _import_external(room: str, name: str) -> Any:
-    """Return a module or class of another package with `Config` and `build`, as ours have.
+    """Return a module or class of another package that has `Config` and `build`, like built-in
+    plug-ins.
 
-    The package's `NEEDED` lists the names if they are different ones.
+    The package's `NEEDED` lists the names if they differ.
     """
     try:
         plugin = load_object(name)
     except ValueError as error:
-        raise ValueError(f"{name!r} is none of the {_name_group(room)}: {error}") from error
+        raise ValueError(f"{name!r} is not one of the {_name_group(room)}: {error}") from error
     members = vars(plugin) if isinstance(plugin, ModuleType | type) else {}
     needed = vars(importlib.import_module(_package(room))).get("NEEDED", ("Config", "build"))
     missing = [part for part in needed if part not in members]
     if missing:
         forms = {"Config": "`class Config`", "build": "`def build(config, context)`"}
         raise ValueError(
-            f"{name!r} is none of the {_name_group(room)}: it has no {' and no '.join(missing)}; "
-            f"write {' and '.join(forms[part] for part in needed)} as the files of practicum do"
+            f"{name!r} is not one of the {_name_group(room)}: it has no {' and no '.join(missing)}; "
+            f"write {' and '.join(forms[part] for part in needed)} like the files of practicum"
         )
     return plugin
 

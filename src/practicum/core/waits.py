@@ -6,7 +6,7 @@
             wait.advance()
 
 Waits nest: "evaluating" may hold "answers" and then "scores". Without a display they cost nothing.
-Like notes, they belong to a context (`contextvars`), so that several runs may go on in one process.
+Like notes, they belong to a context (`contextvars`), so that several runs may share one process.
 """
 
 import time

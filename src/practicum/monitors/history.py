@@ -65,7 +65,7 @@ class History:
         return median(values) if values else None
 
     def list_names(self, prefix: str) -> list[str]:
-        """List the readings of the newest row whose names start with `prefix`."""
+        """List the readings of the newest row with names that start with `prefix`."""
         return [name for name in (self._rows[-1] if self._rows else ()) if name.startswith(prefix)]
 
 

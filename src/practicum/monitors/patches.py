@@ -24,7 +24,7 @@ def halve_learning_rate(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_dataset_answers(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Add a reference answer beside the student's own: the mixture of Stable-OPD (2604.08527)."""
+    """Add a reference answer to the student's own answers: the mixture of Stable-OPD (2604.08527)."""
     return {"rollout.source": "join(dataset)"} if _is_on_policy(recipe) else None
 
 

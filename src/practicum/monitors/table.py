@@ -50,7 +50,7 @@ class Monitor:
     `level` and `change` are its thresholds, and `rule_text` is the rule with both filled in.
     After `persistence` steps in a row that break the rule, `action` follows; `escalation` is a score
     and the action that follows from that score on. The `grade` of the thresholds is `published` if
-    `source` states them as they stand here.
+    `source` states the same values.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Watch a run: its readings, and the alarms, which follow from the rows of metrics.jsonl alone."""
+"""Watch a run: its readings, and its alarms, which depend only on the rows of metrics.jsonl."""
 
 import json
 import math
@@ -90,7 +90,7 @@ class Watch:
         self._numbers: dict[str, float] = {}
 
     def read(self, result: StepResult, also: Mapping[str, float] | None = None) -> StepResult:
-        """Return the step with its readings, and those of an evaluation after it, as metrics."""
+        """Add the readings of a step, and of an evaluation after it, to the step's metrics."""
         readings = compute_readings(result, self._history, self._facts)
         return replace(result, metrics={**result.metrics, **readings, **(also or {})})
 
@@ -195,7 +195,7 @@ class Watch:
 
 
 def read_number(recipe: Mapping[str, Any], path: str) -> float:
-    """Return the number at a dotted path of a resolved recipe; KeyError if there is none."""
+    """Return the number at a dotted path of a resolved recipe; raises KeyError if it is missing."""
     node: Any = recipe
     for key in path.split("."):
         node = node[int(key)] if isinstance(node, list) else node[key]

@@ -44,7 +44,7 @@ class TeacherDistribution(TokenColumns):
 
     @property
     def is_empty(self) -> bool:
-        """Return True if the teacher gave nothing about these tokens."""
+        """Return True if the teacher gave no signal at these tokens."""
         answers = (self.full, self.topk_ids, self.topk_logprobs, self.logprobs)
         return all(answer is None for answer in answers)
 

@@ -11,7 +11,7 @@ from practicum.types import TeacherSignal
 
 @dataclass(frozen=True, slots=True)
 class TranslatedAnswer:
-    """The answer at the teacher's own tokens, and how these stand for the student's.
+    """The answer at the teacher's own tokens, and their mapping to the student's tokens.
 
     `spans` pairs ranges of tokens, the student's and the teacher's, that stand for the same bytes.
     `spell` returns a row for each token by which the teacher writes one that it lacks: the student's

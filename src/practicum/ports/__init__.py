@@ -1,8 +1,8 @@
 """The protocols that backends, teachers and tasks implement.
 
-A training step is seven calls of these methods (see `practicum.training.loop.train_step`). The
-four verbs of a backend, `sample`, `score`, `forward_backward` and `optim_step`, are those of the
-Tinker API, so the same loop drives a laptop and a service.
+A training step is seven calls of these methods (see `practicum.training.loop.train_step`). The four
+methods of a backend, `sample`, `score`, `forward_backward` and `optim_step`, match the Tinker API,
+so the same loop drives a laptop and a service.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -96,8 +96,8 @@ class MixedRequest:
 class SamplingClient:
     """A model that samples and scores completions; its weights do not change during a call.
 
-    A client has to have `sample`, `score` and `capabilities`. The other methods are abilities that
-    a class has if it overrides them.
+    A client must have `sample`, `score` and `capabilities`. All further methods are optional: a
+    class supports a feature if it overrides the method.
     """
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
@@ -192,19 +192,21 @@ class WeightUpdateRule:
     updates: int = 1
 
     def hold_within_step(self) -> "WeightUpdateRule":
-        """Return a rule whose weights stay the same within a training step."""
+        """Return a rule that keeps the weights constant within a training step."""
         # Scoring returns hidden states, and the loss applies the head to them later. Live weights
-        # change between the updates of a step, so head and hidden states would not fit together.
+        # change between the updates of a step, so head and hidden states would not match.
         if self.weights == "live" and self.updates > 1:
             return replace(self, weights="periodic", period=1)
         return self
 
 
 class StepFollower:
-    """An object that hears of each training step and can save state; by default it does neither."""
+    """An object that is notified of each training step and can save state; by default it does
+    neither.
+    """
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Follow the student, or train beside it, after a step on `data`.
+        """Follow the student, or train together with it, after a step on `data`.
 
         Classes that override this method declare `Capabilities.follows_student`.
         """
@@ -280,7 +282,7 @@ class TeacherConfig(PartConfig):
         return None
 
     def estimate_money(self, input_tokens: float, output_tokens: float) -> float | None:
-        """Return the price of an answer of so many tokens, or None without prices."""
+        """Return the price of an answer with these numbers of tokens, or None without prices."""
         return None
 
 
@@ -339,11 +341,11 @@ class TeacherServices:
         raise NotImplementedError("this context loads no tokenizers")
 
     def load_ending(self, config: Any, path: str) -> ModelEnding:
-        """Read the last norm and the head of a model, and nothing else of it."""
+        """Read only the last norm and the head of a model."""
         raise NotImplementedError("this context reads no ends of models")
 
     def register_file(self, file: Path, path: str) -> None:
-        """Register a file besides models that changes the signals; a resumed run checks its digest."""
+        """Register a file (not a model) that changes the signals; a resumed run checks its digest."""
 
     def find_meter(self, path: str) -> Meter | None:
         """Return what counts bytes to and from other processes, or None."""
@@ -403,11 +405,11 @@ class TeacherContext:
         return self.services.load_renderer(config, self.path)
 
     def load_ending(self, config: Any) -> ModelEnding:
-        """Read the last norm and the head of a model, and nothing else of it."""
+        """Read only the last norm and the head of a model."""
         return self.services.load_ending(config, self.path)
 
     def register_file(self, file: Path) -> None:
-        """Register a file besides models that changes the signals; a resumed run checks its digest."""
+        """Register a file (not a model) that changes the signals; a resumed run checks its digest."""
         self.services.register_file(file, self.path)
 
     def count_client(self, client: SamplingClient) -> SamplingClient:
@@ -464,13 +466,13 @@ class Student:
 class ScalarModel(StepFollower):
     """A language model's body with one linear output: one number a token, and its own optimizer.
 
-    The output starts at 0, so a new model says 0 of everything.
+    The output starts at 0, so a new model predicts 0 everywhere.
     """
 
     def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
         """Return the number of the state before each of a text's `tokens`, in float32.
 
-        The state after a whole completion is before one more token, whatever that is.
+        To read the state after a whole completion, append any one token.
         """
         raise NotImplementedError
 
@@ -489,7 +491,7 @@ class ScalarModel(StepFollower):
 
 @dataclass(frozen=True, slots=True)
 class LoadedScalar:
-    """A model with one number a token, as it was loaded."""
+    """A loaded model with one output number per token."""
 
     model: ScalarModel
     renderer: Renderer
@@ -513,10 +515,11 @@ class Backend:
         raise NotImplementedError
 
     def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar | None:
-        """Load a model with one number a token, whose weights learn as the settings say.
+        """Load a model with one output number per token; the settings decide which weights are
+        trained.
 
-        `name` is its role in the run. None if the backend has no place for it, so that it is loaded
-        into this process.
+        `name` is its role in the run. None if the backend cannot host it; it is then loaded into
+        this process.
         """
         return None
 
@@ -556,13 +559,15 @@ class BackendContext:
     models_dir: Path
     """The folder in which from-scratch models are made."""
     task: Callable[[], Task]
-    """Return the task, whose characters and answers make a from-scratch model."""
+    """Return the task; its characters and answers define a from-scratch model."""
     local: Callable[[], Backend]
     """Open the backend of this process, for models that a service does not hold."""
     models: Sequence[ScorerConfig] = ()
-    """The frozen models that will be loaded, as far as the recipe tells."""
+    """The frozen models that will be loaded, as far as the recipe determines them."""
     scalars: Sequence[StudentConfig] = ()
-    """The models with one number a token that will be loaded and learn beside the student."""
+    """The models with one output number per token that will be loaded and trained next to the
+    student.
+    """
     at_end: ExitStack = field(default_factory=ExitStack)
     """Resources to close when no client is used any more, also after an error."""
     meter: Meter | None = None

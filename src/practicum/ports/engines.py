@@ -1,6 +1,6 @@
-"""Engines: programs that sample for a student whose weights are trained elsewhere.
+"""Engines: programs that sample for a student that is trained elsewhere.
 
-An engine has a copy of the student's weights, which is handed over after each change.
+An engine has a copy of the student's weights, which is updated after each change.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ class EngineConfig(Protocol):
         ...
 
     def list_pool_problems(self, processes: int) -> list[str]:
-        """List why so many processes that only sample cannot have an engine each."""
+        """List the reasons why this many sampling processes cannot each have an engine."""
         ...
 
 

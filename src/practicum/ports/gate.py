@@ -72,7 +72,7 @@ _collected: ContextVar[list[RejectedValue] | None] = ContextVar("rejections", de
 def collect_rejections() -> Iterator[list[RejectedValue]]:
     """Collect the rejections of the block and of the threads that copy its context.
 
-    A block within another one hands its rejections on when it ends.
+    A nested block passes its rejections to the outer block when it ends.
     """
     outer, rejections = _collected.get(), list[RejectedValue]()
     token = _collected.set(rejections)

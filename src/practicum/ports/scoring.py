@@ -42,7 +42,7 @@ class ScorerSettings(PartConfig):
 
     @property
     def scalar_model(self) -> StudentConfig | None:
-        """The settings of that model; None: those of the student."""
+        """The settings of that model; None: the student's settings."""
         return None
 
     @property
@@ -64,7 +64,7 @@ class ScorerSettings(PartConfig):
 class Scorer(StepFollower):
     """A judge of rollouts. By default it learns nothing and has no state.
 
-    `save_state` and `load_state` are those of a `StepFollower`, and `after_step` is called too.
+    `save_state` and `load_state` work as in a `StepFollower`, and `after_step` is called too.
     """
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
@@ -72,7 +72,7 @@ class Scorer(StepFollower):
         raise NotImplementedError
 
     def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
-        """Learn from a step's rollouts, after the student did; return what to report of it.
+        """Learn from a step's rollouts, after the student's update; return the metrics to report.
 
         The rollouts have their rewards and all judgements. Scorers that override this method have
         settings with `follows_student`.
@@ -93,9 +93,10 @@ class Scorer(StepFollower):
         raise NotImplementedError
 
     def build_variants(self) -> "Mapping[str, Scorer]":
-        """Return its grades under `nothing`, and with its question put otherwise, by what differs.
+        """Return variants of the scorer by name: unchanged under `nothing`, and with its question
+        reworded.
 
-        Both should say the same. Empty if the question can be put in one way only.
+        All variants should give the same grades. Empty if the question has only one wording.
         """
         return {}
 
@@ -115,13 +116,13 @@ class ScorerContext:
     load_scalar: Callable[[StudentConfig | None], ScalarModel]
     """Load a model with one number a token; None: the student's own, as the run begins.
 
-    It reads the student's tokens. Raises VocabularyError if it has others.
+    It reads the student's tokens. Raises VocabularyError if its vocabulary differs.
     """
     build_teacher: Callable[[Any], Teacher]
     """Build a teacher by its settings, such as one that judges in words; its costs are counted
     under the scorer's name."""
     earlier: tuple[str, ...] = ()
-    """The scorers before it in the recipe, whose judgements its rollouts have."""
+    """The scorers before it in the recipe; its rollouts have their judgements."""
     base_dir: Path = Path()
     """The folder at which relative paths of the recipe start."""
     scores_dir: Path | None = None

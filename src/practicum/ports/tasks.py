@@ -57,7 +57,7 @@ class SampledTurn:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str = ""
-    """Its text, for those who asked in messages."""
+    """The text of the turn, for requests made with messages."""
     stop_reason: StopReason = "stop"
 
 
@@ -65,7 +65,7 @@ class SampledTurn:
 class TurnRequest:
     """A program's or a user's request for the student's turn after some tokens or messages.
 
-    `reply` hands the turn over, or the reason why there is none.
+    `reply` delivers the turn, or the reason why it is missing.
     """
 
     tokens: tuple[int, ...] = ()
@@ -90,9 +90,10 @@ class Episode:
         raise NotImplementedError
 
     def answer_tokens(self, turn: SampledTurn) -> Observation:
-        """Answer a turn token for token, in the place of `step`, as a program that leads does.
+        """Answer a turn token for token, instead of `step`, for a program that drives the
+        conversation.
 
-        Return the tokens with which the conversation goes on, or none at its end.
+        Return the tokens that continue the conversation, or none at its end.
         """
         raise NotImplementedError
 
@@ -106,7 +107,7 @@ class Episode:
 
 
 class ToolProblem(Exception):
-    """A call without a result: its outcome, and what the model reads instead of a result."""
+    """A call without a result: its outcome, and the text that the model reads instead of a result."""
 
     def __init__(self, outcome: CallOutcome, text: str) -> None:
         self.outcome: CallOutcome = outcome
@@ -117,13 +118,15 @@ class ToolSession:
     """The tools of one conversation; they may hold a process."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the result of a call that a model wrote; ToolProblem if there is none."""
+        """Return the result of a call that a model wrote; raise ToolProblem if the call has no
+        result.
+        """
         raise NotImplementedError
 
     def find_part(self, name: str) -> Hashable:
-        """Return what stands for the part that a tool belongs to, and open it.
+        """Return a key of the part that a tool belongs to, and open the part.
 
-        Calls to different parts may be made at once. By default all tools are one part.
+        Calls to different parts may run concurrently. By default all tools are one part.
         """
         return id(self)
 
@@ -168,9 +171,9 @@ class OpensEpisodes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """The run's seed, the folder that relative paths start from, and the file of rejected rows.
+    """The run's seed, the base folder of relative paths, and the file of rejected rows.
 
-    A task adds to `packages` the packages whose version decides its prompts and rewards.
+    A task adds to `packages` each package with a version that affects its prompts and rewards.
     """
 
     seed: int
@@ -206,7 +209,7 @@ class Task:
         raise NotImplementedError
 
     def heldout_prompts(self) -> Sequence[Prompt]:
-        """Return the prompts to evaluate on; none of them is a training prompt."""
+        """Return the prompts to evaluate on, without any training prompt."""
         raise NotImplementedError
 
     def reward(self, rollout: Rollout) -> float | None:

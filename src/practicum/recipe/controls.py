@@ -168,7 +168,7 @@ def _read_unlikely(text: str) -> Unlikely:
         return Unlikely(**bind("control", text, ["threshold", "advantage"]))
     except ValueError:
         raise RecipeError(
-            f"teacher={text.strip()}: write teacher=free(0.1, -1): a probability between 0 and 1, and an advantage"
+            f"teacher={text.strip()}: use teacher=free(0.1, -1): a probability between 0 and 1, and an advantage"
         ) from None
 
 

@@ -42,19 +42,19 @@ def _format_problem(entry: Any, model: type[BaseModel], fields: Mapping[str, Any
         names += FILE_KEYS if len(entry["loc"]) == 1 else ()
         full_key = find_key(field) if len(entry["loc"]) == 1 else None
         if full_key is not None:
-            return f"{field}: no such key; write {full_key}"
+            return f"{field}: no such key; use {full_key}"
         hint = f"; {suggest_name(str(entry['loc'][-1]), names)}" if names else ""
         return f"{field}: no such key{hint}"
     if entry["type"] == "string_pattern_mismatch":
         return (
             f"{field}: {entry['input']!r} cannot name a folder; "
-            "write letters, digits, '.', '_' and '-', at most 80"
+            "use letters, digits, '.', '_' and '-', at most 80"
         )
     if entry["type"] == "string_type" and isinstance(entry["input"], bool):
         # YAML reads off, on, yes and no as booleans.
         return f"{field}: YAML reads this value as {str(entry['input']).lower()}; write a text in quotes, '\"off\"'"
     if entry["type"] == "missing":
-        return f"{field}: missing; write it"
+        return f"{field}: missing; set it"
     if entry["type"] in ("value_error", "literal_error") and not field:
         return message
     wrong = entry["input"]

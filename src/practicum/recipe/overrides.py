@@ -90,7 +90,7 @@ def override(recipe_data: dict[str, Any], text: str) -> list[str]:
     """
     key, equals, new_value = text.partition("=")
     if not equals or not all(key.split(".")):
-        raise RecipeError(f"override {text!r} is not key=value; write for example train.steps=4")
+        raise RecipeError(f"override {text!r} is not key=value; use for example train.steps=4")
     if key.partition(".")[0] in ("setting", "extends"):
         raise RecipeError(
             f"override {text!r}: setting and extends are keys of a file; write one with both, such as "

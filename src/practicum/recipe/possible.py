@@ -51,7 +51,7 @@ def find_anchor_problems(objective: Objective, source: SourceConfig) -> list[str
         return []
     return [
         f"objective.losses[{number}]: its advantage compares with the reference's answers, and the "
-        "reference writes none; write rollout.source: join(reference, 4)"
+        "reference writes none; set rollout.source: join(reference, 4)"
         for number, term in enumerate(objective.losses)
         if term.compares_with_reference
     ]
@@ -88,7 +88,7 @@ def find_staleness_problems(
     if rollout.source.replays:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and mix(other=replay) learns from "
-            "completions of any age; write max_staleness: 0, or source: student"
+            "completions of any age; set max_staleness: 0, or source: student"
         )
     writers = rollout.source.other_writers
     if "teacher" in writers and teacher.capabilities().follows_student:
@@ -101,7 +101,7 @@ def find_staleness_problems(
     if reference is not None and is_asked and reference.capabilities().follows_student:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and reference {reference.name!r} may follow "
-            "the student, so it cannot write ahead of it; write max_staleness: 0"
+            "the student, so it cannot write ahead of it; set max_staleness: 0"
         )
     problems += [
         f"{path}: requests to teachers are fixed ahead if {STALENESS} is above 0; "
@@ -151,7 +151,7 @@ def _find_guide_problems(
     if guide not in scorers:
         problems.append(
             f"{where}: no scorer is named {guide!r}; add it to scorers: "
-            f"{{{guide}: {{type: {source.guide_example}}}}}, or write source: student"
+            f"{{{guide}: {{type: {source.guide_example}}}}}, or set source: student"
         )
     elif source.guide_rejects and not scorers[guide].rejects:
         problems.append(
@@ -161,7 +161,7 @@ def _find_guide_problems(
     if rollout.max_staleness:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and scorer {guide!r}, which may learn from "
-            f"each step, guides the {source.name}; write max_staleness: 0, or source: student"
+            f"each step, guides the {source.name}; set max_staleness: 0, or source: student"
         )
     return problems
 

@@ -40,7 +40,7 @@ class EpisodesConfig(FrozenConfig):
     def _check_threads(self) -> "EpisodesConfig":
         if not self.together and self.at_once == 1:
             raise ValueError(
-                "together: false needs environments that answer side by side; write at_once: 16"
+                "together: false needs environments that answer side by side; set at_once: 16"
             )
         return self
 
@@ -148,7 +148,9 @@ class Budget(FrozenConfig):
     )
     tokens: float | None = Field(default=None, gt=0, description="supervised tokens")
     seconds: float | None = Field(
-        default=None, gt=0, description="seconds spent in steps; the only limit that reads the clock"
+        default=None,
+        gt=0,
+        description="seconds spent in steps; the only limit that reads the clock",
     )
 
     def find_exceeded(self, spending: Mapping[str, float], step: Mapping[str, float]) -> str | None:

@@ -174,7 +174,7 @@ def _convert_student(settings: TrlSettings) -> dict[str, Any]:
     model = settings.script.trainer.get("model")
     if not isinstance(model, str):
         settings.notes.append(
-            "student.model: missing, since the script's model is no literal; write it"
+            "student.model: missing, since the script's model is no literal; set it"
         )
         model = "STUDENT"
     student: dict[str, Any] = {"model": model}
@@ -199,7 +199,7 @@ def _convert_teacher(settings: TrlSettings) -> dict[str, Any]:
     )
     if not isinstance(model, str):
         settings.notes.append(
-            "teacher.model: missing, since the script's teacher is no literal; write it"
+            "teacher.model: missing, since the script's teacher is no literal; set it"
         )
         model = "TEACHER"
     teacher = {"type": "model", "model": model}
@@ -217,7 +217,7 @@ def _convert_dataset(settings: TrlSettings, target: Path) -> dict[str, Any]:
     dataset = settings.script.trainer.get("train_dataset")
     if not isinstance(dataset, Dataset) or not dataset.positional:
         settings.notes.append(
-            "task.path: missing, since the script's dataset is no literal; write it"
+            "task.path: missing, since the script's dataset is no literal; set it"
         )
         return {"type": "jsonl", "path": "ROWS.jsonl"}
     kind, *more = dataset.positional
@@ -245,7 +245,7 @@ def _convert_dataset(settings: TrlSettings, target: Path) -> dict[str, Any]:
         task["heldout"] = heldout.split
     elif heldout is not None:
         settings.notes.append(
-            "task.heldout: the script's eval_dataset is another dataset; write it"
+            "task.heldout: the script's eval_dataset is another dataset; set it"
         )
     return task
 
@@ -376,7 +376,7 @@ def _convert_train(settings: TrlSettings, recipe: dict[str, Any]) -> dict[str, A
         train["steps"] = max(1, math.ceil(epochs * math.ceil(rows / prompts)))
     else:
         settings.notes.append(
-            f"train.steps: missing; write rows * {epochs:g} / {prompts}, since the rows are not here to be counted"
+            f"train.steps: missing; set rows * {epochs:g} / {prompts}, since the rows are not here to be counted"
         )
     warmup, ratio = settings.take("warmup_steps") or 0, settings.take("warmup_ratio") or 0
     # Since transformers 5 a warmup_steps below 1 is a share of the steps.
@@ -386,7 +386,7 @@ def _convert_train(settings: TrlSettings, recipe: dict[str, Any]) -> dict[str, A
     elif share and "steps" in train:
         recipe["optimizer"]["warmup_steps"] = math.ceil(share * train["steps"])
     elif share:
-        settings.notes.append(f"optimizer.warmup_steps: missing; write {share} times the steps")
+        settings.notes.append(f"optimizer.warmup_steps: missing; set {share} times the steps")
     if settings.take("save_strategy") == "steps" and "steps" in train:
         train["checkpoint_every"] = int(settings.take_number("save_steps"))
     settings.taken.add("save_steps")

@@ -364,7 +364,7 @@ def _convert_steps(config: VerlConfig, recipe: dict[str, Any], notes: list[str])
         train["steps"] = max(1, rows * (epochs or 1) // batch)
     else:
         notes.append(
-            f"train.steps: missing; write rows * {epochs or 1} // {batch}, since the training "
+            f"train.steps: missing; set rows * {epochs or 1} // {batch}, since the training "
             "files are not here to be counted"
         )
     ratio = config.take_number(f"{ACTOR}.optim.lr_warmup_steps_ratio", 0.0)

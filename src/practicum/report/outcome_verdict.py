@@ -17,7 +17,7 @@ MOVED, MIN_NATS = 1.25, 0.02
 """The ratio of two reverse KLs, and their difference in nats per token, that count as a change."""
 
 FAR, FAR_NATS = 3.0, 1.0
-"""The ratio and the difference in nats per token at which the divergence alone is a collapse."""
+"""The ratio and the difference in nats per token at which divergence by itself means a collapse."""
 
 DOUBLED = 2.0
 """The ratio of two reverse KLs that is one sign of a collapse."""
@@ -199,7 +199,7 @@ def _find_signs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_Co
         signs.append(_CollapseSign("entropy", reason))
     old, new = read_measure(before, "reverse_kl"), read_measure(after, "reverse_kl")
     if old is not None and new is not None and _judge_divergence(old, new) < 0:
-        # The reason is the one of the divergence itself.
+        # The divergence already gives the reason.
         is_doubled = new.mean >= DOUBLED * max(old.mean, 0.0)
         signs += [_CollapseSign("divergence", "")] if is_doubled else []
     return signs

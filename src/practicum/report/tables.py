@@ -1,4 +1,4 @@
-"""The tables and lines that a run prints while it goes on and at its end."""
+"""The tables and lines that a run prints during training and at its end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -36,7 +36,7 @@ from practicum.statistics import (
 )
 
 MAX_TOKENS = 20
-"""The number of tokens in the table of the most expensive ones."""
+"""The number of tokens in the table of tokens with the highest divergence."""
 
 COMPARED_SHARE = 0.2
 """The share of the steps at either end of the run that are compared: a fifth."""
@@ -138,7 +138,7 @@ def _subtract_logprobs(
 
 
 def build_tokens_section(run: RunData) -> Section | None:
-    """Build the panels about where the divergence sits; None before the first rollout."""
+    """Build the panels about the location of the divergence; None before the first rollout."""
     tokens = build_token_table(run.rollouts)
     if not len(tokens):
         return None
@@ -151,11 +151,11 @@ def build_tokens_section(run: RunData) -> Section | None:
             "By place in the answer": _render_positions(tokens, first, last, run.seed),
             "By kind of token": _render_kinds(tokens, first, last, run),
             "By correctness": _render_correctness(tokens, run),
-            "Dearest tokens": _render_expensive_tokens(tokens, run),
+            "Tokens with the highest divergence": _render_expensive_tokens(tokens, run),
         }
     )
-    title = f"Where the {'divergence' if tokens.exact else 'log-ratio'} sits"
-    about = "sampled training rollouts, tokens that were learned from"
+    title = f"{'Divergence' if tokens.exact else 'Log-ratio'} by token"
+    about = "sampled training rollouts, supervised tokens"
     return Section("tokens", "Divergence", title, about, body)
 
 
@@ -200,7 +200,7 @@ def _render_positions(tokens: TokenTable, first: TokenTable, last: TokenTable, s
         ("first fifth of the steps", "before", estimate_means(first)),
         ("last fifth", "student", estimate_means(last)),
     ]
-    chart = render_ranged_chart("mean by place in the answer, nats a token", groups, names)
+    chart = render_ranged_chart("mean by place in the answer, nats per token", groups, names)
     return render_figure(chart, groups)
 
 

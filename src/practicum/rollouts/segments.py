@@ -25,7 +25,7 @@ from practicum.types import Metrics, Prompt, Rollout, Sample, SampleRequest, Sto
 class OpenAnswer:
     """An unfinished answer, and the step that began it.
 
-    `states` are the student's hidden states, stored only for an answer with a single segment.
+    `states` are the states that the student computed, stored only for an answer with one segment.
     """
 
     step: int

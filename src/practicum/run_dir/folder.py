@@ -183,7 +183,7 @@ class RunDir:
         except BlockingIOError:
             raise ResourceError(
                 f"{self.path} is in use by {_describe_lock_holder(descriptor)}; "
-                f"wait until it ends, or write {spell_options(out='another folder')}"
+                f"wait until it ends, or use {spell_options(out='another folder')}"
             ) from None
         # The process that held the lock before may have failed and removed its folder.
         if os.fstat(descriptor).st_nlink == 0:
@@ -220,13 +220,13 @@ class RunDir:
         elsewhere = spell_options(out="another folder")
         if not self._overwrites:
             raise RecipeError(
-                f"{self.path} already holds a run; write {spell_options(resume=True)} to continue "
+                f"{self.path} already holds a run; use {spell_options(resume=True)} to continue "
                 f"it, {spell_options(overwrite=True)} to replace it, or {elsewhere}"
             )
         if not self._has_recipe():
             raise RecipeError(
                 f"{self.path} has neither a run's recipe.json nor a pipeline.json, so it may be no "
-                f"run and nothing of it is removed; remove it yourself, or write {elsewhere}"
+                f"run and nothing of it is removed; remove it yourself, or use {elsewhere}"
             )
 
     def _has_recipe(self) -> bool:
@@ -277,7 +277,7 @@ def _create_folder(root: Path, name: str) -> None:
         if error.errno == errno.ENOENT:
             # Every parent is made too, so the place allows no folders; none was moved or deleted.
             raise ResourceError(
-                f"{problem}: this place allows no new folder; write {spell_options(out='another folder')}"
+                f"{problem}: this place allows no new folder; use {spell_options(out='another folder')}"
             ) from error
         raise build_resource_error(problem, error) from error
     if path.resolve().parent != root.resolve():
@@ -302,7 +302,7 @@ def _check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise RecipeError(
             f"{path} is a file where a run needs a folder; "
-            f"write {spell_options(out='another folder')}"
+            f"use {spell_options(out='another folder')}"
         )
 
 

@@ -115,7 +115,7 @@ def check_space(run_dir: RunDir, size: int) -> None:
         raise ResourceError(
             f"a checkpoint of this run needs {(size + _SPARE_BYTES) / _MIB:.1f} MiB, "
             f"{free / _MIB:.1f} MiB free in {run_dir.path}; "
-            f"free space, or write {spell_options(out='a folder on another disk')}"
+            f"free space, or use {spell_options(out='a folder on another disk')}"
         )
 
 

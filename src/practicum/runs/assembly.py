@@ -425,7 +425,7 @@ class _Assembly(TeacherServices):
         if role == "teacher" and config.type == "self":
             log.warning(
                 "the teacher is the student with the student's own prompt, so there is little to "
-                "learn; write {type: privileged, teacher: {type: self}, ...} to let it see more"
+                "learn; set {type: privileged, teacher: {type: self}, ...} to let it see more"
             )
         context = TeacherContext(
             renderer=self.student.renderer,

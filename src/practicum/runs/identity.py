@@ -50,7 +50,7 @@ def warn_of_equal_teacher(recipe: Recipe, identity: Mapping[str, str]) -> None:
     if teacher.model_dump(include=PROMPTING) == student.model_dump(include=PROMPTING):
         log.warning(
             "teacher and student are the same model with the same prompt, so there is nothing to "
-            "learn; name another teacher, or write {type: privileged, teacher: {type: self}, ...} "
+            "learn; name another teacher, or set {type: privileged, teacher: {type: self}, ...} "
             "to let it see more"
         )
 

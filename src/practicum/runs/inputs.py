@@ -69,7 +69,7 @@ def _list_places(recipe: Recipe) -> Iterator[str]:
     for role, config in _list_models(recipe).items():
         if config.device == "cuda" and not torch.cuda.is_available():
             yield (
-                f"{role}.device: cuda, and this machine has no CUDA device; write {role}.device=auto "
+                f"{role}.device: cuda, and this machine has no CUDA device; set {role}.device=auto "
                 "to run it here"
             )
 

@@ -35,5 +35,5 @@ def explain_name(name: str, chosen: str) -> Iterator[None]:
     except PracticumError:
         if chosen != name:
             resume, rename = spell_options(resume=True), spell_options(overrides=[f"name={chosen}"])
-            log.info(f"the run's name is {chosen}; to resume it, write {resume} and {rename}")
+            log.info(f"the run's name is {chosen}; to resume it, use {resume} and {rename}")
         raise

@@ -161,7 +161,7 @@ def _find_best(run_dir: RunDir) -> int:
     if metric is None:
         raise CheckpointError(
             f"{path}@best: the recipe sets no train.metric_for_best_model, so no step is the best; "
-            f"name a step as {path}@STEP, or write {path} for the newest"
+            f"name a step as {path}@STEP, or use {path} for the newest"
         )
     tracker = folders.recall_best(run_dir, metric)
     # The last step of a run that ended early is evaluated too, and only the summary has its result.
@@ -171,7 +171,7 @@ def _find_best(run_dir: RunDir) -> int:
     if tracker.step is None:
         raise CheckpointError(
             f"{path}@best: no step was evaluated and saved yet with a finite {metric} and a sound "
-            f"student; write {path} for the newest checkpoint"
+            f"student; use {path} for the newest checkpoint"
         )
     return tracker.step
 

@@ -183,10 +183,10 @@ def _check_model(role: str, candidate: Any) -> None:
             return
         case PreTrainedModel() | PeftModel():
             raise RecipeError(
-                f"{role}: a model object needs its tokenizer; write {role}=(model, tokenizer)"
+                f"{role}: a model object needs its tokenizer; pass {role}=(model, tokenizer)"
             )
     raise RecipeError(
-        f"{role}: an object of type {type(candidate).__name__} is no model; write a path, a hub name, a "
+        f"{role}: an object of type {type(candidate).__name__} is not a model; pass a path, a hub name, a "
         "mapping, or (model, tokenizer)"
     )
 

@@ -26,7 +26,7 @@ from practicum.types import Rollout, StepResult, TokenRecord
 class RunJournals:
     """The journals of a run, written together.
 
-    Only `timings.jsonl` depends on the clock, so the other files are the same no matter how often a
+    Only `timings.jsonl` depends on the clock, so all further files are the same no matter how often a
     run is resumed. With `rollouts_required`, a run that cannot write its rollouts stops. With a
     `renderer`, `vocabulary.jsonl` gets each token as text when it first occurs. `checkpoint` is the
     checkpoint that the run resumes from, if any.

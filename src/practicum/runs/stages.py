@@ -141,7 +141,7 @@ def parse_pipeline(
     entries = content["stages"]
     is_list = isinstance(entries, list) and all(isinstance(entry, Mapping) for entry in entries)
     if not is_list or not entries:
-        raise RecipeError(f"{source}: stages: write a list of stages, each a mapping with a `name`")
+        raise RecipeError(f"{source}: stages: must be a list of stages, each a mapping with a `name`")
     names = [str(entry.get("name")) for entry in entries]
     _check_overrides(overrides, names)
     general = [text for text in overrides if not text.startswith("stages.")]
@@ -216,7 +216,7 @@ def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
         name, _, key = path.partition(".")
         if first == "stages" and not key:
             raise RecipeError(
-                f"override {text!r} names no key of a stage; write for example "
+                f"override {text!r} names no key of a stage; use for example "
                 f"stages.{names[0]}.train.steps=4"
             )
         if first == "stages" and name not in names:
@@ -275,7 +275,7 @@ def _list_stage_problems(
     student, name = stage.data.get("student"), entry.get("name")
     if not isinstance(name, str) or not STAGE_NAME.fullmatch(name) or name == BASE:
         yield (
-            f"name: {name!r} cannot name a stage; write letters, digits, '_' and '-', "
+            f"name: {name!r} cannot name a stage; use letters, digits, '_' and '-', "
             "at most 60, not 'base'"
         )
     if stage.name in names[: stage.number - 1]:

@@ -31,7 +31,7 @@ def find_newest(run_dir: RunDir, recipe: Recipe) -> Checkpoint | None:
     if checkpoint is not None and checkpoint.step > recipe.train.steps:
         raise RecipeError(
             f"train.steps is {recipe.train.steps}, and {run_dir.path} has done {checkpoint.step} "
-            f"already; write at least {checkpoint.step}"
+            f"already; set at least {checkpoint.step}"
         )
     if checkpoint is not None:
         check_journals(run_dir, checkpoint)

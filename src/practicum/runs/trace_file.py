@@ -53,7 +53,7 @@ def score_traces(recipe: Recipe, path: Path) -> ScoredTraces:
     source = recipe.rollout.source
     if not isinstance(source, traces.Config):
         raise RecipeError(
-            "rollout.source has no traces to write into; write rollout.source: traces(FILE.jsonl)"
+            "rollout.source has no traces to write into; set rollout.source: traces(FILE.jsonl)"
         )
     file = Path(recipe.base_dir) / source.path
     prepare_folder(path.parent)

@@ -173,9 +173,7 @@ def _check_datum(
                 f"{where}: {name} has the shape {list(inputs[name].shape)}, target_tokens {list(targets.shape)}"
             )
     if loss.whole_text and not inputs["sequence_ratio_mask"].any():
-        raise DataError(
-            f"{where}: sequence_ratio_mask marks no token; mark the sampled tokens"
-        )
+        raise DataError(f"{where}: sequence_ratio_mask marks no token; mark the sampled tokens")
     columns = [inputs[name].float().view(count, -1) for name in loss.inputs]
     mask = inputs.get(MASK, torch.ones(())).float().expand(targets.shape).reshape(count, -1)
 

@@ -100,8 +100,8 @@ class Estimate:
 def estimate_mean(columns: Sequence[Float[Tensor, " _"]], groups: Sequence[str]) -> Estimate | None:
     """Estimate the mean over all tokens of all answers; None without a token.
 
-    The standard error is that of a ratio of two sums over the groups (prompts): tokens of one
-    prompt are not independent.
+    The standard error is computed for a ratio of two sums over the groups (prompts), because tokens
+    of one prompt are not independent.
     """
     totals: dict[str, tuple[float, int]] = {}
     for column, group in zip(columns, groups, strict=True):
@@ -134,8 +134,8 @@ def wilson(successes: float, count: int) -> Interval:
 def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int) -> Interval | None:
     """Return the ratio of two sums over the same prompts; None if the denominators sum to 0.
 
-    The interval is a bootstrap over the prompts. Resamples whose denominators sum to 0 are left
-    out, so check first that the mean of the denominators differs from 0.
+    The interval is a bootstrap over the prompts. Resamples with denominators that sum to 0 are left
+    out, so first check that the mean of the denominators differs from 0.
     """
     pairs = torch.tensor([numerators, denominators], dtype=torch.float64)
     above, below = pairs.sum(dim=1).tolist()
@@ -159,7 +159,7 @@ def minimum_detectable_difference(differences: Sequence[float]) -> float | None:
 def auroc(scores: Sequence[float], right: Sequence[bool]) -> Interval | None:
     """Return how often a right answer scores above a wrong one, ties counting half.
 
-    None unless both kinds occur. The interval is that of Hanley and McNeil (1982).
+    None unless both right and wrong answers occur. The interval follows Hanley and McNeil (1982).
     """
     above = _wins(scores, right)
     if above is None:

@@ -39,8 +39,8 @@ def difference(first: Sequence[float], second: Sequence[float], seed: int) -> In
 def score_interval(wins: int, losses: int, count: int) -> Interval:
     """Return the paired difference of two proportions with its score interval (Tango 1998).
 
-    Of `count` pairs, `wins` are right in the first sample alone and `losses` in the second alone.
-    An end is the difference that a score test at 5 % only just rejects.
+    Of `count` pairs, `wins` are right only in the first sample and `losses` only in the second. The
+    ends are the differences at which a score test at 5 % begins to reject.
     """
     mean = (wins - losses) / count
     low = _find_end(wins, losses, count, (-1.0, mean), Z)
@@ -76,8 +76,8 @@ def _find_end(
 
 def _compute_statistic(wins: int, losses: int, count: int, assumed: float) -> float:
     """Return Tango's score statistic of an assumed difference, equation 8 of Tango (1998)."""
-    # The likeliest share of losses under the assumed difference is the larger root of
-    # 2 n q^2 + linear q + constant.
+    # The maximum-likelihood share of losses under the assumed difference is the larger root of 2 n
+    # q^2 + linear q + constant.
     linear = (2 * count - wins + losses) * assumed - wins - losses
     constant = -losses * assumed * (1 - assumed)
     root = math.sqrt(max(linear * linear - 8 * count * constant, 0.0))

@@ -29,8 +29,8 @@ def two_sided(t: float, freedom: int) -> float:
     """Return P(|T| >= t) of Student's distribution with a whole number of degrees of freedom."""
     angle = math.atan(abs(t) / math.sqrt(freedom))
     sine, square = math.sin(angle), math.cos(angle) ** 2
-    # The series of powers of the cosine, each term from the one before: with the odd powers the
-    # sum of the angle, without a table or an incomplete beta function.
+    # The finite series in powers of the cosine, each term computed from the previous term. It needs
+    # no table and no incomplete beta function; for odd degrees of freedom the angle is added.
     odd = freedom % 2
     term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
     for power in range(1 + odd, freedom, 2):
@@ -102,7 +102,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
-        # An adjusted value may not fall below that of a smaller p value.
+        # An adjusted value may not fall below the adjusted value of a smaller p value.
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted

@@ -14,7 +14,7 @@ LONGEST_PERIOD = 8
 """The longest loop that is searched for, in tokens."""
 
 FEWEST_ROUNDS = 3
-"""The fewest rounds of a loop whose tokens count as repeated."""
+"""The fewest rounds of a loop for its tokens to count as repeated."""
 
 
 LOOPED_TAIL, SHORTEST_LOOPED = 1_000, 8

@@ -53,8 +53,8 @@ def judge_turns(
 def compare_turns(conversations: Sequence[Sequence[TurnAgreement]]) -> dict[str, float]:
     """Return how first and last turns differ, and how often a turn is wrong before and after another.
 
-    `wrong_before` is the share of wrong turns among those that follow right turns only, and
-    `wrong_after` among those that follow a wrong one. Conversations of one turn say nothing.
+    `wrong_before` is the share of wrong turns among turns that only follow right turns, and
+    `wrong_after` among turns that follow a wrong turn. Conversations of one turn are not counted.
     """
     longer = [turns for turns in conversations if len(turns) > 1]
     if not longer:
@@ -87,7 +87,7 @@ def find_first_wrong(turns: Sequence[TurnAgreement]) -> int | None:
 
 
 def _average(numbers: Sequence[float | None]) -> float | None:
-    """Return the mean of the numbers that are known, or None if there are none."""
+    """Return the mean of the known numbers, or None if all are unknown."""
     known_numbers = [number for number in numbers if number is not None]
     return sum(known_numbers) / len(known_numbers) if known_numbers else None
 
@@ -95,6 +95,6 @@ def _average(numbers: Sequence[float | None]) -> float | None:
 def reward_step(text: str, corrected: str, rejected: str) -> float:
     """Return the reward of a step that does not solve its task (SCoRe, arXiv 2509.14257).
 
-    It is 0.5 for the corrected step, 0 for the one that was rejected, and 0.1 for any other.
+    It is 0.5 for the corrected step, 0 for the rejected step, and 0.1 for any other step.
     """
     return {corrected.strip(): 0.5, rejected.strip(): 0.0}.get(text.strip(), 0.1)

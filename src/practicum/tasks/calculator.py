@@ -66,7 +66,9 @@ class Config(TaskConfig):
         "half each",
     )
     turns: int = Field(default=4, ge=1, description="turns with calls after which it ends")
-    bad_calls: int = Field(default=2, ge=1, description="calls without a result after which it ends")
+    bad_calls: int = Field(
+        default=2, ge=1, description="calls without a result after which it ends"
+    )
     train_size: int = Field(default=512, ge=1, description="expressions to train on")
     heldout_size: int = Field(default=64, ge=0, description="other expressions, to evaluate on")
     seed: int | None = Field(default=None, ge=0, description="of the expressions; none: the run's")

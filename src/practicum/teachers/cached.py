@@ -64,7 +64,9 @@ class Config(TeacherConfig):
         default=None, description="folder of the answers; none: `scores` in the run's folder"
     )
     max_mib: float = Field(
-        default=1024, gt=0, description="maximum size; no more is stored after a call that does not fit"
+        default=1024,
+        gt=0,
+        description="maximum size; no more is stored after a call that does not fit",
     )
 
     @model_validator(mode="after")

@@ -75,8 +75,7 @@ class Config(TeacherConfig):
             )
         if self.gate is not None and "full" not in self._intersect().signals:
             raise ValueError(
-                "gate: the entropy of a member is known only if it can give its whole "
-                "distribution"
+                "gate: the entropy of a member is known only if it can give its whole distribution"
             )
         return self
 

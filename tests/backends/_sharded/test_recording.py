@@ -26,7 +26,7 @@ assert cluster
 
 PARAMS = SamplingParams(4, 1.0, stop_ids=frozenset({0}))
 TEXTS = [ScoreRequest((3, 4, 5), (6, 7))]
-REPLACED = "model.safetensors has SHA-256 .* so the model is not the one that the run recorded; put"
+REPLACED = "model.safetensors has SHA-256 .* so the model differs from the model that the run recorded; restore"
 
 
 @pytest.fixture

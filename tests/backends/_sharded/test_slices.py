@@ -98,7 +98,7 @@ def test_every_weight_and_limit_is_that_of_the_whole_model(tmp_path: Path) -> No
 
 
 def is_real(leaf: object) -> bool:
-    """The storage of a DTensor itself has no memory; the storage of its local rows does."""
+    """Return whether a leaf is a plain tensor with memory; a DTensor's own storage has none, its local rows have."""
     return type(leaf) in (torch.Tensor, torch.nn.Parameter) and not leaf.is_meta  # type: ignore[attr-defined]
 
 

@@ -19,7 +19,7 @@ class Config(BaseModel):
     type: Literal["backends.child"] = "backends.child"
 
     def build_single(self) -> "Config":
-        """Its checkpoints have the format of one process, and it opens them itself."""
+        """Return these settings: checkpoints have the format of one process, and this backend opens them itself."""
         return self
 
     def problems(self, student, objective, mixes_tokens, staleness, models) -> list[str]:  # type: ignore[no-untyped-def]

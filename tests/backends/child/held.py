@@ -38,7 +38,7 @@ def take_dropped(process: int) -> list[str]:
 
 @dataclass(frozen=True)
 class ChildStates:
-    """A handle of hidden states, see `practicum.types.StatesLike`; one object per name in the parent, one per message in the child."""
+    """A handle of hidden states, see `practicum.types.StatesLike`; one per name in the parent, one per message in the child."""
 
     process: int
     name: str
@@ -75,7 +75,7 @@ class ChildHead:
         return self.fetch().logits(hidden, room)
 
     def release(self) -> None:
-        """It is fetched each time."""
+        """Do nothing: the head is fetched each time."""
 
     def fetch(self) -> HeadLike:
         return fetch(self.process, f"head {self.number}")

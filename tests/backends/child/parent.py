@@ -119,7 +119,7 @@ class ChildBackend:
 
 
 class ChildClient(SelfTeacher):
-    """See `practicum.ports.SelfTeacher`; a client that follows nothing is never asked for its state."""
+    """A self-teacher, see `practicum.ports.SelfTeacher`; a client that does not follow the student is never asked for its state."""
 
     def __init__(self, backend: ChildBackend, name: str) -> None:
         self._backend = backend

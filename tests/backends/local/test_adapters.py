@@ -82,7 +82,7 @@ ADAPTED = {
     },
     "seed_oss": ATTENTION | {f"mlp.{name}": 2 for name in MLP},
 }
-"""Return how many modules and fused weights of each name have adapters, in two layers."""
+"""The number of modules and fused weights of each name that have adapters, in two layers."""
 
 MIXTURES = ("mixtral", "granitemoe", "deepseek_v3", "glm4_moe", "qwen3_next", "gpt_oss")
 

@@ -332,7 +332,7 @@ def test_adapters_are_decoded_as_part_of_the_weights_they_adapt():
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(len(name)))
     prepared = PrepackedModel(model, steps=100)
     maps = [layer for layer, product in prepared._forwards.items() if isinstance(product, _Product)]
-    assert len(maps) == 2 * len(targets), "one map each, none of its parts"
+    assert len(maps) == 2 * len(targets), "one map each, without its parts"
     ids = torch.tensor([[3, 4, 5, 6]])
     with torch.no_grad():
         expected = model.body(ids, torch.ones_like(ids, dtype=torch.bool))

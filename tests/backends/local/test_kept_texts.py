@@ -21,7 +21,7 @@ EXACT = {"rtol": 0, "atol": 1e-5}
 
 
 def start(count=7):
-    """Prompts of unequal lengths, two of them the same."""
+    """Return prompts of unequal lengths, two of them the same."""
     prompts = [random_tokens(3 + 7 * (row % 4), row % 6) for row in range(count)]
     return [SampleRequest(prompt, row) for row, prompt in enumerate(prompts)]
 

@@ -33,7 +33,7 @@ TEXTS = [
     ScoreRequest((*ROOT, 5, 6), ()),
     ScoreRequest((*ROOT, *random_tokens(18, 0)), ()),
 ]
-"""Return texts with two levels of shared beginnings and lengths from zero to sixteen."""
+"""Texts with two levels of shared beginnings and lengths from zero to sixteen."""
 
 
 def alone(model, texts):

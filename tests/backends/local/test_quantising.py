@@ -31,7 +31,7 @@ TAKES = {"int8": 0.02, "nf4": 0.3, "nvfp4": 0.3}
 
 
 def list_e4m3() -> list[float]:
-    """The finite sizes of E4M3 by their code: four bits of exponent with a bias of 7, three of mantissa."""
+    """List the finite sizes of E4M3 by their code: four bits of exponent with a bias of 7, three of mantissa."""
     sizes = []
     for exponent, mantissa in itertools.product(range(16), range(8)):
         if (exponent, mantissa) == (15, 7):

@@ -371,7 +371,7 @@ def test_padding_rows_of_the_embedding_are_never_sampled_and_hold_no_mass():
 def test_states_beyond_the_bound_wait_on_the_host_and_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A pass takes four of the texts on every device; a GPU's own limit would take all of them."""
+    """Check that a pass takes four of the texts on every device; a GPU's own limit would take all of them."""
     monkeypatch.setattr(local_sampler, "find_limits", lambda device: ON_CPU)
     model = tiny()
     texts = [ScoreRequest(random_tokens(40, n), random_tokens(200 + n, 50 + n)) for n in range(10)]

@@ -642,7 +642,7 @@ def test_a_step_without_a_gradient_moves_nothing():
 
 
 NOTHING_TO_LEARN = {
-    "a filter that nobody passes": {"filter": "correct"},
+    "a filter that accepts no answer": {"filter": "correct"},
     "weights that leave every token out": {"weights": "threshold(1e6)"},
     "rewards that are all alike": {"signal": "score(group_mean)"},
     "ranking weights under a filter": {"filter": "correct", "weights": "entropy_top(0.5)"},

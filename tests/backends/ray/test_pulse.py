@@ -41,7 +41,7 @@ class Process:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return a Ray of doubles, with heartbeats that take no time."""
+    """Replace Ray by doubles, with heartbeats that take no time."""
 
     def get(process: Process, timeout: float | None = None) -> Any:
         if isinstance(process.answer, Exception):

@@ -30,7 +30,7 @@ ENDING = "\nConfidence: 0.25"
 
 
 def merging() -> Renderer:
-    """Tokens of several letters that span spaces and line ends, so that statements begin within one."""
+    """Build a tokenizer with tokens of several letters that span spaces and line ends, so that statements begin within one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -136,7 +136,9 @@ def test_every_answer_states_the_rate_and_keeps_its_reward(parts: RunComponents)
         group = [r.text[:1].isalpha() for r in plain if r.prompt.id == before.prompt.id]
         share = f"{sum(group) / len(group):.2f}"
         assert after.text.endswith(f"\nConfidence: {share}")
-        assert after.reward == float(before.text[:1].isalpha()), "that of the student's own answer"
+        assert after.reward == float(before.text[:1].isalpha()), (
+            "the reward of the student's own answer"
+        )
         assert after.notes == {"confidence": share, "restated": ""}
         assert after.stop_reason == "stop" and after.loss_mask.all() and after.states is None
         own = after.mark_tokens_by("student")

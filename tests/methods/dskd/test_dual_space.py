@@ -129,7 +129,7 @@ def test_a_teacher_without_states_is_refused() -> None:
         ({"teacher": {"type": "expert"}, "task": {"type": "walker"}}, "gives no hidden states"),
         (
             {"objective": {"signal": "dual_space", "estimator": "score_function"}},
-            "of its own; leave out",
+            "its own divergence; leave out",
         ),
     ],
 )

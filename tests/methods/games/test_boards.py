@@ -69,7 +69,7 @@ def test_a_lake_moves_as_gymnasiums() -> None:
 
 
 def test_a_warehouse_by_hand() -> None:
-    # #####      the box is pushed right twice; then it stands in its place
+    # #####      the box is pushed right twice; then it is in its place
     # #@$_.#
     walls, places = frozenset({(1, 0)}), frozenset({(0, 3)})
     game = Game(Warehouse(4, walls, places, ((0, 0), frozenset({(0, 1)}))), 4)

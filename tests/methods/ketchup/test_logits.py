@@ -213,7 +213,7 @@ def test_a_baseline_of_the_group_and_a_reward_join_it() -> None:
     assert (trained(data, plain) - trained(data, {"signal": "logits(2)"})).norm() > 0
 
 
-# What is refused.
+# Refused settings
 
 
 def test_log_probabilities_alone_are_refused_in_one_line() -> None:

@@ -207,7 +207,7 @@ JUDGE = {"type": "judge", "teacher": {"type": "grading_teacher:Plugin"}}
         ({"rollout.source": "replace(grad)"}, "no scorer is named 'grad'; add it to scorers: {grad: {type: judge"),
         ({"scorers": {"grade": JUDGE}}, "scorer 'grade' rejects no answers; take one that does"),
         ({"scorers": {"grade": {"type": "outcome"}}}, "scorer 'grade' rejects no answers"),
-        ({"rollout.max_staleness": 1}, "guides the replace; write max_staleness: 0"),
+        ({"rollout.max_staleness": 1}, "guides the replace; set max_staleness: 0"),
         ({"teacher": {"type": "none"}, "objective": {"signal": "score"}}, "lets the teacher write, but"),
         ({"rollout.source": "replace(grade, writer=reference)"}, "lets the reference write and there is none"),
         ({"rollout.source": "replace(grade, tries=0)"}, "greater than or equal to 1"),

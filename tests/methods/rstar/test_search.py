@@ -107,7 +107,7 @@ def test_without_exploration_the_search_goes_to_the_best_child() -> None:
     for _ in range(3):
         assert tree.select().name.startswith("0.0")
         back_up(tree.grow(tree.select(), [step_of(5)], is_whole=False), 0.6)
-    # A bound that rewards rarely visited children selects the other child, 0.1.
+    # A bound that rewards rarely visited children selects child 0.1.
     eager = replace(tree, exploration=3.0)
     assert eager.select().name.startswith("0.1")
     assert eager.select().parent is tree.root

@@ -62,7 +62,7 @@ class Echo(Task):
         return World(seed, len(self.opened) if self.moody else 0)
 
     def expert(self, prompt, turns):
-        """Gives some steps every letter twice, with probability three quarters for the right one."""
+        """Return the expert's letter, sometimes twice, with probability three quarters for the right one."""
         others = [letter for letter in "abcd" if letter != prompt.id]
         return {prompt.id: 0.75, **dict.fromkeys(others, 0.25 / 3)}
 

@@ -48,7 +48,7 @@ def test_pairs_are_compared_and_others_ranked() -> None:
     values = compare(TERM, student.log_softmax(-1), signal)
     entry = DIVERGENCES["reverse_kl"]
     logprobs = student.log_softmax(-1).detach()
-    # Of 4 and 10, which both give two thirds to it, the first has the teacher's own token; 7 gives 4 of 7 parts.
+    # 4 and 10 both give two thirds to it, and the first gets the teacher's own token; 7 gives 4 of 7 parts.
     pairs = [(token, token) for token in COMMON] + [(4, OWN_TOKENS[0])]
     for row in range(len(logprobs)):
         same = sum(

@@ -198,7 +198,7 @@ def test_seeds_that_disagree_ask_for_more_seeds():
 def test_a_single_seed_resolves_nothing():
     lines = said([outcome("a", 0, GOOD), outcome("b", 0, BAD)])
     assert lines[0].startswith(
-        "single seed: how much seeds differ is unknown, so no difference is called resolved; write seeds=3"
+        "single seed: how much seeds differ is unknown, so no difference is called resolved; use seeds=3"
     )
     assert (
         lines[1]
@@ -212,7 +212,7 @@ def test_arms_that_are_one_recipe_are_named(recipe):
     lines = read_design(words, ComparisonSettings(seeds=1)).list_equal_arms()
     assert lines == [
         "kl and jsd are the same recipe, so their runs will be the same too; "
-        f"was jsd meant to differ? write jsd={recipe},KEY=VALUE"
+        f"was jsd meant to differ? use jsd={recipe},KEY=VALUE"
     ]
 
 
@@ -378,9 +378,9 @@ def test_an_arm_is_a_recipe_with_a_name_and_changes():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["papers/gkd"], "one arm is nothing to compare with; write two recipes, or NAME=RECIPE"),
-        (["papers/gkd", "papers/gkd"], "two arms are named 'gkd'; write NAME=RECIPE for each"),
-        (["../x=papers/gkd", "papers/sft"], "cannot name it; write NAME=RECIPE,key=value"),
+        (["papers/gkd"], "one arm is nothing to compare with; give two recipes, or NAME=RECIPE"),
+        (["papers/gkd", "papers/gkd"], "two arms are named 'gkd'; use NAME=RECIPE for each"),
+        (["../x=papers/gkd", "papers/sft"], "cannot name it; use NAME=RECIPE,key=value"),
         (["a=papers/gkd,seed=3", "papers/sft"], "'seed=3' is the comparison's to set"),
         (
             ["a=papers/gkd", "b=papers/gkd,evaluation.samples=4"],
@@ -429,7 +429,7 @@ def test_no_monitor_ends_a_run_unless_its_recipe_says_so(own, action):
 )
 def test_a_budget_that_is_none_is_refused(text):
     with pytest.raises(
-        RecipeError, match="write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
+        RecipeError, match="use flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
     ):
         ComparisonBudget.parse(text)
 
@@ -446,13 +446,11 @@ def test_budgets_become_recipe_keys():
 def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_change(recipe, tmp_path):
     words = [f"a={recipe}", f"b={recipe}"]
     (job, _) = plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
-    with pytest.raises(
-        RecipeError, match="holds no comparison to resume; leave resume=True out"
-    ):
+    with pytest.raises(RecipeError, match="holds no comparison to resume; leave resume=True out"):
         plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=True)
     job.recipe_path.parent.mkdir()
     write_json(job.recipe_path, dict(job.resolved_recipe))
-    with pytest.raises(RecipeError, match="already holds a comparison; set resume=True"):
+    with pytest.raises(RecipeError, match="already holds a comparison; use resume=True"):
         plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
     assert (
         len(
@@ -466,7 +464,7 @@ def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_chang
     ), "arms and seeds may be added"
     with pytest.raises(
         RecipeError,
-        match=r"arm 'a' changed; undo this, name a new arm, or write .*:\ntrain[.]steps: 2 in the run, 9 now",
+        match=r"arm 'a' changed; undo this, name a new arm, or use .*:\ntrain[.]steps: 2 in the run, 9 now",
     ):
         plan_jobs(
             read_design(words, ComparisonSettings(1, ComparisonBudget("steps", 9.0))),

@@ -86,7 +86,7 @@ def test_vocabularies_that_differ_are_a_verdict_with_its_code(models: Path, tmp_
         status == 20
         and "BROKEN-SETUP" in text
         and "Traceback" not in text
-        and 'write \'teacher={"type": "translated", "teacher": {"type": "model"' in text
+        and 'set \'teacher={"type": "translated", "teacher": {"type": "model"' in text
     )
     # Eighteen lines repeated that a check does not apply, and the refusal appeared three times.
     (line,) = [line for line in text.splitlines() if "not applicable" in line]

@@ -457,7 +457,7 @@ def test_a_teacher_with_fewer_bits_is_priced_in_nats_and_bytes(
 
     monkeypatch.setattr(LocalBackend, "load_scorer", load)
     cost = finding(diagnosed(recipe, folder), "P21")
-    assert loads == ["nvfp4", None], "the run's rounded teacher, and once the one with all bits"
+    assert loads == ["nvfp4", None], "the run's rounded teacher, and once the teacher with all bits"
     assert cost.value is not None and 0 < cost.value.mean < 0.1
     assert "teacher in nvfp4" in cost.sentence and "nats per token" in cost.sentence
     # Simulated bits take as many bytes as before.

@@ -44,7 +44,7 @@ def judge_heldout_accuracy(view: StepView, limits: Thresholds) -> RuleResult | N
     level=0.8,
 )
 def judge_settled_prompts(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """Prompts whose completions are all right or all wrong, if the objective uses rewards."""
+    """Prompts with only right or only wrong completions, if the objective uses rewards."""
     share = view.smooth("settled_prompts", 5) if view.facts.has_rewards else None
     if share is None:
         return None
@@ -85,8 +85,8 @@ def judge_overconfidence(view: StepView, limits: Thresholds) -> RuleResult | Non
 )
 def judge_plateau(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Held-out accuracy no longer rises, once it is above the level."""
-    # Patience, as in early stopping. The accuracy to exceed is that of the last rise that counted,
-    # at first the accuracy before training, so that many small rises count together.
+    # Patience, as in early stopping. The accuracy to exceed is the accuracy at the last counted
+    # rise, at first the accuracy before training, so that many small rises count together.
     accuracies = view.history.get_evaluations("heldout_accuracy")
     first_gain = view.history.get_first("heldout_gain", 1)
     if "heldout_accuracy" not in view.row:

@@ -64,7 +64,9 @@ class Config(TeacherConfig, GivenConfig):
         return isinstance(entry, ScoresRollouts) and not isinstance(entry, type)
 
     def capabilities(self) -> Capabilities:
-        """Return the object's own capabilities; those of another object are known when it is asked."""
+        """Return the object's declared capabilities; undeclared capabilities are known after its
+        first answer.
+        """
         return self.object.capabilities if isinstance(self.object, Teacher) else ANYTHING
 
 
@@ -80,11 +82,13 @@ class GivenTeacher(Teacher):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The object's own capabilities, or those that its first answer shows."""
+        """The object's declared capabilities, or the capabilities that its first answer shows."""
         return self._capabilities
 
     def try_out(self, prompt: Prompt, prompt_tokens: tuple[int, ...]) -> None:
-        """Ask an object that states no capabilities about two tokens, and take its form as its own."""
+        """Score two tokens with an object that declares no capabilities, to infer them from its
+        answer.
+        """
         if self._teacher is not None:
             return
         tokens = torch.tensor([0, min(1, self._vocab_size - 1)])

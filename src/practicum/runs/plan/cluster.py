@@ -45,7 +45,7 @@ def parse_cluster(text: str) -> Cluster:
     match = re.fullmatch(r"(\d+)x(\w+?)(?:/(\d+))?", text.strip().lower())
     if match is None or match[2] not in GPUS or int(match[1]) < 1 or match[3] == "0":
         raise ResourceError(
-            f"--cluster {text!r} is no number of GPUs of a kind; write for example 64xh100, "
+            f"--cluster {text!r} is not a number of GPUs of a kind; use for example 64xh100, "
             f"or 64xh100/4 for nodes of 4 (known: {', '.join(GPUS)})"
         )
     gpus = int(match[1])

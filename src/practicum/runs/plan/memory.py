@@ -200,7 +200,7 @@ def parse_bytes(text: str) -> int:
         size = 0
     if size <= 0:
         raise ResourceError(
-            f"--memory {text!r} is no amount of memory; write for example 8GiB or 512MiB"
+            f"--memory {text!r} is not an amount of memory; use for example 8GiB or 512MiB"
         )
     return size
 

@@ -65,7 +65,7 @@ class ComparisonBudget:
         if unit not in UNITS or not is_amount:
             raise RecipeError(
                 f"{spell_options(budget=text)}: "
-                "write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
+                "use flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
             )
         return cls(unit, number)
 
@@ -119,13 +119,13 @@ class Arm:
         if not NAME.fullmatch(name) or not source:
             raise RecipeError(
                 f"arm {text!r}: {name[:40]!r} cannot name it; "
-                "write NAME=RECIPE,key=value with letters, digits, '.', '_' and '-'"
+                "use NAME=RECIPE,key=value with letters, digits, '.', '_' and '-'"
             )
         for override in overrides:
             if override.partition("=")[0] in RESERVED_KEYS:
                 raise RecipeError(
                     f"arm {text!r}: {override!r} is the comparison's to set; "
-                    f"write {spell_options(seeds=3, budget='steps=40')}, or NAME=RECIPE"
+                    f"use {spell_options(seeds=3, budget='steps=40')}, or NAME=RECIPE"
                 )
         return cls(name, source, tuple(overrides))
 
@@ -161,7 +161,7 @@ class Design:
         seed = self.seeds[0]
         return [
             f"{first.name} and {second.name} are the same recipe, so their runs will be the same "
-            f"too; was {second.name} meant to differ? write {second.name}={second.source},KEY=VALUE"
+            f"too; was {second.name} meant to differ? use {second.name}={second.source},KEY=VALUE"
             for first, second in combinations(self.arms, 2)
             if self.recipes[first.name][seed] == self.recipes[second.name][seed]
         ]
@@ -173,12 +173,12 @@ def read_design(words: Sequence[str], settings: ComparisonSettings) -> Design:
     if len(arms) < 2:
         raise RecipeError(
             "one arm is nothing to compare with; "
-            "write two recipes, or NAME=RECIPE,key=value for each variant"
+            "give two recipes, or NAME=RECIPE,key=value for each variant"
         )
     counts = Counter(arm.name for arm in arms)
     repeated = min((name for name, count in counts.items() if count > 1), default=None)
     if repeated is not None:
-        raise RecipeError(f"two arms are named {repeated!r}; write NAME=RECIPE for each")
+        raise RecipeError(f"two arms are named {repeated!r}; use NAME=RECIPE for each")
     if settings.seeds < 1:
         raise RecipeError(
             f"{spell_options(seeds=settings.seeds)}: at least one is needed, "
@@ -251,7 +251,7 @@ def _collect_controls(recipe: Recipe, budget: ComparisonBudget) -> dict[str, obj
     if evaluation.prompts == 0 or not task.heldout_prompts():
         raise RecipeError(
             f"{recipe.base_dir}: there are no held-out prompts to compare on; "
-            "write evaluation.prompts, or a task that has some"
+            "set evaluation.prompts, or a task that has some"
         )
     return {
         "the held-out prompts": _hash_prompts(task.heldout_prompts()),

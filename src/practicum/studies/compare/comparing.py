@@ -129,9 +129,7 @@ def _run_arms(
     ]
     failures = [FailedRun(job.arm, job.seed, reason) for job, reason in failed.items()]
     if not outcomes:
-        raise PracticumError(
-            f"all {len(jobs)} runs failed; the first {failures[0].reason}"
-        )
+        raise PracticumError(f"all {len(jobs)} runs failed; the first {failures[0].reason}")
     return FinishedRuns(design, folder, outcomes, failures)
 
 

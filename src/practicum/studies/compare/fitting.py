@@ -43,7 +43,7 @@ MIN_LEVELS = 3
 """Different values that a quantity needs: any law fits through two."""
 
 MAX_CORRELATION = 0.98
-"""Quantities whose logarithms correlate more than this were varied together, so that their
+"""Quantities with a larger correlation of their logarithms were varied together, so that their
 exponents are not identifiable."""
 
 LEVEL_SPREAD = 0.05

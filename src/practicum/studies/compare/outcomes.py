@@ -382,7 +382,7 @@ def _build_verdict(
     if not tested:
         verdict = (
             "single seed: how much seeds differ is unknown, "
-            f"so no difference is called resolved; write {spell_options(seeds=3)}"
+            f"so no difference is called resolved; use {spell_options(seeds=3)}"
         )
     elif not any(pair.resolved for pair in tested):
         verdict = "no difference resolved"

@@ -109,8 +109,8 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
     has_runs = any(folder.glob("*/seed-*.json"))
     if has_runs and not resume:
         raise RecipeError(
-            f"{folder} already holds a comparison; set {spell_options(resume=True)} "
-            f"to resume it, {spell_options(overwrite=True)} to replace it, "
+            f"{folder} already holds a comparison; use {spell_options(resume=True)} "
+            f"to continue it, {spell_options(overwrite=True)} to replace it, "
             f"or {spell_options(out='another folder')}"
         )
     if resume and not has_runs:
@@ -125,7 +125,7 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
         differences = list_changed_fields(stored, job.resolved_recipe)
         if differences:
             problem = f"{shorten_path(job.recipe_path)}: arm {job.arm!r} changed"
-            advice = f"undo this, name a new arm, or write {spell_options(out='another folder')}:"
+            advice = f"undo this, name a new arm, or use {spell_options(out='another folder')}:"
             raise RecipeError([f"{problem}; {advice}", *differences])
     return jobs
 
@@ -331,7 +331,7 @@ def _find_reason(job: RunJob, code: int) -> str:
         text = f"failed: killed by {signal.Signals(-code).name}"
         # The kernel's out-of-memory killer sends SIGKILL and leaves no message.
         if code == -signal.SIGKILL:
-            text += f"; there may have been no memory for it, so write {spell_options(jobs=1)}"
+            text += f"; there may have been no memory for it, so use {spell_options(jobs=1)}"
         return text
     lines = job.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [index for index, line in enumerate(lines) if line.startswith("error: ")]

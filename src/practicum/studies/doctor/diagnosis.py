@@ -65,7 +65,7 @@ class Diagnosis:
             for result in self.results
             if result.outcome.status not in ("pass", "not applicable")
         ]
-        lines = [*self.verdict.because, *(f"write {change}" for change in self.changes)]
+        lines = [*self.verdict.because, *(f"set {change}" for change in self.changes)]
         headline = f"{self.name}: {self.verdict.word}, {self.verdict.meaning}"
         return render_card(headline, lines, ["", "check", "status", "finding"], rows)
 
@@ -119,7 +119,7 @@ def doctor(
     """
     if prompts < 1 or samples < 1:
         raise RecipeError(
-            f"{prompts} prompts and {samples} samples draw nothing; write at least 1 of each"
+            f"{prompts} prompts and {samples} samples give no answers; use at least 1 of each"
         )
     with show_progress(progress=progress):
         recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)

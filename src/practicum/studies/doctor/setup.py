@@ -29,7 +29,7 @@ MIN_STOP_GAP = -3.0
 """Lower limit of the teacher's log-probability of stopping minus the student's, in nats."""
 
 MAX_OUTSIDE = 0.01
-"""The mean probability of tokens missing from the other model's vocabulary, above which P1 warns."""
+"""P1 warns above this mean probability of tokens that the second vocabulary lacks."""
 
 MIN_STOP_PROBABILITY = 1e-4
 SPECIAL_SHARE = (0.05, 0.20)
@@ -61,7 +61,9 @@ def check_vocabulary(evidence: Evidence) -> CheckOutcome:
     """P1: Compare the token strings of student and teacher id by id when the models are loaded,
     and measure the probability of tokens that only one of them has."""
     tokens = evidence.renderer.vocab_size
-    details = {"share of answers that re-tokenize to the same tokens": _measure_round_trips(evidence)}
+    details = {
+        "share of answers that re-tokenize to the same tokens": _measure_round_trips(evidence)
+    }
     if evidence.translators:
         return judge_translation(evidence, evidence.translators, details)
     # Without a translation, a pair with contradicting vocabularies does not get this far: loading it
@@ -389,7 +391,10 @@ def _compare_prompts(
         return f"{text} system turn", (f"{key}.system={json.dumps(student.system)}",)
     gain = _estimate_template_gain(evidence)
     if gain is None or gain.low <= MIN_TEMPLATE_GAIN:
-        return f"{text}, and the student's template does not make the answers more likely for the teacher", ()
+        return (
+            f"{text}, and the student's template does not make the answers more likely for the teacher",
+            (),
+        )
     text += (
         "; the student's template makes the answers more likely for the teacher, by "
         f"{format_interval(gain)} nats per token"

@@ -138,7 +138,9 @@ def check_depth(evidence: Evidence) -> CheckOutcome:
     last = ratios[-1][1]
     status = grade(last, *DRIFT)
     measure = (
-        f"overlap of the {CANDIDATES} most likely tokens" if has_overlap else "mean of min(1, T / S)"
+        f"overlap of the {CANDIDATES} most likely tokens"
+        if has_overlap
+        else "mean of min(1, T / S)"
     )
     details = {f"{measure} from token {start}": level.mean for start, level in profile}
     if status == "pass":

@@ -113,7 +113,9 @@ def _price_spans(evidence: Evidence, answers: Sequence[ReadAnswer]) -> dict[str,
         for span in answer.spans:
             ratios[span.is_single].append(float(ratio[span.student].sum()))
     return {
-        f"student over teacher, nats per span {where}": sum(values) / len(values) if values else None
+        f"student over teacher, nats per span {where}": sum(values) / len(values)
+        if values
+        else None
         for where, values in (
             ("of one token each", ratios[True]),
             ("of several", ratios[False]),

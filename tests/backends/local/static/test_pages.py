@@ -31,5 +31,5 @@ def test_mapped_weights_leave_memory_and_come_back_row_by_row(tmp_path: Path) ->
     page_out([weight, odd, computed])
     assert before - read_file_memory() > 24 * 1024
     assert weight[5000, 7] == 5000
-    assert before - read_file_memory() > 24 * 1024, "a row comes back without its neighbours"
+    assert before - read_file_memory() > 24 * 1024, "a row is read without its neighbours"
     assert weight.equal(rows) and odd.equal(torch.ones(3)) and computed.sum() == 2**20
