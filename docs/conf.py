@@ -25,15 +25,18 @@ autodoc_typehints = "none"
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
 """A link to a file of the repository that is no page of the site."""
 
+MARK = re.compile(r"(?<=```yaml\n)# (?:objective|recipe|pipeline|extends|setting|overrides)\n")
+"""The first line of an example, which says to the tests what it is."""
+
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 ENTRY = re.compile(r"^- \[([^\]]+)\]\((\w[\w-]*)\.md\)", re.MULTILINE)
 
 
 def prepare_page(app: Any, page: str, source: list[str]) -> None:
-    """Show files of the repository as paths, and make the index a table of contents."""
+    """Show files of the repository as paths, hide marks of examples, and add the contents."""
     if page == "index":
         source[0] += "\n".join(_build_contents(source[0]))
-    source[0] = OUTSIDE.sub(r"\1 (`\2`)", source[0])
+    source[0] = MARK.sub("", OUTSIDE.sub(r"\1 (`\2`)", source[0]))
 
 
 def _build_contents(index: str) -> list[str]:
@@ -41,7 +44,7 @@ def _build_contents(index: str) -> list[str]:
     _, *parts = SECTION.split(index)
     lines = []
     for caption, text in zip(parts[::2], parts[1::2], strict=True):
-        pages = [page for _, page in ENTRY.findall(text)]
+        pages = [f"{title} <{page}>" for title, page in ENTRY.findall(text)]
         lines += ["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```"]
     return lines
 

@@ -1,4 +1,4 @@
-"""Tests run on one thread and are the same every time."""
+"""Run tests on one thread, with the same result every time."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Tiny models and recipes for the upper tests: everything is made from scratch and learns within seconds."""
+"""Tiny models and recipes for whole runs: everything is made from scratch and trains within seconds."""
 
 import json
 import os

@@ -360,7 +360,7 @@ def outcome(family: Family, folder: Path) -> dict[str, str]:
             score(load(config).language_model)
         return found
     found["pack"] = "yes" if student.language_model.max_packed_tokens else "no"
-    # A resumed run reads the file again. A copy in memory would lie at other addresses, which decide the last digit on some
+    # A resumed run reads the file again. A copy in memory would have other addresses, which change the last digit on some
     # processors: weights in a file are aligned to 8 bytes, copies to 64.
     is_named = family in FAMILIES
     began, adapted = (

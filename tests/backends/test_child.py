@@ -29,7 +29,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 SHORT = ("a following teacher", "candidates and a reference")
-"""The runs of the suite; `make slow` has all."""
+"""The runs of the suite; `make slow` does all of them."""
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ def test_what_cannot_be_is_said_in_one_line(models: Path, tmp_path: Path) -> Non
 def test_scorers_learn_in_processes_of_their_own_as_in_one(
     models: Path, tmp_path: Path, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With two trainers, and if a scorer is lost after its state was saved."""
+    """Check two trainers, and a scorer that is lost after its state was saved."""
     changes = SIZES | {
         "rollout": {"n": 2, "max_new_tokens": 5, "source": "join(teacher)"},
         "objective": {

@@ -165,7 +165,7 @@ def test_a_broken_law_ends_with_1_and_is_one_object_in_json(
 
 
 def test_help_lines_are_whole(tmp_path: Path) -> None:
-    """Half of the descriptions were cut with "..." at eighty columns."""
+    """Check the width: half of the descriptions were cut with "..." at eighty columns."""
     status, text = said(tmp_path, "--help")
     assert status == 0 and "..." not in text.partition("Commands:")[2]
     assert "<int range>" not in said(tmp_path, "doctor", "--help")[1]
@@ -190,7 +190,7 @@ def test_recipes_are_listed_by_family(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_is_printed_without_a_dict(capsys: pytest.CaptureFixture[str]) -> None:
-    """The calibration was printed as a Python dict."""
+    """Check the printed calibration: it was a Python dict."""
     interval = {"mean": 0.5, "low": 0.1, "high": 0.9}
     calibration = {"confidence": 0.25, "overconfidence": interval, "error": 0.2}
     summary = {"accuracy": interval, "reverse_kl": None, "by_domain": {}}

@@ -131,7 +131,7 @@ SIGNALS: list[Signal] = [
 ]
 COUNT = 5
 ROUNDS = {"service": False}
-"""Whether the current teacher is behind a service, where batches formed as requests arrive change the last digits."""
+"""True if the current teacher is behind a service, where batches formed as requests arrive change the last digits."""
 
 
 class Knowing(PromptSet):

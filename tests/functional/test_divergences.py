@@ -102,7 +102,7 @@ def test_known_gradients():
 
 
 def test_closed_advantages():
-    """The derived advantages against the closed forms."""
+    """Check the derived advantages against the closed forms."""
     student, teacher = (logp(logits) for logits in random_logits(7))
     r, a, beta = (teacher - student).exp(), 0.3, 0.2
     m = (1 - a) * r + a
@@ -158,7 +158,7 @@ def test_teacher_floor():
 
 
 def test_families_in_float32_near_their_ends():
-    """Small parameters do not lose the digits: float32 agrees with float64."""
+    """Check that small parameters keep their digits: float32 agrees with float64."""
     student, teacher = (
         logp(logits) for logits in random_logits(9, positions=50, vocabulary=40, scale=3.0)
     )
@@ -272,7 +272,7 @@ MUTANTS = [
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_a_fault_is_caught(name, fault, twin):
-    """The test of the tests: each deliberate fault breaks at least one law, even without the textbook formula."""
+    """Check the tests themselves: each deliberate fault breaks at least one law, even without the textbook formula."""
     entry = DIVERGENCES[name]
     mutant = replace(entry, term=fault(entry.term))
     parameter = None if entry.parameter is None else 0.2

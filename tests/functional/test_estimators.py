@@ -160,7 +160,7 @@ def test_prefix_ratio_is_exact_for_a_stale_sampler(gamma):
         off = score_gradient(student, sampler, token * returns) - exact
         assert off.norm() / exact.norm() > 0.05
     else:
-        # Returns look past the token, so each later advantage needs the ratios up to itself.
+        # Returns include later tokens, so each later advantage needs the ratios up to itself.
         advantage = returns_of(student, teacher, 0.0)
         weighted = torch.stack([F.reward_to_go(row, 1.0) for row in factors * advantage])
         close(score_gradient(student, sampler, weighted), sequence_gradient(student, teacher))
@@ -241,7 +241,7 @@ def test_advantages():
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.9, 0.7), (1.0, 1.0), (0.8, 0.0), (1.0, 0.95)])
 def test_generalized_advantages_are_the_discounted_sum_of_differences(gamma, gae_lambda):
-    """1506.02438, equation 16, in two loops; with lambda 1 the return minus the value."""
+    """Check 1506.02438, equation 16, in two loops; with lambda 1 the return minus the value."""
     generator = torch.Generator().manual_seed(4)
     rewards, values = torch.randn(2, 6, generator=generator, dtype=torch.float64)
     later = [*values[1:].tolist(), 0.0]

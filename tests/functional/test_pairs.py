@@ -153,7 +153,7 @@ def _score(parameters: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("beta", [0.3, 0.7])
 def test_over_all_answers_the_optimum_of_dpo_is_the_tilted_reference(beta: float) -> None:
-    """With Bradley-Terry preferences of a known reward, DPO's optimum is ref * exp(reward / beta)."""
+    """Check that with Bradley-Terry preferences of a known reward, DPO's optimum is ref * exp(reward / beta)."""
     generator = torch.Generator().manual_seed(3)
     reference = _score(_table(0))
     reward = 0.5 * torch.randn(len(SEQUENCES), generator=generator, dtype=torch.float64)
@@ -173,7 +173,7 @@ def test_over_all_answers_the_optimum_of_dpo_is_the_tilted_reference(beta: float
 
 
 def test_spin_stands_still_where_the_opponent_is_the_data() -> None:
-    """Over all pairs, SPIN's expected gradient at S = opponent vanishes only if the data are the opponent's."""
+    """Check that over all pairs, SPIN's expected gradient at S = opponent only vanishes if the data are the opponent's."""
 
     def gradient(data: Tensor, opponent: Tensor, parameters: Tensor) -> Tensor:
         leaf = parameters.clone().requires_grad_()

@@ -105,7 +105,7 @@ def test_the_programs_of_the_recipe_pass_their_tests() -> None:
     recipe = load_recipe("smoke/programs")
     assert isinstance(recipe.task, Config)
     task = build(recipe.task, TaskContext(0, Path(recipe.base_dir)))
-    # Each program is asked for in three ways, with the same tests.
+    # Each program is requested in three ways, with the same tests.
     prompts = [*task.train_prompts()[::3], *task.heldout_prompts()]
     programs = [prompt.response or "" for prompt in prompts]
     assert len(prompts) == 16 and len(set(programs)) == 8

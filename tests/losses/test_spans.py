@@ -238,7 +238,7 @@ def test_sums_over_spans_are_those_of_a_loop() -> None:
 @pytest.mark.parametrize("tau", [1.0, 5.0])
 @pytest.mark.parametrize("divergence", ["forward_kl", "jsd(0.3)"])
 def test_a_binarised_span_is_differentiated_by_autograd(divergence: str, tau: float) -> None:
-    """The slow twin: the divergence of two Bernoulli variables of each span, written out and differentiated."""
+    """Check against the slow twin: the divergence of two Bernoulli variables of each span, written out and differentiated."""
     pair = Pair(2)
     objective = Objective.model_validate(
         {

@@ -56,12 +56,12 @@ class Token:
 
     @property
     def is_known(self) -> bool:
-        """Whether a teacher with another tokenizer has the token."""
+        """True if a teacher with another tokenizer has the token."""
         return self.id < V - OUTSIDE
 
     @property
     def special(self) -> bool:
-        """Whether no text contains the token."""
+        """True if no text contains the token."""
         return self.id in SPECIAL
 
     @property

@@ -9,7 +9,7 @@ from .case import Case, Sequence
 
 
 def log_ratio(row: Sequence) -> Tensor:
-    """log pi(y | x) / pi_ref(y | x)."""
+    """Return log pi(y | x) / pi_ref(y | x)."""
     return sum((token.lS - token.lR for token in row.tokens), torch.zeros(()))
 
 

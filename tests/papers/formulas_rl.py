@@ -63,12 +63,12 @@ def linearly(case: Case, start: float, end: float) -> float:
 
 
 def entropy(token: Token) -> Tensor:
-    """The entropy of the learner's distribution, differentiable."""
+    """Return the entropy of the learner's distribution, differentiable."""
     return -(token.S.exp() * token.S).sum()
 
 
 def k2(token: Token, other: Tensor) -> Tensor:
-    """Half the squared log-ratio of the token, differentiable."""
+    """Return half the squared log-ratio of the token, differentiable."""
     return (token.lS - other) ** 2 / 2
 
 

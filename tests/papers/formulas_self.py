@@ -26,7 +26,7 @@ def likeliest(logprobs: Tensor, k: int) -> list[int]:
 
 
 def half_jsd(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
-    """The Jensen-Shannon divergence of two lists of probabilities."""
+    """Return the Jensen-Shannon divergence of two lists of probabilities."""
     total = torch.zeros(())
     for s, t in zip(student, teacher, strict=True):
         middle = (s + t) / 2

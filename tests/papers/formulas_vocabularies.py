@@ -32,7 +32,7 @@ def dpca(case: Case) -> Tensor:
 
 
 def ranked(student: Tensor, teacher: Tensor) -> Tensor:
-    """The L1 distance of sorted probabilities; the shorter list ends with zeros."""
+    """Return the L1 distance of sorted probabilities; the shorter list ends with zeros."""
     size = max(len(student), len(teacher))
     lists = [
         torch.cat([probs.exp(), torch.zeros(size - len(probs))]).sort(descending=True).values

@@ -30,7 +30,7 @@ def reverse(token: Token) -> Tensor:
 
 
 def likelihood(token: Token) -> Tensor:
-    """Minus the log-probability of the token."""
+    """Return minus the log-probability of the token."""
     return -token.lS
 
 
@@ -45,7 +45,7 @@ def entropy(logprobs: Tensor) -> float:
 
 
 def gap(token: Token) -> float:
-    """log T - log S of the token, a number."""
+    """Return log T - log S of the token, a number."""
     return number(token.lT - token.lS)
 
 
@@ -60,7 +60,7 @@ def ratio(token: Token) -> Tensor:
 
 
 def clipped_part(token: Token, advantage: float, epsilon: float) -> Tensor:
-    """PPO's clipped objective of one token, with its sign turned."""
+    """Return PPO's clipped objective of one token, with its sign turned."""
     value = ratio(token)
     return -torch.minimum(value * advantage, value.clamp(1 - epsilon, 1 + epsilon) * advantage)
 
@@ -84,7 +84,7 @@ def total(losses: TableHead[Tensor]) -> Tensor:
 
 
 def at(case: Case, start: float, end: float) -> float:
-    """A straight line over the whole run."""
+    """Return a number on a straight line over the whole run."""
     return start + (end - start) * (case.step - 1) / (case.steps - 1)
 
 
@@ -131,7 +131,7 @@ def minillm(case: Case) -> Tensor:
 
 
 def skewed(token: Token, alpha: float) -> Tensor:
-    """The log of (1 - alpha) T + alpha S."""
+    """Return the log of (1 - alpha) T + alpha S."""
     return ((1 - alpha) * token.T.exp() + alpha * token.S.exp()).log()
 
 
@@ -222,7 +222,7 @@ def tip(case: Case) -> Tensor:
 
 
 def perplexity(row: Sequence, whose: str) -> float:
-    """exp of the mean negative log-probability of an answer."""
+    """Return exp of the mean negative log-probability of an answer."""
     logprobs = [number(token.lS if whose == "student" else token.lT) for token in row.tokens]
     return math.exp(-sum(logprobs) / len(logprobs))
 

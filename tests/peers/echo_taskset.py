@@ -13,7 +13,7 @@ class EchoTask(vf.Task):
 
     @vf.reward
     async def begins(self, trace: Any) -> float:
-        """1 for a last answer that begins with an a."""
+        """Return 1 for a last answer that begins with an a."""
         return float((trace.assistant_messages[-1].content or "").startswith("a"))
 
 

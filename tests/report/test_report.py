@@ -441,7 +441,7 @@ def test_what_was_foretold_is_held_against_the_outcome(
 
 
 def test_a_gain_on_few_prompts_has_no_interval_on_the_page(rich: Path) -> None:
-    """A gain over two prompts read [1.00, 1.00], and then "the student is better"."""
+    """Check the text: a gain over two prompts read [1.00, 1.00], and then "the student is better"."""
     run = read_run(rich)
     gain = {"mean": 1.0, "low": 1.0, "high": 1.0}
     before = {**run.summary["before"], "prompts": 2}
@@ -484,7 +484,7 @@ def test_the_verdict_is_the_first_line_of_the_page(rich: Path) -> None:
 
 
 def test_a_reward_between_0_and_1_is_a_number(rich: Path) -> None:
-    """A reward of 0.8 was shown in red as wrong."""
+    """Check colours: a reward of 0.8 was shown in red as wrong."""
     run = read_run(rich)
     trace = {**run.after["traces"][0], "reward": 0.8}
     samples = [{**run.summary["samples"][0], "reward_before": 0.25, "reward_after": 0.8}]

@@ -62,7 +62,7 @@ STOP = TOKENIZER.eos_token_id
 PROMPTS = [Prompt(letter, (Message("user", letter),)) for letter in "abc"]
 PARAMS = SamplingParams(30, stop_ids=RENDERER.stop_ids)
 BLANK = 4
-"""Tokens of `<user>`, two letters and `<assistant>`."""
+"""Encodes a question as the tokens of `<user>`, two letters and `<assistant>`."""
 
 
 class Echo(Task):

@@ -153,7 +153,7 @@ def test_streams_steps_and_seeds_draw_differently(renderer):
 
 
 class Length(Task):
-    """Rewards the length of an answer; prompts without an answer get none."""
+    """Rewards the length of an answer; prompts without an answer get no reward."""
 
     def train_prompts(self):
         return PROMPTS

@@ -1,4 +1,4 @@
-"""A command that failed before the first step of its run begins again."""
+"""A command that failed before the first step of its run starts again."""
 
 import json
 import signal

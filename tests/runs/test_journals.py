@@ -109,7 +109,7 @@ def test_lost_rows_are_counted_over_a_resume_and_shown(
 
 
 def test_a_checkpoint_costs_the_same_after_many_rows(tmp_path: Path) -> None:
-    """The digests are updated row by row, and their record has a bounded size."""
+    """Check that digests are updated row by row, and their record has a bounded size."""
     journal = Journal(tmp_path / "rows.jsonl", essential=True)
     reads = os.stat(tmp_path / "rows.jsonl").st_size
     for number in range(5000):

@@ -85,7 +85,7 @@ def test_conversations_keep_keys_and_values_up_to_a_bound(models: Path) -> None:
 
 
 def test_methods_by_hand() -> None:
-    """One prompt of two tokens, answers of three: contexts 1 to 4 go through the body, three tokens through the head."""
+    """Check one prompt of two tokens, answers of three: contexts 1 to 4 go through the body, three tokens through the head."""
     table = {row["method"]: row for row in compare_methods([(1, 2)], 3, 1, SHAPE, ALL, SHAPE)}
     forward = 2000 * 4 + 64 * 10 + 800 * 3
     assert table["SFT on given answers"]["flops"] == 3 * forward
@@ -329,7 +329,7 @@ def test_a_teacher_with_the_weights_of_the_student_needs_no_gpus(models: Path) -
 
 
 def test_a_cluster_plan_of_float32_is_slower_than_of_bfloat16(models: Path) -> None:
-    """The dtype of the recipe reaches the rates of student and teacher."""
+    """Check that the dtype of the recipe reaches the rates of student and teacher."""
     half = {"student.dtype": "bfloat16", "teacher.dtype": "bfloat16"}
     works = [build_workload(plan(toy_recipe(models, changes)).run) for changes in ({}, half)]
     assert [work.item_bytes for work in works] == [4, 2]
@@ -392,7 +392,7 @@ def test_memory_of_a_pass_grows_with_its_tokens_and_layers(tmp_path: Path, dtype
 
 
 def test_a_plan_keeps_no_answer_of_a_cached_teacher(models: Path, tmp_path: Path) -> None:
-    """On paper answers have no width, and a run that found them would learn from them."""
+    """Check that planned answers have no width; a run that found them would learn from them."""
     inner = {"type": "model", "model": str(models / "teacher")}
     teacher = {"type": "cached", "folder": str(tmp_path / "kept"), "teacher": inner}
     plan(toy_recipe(models, {"teacher": teacher}))

@@ -1,4 +1,4 @@
-"""No request changes the answer to another client's request, and no request reaches outside its own bounds."""
+"""No request changes the answer to another client's request, and no request exceeds its own limits."""
 
 import contextlib
 import json

@@ -349,7 +349,7 @@ def test_one_ratio_for_a_text_whatever_the_pieces_it_is_read_in(client, monkeypa
     loss = F.gspo(own, *inputs, **bounds).sum()
     assert sums == pytest.approx([2 * loss.item()] * 2, abs=1e-4)
     assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 0
-    # The gradient of the same log-probabilities weighted by the derivative of the whole text's loss is the same gradient.
+    # Check that the same log-probabilities, weighted by the derivative of the whole text's loss, give the same gradient.
     (weights,) = torch.autograd.grad(loss, own)
     model = client.model(number=22)
     twin = {**SEQUENCE, "weights": (-weights).tolist()}

@@ -115,7 +115,7 @@ def test_reversing_the_scores_mirrors_the_area() -> None:
 def test_the_spread_of_an_area_is_that_of_hanley_and_mcneil(
     good: int, bad: int, expected: float
 ) -> None:
-    """An area of exactly 3/4: a quarter of the right answers score below every wrong one."""
+    """Check an area of exactly 3/4: a quarter of the right answers score below every wrong one."""
     low = good // 4
     scores = [0.0] * low + [2.0] * (good - low) + [1.0] * bad
     found = auroc(scores, [True] * good + [False] * bad)

@@ -296,7 +296,7 @@ def test_a_run_stops_before_it_exceeds_its_budget_and_goes_on_without_paying_aga
     models: Path, stub: Stub, tmp_path: Path
 ) -> None:
     def build(budget: float) -> dict[str, Any]:
-        # Two requests are open at once, so no more than two are paid for beyond the check.
+        # Two requests are open at the same time, so at most two are paid for beyond the check.
         limits = {"prices": PRICES, "budget": budget, "concurrency": 2}
         changes = build_changes(stub, **limits)
         return {**changes, "train.steps": 4, "train.checkpoint_every": 10}

@@ -105,7 +105,7 @@ def explains_change(name: str, text: str, decoded: str) -> bool:
         return decoded == unicodedata.normalize(forms[name], text)  # type: ignore[arg-type]
     if name == "llama2" and (text.startswith(" ") or "</s>" in text):
         return True
-    if name == "smollm2":  # it has no token of some bytes
+    if name == "smollm2":  # some bytes have no token
         return "\ufffd" in decoded or len(decoded) < len(text)
     return name in ("gemma3", "llama2") and decoded == text.replace("\u2581", " ")
 

@@ -100,7 +100,7 @@ def test_thoughts_behind_a_closed_block_are_refused_or_left_out(name):
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "lists of parts"])
 def test_an_answer_is_read_back_as_the_text_that_it_was_written_from(name):
-    """A thinking teacher's answers have both marks around the thoughts, also if its prompt opened them."""
+    """Check that a thinking teacher's answers have both marks around the thoughts, also if its prompt opened them."""
     writer = renderer(name)
     for answer in (PLAIN, THOUGHT):
         tokens = writer.encode_answer(QUESTION, answer, 999)

@@ -227,7 +227,7 @@ def test_a_tokenizer_that_brings_its_own_rule_is_read_by_it() -> None:
 
 @FORM
 def test_prompts_with_tools_are_those_of_transformers(form: str) -> None:
-    # Without control tokens in a schema, which transformers would make control tokens.
+    # A schema without control tokens, which transformers would encode as control tokens.
     use = ToolUse((CLOCK,))
     own = Renderer(RENDERERS[form].tokenizer, stop_ids=frozenset({258})).with_tools(use)
     theirs = own.tokenizer.apply_chat_template(

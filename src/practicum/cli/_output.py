@@ -51,7 +51,8 @@ def print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
         return
     groups = {name: number for name, number in summary.items() if isinstance(number, dict)}
     numbers = {_spell_name(name): number for name, number in summary.items() if name not in groups}
-    # An interval is a mapping too, and is one number; each entry of another has its own line.
+    # An interval is also a mapping and counts as one number; each entry of any other mapping gets a
+    # line.
     for name, group in groups.items():
         is_interval = "mean" in group
         numbers |= {_spell_name(name): group} if is_interval else _indent_names(name, group)

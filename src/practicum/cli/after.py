@@ -118,7 +118,7 @@ def _open_tools(
 ) -> tuple[Student | Model, OpensEpisodes | None]:
     """Return a run's student with the tools of its task, and the environment that answers calls."""
     recipe = open_run(Path(target))[1] if _is_run(target) else None
-    # A task without tools is not built: its files may be gone by now.
+    # A task without tools is not built: its files may have been removed.
     if recipe is None or not recipe.task.offers_tools:
         return student, None
     task = build_task(recipe)

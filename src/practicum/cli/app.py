@@ -465,7 +465,7 @@ def main() -> None:
     _drop_start_folder()
     # A tracking client may give the root logger a handler: every note would be printed twice.
     logging.getLogger("practicum").propagate = False
-    # At the end the collector need not look at every module once more, which takes a second.
+    # At exit, the garbage collector would scan every module again, which takes a second.
     atexit.register(gc.freeze)
     try:
         app()
@@ -475,7 +475,7 @@ def main() -> None:
 
 
 def _drop_start_folder() -> None:
-    """Take off the path what Python put there by itself, and nothing that the user named.
+    """Remove the entry that Python itself added to the path; keep every entry that the user named.
 
     That is the folder of the script, or the working directory with `python -m`. A file there, such
     as json.py, must not replace a module. An empty entry of PYTHONPATH names no folder either.

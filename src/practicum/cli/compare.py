@@ -52,7 +52,7 @@ def fit_law(folders: Sequence[str], as_json: bool) -> None:
 
 def _read_points(folders: Sequence[Path]) -> tuple[list[LawPoint], str]:
     """Return the runs by accuracy, or by divergence from the teacher if none has an accuracy."""
-    # Accuracy first: it is what a run is for, and tasks without a verifier have none.
+    # Accuracy first: it is the goal of a run, and tasks without a verifier have no accuracy.
     try:
         return read_runs(folders, RESULTS[0]), RESULTS[0]
     except DataError:

@@ -1,4 +1,4 @@
-"""`practicum laws`: hold entries of the user's to the laws of practicum's own."""
+"""`practicum laws`: check entries of the user with the laws of the built-in entries."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec

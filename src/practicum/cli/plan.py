@@ -40,7 +40,7 @@ def build_plan(
             "for a stage's teachers may not be there yet"
         )
     with show_waiting():
-        # Who asks about a cluster does not ask how to shrink the recipe for this machine.
+        # For a cluster, advice on shrinking the recipe for this machine is not needed.
         cost_plan = plan(
             loaded,
             limit=limit,

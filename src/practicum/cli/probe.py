@@ -137,7 +137,7 @@ def _build_config(url: str, fields: dict[str, Any]) -> Config:
 def _write_texts(model: Model, context: int | None) -> list[ScoreRequest]:
     """Return texts that the model writes at temperature 1 after parts of the canary."""
     canary = build_canary(model.renderer.vocab_size).tokens
-    # The server's context has to hold one more token, which it must generate.
+    # The server's context needs room for one more token, which it must generate.
     room = TOKENS if context is None else min(TOKENS, context - TEXTS - 1)
     prompts = [canary[number : 2 * number + 1] for number in range(TEXTS)]
     samples = model.client.sample(

@@ -29,7 +29,7 @@ class _ServiceDescription(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ProbedModel:
-    """A model of a service: its name, context in tokens and revision, None if it does not say."""
+    """A model of a service: its name, context in tokens and revision, None if unknown."""
 
     name: str
     context: int | None
@@ -75,7 +75,8 @@ def render_teacher(settings: dict[str, object]) -> list[str]:
 
 
 def find_service(client: JsonClient, url: str) -> ServiceProbe | None:
-    """Return what a service of the Tinker API says of itself, or None if the server is no such service.
+    """Return the facts that a Tinker API service reports, or None if the server is not such a
+    service.
 
     TeacherError if the server cannot be reached or does not answer in time.
     """

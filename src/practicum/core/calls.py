@@ -95,7 +95,7 @@ class Call(BaseModel):
         return str(type(self).model_fields["type"].default)
 
     def try_out(self) -> None:
-        """Compute a smallest example. Parts of other packages are tried when a recipe is read.
+        """Compute a minimal example. Parts of other packages are tried when a recipe is read.
 
         Raise ValueError, or any error of the part, if the part is wrong.
         """

@@ -1,6 +1,6 @@
-"""Processes that torchrun started for one run: what all of them find out, one of them says.
+"""Processes that torchrun started for one run: only one of them prints a shared message.
 
-Until they have met they know nothing of each other, but the launcher keeps a store for all.
+Before their first collective they share no state except the launcher's store.
 """
 
 import hashlib
@@ -23,5 +23,5 @@ def is_first_to_say(text: str) -> bool:
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=SECONDS)))
         return store.add(key, 1) == 1
     except (ValueError, RuntimeError):
-        # A line too many is better than none.
+        # A duplicate line is better than a missing one.
         return True

@@ -1,7 +1,7 @@
-"""The packaged recipes by name, found without importing what reads them.
+"""The packaged recipes by name, found without importing the recipe reader.
 
-They are in the folder of recipes, and a recipe that needs a part of one method is in the folder of
-the method: `methods/METHOD/recipes/papers/NAME.yaml` has the name `papers/NAME`.
+They are in the folder of recipes. A recipe that needs a part of one method is in the folder of the
+method: `methods/METHOD/recipes/papers/NAME.yaml` has the name `papers/NAME`.
 """
 
 import importlib.resources

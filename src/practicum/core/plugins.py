@@ -1,8 +1,9 @@
 """Plug-ins are files: `teacher: {type: privileged}` loads `practicum.teachers.privileged`.
 
 The module's `Config` holds the settings. A new file in one of the folders adds a teacher, a task, a
-source or a backend. A module of another package is named in full, as in `practicum.foreign`, or by
-the word of its entry point in the group `practicum.teachers`, `practicum.sources` and so on.
+source or a backend. A module of another package is given by its full name, as in
+`practicum.foreign`, or by the name of its entry point in the group `practicum.teachers`,
+`practicum.sources` and so on.
 """
 
 import functools
@@ -101,13 +102,15 @@ def _list_method_parts() -> dict[str, dict[str, str]]:
 
 
 def _list_published(room: str) -> dict[str, str]:
-    """Return the dotted names of what other packages publish for a room, by word."""
+    """Return the dotted names of the plug-ins that other packages publish for a room, by entry
+    point.
+    """
     published = find_published(_name_group(room))
     return {name: dotted for name, dotted in published.items() if name not in list_packaged(room)}
 
 
 def _name_group(room: str) -> str:
-    """Return the word of a room, such as `sources` for `practicum.rollouts.sources`."""
+    """Return the short name of a room, such as `sources` for `practicum.rollouts.sources`."""
     return _package(room).rpartition(".")[2].strip("_")
 
 
@@ -157,7 +160,7 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
     name = str(fields["type"])
     config = load_plugin(room, name).Config
     if name not in list_packaged(room):
-        # A plug-in of another package says itself how recipes name it.
+        # A plug-in of another package defines its own name in recipes.
         if "type" not in config.model_fields:
             raise ValueError(
                 f"{name!r}: its Config has no type; write type: Literal[{name!r}] = {name!r}"
@@ -196,7 +199,7 @@ def check_base(room: str, base: type[Settings], settings: Any, part: BaseModel) 
 
 
 def _read_text(room: str, text: str) -> dict[str, Any]:
-    """Return the settings that a name stands for, or a call where the plug-ins are calls."""
+    """Return the settings for a name, or for a call if the plug-ins are calls."""
     name = text.partition("(")[0].strip()
     if name == text or not issubclass(config := load_plugin(room, name).Config, Call):
         return {"type": text}

@@ -1,4 +1,4 @@
-"""Long waits: code says what takes long and how much of it is done, and a display shows it.
+"""Long waits: code reports slow operations and their progress, and a display shows them.
 
     with show_wait("answers", total=36) as wait:
         for prompt in prompts:

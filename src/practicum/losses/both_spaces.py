@@ -1,4 +1,4 @@
-"""Compare two models in the spaces of both, as DSKDv2 (arXiv 2504.11426) does."""
+"""Compare two models in both of their representation spaces, as in DSKDv2 (arXiv 2504.11426)."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,14 +10,14 @@ from practicum.functional.head import Head
 from practicum.types import HeadLike, TeacherSignal
 
 ROWS = 64
-"""Unit vectors through a head at once, to read its weights."""
+"""The number of unit vectors that go through a head at once to read its weights."""
 
 
 def read_both_spaces(
     head: Head, hidden: Float[Tensor, "T D"], signal: TeacherSignal, maps: Projections
 ) -> BothSpaces:
-    """Compute the logits of student and teacher states at the same tokens through the opposite
-    model's head.
+    """Compute log-probabilities of student and teacher states at the same tokens through the
+    opposite model's head.
     """
     states = _require_states(signal)
     assert states is not None and signal.head is not None, "an empty signal has no second space"

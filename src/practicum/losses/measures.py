@@ -1,4 +1,4 @@
-"""Collect what an update reports: means over its tokens, and a few numbers at every token."""
+"""Collect the report of an update: means over its tokens, and a few numbers at every token."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -19,7 +19,7 @@ from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.types import Datum, ForwardResult, Metrics, TeacherSignal, TokenRecord
 
 COMPARED_TOKENS, COMPARED_SHARE = 64, 16
-"""The comparison takes one token in 16, or more, so that at least 64 tokens are compared."""
+"""One token in 16 is compared, or more, so that at least 64 tokens are compared."""
 
 COLUMNS = tuple(field.name for field in fields(TokenRecord))
 """The numbers that are recorded at every token."""
@@ -30,8 +30,8 @@ class UpdateStatistics:
 
     def __init__(self, tokens: int, device: torch.device) -> None:
         self.tokens = tokens
-        # Everything stays on the device until the end: a number that is read after each chunk makes
-        # the program wait for the device, thousands of times an update.
+        # Everything stays on the device until the end: reading a number after each chunk makes the
+        # program wait for the device, thousands of times per update.
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
         self._losses: dict[str, Tensor] = {}
@@ -100,7 +100,7 @@ class UpdateStatistics:
         values: Sequence[TermValues],
         coefficients: Sequence[Tensor],
     ) -> None:
-        """Record the part of some tokens in the loss, once their coefficients are known."""
+        """Record the loss contributions of some tokens, once their coefficients are known."""
         self.record_broken(index, values, coefficients)
         self.record_tokens(index, values[0], coefficients)
         self.add_loss_share(teacher, values, coefficients)
@@ -143,10 +143,10 @@ class UpdateStatistics:
     ) -> ForwardResult:
         """Return the report of the update by rollout; numbers are NaN at tokens without a loss.
 
-        `teacher_data` are the `rollout_data` with each sum of teachers split into one datum a
-        teacher. The numbers of the first teacher stand for all of them. A rollout counts the
-        supervised tokens of the teacher that supervises most of them. If a loss was not finite, no
-        token is supervised.
+        `teacher_data` are the `rollout_data` with each sum of teachers split into one datum per
+        teacher. The numbers of the first teacher are reported. A rollout counts the supervised
+        tokens of the teacher that supervises most of them. If a loss was not finite, no token is
+        supervised.
         """
         outputs: dict[int, Tensor] = {}
         supervised: dict[int, int] = {}
@@ -215,7 +215,7 @@ def measure_dropped(
     values: Sequence[TermValues],
     batch: TokenBatch,
 ) -> None:
-    """Record the share of tokens that a term's correction takes out, such as PPO's clip."""
+    """Record the share of tokens that a term's correction drops, such as PPO's clip."""
     for number, side in enumerate(objective.tokens):
         if side.correction.entry.drops:
             dropped, trained = side.find_dropped(values[number], batch)
@@ -259,7 +259,7 @@ def _add_up(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _read(numbers: dict[str, Tensor]) -> dict[str, float]:
-    """Return the numbers from their device, in one transfer."""
+    """Copy the numbers from their device, in one transfer."""
     values = torch.stack(list(numbers.values())).tolist() if numbers else []
     return dict(zip(numbers, values, strict=True))
 
@@ -271,7 +271,7 @@ def _has_distribution(signal: TeacherSignal) -> bool:
 
 
 def _has_outside(signal: TeacherSignal) -> bool:
-    """Return True if the teacher, or one of several, has another vocabulary than the student."""
+    """Return True if the teacher, or one of several, has a different vocabulary than the student."""
     members = (signal,) if signal.pool is None else signal.pool.members
     return any(member.outside is not None for member in members)
 

@@ -73,8 +73,8 @@ class RewardComparison:
     def _compare_turns(self, batch: TokenBatch) -> list[list[float]]:
         """Return the advantage of each turn of each row among the same turns of its group's rows.
 
-        The return of a turn adds up the rewards from it on, so that no turn answers for what came
-        before it. Rows that ended earlier have no such turn and are not compared.
+        The return of a turn adds up the rewards from this turn on, so that no turn is credited with
+        earlier rewards. Rows that ended earlier have no such turn and are not compared.
         """
         returns = self._list_returns(batch)
         by_row = [[0.0] * len(rewards) for rewards in batch.turn_rewards]
@@ -108,7 +108,7 @@ class RewardComparison:
         ]
 
     def _list_returns(self, batch: TokenBatch) -> list[list[float] | None]:
-        """Return what follows each turn of each row; None for rows without any reward."""
+        """Return the return of each turn of each row; None for rows without any reward."""
         return [
             _add_up_turns(rewards, last)
             for rewards, last in zip(
@@ -137,7 +137,8 @@ def _add_up_turns(rewards: Sequence[float | None], last: float | None) -> list[f
         return None
     total, returns = last or 0.0, []
     for reward in reversed(rewards):
-        # The first sum of a conversation without rewards a turn is its reward, to the last bit.
+        # Without turn rewards, the first sum of a conversation is exactly its reward, to the last
+        # bit.
         total = total if reward is None else total + reward
         returns.append(total)
     return returns[::-1]

@@ -27,7 +27,8 @@ def select_likeliest(signal: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
     states = signal.states
     if states is None or signal.head is None:
         return torch.zeros(0, k, dtype=torch.long)  # an empty completion
-    # Logits of the whole completion would need T x V numbers at once, so they come in chunks.
+    # Logits of the whole completion would need T x V numbers at once, so they are computed in
+    # chunks.
     head, width = signal.head, min(k, signal.head.vocab_size)
     parts = [
         head.logits(states[part]).topk(width, dim=-1).indices.cpu()
@@ -45,8 +46,8 @@ def read_tokens(
 ) -> TeacherDistribution:
     """Return a teacher's distribution at some tokens; its head reads only their hidden states.
 
-    With `with_level` the level of the raw logits comes with it, if there are such, and with
-    `with_own` the tokens that the student lacks, if it lacks any.
+    `with_level` adds the level of the raw logits, if the signal has them, and `with_own` adds the
+    tokens that the student lacks, if any.
     """
     if signal.pool is not None:
         return _pool(signal.pool, [read_tokens(member, part) for member in signal.pool.members])
@@ -81,8 +82,8 @@ def read_tokens(
 
 
 def measure_level(logits: Float[Tensor, "t V"], logprobs: Float[Tensor, "t V"]) -> Tensor:
-    """Return the difference between logits and their log-probabilities, one number a position."""
-    # At the largest one, which is finite and the most exact.
+    """Return the difference between logits and their log-probabilities, one number per position."""
+    # Taken at the largest logit, which is finite and the most exact.
     return logits.amax(dim=-1) - logprobs.amax(dim=-1)
 
 
@@ -143,7 +144,9 @@ def _join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 def _forget_unknown(
     values: dict[str, Tensor | None], teacher: TeacherSignal
 ) -> dict[str, Tensor | None]:
-    """Return the measures, the teacher's log-probability NaN at tokens that it does not have."""
+    """Return the measures with the teacher's log-probability set to NaN at tokens that it does not
+    have.
+    """
     logprobs, unknown = values.get("teacher_logprobs"), teacher.unknown
     if logprobs is None or unknown is None:
         return values

@@ -58,8 +58,8 @@ def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, 
 def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tensor:
     """Return at the first token of each span the advantage of the span right before it, else 0.
 
-    Where a span ends is decided by what comes after it: an early stop makes a word of what would
-    have been its beginning, and it is the stop that must answer for it.
+    The next token decides where a span ends: an early stop turns the beginning of a word into a
+    word, so the stop token must get the advantage of this span.
     """
     carried = torch.zeros_like(advantages)
     follows = (batch.rows[1:] == batch.rows[:-1]) & (
@@ -71,9 +71,9 @@ def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tenso
 
 
 def cut_between_groups(groups: Int[Tensor, " T"] | None, total: int, size: int) -> Iterator[slice]:
-    """Return consecutive slices of about `size` tokens that cut no group in two.
+    """Return consecutive slices of about `size` tokens that do not split any group.
 
-    `groups` has the length of each group at its first token; None: each token is one.
+    `groups` has the length of each group at its first token; None: each token is a group.
     """
     if groups is None:
         yield from chunks(total, size)

@@ -1,4 +1,4 @@
-"""Compute the token side of an objective: one detached coefficient a token.
+"""Compute the token side of an objective: one detached coefficient per token.
 
 It is the product of weights, corrections, rewards and the normalisation over the whole batch.
 """
@@ -107,7 +107,7 @@ def compute_coefficients(term: Term, values: TermValues, batch: TokenBatch) -> F
 def compute_all_coefficients(
     sides: Sequence[TokenSide], values: Iterable[TermValues], batch: TokenBatch
 ) -> list[Float[Tensor, " T"]]:
-    """Return the coefficients of each term, given one's values each."""
+    """Return the coefficients of each term, given the values of each term."""
     return [
         side.compute(term_values, batch) for side, term_values in zip(sides, values, strict=True)
     ]

@@ -87,19 +87,21 @@ class TokenBatch(TokenColumns):
         return torch.zeros_like(self.rows) if self.turns is None else self.turns
 
     def read_judgements(self, scorer: str) -> Float[Tensor, " T"] | None:
-        """Return a scorer's number of each token, 0 where it gave none; None if it gives none."""
+        """Return a scorer's number at each token, 0 where it gave no number; None if it never gives
+        per-token numbers.
+        """
         if self.judged is None or scorer not in self.judges:
             return None
         return self.judged[:, self.judges.index(scorer)]
 
     def read_rewards(self, scorer: str) -> Sequence[float | None]:
-        """Return the reward of each row by a scorer; None for a row without one."""
+        """Return the reward of each row by a scorer; None for a row without a reward."""
         return self.rewards.get(scorer, [None] * len(self.groups))
 
     def apply_by_row(
         self, values: Float[Tensor, "T *K"], function: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, " T"]:
-        """Return what a function makes of the numbers of each row's tokens."""
+        """Apply a function to the numbers of each row's tokens."""
         lengths = torch.bincount(self.rows, minlength=len(self.groups)).tolist()
         return torch.cat([function(row) for row in values.split(lengths)])
 
@@ -114,11 +116,12 @@ class TokenBatch(TokenColumns):
 
 @dataclass(frozen=True, slots=True)
 class TermValues(TokenColumns):
-    """The logit side of one term: a differentiable `value` a token, and detached statistics.
+    """The logit side of one term: a differentiable `value` per token, and detached statistics.
 
     `is_scored` is True at tokens for which the term has its signal. `reverse_kl` to the teacher is
     measured for every divergence: it is the common measure of all objectives. `teacher_logits` of
-    the sampled tokens and `teacher_values` of the states are there for terms with returns of them.
+    the sampled tokens and `teacher_values` of the states are set for terms with returns of raw
+    logits.
     """
 
     loss_value: Float[Tensor, " T"]
@@ -142,7 +145,7 @@ def build_token_batch(
 ) -> TokenBatch:
     """Return the supervised tokens of all rollouts, with the aggregate's coefficients.
 
-    A rollout in several data, one a teacher, is one sequence of the aggregate. `special` are the
+    A rollout in several data, one per teacher, is one sequence of the aggregate. `special` are the
     ids of the student's special tokens, if they are known.
     """
     rollouts = [datum.rollout for datum in datums]
@@ -222,7 +225,9 @@ def _list_token_judges(rollouts: Sequence[Rollout]) -> tuple[str, ...]:
 
 
 def _stack_judgements(rollout: Rollout, judges: Sequence[str]) -> Float[Tensor, "T J"]:
-    """Return the numbers of a rollout's tokens, a column a scorer; 0 if it gave the rollout none."""
+    """Return the per-token numbers of a rollout, one column per scorer; 0 if a scorer gave no
+    numbers.
+    """
     columns = torch.zeros(len(rollout.tokens), len(judges))
     for number, name in enumerate(judges):
         judgement = rollout.judgements.get(name)
@@ -244,7 +249,7 @@ def number_turns(rollout: Rollout) -> Int[Tensor, " T"]:
 
 
 def _list_turn_rewards(rollout: Rollout) -> tuple[float | None, ...]:
-    """Return the reward of each of the model's turns; a single answer is one turn without one."""
+    """Return the reward of each of the model's turns; a single answer is one turn without a reward."""
     if not rollout.turns:
         return (None,)
     return tuple(turn.reward for turn in rollout.turns if turn.role == "assistant")

@@ -124,7 +124,7 @@ def halve_scorer_rates(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 save_every_step = _write_always("train.checkpoint_every", 1)
-"""Save a checkpoint at every step, so that nothing is lost when the teacher goes away."""
+"""Save a checkpoint at every step, so that no step is lost if the teacher becomes unavailable."""
 
 
 def use_ema_teacher(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -138,7 +138,7 @@ def grow_conversations(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Begin with conversations of one turn and let them grow, as a curriculum over turns does."""
     if recipe["rollout"]["max_turns"] is not None:
         return None
-    # Tasks of a fixed length say how many turns there are; 8 is the limit of tasks with tools.
+    # Tasks of a fixed length set the number of turns; 8 is the limit of tasks with tools.
     return {"rollout.max_turns": f"linear(1, {recipe['task'].get('turns', 8)})"}
 
 

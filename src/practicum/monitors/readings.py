@@ -1,4 +1,5 @@
-"""The readings of a step, computed for its monitors; metrics.jsonl holds each under its own name.
+"""The readings of a step, computed for its monitors; metrics.jsonl has each reading under its own
+name.
 
 A reading that cannot be computed is absent.
 """
@@ -145,7 +146,7 @@ def measure_by_turn(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings
             [
                 judge_turns(rollout.turns, *numbers)
                 for rollout, *numbers in zip(rollouts, logprobs, distances, strict=True)
-                # A teacher's conversation says nothing about the student's mistakes.
+                # A teacher's conversation has no information about the student's mistakes.
                 if rollout.source == "student"
             ]
         )
@@ -242,7 +243,7 @@ def measure_traps(
         return {}
     lowest = torch.tensor([window_means(column, window).min().item() for _, column in scored])
     readings: Readings = {"agreement": quantiles(lowest, (LOW_QUANTILE,))[0]}
-    # "Unusual" is measured against the run so far: the median of what earlier steps read here.
+    # "Unusual" is measured against the run so far: the median of this reading in earlier steps.
     usual = history.compute_median("agreement")
     if usual is not None and history.steps >= TRAP_STEPS and history.rollouts >= TRAP_ROLLOUTS:
         traps = [

@@ -24,7 +24,7 @@ Accepts = Callable[[Sequence[str]], bool]
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One row of alarms.jsonl: a reading that broke a rule at a step, and what follows.
+    """One row of alarms.jsonl: a reading that broke a rule at a step, and its consequences.
 
     `n` counts the completions behind the value. `patch` holds overrides that the recipe accepts.
     `set` holds the changes that the recipe asks for at this alarm, in force from the next step on.
@@ -96,8 +96,9 @@ class Watch:
 
     def judge(self, step: int, metrics: Metrics) -> list[Alarm]:
         """Return the alarms of a step from its metrics with readings, in the order of the table."""
-        # Seconds stay out: they differ between two runs of one recipe, and alarms must not. So do
-        # numbers that are not finite: metrics.jsonl holds null for them, and a replay has no more.
+        # Exclude seconds, because they differ between two runs of one recipe and alarms must not.
+        # Also exclude numbers that are not finite, because metrics.jsonl has null for them and a
+        # replay only reads that file.
         row = {
             name: value
             for name, value in metrics.items()

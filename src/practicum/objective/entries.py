@@ -40,9 +40,9 @@ class Choice(FrozenConfig):
 def read_entry(kind: str, raw: Any) -> dict[str, Any]:
     """Read a name, a call or a mapping as the fields of a `Choice` of a kind.
 
-    Raise ValueError with what to write instead, also for an entry of the user's that fails when it
-    is tried. The table is looked up at every reading, so that a later `register` counts. An entry
-    itself is registered under its name.
+    Raise ValueError with a suggestion, also for a user-defined entry that fails in a trial call.
+    The table is read every time, so that a later `register` has an effect. An entry object is
+    registered under its name.
     """
     cls, table = TABLES[kind]
     if isinstance(raw, cls):

@@ -27,7 +27,7 @@ class EstimatorCall(Call):
     - pathwise: it differentiates the divergence itself, not the log-probability of a token
     - over_candidates: it sums over the candidates of a topk signal
     - subtracts: the baseline of its returns
-    - accumulates: a token's return is made of other tokens' advantages, see `compute_returns`
+    - accumulates: a token's return depends on other tokens' advantages, see `compute_returns`
     """
 
     pathwise: ClassVar[bool] = False

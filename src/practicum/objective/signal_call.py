@@ -1,7 +1,7 @@
-"""The base of all signals of a term, and the three questions that a teacher answers.
+"""The base of all signals of a term, and the three signals that a teacher can give.
 
 A signal is one file of `practicum.objective.signals`, or a module of another package, with a class
-`Config` below `SignalCall`: what it asks of a teacher, and how the answer becomes a loss.
+`Config` below `SignalCall`: the question to a teacher, and the way from the answer to a loss.
 """
 
 from collections.abc import Mapping
@@ -250,7 +250,7 @@ class Full(SignalCall):
         """Return the signal with the additional data that is read from a teacher with another
         tokenizer.
 
-        `signal` has the answer at the student's tokens that are one token of the teacher's too.
+        `signal` has the answer at the student's tokens that are also single tokens of the teacher.
         """
         return signal
 

@@ -25,7 +25,7 @@ class TargetCall(Call):
     - is_plain: it is the unmodified teacher
     - is_label: it is one token
     - is_product: it is a product of powers, which needs no normaliser at a sampled token
-    - needs_reference: it is made of the reference's distribution as well
+    - needs_reference: it also depends on the reference's distribution
     """
 
     @property

@@ -108,7 +108,7 @@ class SamplingClient:
         raise NotImplementedError
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score each request's tokens, in the form that `signal` needs or in a richer one."""
+        """Score each request's tokens, in the form that `signal` needs or in a richer form."""
         raise NotImplementedError
 
     @property
@@ -250,12 +250,12 @@ class PartConfig(FrozenConfig):
     """The settings of a part that may ask teachers: a teacher itself, a scorer or a note."""
 
     def members(self) -> "Mapping[str, TeacherConfig]":
-        """Return the settings of the teachers that it asks by key: `teacher`, or `teachers.NAME`."""
+        """Return the settings of its teachers by key: `teacher`, or `teachers.NAME`."""
         return {}
 
 
 class TeacherConfig(PartConfig):
-    """The settings of a teacher in a recipe; only `capabilities` has to be written.
+    """The settings of a teacher in a recipe; subclasses only have to define `capabilities`.
 
     A subclass has a field `type` with its name as the default.
     """
@@ -320,8 +320,8 @@ class TeacherRequest:
 class TeacherServices:
     """The services of a run to the teachers that it builds; `path` is a teacher's name in the run.
 
-    The path is the teacher's role and the keys of the members that lead to it, such as
-    `teacher/math`. Meters, dimensions and digests are kept under it.
+    The path is the teacher's role followed by the keys of its members, such as `teacher/math`.
+    Meters, dimensions and digests are kept under it.
     """
 
     def build_teacher(self, context: "TeacherContext", config: Any) -> Teacher:
@@ -358,12 +358,14 @@ class TeacherServices:
 
 @dataclass(frozen=True, slots=True)
 class TeacherContext:
-    """The objects from which a teacher is built; a wrapper changes some of them for its inner one."""
+    """The objects from which a teacher is built; a wrapper changes some of them for its inner
+    teacher.
+    """
 
     renderer: Renderer
     """The student's renderer: turns messages into tokens."""
     services: TeacherServices = field(default_factory=TeacherServices)
-    """The run, which loads models and counts what they do."""
+    """The run, which loads models and counts their usage."""
     path: str = "teacher"
     """The name of this teacher in the run."""
     base_dir: Path = Path()
@@ -379,11 +381,11 @@ class TeacherContext:
     wrap_client: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = (
         lambda client, _: client
     )
-    """Wrap a client as the enclosing teacher asks; the function names its scores in a cache."""
+    """Wrap a client for the enclosing teacher; the function names its scores in a cache."""
     task: Task | None = None
     """The source of the prompts, for teachers that ask the task itself."""
     notes: tuple[str, ...] = ()
-    """The names of the recipe's notes, which some rollouts have and no prompt has."""
+    """The names of the recipe's notes, which some rollouts have but no prompt has."""
     is_dry_run: bool = False
     """True if models are weightless, so that their scores are not cached."""
 
@@ -464,7 +466,7 @@ class Student:
 
 
 class ScalarModel(StepFollower):
-    """A language model's body with one linear output: one number a token, and its own optimizer.
+    """A language model's body with one linear output, one number per token, and its own optimizer.
 
     The output starts at 0, so a new model predicts 0 everywhere.
     """
@@ -538,7 +540,9 @@ class Backend:
         raise NotImplementedError
 
     def copy_state(self, student: Student) -> Callable[[Path], None]:
-        """Copy the state off its device, a tensor at a time; return what can write it meanwhile."""
+        """Copy the state off its device, one tensor at a time; return a function that can write it
+        concurrently.
+        """
         raise NotImplementedError
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:

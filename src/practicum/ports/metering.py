@@ -36,7 +36,7 @@ from practicum.types import (
 
 
 def wrap_client(client: SamplingClient, meter: Meter) -> "MeteredSampler":
-    """Wrap the client in one that counts."""
+    """Wrap the client in a counting client."""
     return MeteredSampler(client, meter)
 
 
@@ -51,7 +51,9 @@ class MeteredSampler(SamplingClient):
         self._texts = texts
 
     def remember_texts(self) -> "MeteredSampler":
-        """Return a counter of the client that remembers, or itself if the client cannot."""
+        """Return a counting wrapper of the client that keeps texts, or itself if the client cannot
+        keep texts.
+        """
         client = self._client.remember_texts()
         return self if client is self._client else MeteredSampler(client, self._meter, set())
 
@@ -239,7 +241,8 @@ class MeteredTrainer:
         self, datums: Sequence[Datum], objective: Objective, *, recompute: bool
     ) -> Usage:
         # Several datums may share a rollout, one per teacher: the body then reads it once, and the
-        # head is applied for each teacher. A `sum` pool has a product per member, others have one.
+        # head is applied for each teacher. A `sum` pool has one product per member, every other
+        # signal has one.
         products_per_token: Counter[int] = Counter()
         for datum in datums:
             pool = datum.signal.pool

@@ -1,6 +1,6 @@
-"""The protocols of scorers: they say one number about a rollout, or one a token, and may learn to.
+"""The protocols of scorers: they give one number per rollout or per token, and may be trained.
 
-A new scorer is one file in `practicum/scorers`, or a module of yours: see docs/scorers.md.
+A new scorer is one file in `practicum/scorers`, or your own module: see docs/scorers.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,9 @@ class ScorerSettings(PartConfig):
 
     @property
     def follows_student(self) -> bool:
-        """True if its judgements change during a run, so that it is asked at its step, never ahead."""
+        """True if its judgements change during a run, so that it is called in its step and never
+        ahead of time.
+        """
         return True
 
     @property
@@ -37,7 +39,7 @@ class ScorerSettings(PartConfig):
 
     @property
     def loads_scalar(self) -> bool:
-        """True if the scorer loads a model with one number a token."""
+        """True if the scorer loads a model with one output number per token."""
         return False
 
     @property
@@ -85,9 +87,10 @@ class Scorer(StepFollower):
         return type(self).count_accepted is not Scorer.count_accepted
 
     def count_accepted(self, rollouts: Sequence[Rollout]) -> list[int | None]:
-        """Return after how many tokens each answer is rejected; None: it is not.
+        """Return the number of tokens after which each answer is rejected; None: it is not
+        rejected.
 
-        0 rejects all of an answer. The rollouts may have no rewards yet. The settings say whether
+        0 rejects the whole answer. The rollouts may have no rewards yet. The settings say whether
         the scorer rejects answers.
         """
         raise NotImplementedError
@@ -114,7 +117,7 @@ class ScorerContext:
     seed: int
     """The seed of everything random in this scorer."""
     load_scalar: Callable[[StudentConfig | None], ScalarModel]
-    """Load a model with one number a token; None: the student's own, as the run begins.
+    """Load a model with one output number per token; None: the student's initial weights.
 
     It reads the student's tokens. Raises VocabularyError if its vocabulary differs.
     """
@@ -128,7 +131,7 @@ class ScorerContext:
     scores_dir: Path | None = None
     """The run's folder for cached answers; None: no cache."""
     at_end: ExitStack = field(default_factory=ExitStack)
-    """Resources to close when nothing is scored any more, also after an error."""
+    """Resources to close after the last scoring, also after an error."""
     register_file: Callable[[Path], None] = lambda path: None
     """Register a file that changes the judgements; a resumed run checks its digest."""
     is_dry_run: bool = False
@@ -141,7 +144,9 @@ def list_followers(
     scorers: Mapping[str, Scorer],
     notes: Mapping[str, Note],
 ) -> dict[str, StepFollower]:
-    """Return teacher, reference, scorers and notes by role: what hears of steps and has state."""
+    """Return teacher, reference, scorers and notes by role: the objects that follow steps and have
+    state.
+    """
     followers: dict[str, StepFollower] = {"teacher": teacher}
     if reference is not None:
         followers["reference"] = reference

@@ -39,9 +39,9 @@ class Observation:
     calls: tuple[CallRecord, ...] = ()
     """The calls of tools that the turn made."""
     stop_reason: StopReason = "stop"
-    """Why the conversation is over, if it is."""
+    """The reason for the end of the conversation, if it is over."""
     tokens: tuple[int, ...] = ()
-    """The next turn's tokens in the place of messages, from a harness that writes them itself."""
+    """The next turn's tokens instead of messages, from a harness that writes tokens itself."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -99,7 +99,7 @@ class Episode:
 
     @property
     def takes_tokens(self) -> bool:
-        """Return True if turns are handed over as tokens and not as text."""
+        """Return True if turns are passed as tokens and not as text."""
         return type(self).answer_tokens is not Episode.answer_tokens
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class ToolSession:
         return id(self)
 
     def close(self) -> None:
-        """Release what the session holds; called once, also after an error."""
+        """Release the session's resources; called once, also after an error."""
 
 
 @runtime_checkable
@@ -159,7 +159,7 @@ class Toolbox(Protocol):
 
 
 class OpensEpisodes(Protocol):
-    """The other side of conversations: a task that answers, or what stands for it."""
+    """The environment's side of conversations: a task that answers, or a substitute for it."""
 
     def open(self, prompt: Prompt, seed: int) -> Episode:
         """Begin a conversation about a prompt; all randomness in it follows from `seed`.
@@ -193,15 +193,15 @@ class TaskConfig(FrozenConfig):
     reads_files: ClassVar[bool] = False
 
     def find_problems(self, base_dir: Path) -> list[str]:
-        """Return what is wrong with the files, one line each; relative paths start at `base_dir`."""
+        """Return the problems of the files, one line each; relative paths start at `base_dir`."""
         return []
 
 
 class Task:
     """A source of prompts with a verifier; a task handles text and no tokens.
 
-    A task has to have `train_prompts`, `heldout_prompts` and `reward`. Each further method is an
-    ability that a class has if it overrides the method.
+    A task must have `train_prompts`, `heldout_prompts` and `reward`. All further methods are
+    optional: a class supports a feature if it overrides the method.
     """
 
     def train_prompts(self) -> Sequence[Prompt]:
@@ -226,27 +226,27 @@ class Task:
         return ""
 
     def feedback(self, rollout: Rollout) -> str | None:
-        """Return what there is to say in words of a rollout with its reward, or None."""
+        """Return feedback in words about a rollout with its reward, or None."""
         return None
 
     def count_answers(self, rollout: Rollout) -> int | None:
-        """Return how often a conversation states its answer, which should be once.
+        """Return how often a conversation states its answer; it should be once.
 
-        0 stands for a broken form, None for a task that asks for no form; see the source `resample`.
+        0 means a broken format, None a task that requires no format; see the source `resample`.
         """
         return None
 
     def count_valid_steps(self, prompt: Prompt, steps: Sequence[str]) -> int | None:
-        """Return how many steps of an answer hold, from the first on; None if nothing is known.
+        """Return the number of leading valid steps of an answer; None if it is unknown.
 
-        A step may be checked by running it. Each is given all steps before it.
+        A step may be checked by running it, after all earlier steps.
         """
         return None
 
     def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
         """Return the probability of each full text of the right next turn; they sum to 1.
 
-        If the task opens conversations, its episodes may depend on the prompt and the turns only.
+        If the task opens conversations, its episodes may only depend on the prompt and the turns.
         """
         raise NotImplementedError
 
@@ -275,7 +275,7 @@ class Task:
     def open_tokens(
         self, prompt: Prompt, seed: int, save_tokenizer: Callable[[Path], None]
     ) -> Episode:
-        """Begin a conversation that another program leads, token for token.
+        """Begin a conversation that another program drives, token for token.
 
         The program reads the tokenizer from a folder that it names.
         """
@@ -283,7 +283,7 @@ class Task:
 
     @property
     def is_harnessed(self) -> bool:
-        """Return True if another program leads the conversations."""
+        """Return True if another program drives the conversations."""
         return type(self).open_tokens is not Task.open_tokens
 
     @property
@@ -297,17 +297,17 @@ class Task:
         return 0.0
 
     def receive(self, seconds: float) -> Sequence[TurnRequest]:
-        """Return the requests of users that wait, oldest first; none if none comes in time.
+        """Return the waiting requests of users, oldest first; empty if none arrives in time.
 
-        The prompts then come from users who speak with the student while it learns. The first call
+        The prompts then come from users who chat with the student while it learns. The first call
         opens the endpoint.
         """
         raise NotImplementedError
 
     @property
     def serves_users(self) -> bool:
-        """Return True if users speak with the student."""
+        """Return True if users chat with the student."""
         return type(self).receive is not Task.receive
 
     def close(self) -> None:
-        """Refuse the requests that wait and close the endpoint, if it is open."""
+        """Refuse the waiting requests and close the endpoint, if it is open."""

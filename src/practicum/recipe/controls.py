@@ -53,7 +53,7 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     reward and `unlikely` is None.
     Raises RecipeError if a schedule has no place in the control.
     """
-    # No verifier knows what users make of an answer, so without a judge no reward is left.
+    # No verifier can tell how users like an answer, so without a judge no reward is left.
     if recipe.rollout.source.serves_users:
         return None
     # The reference counts as an earlier student.
@@ -185,7 +185,8 @@ def _follows_writers(term: Term, writers: Sequence[str]) -> bool:
 
 
 def _remove_teacher(term: Term, writers: Sequence[str]) -> Term | None:
-    """Return the term without the teacher: unchanged if it asks none, its reward, or None."""
+    """Return the term without the teacher: unchanged if it asks no teacher, only its reward, or
+    None."""
     if _follows_writers(term, writers) or term.observes:
         return None
     if not term.needs_teacher:
@@ -225,7 +226,7 @@ class _ControlPaths:
     _drops_source: bool
 
     def translate_keys(self, by_path: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the mapping with the control's paths as keys, without the paths that are gone."""
+        """Return the mapping with the control's paths as keys, without removed paths."""
         translated: dict[str, Any] = {}
         for path, entry in by_path.items():
             new_path = self._translate(path)

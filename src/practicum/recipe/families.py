@@ -1,4 +1,5 @@
-"""The families of on-policy distillation: what a recipe's `family` says, in the order of a list."""
+"""The families of on-policy distillation: the values of a recipe's `family`, in the order of a
+list."""
 
 from typing import Literal, get_args
 

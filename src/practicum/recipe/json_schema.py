@@ -25,7 +25,7 @@ CALL = {"type": "string", "pattern": r"^\s*[A-Za-z_][A-Za-z0-9_.]*\s*\("}
 """A name with arguments, such as `jsd(0.1)`."""
 
 DOTTED = {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"}
-"""The name of something in another package, such as `my_parts.flat`."""
+"""The dotted name of an object in another package, such as `my_parts.flat`."""
 
 REFERENCE = "#/$defs/"
 
@@ -78,7 +78,7 @@ def _add_room(room: str, defs: Schema, rooms: dict[str, Schema]) -> None:
     choices: list[Schema] = [{"enum": names}, DOTTED]
     configs = {}
     for name in names:
-        # A part of another package that cannot be imported has no settings to complete.
+        # A plug-in of another package that cannot be imported has no settings to complete.
         with suppress(ValueError):
             configs[name] = load_plugin(room, name).Config
     if any(issubclass(config, Call) for config in configs.values()):
@@ -145,7 +145,7 @@ _SCHEDULE = {"type": "string", "pattern": rf"^\s*({'|'.join(SCHEDULES)})\s*\("}
 
 
 def _allow_single_term(section: Schema, defs: Schema) -> Schema:
-    """Return the objective's schema, which may also hold the keys of its only term."""
+    """Return the objective's schema, which also accepts the keys of its only term."""
     objective, term = defs["Objective"], defs["Term"]
     shared = {key: field for key, field in objective["properties"].items() if key != "losses"}
     single = {**term, "properties": {**term["properties"], **shared}}

@@ -1,4 +1,4 @@
-"""Validation errors as one line each, with what to write instead."""
+"""Validation errors as one line each, with a correction."""
 
 import types
 import typing
@@ -34,7 +34,7 @@ def validate_fields(model: type[Model], fields: Mapping[str, Any], source: str) 
 
 
 def _format_problem(entry: Any, model: type[BaseModel], fields: Mapping[str, Any]) -> str:
-    """Return a problem as one line: the field, the mistake, and what to write instead."""
+    """Return a problem as one line: the field, the mistake, and a correction."""
     field = ".".join(str(part) for part in entry["loc"])
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
@@ -66,7 +66,8 @@ def _format_problem(entry: Any, model: type[BaseModel], fields: Mapping[str, Any
 
 def _list_fields(root: type[BaseModel], loc: Sequence[int | str], section: Any) -> list[str]:
     """Return the field names of the model at a location of a validation error."""
-    # A location holds more than keys: for a union, pydantic adds the name of the member's class.
+    # A location has more parts than keys: for a union, pydantic adds the name of the member's
+    # class.
     models = [root]
     for part in map(str, loc):
         section = section[part] if isinstance(section, Mapping) and part in section else section

@@ -96,7 +96,8 @@ def trace_origins(source: str | Path, overrides: Sequence[str] = ()) -> Origins:
 
 
 def list_paths(recipe_data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of a resolved recipe; a list counts as one value, loss terms apart."""
+    """Yield path and value of a resolved recipe; a list counts as one value, except for loss
+    terms."""
     if isinstance(recipe_data, Mapping) and recipe_data:
         for key, inner in recipe_data.items():
             yield from list_paths(inner, f"{prefix}.{key}" if prefix else key)

@@ -74,7 +74,7 @@ def _resolve_file(entry: Any, key: str, folder: Path, notes: list[str]) -> Any:
     if not isinstance(entry, str) or key not in PATH_KEYS or entry in PACKAGED:
         return entry
     path = Path(entry).expanduser()
-    # `os.path` and not `Path.exists`, which raises OSError of a name that is too long.
+    # `Path.exists` would raise OSError for a name that is too long.
     if not entry or path.is_absolute() or os.path.exists(path):
         return entry if key == "model" or not entry else str(path.absolute())
     if os.path.exists(folder / path):
@@ -141,7 +141,7 @@ def _override_item(items: list[Any], path: list[str], new_value: str, text: str)
 def _parse_value(text: str) -> Any:
     try:
         return yaml.load(text, StrictLoader)
-    # Calls such as `jsd(0.3)` are YAML, too; what is not is text, for the schema to judge.
+    # Calls such as `jsd(0.3)` are also YAML; any other text is left to the schema.
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
 

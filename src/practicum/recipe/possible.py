@@ -80,7 +80,7 @@ def find_staleness_problems(
 ) -> list[str]:
     """Return a problem for each part of a recipe that cannot run ahead of the updates.
 
-    `adaptive_paths` are the paths of numbers that are known only step by step.
+    `adaptive_paths` are the paths of numbers that are only known step by step.
     """
     if not rollout.max_staleness:
         return []

@@ -231,7 +231,7 @@ class Recipe(FrozenConfig):
         recipe_data = resolve_recipe(self)
         apply_values(recipe_data, numbers)
         if isinstance(self.rollout.source, function.Config):
-            # The text of a source does not hold the function.
+            # The text of a source does not contain the function.
             recipe_data["rollout"]["source"] = self.rollout.source
         return validate_fields(Recipe, recipe_data, self.name)
 

@@ -19,7 +19,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class EpisodesConfig(FrozenConfig):
-    """The pace at which the conversations of a step ask their environments."""
+    """The pace at which the conversations of a step call their environments."""
 
     at_once: int = Field(
         default=1, ge=1, description="environments that run in parallel; 1: one after another"
@@ -45,7 +45,7 @@ class EpisodesConfig(FrozenConfig):
         return self
 
     def build_pace(self) -> Pace:
-        """Return the same as a value of a step."""
+        """Return the settings as a value for a step."""
         return Pace(self.at_once, self.seconds, self.together)
 
 

@@ -244,9 +244,7 @@ def _convert_dataset(settings: TrlSettings, target: Path) -> dict[str, Any]:
     if isinstance(heldout, Dataset) and heldout.split and heldout.positional == dataset.positional:
         task["heldout"] = heldout.split
     elif heldout is not None:
-        settings.notes.append(
-            "task.heldout: the script's eval_dataset is another dataset; set it"
-        )
+        settings.notes.append("task.heldout: the script's eval_dataset is another dataset; set it")
     return task
 
 
@@ -275,7 +273,8 @@ def _convert_rollout(settings: TrlSettings) -> dict[str, Any]:
 
 
 def _convert_source(settings: TrlSettings) -> str:
-    """Return the source for `lmbda` and `seq_kd`: the share of the student, and who writes the rest."""
+    """Return the source for `lmbda` and `seq_kd`: the share of the student, and the writer of the
+    remaining answers."""
     share, writer = (
         settings.take_number("lmbda"),
         "teacher" if settings.take("seq_kd") else "dataset",
@@ -420,7 +419,7 @@ def _convert_best(settings: TrlSettings, recipe: dict[str, Any]) -> None:
 
 
 def _count(dataset: Any) -> int | None:
-    """Return the number of rows of a dataset's files, or None if one is not here."""
+    """Return the number of rows of a dataset's files, or None if a file is missing."""
     files = dataset.keywords.get("data_files") if isinstance(dataset, Dataset) else None
     paths = [Path(str(entry)) for entry in (files if isinstance(files, list) else [files])]
     return sum(map(count_rows, paths)) if files and all(map(os.path.isfile, paths)) else None

@@ -147,7 +147,8 @@ class _ScriptReader:
 
 
 def _collect_assigned(tree: ast.AST) -> dict[str, list[ast.expr]]:
-    """Return the expressions that each name is assigned; a name that changes otherwise has two."""
+    """Return the expressions that each name is assigned; a name that changes in another way counts
+    as assigned twice."""
     assigned: dict[str, list[ast.expr]] = {}
 
     def add(target: ast.expr | str, expression: ast.expr) -> None:

@@ -3,7 +3,7 @@
 The keys follow verl's `main_ppo` with `distillation.enabled` (docs/algo/opd.md there, August
 2026). The file is a whole configuration, the part that someone changed, Hydra's `overrides.yaml`,
 or the script that starts verl. If the file lacks a key of `TAKEN` or of the functions below, verl's
-own default is used. Every other key is named, so that no user believes it was taken.
+own default is used. Every other key is reported, so that no user believes it was used.
 """
 
 import os
@@ -72,7 +72,7 @@ def _keep(setting: Any) -> Any:
 
 
 def _keep_positive(setting: Any) -> Any:
-    """Return a number above 0; verl writes -1 for none."""
+    """Return a number above 0; verl writes -1 for no limit."""
     return setting if isinstance(setting, int | float) and setting > 0 else None
 
 
@@ -349,7 +349,7 @@ def _convert_critic(config: VerlConfig, notes: list[str]) -> dict[str, Any]:
 
 
 def _convert_steps(config: VerlConfig, recipe: dict[str, Any], notes: list[str]) -> None:
-    """Set the steps, from the epochs if need be, and the updates a step."""
+    """Set the steps, from the epochs if needed, and the updates per step."""
     train, batch = recipe["train"], config.take_number("data.train_batch_size", 1024)
     mini_batch = config.take_number(f"{ACTOR}.ppo_mini_batch_size", 256)
     if batch % mini_batch == 0 and batch > mini_batch:
@@ -373,6 +373,6 @@ def _convert_steps(config: VerlConfig, recipe: dict[str, Any], notes: list[str])
 
 
 def _count(files: Any) -> int | None:
-    """Return the number of rows in all files, or None if one is not here."""
+    """Return the number of rows in all files, or None if a file is missing."""
     paths = [Path(os.path.expanduser(name)) for name in _list_files(files)]
     return sum(map(count_rows, paths)) if all(map(os.path.isfile, paths)) else None

@@ -1,4 +1,4 @@
-"""The accounts of a run: what was dropped, alarms, the doctor's forecast, and the recipe."""
+"""The accounts of a run: what was dropped, alarms, the doctor's prediction, and the recipe."""
 
 import json
 from collections import Counter
@@ -22,17 +22,18 @@ from practicum.statistics import Interval
 MAX_REASONS = 8
 
 MAX_OPEN_ALARMS, MAX_ALARMS = 20, 500
-"""The number of alarms listed at once, and the number listed at all."""
+"""The number of alarms listed at first, and the largest number listed."""
 
 Part = tuple[str, float | int]
 """A reason why something was kept or dropped, and its amount."""
 
 GAIN_EXPECTED, NO_GAIN_EXPECTED = ("GO", "GO-WITH-CHANGES"), ("NO-GAP", "NO-GO", "BROKEN-SETUP")
-"""The verdicts of the doctor that forecast a gain, and none. Other verdicts forecast nothing."""
+"""The verdicts of the doctor that predict a gain, and the verdicts that predict no gain. Other
+verdicts predict nothing."""
 
 
 def build_dropped_section(run: RunData) -> Section | None:
-    """Build the section that splits rows, tokens and updates by what became of them."""
+    """Build the section that splits rows, tokens and updates by outcome."""
     accounts = {
         "Rows of the data": _split_rows(run),
         "Tokens of the rollouts": _split_tokens(run),
@@ -67,7 +68,7 @@ def _split_rows(run: RunData) -> list[Part]:
     """Split the training data: used as prompts, too long for the recipe, or rejected, by reason."""
     if run.prompts is None:
         return []
-    # Rejected rows of the held-out file are not training data, so they do not count here.
+    # Rejected rows of the held-out file are not training data, so they are not counted here.
     heldout = str(run.recipe.get("task", {}).get("heldout") or "")
     rejected = Counter(
         _read_reason(row)

@@ -42,7 +42,7 @@ from practicum.statistics.heldout import GradedCompletion, compute_confidences, 
 BINS = 10
 
 MAX_OPEN, MAX_SHOWN = 12, 200
-"""The number of held-out completions shown at once, and the number shown at all."""
+"""The number of held-out completions shown at first, and the largest number shown."""
 
 MAX_GROUPS = 200
 """The number of groups of training rollouts for the diversity measures, at each end of the run."""
@@ -203,7 +203,7 @@ def _read_completions(evaluation: Row) -> list[GradedCompletion]:
 def _group_into_bins(pairs: Sequence[Point]) -> list[Point]:
     """Return the mean confidence and the share of right completions of each bin."""
     ordered = sorted(pairs)
-    # A bin of fewer than five completions says next to nothing.
+    # A bin of fewer than five completions is too noisy.
     bins = min(BINS, max(len(ordered) // 5, 1))
     edges = [len(ordered) * index // bins for index in range(bins + 1)]
     parts = [ordered[low:high] for low, high in pairwise(edges) if high > low]
@@ -299,7 +299,7 @@ def _compute_mean(values: Sequence[float]) -> float:
 
 
 def build_answers_section(run: RunData) -> Section | None:
-    """Build the section that shows the completions before and after of each held-out prompt."""
+    """Build the section with the completions before and after training of each held-out prompt."""
     samples = [] if run.summary is None else run.summary["samples"]
     if not samples:
         return None

@@ -37,7 +37,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class EventMark:
-    """An event at a step, and the reading that it is about. Other charts show the event small."""
+    """An event at a step, and the reading that it refers to. Other charts show the event small."""
 
     step: float
     text: str

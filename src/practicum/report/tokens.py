@@ -118,7 +118,7 @@ def build_token_table(rows: Sequence[Row]) -> TokenTable:
         is_known = torch.tensor(row["loss_mask"], dtype=torch.bool) & ~values.isnan()
         positions = is_known.nonzero()[:, 0]
         ids = torch.tensor(row["tokens"], dtype=torch.long)[positions]
-        # One float64 table holds indices and ids exactly and makes a single concatenation enough.
+        # One float64 table represents indices and ids exactly, so a single concatenation is enough.
         indices = torch.full_like(positions, index)
         columns.append(torch.stack([indices, positions, ids, values[positions]]))
     table = torch.cat(columns, dim=1) if columns else torch.zeros(4, 0, dtype=torch.float64)
@@ -288,7 +288,8 @@ def _render_correctness(tokens: TokenTable, run: RunData) -> str:
 
 
 def _render_preference(tokens: TokenTable, rewards: Float[Tensor, " R"]) -> str:
-    """Render how well the teacher's log-ratio to the student tells right completions from wrong."""
+    """Render how well the teacher's log-ratio to the student separates right from wrong
+    completions."""
     scores, hits = [], []
     for row, reward in zip(tokens.rows, rewards.tolist(), strict=True):
         gap = _subtract_logprobs(row["teacher_logprobs"], row["policy_logprobs"])

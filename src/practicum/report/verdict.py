@@ -77,11 +77,12 @@ TONES = {
     "TOO FEW PROMPTS": ("", "?"),
     "BETTER": ("good", "▲"),
 }
-"""The tone and the sign of each verdict, so that it is not the colour that says it."""
+"""The tone and the sign of each verdict, so that colour is not the only cue."""
 
 
 def _render_word(run: RunData) -> str:
-    """Render the stored verdict with its reasons and what to try next; nothing while running."""
+    """Render the stored verdict with its reasons and the next fixes to try; nothing while
+    running."""
     if run.summary is None:
         return ""
     verdict = run.summary["verdict"]
@@ -304,7 +305,7 @@ def _render_time(run: RunData) -> str:
 
 def _render_certainty(run: RunData) -> str:
     before, after = compute_scores(run.before), compute_scores(run.after)
-    # A single run has one seed: the figure says what its prompts could have shown at all.
+    # A single run has one seed: the figure shows the smallest gain that its prompts can detect.
     least = minimum_detectable_difference(
         [after[prompt] - before[prompt] for prompt in before if prompt in after]
     )

@@ -50,7 +50,7 @@ class BestTracker:
         return self._take(step, score)
 
     def merge(self, summary: Mapping[str, Any] | None) -> None:
-        """Follow also what `summarize` returned, if the metric is the same."""
+        """Continue from an earlier result of `summarize`, if the metric is the same."""
         if summary is not None and summary["metric"] == self.metric and summary["step"] is not None:
             self._take(summary["step"], summary["score"])
 

@@ -21,8 +21,8 @@ NOT_COMPARED = re.compile(
     r"|token_budget|canary_every|budget|prices(\..*)?)"
 )
 """Fields of a recipe that may differ between a run and its resume without changing what is
-computed. The last ones set the address of a teacher's server and how patiently it is asked. A
-backend names its own."""
+computed. The last fields set the address of a teacher's server, its timeouts and its limits. A
+backend names its own fields."""
 
 _ABSENT = object()
 

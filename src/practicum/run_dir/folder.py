@@ -142,10 +142,10 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock that makes this the only process that writes the run.
+        """Hold the lock of the run, so that only this process writes it.
 
-        Raises ResourceError if another process holds it. A new folder in which an error left
-        nothing but the lock and models made from scratch is removed.
+        Raises ResourceError if another process holds it. A new folder is removed if an error left
+        only the lock and from-scratch models in it.
         """
         # The kernel holds the lock (flock) and releases it when the process ends, however it ends.
         # The file stays in the folder of a run: removing a locked file would let a third process
@@ -275,7 +275,8 @@ def _create_folder(root: Path, name: str) -> None:
     except OSError as error:
         problem = f"{path.absolute()} cannot be made"
         if error.errno == errno.ENOENT:
-            # Every parent is made too, so the place allows no folders; none was moved or deleted.
+            # Missing parents are also created, so this error means that no folder may be created
+            # here.
             raise ResourceError(
                 f"{problem}: this place allows no new folder; use {spell_options(out='another folder')}"
             ) from error

@@ -227,5 +227,6 @@ def _build_rows(
 
 
 def _make_storable(text: str) -> str:
-    """Return a model's text without what no row may hold: NUL, and halves of surrogate pairs."""
+    """Return a model's text without characters that a row may not contain: NUL, and halves of
+    surrogate pairs."""
     return repair_text(text.replace("\x00", "\ufffd"))

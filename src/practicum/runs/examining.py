@@ -1,4 +1,4 @@
-"""Evaluate a run's student before training, after it, and in between if the recipe says so."""
+"""Evaluate a run's student before training, after it, and in between if the recipe asks for it."""
 
 import logging
 from collections.abc import Mapping
@@ -155,7 +155,7 @@ def read_evaluations(path: Path) -> tuple[Evaluation | None, Evaluation | None, 
 
 def _select_notes(recipe: Recipe, notes: Mapping[str, Note]) -> Mapping[str, Note]:
     """Return the notes that held-out answers get: none if no teacher shows one."""
-    # What a source shows the student is no part of an answer without it.
+    # Held-out answers are written without the source, so they do not get its notes.
     shown_note = recipe.rollout.source.note_shown
     separate = {name: note for name, note in notes.items() if name != shown_note}
     is_shown = any(config.shows(separate) for _, config in walk(recipe.teacher))

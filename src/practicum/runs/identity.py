@@ -19,7 +19,7 @@ DECODING = "decoding"
 """The name in an identity of the way in which a model decodes."""
 
 PROMPTING = {"template", "system", "thinking"}
-"""Settings of a model that decide how it reads a prompt."""
+"""Settings that determine how a model reads a prompt."""
 
 
 def digest_student(student: Student, *, is_local: bool) -> dict[str, str]:
@@ -86,7 +86,7 @@ def add_prefix(part: str, digests: Mapping[str, str]) -> dict[str, str]:
 
 
 def digest_prompts(prompts: Sequence[Prompt]) -> str:
-    """Return the digest of prompts with all that decides what is asked and rewarded."""
+    """Return the digest of prompts with all settings that determine questions and rewards."""
     contents = json.dumps([_encode_prompt(prompt) for prompt in prompts])
     return hashlib.sha256(contents.encode()).hexdigest()
 

@@ -90,7 +90,8 @@ class SaveCheckpoints:
     """Save checkpoints at regular and at best steps, when an alarm asks, and when the run ends.
 
     `save(step, tag)` writes a checkpoint; `saved` is the newest saved step. With `copy(step)`,
-    which copies the state and returns what writes it, regular checkpoints are written in another
+    which copies the state and returns a function that writes it, regular checkpoints are written in
+    another
     thread, one at a time. The step that becomes the `best` one is saved like a regular one.
     """
 

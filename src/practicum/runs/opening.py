@@ -1,4 +1,5 @@
-"""Open what a recipe or a run folder names, each by itself: a backend, a task, a model, a run."""
+"""Open the parts that a recipe or a run folder names, one by one: a backend, a task, a model, a
+run."""
 
 import hashlib
 import logging
@@ -231,7 +232,7 @@ def find_origin(config: ModelConfig) -> ModelConfig:
 
 def resolve_stage(target: str) -> str:
     """Return the last started stage of a pipeline's folder; other targets are unchanged."""
-    # Names of stage folders begin with their numbers, so the last in order is the last begun.
+    # Names of stage folders begin with their numbers, so the last name is the newest stage.
     run_dir = RunDir(Path(target))
     stages = sorted(path.parent for path in run_dir.stages.glob("*/recipe.json"))
     if not stages:
@@ -284,7 +285,7 @@ def _export_newest(path: Path, config: ModelConfig) -> Path:
 
 
 def _check_origin(run_dir: RunDir, recipe: Recipe, student: Student) -> None:
-    """Raise CheckpointError if the run that a student started from has gone on since."""
+    """Raise CheckpointError if the run that a student started from has advanced since then."""
     saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN).get("identity", {})
     current = digest_student(student, is_local=True)
     if any(saved.get(name) != digest for name, digest in current.items()):

@@ -70,9 +70,10 @@ def build_summary(
     end_reason: str | None,
     lost_rows: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Return the content of summary.json, without seconds; `end_reason` says why it ended early.
+    """Return the content of summary.json, without seconds; `end_reason` is the reason for an early
+    end.
 
-    `best` knows the steps that were evaluated during training. `lost_rows` counts the rows that
+    `best` tracks the steps that were evaluated during training. `lost_rows` counts the rows that
     could not be written, by the name of the journal.
     """
     rows = list(read_rows(run_dir.metrics_jsonl, shapes.METRICS))

@@ -124,7 +124,8 @@ def _check_stages(allow_changed: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _check_backends(pipeline: Pipeline) -> None:
-    """Raise RecipeError if a stage needs other processes than those a launcher started for all."""
+    """Raise RecipeError if a stage needs other processes than the launcher started for all
+    stages."""
     shared = pipeline.recipe.backend
     for name, recipe in pipeline.build_recipes().items():
         if recipe.backend != shared and (is_launched(shared) or is_launched(recipe.backend)):

@@ -32,7 +32,7 @@ def check_before_run(
 ) -> None:
     """Refuse missing inputs, and warn of each setting that the doctor would not pass.
 
-    `source` is the file or the name that the recipe was read from, for the command that says more;
+    `source` is the file or the name that the recipe was read from, for the command that shows more;
     None for a recipe that was built in Python. Raises RecipeError for inputs that cannot be used.
     """
     name = (loaded.recipe if isinstance(loaded, Pipeline) else loaded).name
@@ -51,7 +51,7 @@ def check_before_run(
 def find_warnings(loaded: Recipe | Pipeline) -> list[str]:
     """Return a sentence for each check that warns or fails, after the stage that it is about.
 
-    The checks are of memory and learning rate. What all stages share is said once.
+    The checks are of memory and learning rate. Notes about shared sections are logged once.
     """
     recipes = list_recipes(loaded)
     stages_by_warning = group_pairs(

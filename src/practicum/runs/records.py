@@ -1,4 +1,5 @@
-"""The journals of a run: rows of metrics, rollouts and alarms, and, in a file apart, of seconds."""
+"""The journals of a run: rows of metrics, rollouts and alarms, and, in a separate file, of
+seconds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,7 +127,7 @@ def count_lost_rows(checkpoint: Checkpoint | None) -> dict[str, int]:
 
 
 def check_journals(run_dir: RunDir, checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError unless the journals hold what they held at a checkpoint."""
+    """Raise CheckpointError unless the journals have the same rows as at a checkpoint."""
     for path in list_journals(run_dir):
         if path.name not in checkpoint.journals:
             raise CheckpointError(

@@ -82,7 +82,7 @@ def write_recipe(
     if run_dir.recipe_json.is_file():
         saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN)
         before, may_differ = saved.get("identity", {}), "backend.decoding" in allow_changed
-        # Other files decode otherwise, too; the files are the reason then.
+        # Changed files also change the decoding, so the files are compared first.
         _compare_files(run_dir, before, identity)
         changes = [*changes, *_compare_decoding(run_dir, before, identity, may_differ)]
         # Steps that are repeated from an earlier checkpoint run with the newer value.
@@ -136,7 +136,7 @@ def _is_decoding(name: str) -> bool:
 def _compare_decoding(
     run_dir: RunDir, saved: Mapping[str, str], current: Mapping[str, str], may_differ: bool
 ) -> list[Difference]:
-    """Return the models that decode in another way than when the run began.
+    """Return the models that decode differently than when the run began.
 
     Raises RecipeError if they may not.
     """

@@ -38,7 +38,7 @@ ROWS_TOGETHER = 8
 """The number of rollouts that the models read at once."""
 
 CHUNK = 64
-"""The number of tokens that are compared at once."""
+"""The number of tokens that are compared in one chunk."""
 
 TopTokens = list[list[tuple[str, float]]]
 """The top tokens at each position: text and log-probability, in order."""

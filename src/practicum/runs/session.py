@@ -231,7 +231,7 @@ class Session:
         )
 
     def _find_synchronous_roles(self) -> list[str]:
-        """Return the roles that follow the student, so that the training thread must ask them."""
+        """Return the roles that follow the student; only the training thread may query them."""
         teachers = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
         followers = [
             role

@@ -141,7 +141,9 @@ def parse_pipeline(
     entries = content["stages"]
     is_list = isinstance(entries, list) and all(isinstance(entry, Mapping) for entry in entries)
     if not is_list or not entries:
-        raise RecipeError(f"{source}: stages: must be a list of stages, each a mapping with a `name`")
+        raise RecipeError(
+            f"{source}: stages: must be a list of stages, each a mapping with a `name`"
+        )
     names = [str(entry.get("name")) for entry in entries]
     _check_overrides(overrides, names)
     general = [text for text in overrides if not text.startswith("stages.")]

@@ -123,11 +123,11 @@ def collect_follower_states(
 ) -> dict[str, Mapping[str, SavedTensor]]:
     """Return the tensors of teachers and scorers by role.
 
-    `newest(role)` is the state after the newest step of one that is asked ahead, else None.
+    `newest(role)` is the state after the newest step of a role that is queried ahead, else None.
     """
     states: dict[str, Mapping[str, SavedTensor]] = {}
     for role, follower in components.parts.followers.items():
-        # The state of a teacher that is asked ahead has moved on with the steps in flight.
+        # The state of a teacher that is queried ahead has advanced with the steps in flight.
         state = newest(role)
         tensors = follower.save_state() if state is None else state
         if tensors:

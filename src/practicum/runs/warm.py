@@ -24,7 +24,7 @@ from practicum.core.options import spell_options
 from practicum.errors import ResourceError
 
 IS_AVAILABLE = sys.platform == "linux"
-"""Libraries of other systems do not allow to fork a process that has loaded them."""
+"""On other systems, the libraries do not support forking a process that has loaded them."""
 
 SHARED_MODELS = "PRACTICUM_SHARED_MODELS"
 """The variable with the folder in which runs share the models that they make from scratch."""
@@ -117,7 +117,7 @@ class WarmStarter:
         )
 
     def read_code(self, pid: int, seconds: float | None) -> int | None:
-        """Return the exit code of a run, after at most some seconds of waiting for news."""
+        """Return the exit code of a run, after waiting for at most some seconds."""
         if self._codes[pid] is None:
             self._read(seconds)
         return self._codes[pid]
@@ -157,7 +157,8 @@ class WarmStarter:
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to terminate this process when its parent dies, even if that is killed."""
+    """Ask the kernel to terminate this process when its parent dies, even if the parent is
+    killed."""
     if _LIBC is not None:
         _LIBC.prctl(DEATH_SIGNAL, signal.SIGTERM)
 
@@ -231,7 +232,7 @@ def _say(answers: BinaryIO, message: Mapping[str, Any]) -> None:
 
 
 def _begin(request: Mapping[str, Any], parent: int) -> None:
-    """Make a child what a new process would be: a session, no input, and its output in the log."""
+    """Make a child behave like a new process: a session, no input, and its output in the log."""
     os.setsid()
     end_with_parent()
     if os.getppid() != parent:

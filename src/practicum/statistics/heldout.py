@@ -1,4 +1,6 @@
-"""The results on held-out prompts: answers, intervals and traces, and what two of them differ in."""
+"""The results on held-out prompts: answers, intervals and traces, and the differences between two
+results.
+"""
 
 import math
 from collections import Counter

@@ -15,7 +15,9 @@ Z = 1.959964
 """Standard errors on either side of a mean in its 95 % interval."""
 
 ZERO_WIDTH = 1e-9
-"""An interval narrower than this has no width: all samples agree, and nothing is known of others."""
+"""An interval narrower than this counts as zero width: all samples agree, and the spread is
+unknown.
+"""
 
 POWER = 7.849
 """(1.960 + 0.842) squared: the factor of a two-sided test at 5 % with a power of 80 %."""
@@ -78,7 +80,7 @@ def cluster_bootstrap(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Inter
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The mean of a sample with its standard error, None if a single group gives no error."""
+    """The mean of a sample with its standard error, which is None for a single group."""
 
     mean: float
     se: float | None
@@ -176,7 +178,7 @@ def clustered_auroc(
 ) -> Interval | None:
     """Return the area of `auroc` with an interval by bootstrap over groups of answers (prompts).
 
-    None unless both kinds occur. Resamples with answers of one kind only are left out.
+    None unless both right and wrong answers occur. Resamples with only one kind are left out.
     """
     group_index = {group: index for index, group in enumerate(dict.fromkeys(groups))}
     hit, above = torch.tensor(right, dtype=torch.bool), _wins(scores, right)
@@ -214,7 +216,8 @@ def _wins(scores: Sequence[float], right: Sequence[bool]) -> Float[Tensor, "g b"
 
 
 def rollouts_needed(first: float, second: float) -> int | None:
-    """Return how many answers of each model tell two accuracies apart; None if they are equal.
+    """Return the number of answers per model that distinguishes two accuracies; None if they are
+    equal.
 
     The test is two-sided at 5 % with a power of 80 %.
     """

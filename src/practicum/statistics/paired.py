@@ -1,8 +1,9 @@
-"""Differences between two sets of scores on the same prompts, with intervals that stay honest.
+"""Differences between two sets of scores on the same prompts, with intervals that remain valid for
+few prompts.
 
 A percentile bootstrap of equal differences has width zero: two prompts that both became right would
-give a gain of 1 for certain. Neither scipy nor statsmodels has a score interval of a paired
-difference, so Tango's is written here; `tests/statistics/test_paired.py` counts its coverage.
+give a gain of exactly 1. Neither scipy nor statsmodels has a score interval of a paired difference,
+so Tango's is written here; `tests/statistics/test_paired.py` counts its coverage.
 """
 
 import math
@@ -14,7 +15,7 @@ from practicum.statistics.intervals import Interval, Z, bootstrap, wilson
 from practicum.statistics.repeats import t_interval
 
 FEWEST_PROMPTS = 10
-"""Below this number of prompts, screens name the number instead of an interval."""
+"""Below this number of prompts, the number is shown instead of an interval."""
 
 HALVINGS = 60
 """Steps of the bisection for an end of Tango's interval: they reach the last bit of a float."""
@@ -63,7 +64,7 @@ def mean_score(scores: Sequence[float], seed: int) -> Interval:
 def _find_end(
     wins: int, losses: int, count: int, between: tuple[float, float], target: float
 ) -> float:
-    """Return the difference at which the score statistic, which falls with it, is `target`."""
+    """Return the difference at which the score statistic, a decreasing function, is `target`."""
     low, high = between
     for _ in range(HALVINGS):
         middle = (low + high) / 2

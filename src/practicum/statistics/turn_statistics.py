@@ -1,4 +1,4 @@
-"""Student and teacher turn by turn: their agreement, and what follows the first wrong turn."""
+"""Student and teacher turn by turn: their agreement before and after the first wrong turn."""
 
 import math
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ WRONG = 0.05
 class TurnAgreement:
     """One turn of the student under the teacher: means over its tokens, None if they are unknown.
 
-    A turn is wrong if the teacher would hardly have written one of its tokens, or if one of its
-    calls has no result.
+    A turn is wrong if the teacher finds one of its tokens very unlikely, or if one of its calls has
+    no result.
     """
 
     reverse_kl: float | None
@@ -28,7 +28,7 @@ def judge_turns(
     teacher_logprobs: Sequence[float | None],
     reverse_kl: Sequence[float | None],
 ) -> list[TurnAgreement]:
-    """Return the agreement in each of the student's turns; both columns have a number a token."""
+    """Return the agreement in each of the student's turns; both columns have one number per token."""
     judged, start = [], 0
     for turn in turns:
         end = start + turn.tokens
@@ -61,7 +61,8 @@ def compare_turns(conversations: Sequence[Sequence[TurnAgreement]]) -> dict[str,
         return {}
     first_wrongs = [find_first_wrong(turns) for turns in longer]
     pairs = list(zip(longer, first_wrongs, strict=True))
-    # A conversation stops counting with its first wrong turn: later ones no longer follow right ones.
+    # A conversation stops counting with its first wrong turn: later turns no longer follow only
+    # right turns.
     exposed = sum(len(turns) if first is None else first + 1 for turns, first in pairs)
     later = [
         float(turn.is_wrong)

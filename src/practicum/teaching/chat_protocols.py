@@ -1,6 +1,6 @@
-"""Two protocols of servers that answer messages: OpenAI's chat completions, Anthropic's messages.
+"""Two chat protocols: OpenAI's chat completions and Anthropic's messages.
 
-Each builds the body of a request and parses the answer with the tokens that it is charged for.
+Each builds the body of a request and parses the answer with its billed tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """The reply to messages, and the tokens that the server charges for.
+    """The reply to messages, and the tokens that the server bills.
 
     A refused reply has been written by the server's policy and not by its model, or by a model that
-    declines. The counts are None if the server does not tell them.
+    declines. The counts are None if the server does not return them.
     """
 
     text: str
@@ -57,7 +57,7 @@ class ChatProtocol(Protocol):
 
 
 class OpenAIProtocol:
-    """`/v1/chat/completions`, as most servers speak it."""
+    """`/v1/chat/completions`, as most servers implement it."""
 
     key_header: str | None = None
 
@@ -97,7 +97,7 @@ class OpenAIProtocol:
 
 
 class AnthropicProtocol:
-    """`/v1/messages`: the system turn apart, no seed, temperatures up to 1."""
+    """`/v1/messages`: a separate system turn, no seed, temperatures up to 1."""
 
     key_header: str | None = "x-api-key"
 

@@ -33,7 +33,7 @@ NO_PROBABILITY = -9998.0
 NEAR_UNIFORM = 0.01
 
 MAX_OTHER_TEXTS = 0.2
-"""The largest share of other texts that is only another way of writing spaces and bytes."""
+"""The largest share of differing texts that is explained by other spellings of spaces and bytes."""
 
 
 def validate_scores(
@@ -66,7 +66,7 @@ def validate_scores(
     has_one_token = len({*request.prompt_tokens, *request.tokens}) == 1
     if same is not None and same > TEACHER_FLOOR and (is_uniform or not has_one_token):
         reason = (
-            f"minus the ln of {vocabulary}, which is no opinion"
+            f"minus the ln of {vocabulary}, as from a uniform distribution"
             if is_uniform
             else "and a model's opinions differ"
         )
@@ -82,8 +82,8 @@ def _clamp(number: Any, where: str) -> tuple[float, bool]:
     if number is None:
         return TEACHER_FLOOR, True
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise TeacherError(f"the log-probability of {where} is no number")
-    # Python's integers have no limit, and neither a float nor a tensor takes such a one.
+        raise TeacherError(f"the log-probability of {where} is not a number")
+    # Python's integers have no limit, but floats and tensors cannot hold very large integers.
     if isinstance(number, int) and abs(number) > MOST:
         raise TeacherError(
             f"the log-probability of {where} has {number.bit_length()} bits, and none is so large"
@@ -119,7 +119,7 @@ def _validate_row(
     if len(tokens) != count:
         raise TeacherError(f"{len(tokens)} candidates at {where} instead of {count}")
     if not all(map(is_token, tokens)):
-        raise TeacherError(f"a candidate at {where} is no token id")
+        raise TeacherError(f"a candidate at {where} is not a token id")
     if len(set(tokens)) != len(tokens):
         raise TeacherError(f"a candidate at {where} is listed twice")
     if vocabulary is not None and max(tokens) >= vocabulary:

@@ -1,7 +1,7 @@
-"""Proof that a server is the model of a folder: its scores of fixed texts, and what explains them.
+"""Compare a server with a model folder: scores of fixed texts, and explanations of differences.
 
 Each explanation turns the folder's distributions into the scores that a server with that fault
-would give. The first one that explains nearly all of the difference is named.
+would give. The first explanation that covers nearly all of the difference is named.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -97,8 +97,8 @@ def compare_scores(
 ) -> ModelComparison:
     """Compare a server's scores with a folder's, and name what separates them.
 
-    `rounding` is the mean difference that bfloat16 makes. `other_texts` says which of the server's
-    tokens have other texts than the folder's, None if they agree.
+    `rounding` is the mean difference that bfloat16 causes. `other_texts` describes the server's
+    tokens with other texts than the folder's, None if all texts agree.
     """
     gaps = torch.cat([text.answered - text.own for text in texts])
     difference = float(gaps.abs().mean())
@@ -124,8 +124,9 @@ def _explain(
     # A model with large weights loses more by rounding, so no fixed limit fits all models.
     limit = max(SAME, ROUNDINGS * rounding)
     if difference <= limit:
-        return "the same model", "its scores are the folder's, to rounding"
-    # The simplest fault comes first: a temperature has one number and fits the fewest others.
+        return "the same model", "its scores equal the folder's up to rounding"
+    # The simplest fault comes first: a temperature has one parameter, so it rarely fits other
+    # faults.
     bound = EXPLAINED * difference
     temperature, unexplained = _fit_temperature(texts)
     if unexplained <= bound:
@@ -136,7 +137,7 @@ def _explain(
         )
     shift = _find_shift(texts, bound)
     if shift is not None:
-        return "off by one position", f"{shift}; look at what cuts the server's lists"
+        return "off by one position", f"{shift}; check the code that cuts the server's lists"
     if _has_other_order(texts, bound):
         return (
             "a permuted vocabulary",
@@ -174,7 +175,7 @@ def _measure_rest(
 
 
 def _fit_temperature(texts: Sequence[ScoredText]) -> tuple[float, float]:
-    """Return the temperature that explains the scores best, and the difference that it leaves."""
+    """Return the temperature that explains the scores best, and the remaining difference."""
 
     def measure(temperature: float) -> float:
         return _measure_rest(
@@ -189,7 +190,7 @@ def _fit_temperature(texts: Sequence[ScoredText]) -> tuple[float, float]:
     for _ in range(ROUNDS):
         grid = torch.linspace(low, high, STEPS).exp().tolist()
         best = min(grid, key=measure)
-        # Only the two neighbours of the best can enclose a better one.
+        # A better temperature can only lie between the two neighbours of the best.
         step = (high - low) / (STEPS - 1)
         center = float(torch.tensor(best).log())
         low, high = center - step, center + step
@@ -244,6 +245,6 @@ def _estimate_divergence(gaps: Float[Tensor, " N"]) -> float:
 
     The mean of exp(g) - 1 - g is unbiased, like the mean of -g, and no term is negative.
     """
-    # A plain mean of gaps has an error far above the divergence that a few bits cost.
+    # A plain mean of gaps has an error far above the divergence caused by a few bits.
     double = gaps.double()
     return float((double.exp() - 1.0 - double).mean())

@@ -1,7 +1,7 @@
 """The requests and answers of servers that score given tokens: vLLM, SGLang and OpenAI's `echo`.
 
-Each dialect builds the body of a request and parses its answer; `_checks` validates what it says.
-Scores are requested at temperature 1 with every other change of the distribution off, so that the
+Each dialect builds the body of a request and parses its answer; `checks` validates the scores.
+Scores are requested at temperature 1 without any other change of the distribution, so that the
 defaults of a server or of its model do not matter.
 """
 
@@ -110,7 +110,7 @@ class Dialect(Protocol):
 
 
 def _build_neutral_sampling(temperature: float) -> dict[str, Any]:
-    """Return body fields that leave the distribution unchanged but for the temperature."""
+    """Return body fields that leave the distribution unchanged except for the temperature."""
     penalties = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
     return {"temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, **penalties}
 
@@ -121,7 +121,7 @@ def _build_sampling(params: SamplingParams) -> dict[str, Any]:
 
 
 def _build_ban(params: SamplingParams) -> dict[str, Any]:
-    """Return the field that keeps the server from writing some tokens; empty if it may write all.
+    """Return the field that bans tokens; empty if no token is banned.
 
     OpenAI's bias of -100 on a logit bans a token.
     """
@@ -188,7 +188,7 @@ class Vllm:
         """Name the ids of each position: the token itself first, then its candidates."""
         ids = [*request.prompt_tokens, *request.tokens]
         sampling = {"max_tokens": 1, **_build_neutral_sampling(temperature)}
-        # Row i scores what follows position `prompt_logprob_start + i`.
+        # Row i scores the token after position `prompt_logprob_start + i`.
         sampling["prompt_logprob_start"] = len(request.prompt_tokens) - 1
         sampling["prompt_logprob_token_ids"] = [
             [token, *row] for token, row in zip(request.tokens, _list_named(request), strict=True)
@@ -247,7 +247,7 @@ class Sglang:
     name = "sglang"
     launch = "--chunked-prefill-size 2048"
     states_launch = ""
-    # The ids that a request names are scored at all of its positions, so they add up.
+    # All ids that a request names are scored at all of its positions, so long requests cost more.
     block = 32
 
     def build_score_request(
@@ -326,7 +326,7 @@ class Sglang:
 
 
 class Echo:
-    """`/v1/completions` with `echo` and `logprobs`, as OpenAI's old models had it.
+    """`/v1/completions` with `echo` and `logprobs`, as OpenAI's old models implement it.
 
     Its candidates are texts and cannot be used, unless the server writes them as `token_id:17` on
     request.
@@ -340,7 +340,7 @@ class Echo:
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """Ask for one generated token and cut it off, because some servers refuse to give none."""
+        """Ask for one generated token and drop it, because some servers refuse to generate none."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {"model": model, "prompt": ids, "max_tokens": 1, "echo": True, "logprobs": max(k, 1)}
         body |= {"return_tokens_as_token_ids": True, "temperature": temperature, "top_p": 1.0}
@@ -406,7 +406,7 @@ def read_model_name(answer: Any) -> str | None:
 
 
 def read_states_name(answer: Any) -> str | None:
-    """Return the name of the file of hidden states that an answer promises, None if it does not."""
+    """Return the file name of the hidden states that an answer promises, None without a promise."""
     params = answer.get("kv_transfer_params") if isinstance(answer, dict) else None
     path = params.get("hidden_states_path") if isinstance(params, dict) else None
     # Only the name counts: a server must not choose which files of this machine are read.

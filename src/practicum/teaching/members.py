@@ -77,7 +77,7 @@ class TeacherOfMembers(Teacher):
         self._members = members
 
     def _ask(self, name: str, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return one member's signals, named after it; TeacherError if it leaves a rollout out."""
+        """Return one member's signals, named after it; TeacherError if it omits a rollout."""
         answers = self._members[name].score(rollouts, signal)
         if len(answers) != len(rollouts):
             raise TeacherError(

@@ -1,4 +1,4 @@
-"""The capabilities of a server, found by asking it: dialect, models, candidates, noise, speed.
+"""Measure the capabilities of a server: dialect, models, candidates, noise, speed.
 
 All requests are about one short sequence, the canary. Its log-probabilities also identify a model.
 """
@@ -29,7 +29,7 @@ from practicum.text.safe import MAX_EXCERPT_CHARACTERS
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 USUAL_VOCABULARY = 2048
-"""A vocabulary size that every language model exceeds; toys have fewer tokens, and say so."""
+"""A vocabulary size that every language model exceeds; smaller toy models declare their size."""
 
 IGNORED = 1e-3
 """The difference of two temperatures' scores, in nats, below which a server ignores temperature."""
@@ -106,10 +106,10 @@ class Probe:
 
     @property
     def signals(self) -> str:
-        """The signals that a recipe can ask for, in its own words."""
+        """The signals that a recipe can ask for, as written in a recipe."""
         if self.dialect is None:
             return (
-                "text (it writes answers and scores none: rollout.source: teacher or "
+                "text (it writes answers and does not score: rollout.source: teacher or "
                 "mix(other=teacher), signal: text)"
             )
         topk = f", topk(k={self.largest_k}, support=teacher) or less" if self.largest_k else ""
@@ -141,7 +141,7 @@ class Probe:
             context = f"{self.context} tokens, including one that the server must generate"
         tempered = "ignore the request's temperature"
         if self.tempered:
-            tempered = "follow the request's temperature, and are asked at 1"
+            tempered = "follow the request's temperature, and are requested at 1"
         alone, company = self.noise
         noisy = " (noisy: the same text gets other scores)" if max(self.noise) > NOISY else ""
         tokens = len(self.sequence.prompt_tokens) + len(self.sequence.tokens)
@@ -159,7 +159,7 @@ class Probe:
         ]
 
     def _describe_states(self) -> list[str]:
-        """Return the flags for the full distribution and its cost, if the server is of that kind."""
+        """Return the flags and the cost of the full distribution, if the server supports it."""
         if self.dialect is None or not self.dialect.states_launch or self.writes_states:
             return []
         return [
@@ -177,7 +177,7 @@ class Probe:
 def build_canary(vocabulary: int | None) -> ScoreRequest:
     """Return a fixed sequence of tokens of the vocabulary.
 
-    It is no text, so that the scores of two models differ.
+    It is not natural text, so that the scores of two models differ.
     """
     size = min(vocabulary or USUAL_VOCABULARY, USUAL_VOCABULARY)
     ids = tuple((31 * n * n + 17 * n + 5) % size for n in range(27))
@@ -194,10 +194,10 @@ def probe(
     must_align: bool = True,
     temperature: float = 1.0,
 ) -> Probe:
-    """Ask a server what it can do, with at most `wanted_k` candidates of scores at a temperature.
+    """Probe a server's capabilities, with at most `wanted_k` candidates, at a temperature.
 
-    Errors: TeacherError if it cannot be reached, answers nonsense, or (`must_align`) scores another
-    position than it writes; CapabilityError if it can neither score nor sample.
+    Errors: TeacherError if it cannot be reached, gives invalid answers, or (`must_align`) scores
+    shifted positions; CapabilityError if it can neither score nor sample.
     """
     models, context = list_models(client)
     chosen = choose_model(client, models, model)
@@ -227,7 +227,7 @@ def probe(
             _raise_if_unauthorized(error)
             failures.append(f"chat: {client.quote(str(error))}")
     raise CapabilityError(
-        f"{client.address}: no way of asking for log-probabilities or answers works "
+        f"{client.address}: no known request for log-probabilities or answers works "
         f"({'; '.join(failures)})"
     )
 
@@ -244,7 +244,7 @@ class _UnexpectedFormat(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _ProbeAnswer:
-    """A server's scores of a sequence: validated, as they came, and the model that it names."""
+    """A server's scores of a sequence: validated and raw, and the model that it names."""
 
     signal: TeacherSignal
     scores: ServerScores
@@ -342,7 +342,7 @@ def measure_difference(first: Tensor | None, second: Tensor | None) -> float:
 
 
 def match_canaries(first: Tensor, second: Tensor, tolerance: float) -> bool:
-    """Return True if two canaries are of one model: equally long and nowhere farther apart."""
+    """Return True if two canaries match: equal length, and no difference above the tolerance."""
     return first.shape == second.shape and measure_difference(first, second) <= tolerance
 
 
@@ -379,7 +379,7 @@ def _can_name(scorer: _CanaryScorer, expected: TeacherSignal) -> bool:
         return False
     assert signal.topk_ids is not None and signal.topk_logprobs is not None
     repeated = (signal.topk_ids == tokens[:, None]).float() * signal.topk_logprobs
-    # What it says of a token that is named must be what it says of it otherwise.
+    # A token's score must be the same with and without being named.
     return measure_difference(repeated.sum(dim=1), expected.logprobs[:NAMED]) <= NOISY
 
 
@@ -399,7 +399,7 @@ def find_largest_k(count: Callable[[int], int], wanted_k: int) -> int:
 
 
 def _sample_greedily(scorer: _CanaryScorer) -> list[int]:
-    """Return the server's greedy token after each beginning of the canary; none without ids."""
+    """Return the server's greedy token after each prefix of the canary; empty without token ids."""
     prompt, tokens = scorer.canary.prompt_tokens, scorer.canary.tokens
     params = SamplingParams(1, temperature=0.0)
     json_requests = []
@@ -422,7 +422,7 @@ def _measure_parity(
 ) -> tuple[float | None, str | None]:
     """Return the share of greedy tokens that also score best, None if it cannot be measured.
 
-    The second value says where they score best instead, if it is one position before or after.
+    The second value describes a shift if the tokens score best one position before or after.
     """
     if scored.topk_ids is None or len(greedy) != BEGINNINGS:
         return None, None
@@ -446,7 +446,7 @@ def _compare(greedy: Sequence[int], best: Sequence[int]) -> float:
 
 
 def list_models(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
-    """Return the ids of the models that a server offers, and the context of the first, if told."""
+    """Return the ids of a server's models, and the context of the first model, if known."""
     try:
         answer = client.ask(JsonRequest("/v1/models", name="the list of models"))
     except RequestRefused as error:

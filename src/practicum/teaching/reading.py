@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class ReadingConfig(BaseModel):
-    """The facts about a model that its server does not tell."""
+    """The facts about a model that its server does not report."""
 
     tokenizer: str | None = Field(
         default=None,

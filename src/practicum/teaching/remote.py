@@ -1,4 +1,4 @@
-"""A server as a scorer: a request for each completion, checked answers, and checks of its model."""
+"""A server as a scorer: one request per completion, with checks of answers and model."""
 
 import contextlib
 import hashlib
@@ -139,7 +139,7 @@ class ServerGenerator:
             text, messages = repair_text(completion.text), completion.messages
             tokens = self.renderer.encode_answer(messages, text, limit, drops_thoughts=True)
             if not completion.is_stopped and len(tokens) > 1 and tokens[-1] in stops:
-                # The renderer ends each answer with a stop token, and this one was cut off.
+                # The renderer ends each answer with a stop token, and this answer was truncated.
                 tokens = tokens[:-1]
         else:
             if not isinstance(completion.tokens, list):
@@ -165,7 +165,7 @@ class ServerGenerator:
 class RemoteClient(StepFollower, SamplingClient):
     """A client that scores and samples through a server.
 
-    Errors are TeacherErrors: a server that gives up, an impossible answer, or a model that changed
+    Errors are TeacherErrors: an unreachable server, an impossible answer, or a model that changed
     since the start. Its state is the canary of the start and the number of tokens scored so far.
     """
 
@@ -219,7 +219,7 @@ class RemoteClient(StepFollower, SamplingClient):
 
     def _score_named(self, requests: Sequence[ScoreRequest]) -> list[TeacherSignal]:
         """Return the log-probabilities of the candidates that the requests name."""
-        # A server that scores all named ids at each position is asked about a few tokens at a time.
+        # If a server scores all named ids at each position, each request only covers a few tokens.
         blocks = [_cut(request, self._dialect.block) for request in requests]
         answers = iter(
             self.ask_about(
@@ -253,17 +253,17 @@ class RemoteClient(StepFollower, SamplingClient):
     ) -> list[Read]:
         """Ask about each text within context and budget, and check that the model stays the same.
 
-        `empty` is the answer about a text without tokens, which is not sent.
+        `empty` is the answer for a text without tokens, which is not sent.
         """
         indexed = [(index, request) for index, request in enumerate(requests) if request.tokens]
         tokens = sum(_count_tokens(request) for _, request in indexed)
         for _, request in indexed:
             self._check_context(request)
         if indexed:
-            # Before the requests go out: the budget is money at a hosted server.
+            # Checked before the requests are sent: at a hosted server the budget is money.
             self._check_budget(tokens)
-            # Requests carry a model's name and no identity: a server may be restarted with other
-            # weights under the same name, and its scores would look like scores.
+            # Requests carry a model's name and no fingerprint: a server may be restarted with other
+            # weights under the same name, and its scores would look valid.
             if self._calls and self._calls % self._generator.limits.canary_every == 0:
                 self.check_same_model()
             self._calls += 1
@@ -277,7 +277,8 @@ class RemoteClient(StepFollower, SamplingClient):
             return parse(json_requests[number], indexed[number][1], answer)
 
         failures = self._http.failures
-        # Each answer is parsed on arrival: as JSON, all together would take many times the memory.
+        # Each answer is parsed on arrival: all answers together would take many times the memory as
+        # JSON.
         answers = self._http.send_all(json_requests, read)
         if self._http.failures != failures:
             # The server may have been started again with another model.
@@ -423,7 +424,7 @@ def order_candidates(signal: TeacherSignal, candidates: Int[Tensor, "T K"]) -> T
 
 
 def _cut(request: ScoreRequest, block: int) -> list[ScoreRequest]:
-    """Cut a text into parts of at most `block` tokens, each after what comes before it."""
+    """Cut a text into parts of at most `block` tokens, each with the preceding text as prompt."""
     named, text = request.candidates, [*request.prompt_tokens, *request.tokens]
     starts = range(0, len(request.tokens), block) or range(1)
     first = len(request.prompt_tokens)
@@ -477,7 +478,7 @@ def find_canary_folder(folder: Path, model: str, canary: Tensor, tolerance: floa
                 f"{file}: cannot be written ({error.strerror}); name another folder"
             ) from error
         return file.parent.name
-    raise AssertionError("there is always a next number")
+    raise AssertionError("the numbers cannot run out")
 
 
 def _read_canary(file: Path) -> Tensor:

@@ -96,7 +96,7 @@ class ScoreStore:
             return
         except OSError as error:
             raise ResourceError(
-                f"{self.folder} cannot be read: {error.strerror}; write another folder"
+                f"{self.folder} cannot be read: {error.strerror}; set another folder"
             ) from error
         for name in sorted(names - self._files):
             self._load(self.folder / name)
@@ -105,7 +105,7 @@ class ScoreStore:
         """Return the answer of a key in the store."""
         answer = self._answers[key]
         try:
-            # Python opens it too, because its error tells why a file cannot be opened.
+            # Python opens the file too, because its error explains why the file cannot be opened.
             with answer.path.open("rb"), safe_open(answer.path, framework="pt") as file:
                 rows = slice(answer.first, answer.first + answer.length)
                 entry = {name: file.get_slice(name)[rows] for name in answer.fields}
@@ -120,9 +120,9 @@ class ScoreStore:
     def keep(self, entries: Mapping[bytes, Entry]) -> set[bytes]:
         """Store the answers, all or none, and return the keys that were stored before.
 
-        The stored value of such a key counts. The first call that does not fit marks the folder as
-        full, and then nothing is stored again, however small: so the contents do not depend on
-        which calls were repeated.
+        The stored value of such a key is used. The first call that does not fit marks the folder as
+        full, and then nothing more is stored, even if it would fit: so the contents do not depend
+        on which calls were repeated.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ class ScoreStore:
             raise
         except OSError as error:
             raise ResourceError(
-                f"{self.folder}: a teacher's answers cannot be kept ({error.strerror or error}); "
+                f"{self.folder}: a teacher's answers cannot be stored ({error.strerror or error}); "
                 "free space or make it writable and resume"
             ) from error
 
@@ -170,7 +170,7 @@ class ScoreStore:
         fields = next(iter(raw.values()))
         parts = [header, index, *(raw[key][name] for name in fields for key in raw)]
         if self.size + sum(map(len, parts)) > self._max_bytes:
-            text = f"more than {self._max_bytes} bytes; nothing more is kept\n"
+            text = f"more than {self._max_bytes} bytes; nothing more is stored\n"
             self._replace(self.folder / FULL, [text.encode()])
             return
         path = self.folder / f"{hashlib.sha256(header).hexdigest()}.safetensors"
@@ -231,7 +231,7 @@ def _read_index(path: Path) -> dict[bytes, _StoredAnswer]:
         metadata = described.pop("__metadata__")
         end = max(entry["data_offsets"][1] for entry in described.values())
         if os.fstat(file.fileno()).st_size != len(prefix) + len(header) + end:
-            raise _Damage("it is not as long as its header says")
+            raise _Damage("its length differs from its header")
         count = described["lengths"]["shape"][0]
         index = file.read(count * INDEX_ROW)
     if hashlib.sha256(index).hexdigest() != metadata["index"]:

@@ -1,4 +1,4 @@
-"""The settings of any server that a teacher is behind, and its HTTP client."""
+"""The settings of a teacher's server, and its HTTP client."""
 
 import os
 
@@ -34,7 +34,7 @@ class ServedConfig(AddressConfig):
     )
 
     def declare_size(self, meter: Meter | None) -> None:
-        """Tell the meter of the model how large it is, if the recipe does."""
+        """Set the model's size in the meter, if the recipe states it."""
         if meter is not None and self.parameters is not None:
             meter.declare_size(self.parameters)
 

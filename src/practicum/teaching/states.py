@@ -118,7 +118,7 @@ class StatesFolder:
         return file.with_name(f"{file.name}.lock")
 
     def _wait(self, file: Path) -> None:
-        """Wait until the server has let go of the file's lock, at most some seconds."""
+        """Wait until the server has released the file's lock, with a timeout."""
         lock, end = self._lock_of(file), monotonic() + self.seconds
         try:
             descriptor = os.open(lock, os.O_RDONLY)
@@ -134,8 +134,8 @@ class StatesFolder:
                     fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     return
                 except BlockingIOError:
-                    # A wait without an end would outlive a server that died with its lock held by
-                    # a child.
+                    # Without a timeout, the wait would not end if the server died while a child
+                    # held the lock.
                     if monotonic() > end:
                         raise TeacherError(
                             f"{file} was not written in {self.seconds:g} s; look at the server"
@@ -191,7 +191,7 @@ class StatesClient(StepFollower, SamplingClient):
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Return the hidden states of each request's tokens with the head that reads them."""
-        # Files are read after the last answer: a wait for a lock would hold up other requests.
+        # Files are read after the last answer: waiting for a lock would delay other requests.
         answers = self._remote.ask_about(requests, self._build_body, _keep_answer, None)
         return [
             self._read(answer, request) for answer, request in zip(answers, requests, strict=True)
@@ -238,7 +238,7 @@ class StatesClient(StepFollower, SamplingClient):
         return self._remote.sample(requests, params)
 
     def save_state(self) -> dict[str, Tensor]:
-        """Return the state of the client behind it: its canary, and the tokens used so far."""
+        """Return the state of the inner client: its canary, and the tokens used so far."""
         return self._remote.save_state()
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

@@ -1,8 +1,8 @@
-"""A teacher with another vocabulary: its client, which asks and answers in the student's ids.
+"""A client for a teacher with another vocabulary, with requests and answers in the student's ids.
 
-Both vocabularies agree at the ids that both have. The teacher reads a token that it lacks as its
-text, says nothing about it, and never writes a token that the student lacks; its mass on such
-tokens is one number at each position.
+Both vocabularies agree at all shared ids. The teacher reads a token that it lacks as the token's
+text, does not score it, and never writes a token that the student lacks. Its probability mass on
+such tokens is one number at each position.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,8 +56,8 @@ def translate_client(
 class FoldedHead:
     """A teacher's head over the ids of the student, and one bucket; see `practicum.types.HeadLike`.
 
-    `outside` are the student's ids that the teacher lacks, `own` the teacher's that the student
-    lacks.
+    `outside` are the student's ids that the teacher lacks, and `own` the teacher's ids that the
+    student lacks.
     """
 
     bare: HeadLike
@@ -164,7 +164,7 @@ class TranslatingClient(SamplingClient):
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample completions without tokens that the student lacks.
 
-        Raises TeacherError if the client samples one all the same.
+        Raises TeacherError if the client samples such a token anyway.
         """
         spelled = [
             replace(request, prompt_tokens=self._spell(request.prompt_tokens))
@@ -184,7 +184,7 @@ class TranslatingClient(SamplingClient):
         return samples
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score completions of the student; the answers are about the student's ids."""
+        """Score completions of the student; the answers use the student's ids."""
         texts = [_SpelledText.of(request.tokens, self._spellings) for request in requests]
         spelled = [
             ScoreRequest(
@@ -231,7 +231,7 @@ class TranslatingClient(SamplingClient):
                 ids = lacking = request.candidates.to(ids)
                 unshared = self._outside
             is_lacking = torch.isin(lacking, unshared.to(ids))
-            # Their mass goes to the tail: an impossible candidate is none.
+            # Their mass goes to the tail: an impossible candidate is not a candidate.
             topk_logprobs = topk_logprobs.masked_fill(is_lacking, -torch.inf)
             ids = ids.masked_fill(is_lacking, 0)
         return replace(
@@ -325,8 +325,8 @@ class TranslatingDecodeBatch:
 class _SpelledText:
     """A completion in the teacher's tokens.
 
-    `starts` has the place there of the first token of each of the student's T tokens, and `owners`
-    the place of the student's token of each of the N.
+    For each of the student's T tokens, `starts` has the position of its first teacher token. For
+    each of the N teacher tokens, `owners` has the position of its student token.
     """
 
     tokens: tuple[int, ...]

@@ -108,7 +108,7 @@ def test_nothing_is_padded_and_what_is_shared_is_read_once():
         (16, 7, 12, 10, True),  # a chat template's opening before sixteen short questions
         (16, 7, 12, 120, False),  # a small part of all tokens read
         (3, 8, 3, 4, True),
-        (3, 7, 3, 4, False),  # fourteen tokens do not repay the calls of attention
+        (3, 7, 3, 4, False),  # fourteen tokens save less than the extra attention calls cost
         (2, 16, 3, 4, True),
         (2, 16, 90, 30, False),
         (40, 1, 3, 4, True),

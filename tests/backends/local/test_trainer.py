@@ -863,7 +863,7 @@ def test_every_objective_can_be_trained_here():
     "limits", [TrainerLimits(10**6), TrainerLimits(20, 3)], ids=["whole", "cut"]
 )
 def test_teachers_of_the_same_tokens_share_the_students_pass(limits):
-    """A sum of three costs one pass through the body, and its gradient is the weighted sum of the three."""
+    """Check that a sum of three terms costs one pass through the body, and its gradient is the weighted sum of the three."""
     student, items = trainable(tiny()), rollouts()
     teachers, weights = [tiny(seed=seed) for seed in (1, 2, 3)], (0.5, 0.3, 0.9)
     said = [

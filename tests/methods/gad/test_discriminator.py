@@ -150,7 +150,7 @@ def test_a_groups_division_by_its_spread_is_the_gradient_of_something_else() -> 
 
 
 def test_a_discriminator_of_equal_writers_orders_half_of_the_pairs() -> None:
-    """Where the student equals the teacher, no number is better than chance, and nothing is learned."""
+    """Check a student that equals the teacher: no number is better than chance, and nothing is learned."""
     numbers = torch.randn(len(ANSWERS), dtype=torch.float64)
     _, metrics = compute_slopes(numbers, STUDENT, STUDENT)
     assert metrics["accuracy"] == 0.5

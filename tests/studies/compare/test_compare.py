@@ -217,7 +217,7 @@ def test_arms_that_are_one_recipe_are_named(recipe):
 
 
 def test_few_prompts_have_no_interval():
-    """The interval over two prompts was [1.00, 1.00]."""
+    """Check two prompts: their interval was [1.00, 1.00]."""
     runs = [outcome("a", 0, [1.0, 1.0]), outcome("b", 0, [0.0, 0.0])]
     result = compare_outcomes({"a": "m", "b": "m"}, runs, [], {})
     assert result.verdict[1].endswith("on a single seed (2 prompts: too few for an interval)")

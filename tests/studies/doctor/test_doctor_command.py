@@ -113,7 +113,7 @@ def test_the_function_is_the_command(models: Path, tmp_path: Path) -> None:
     )
     assert isinstance(found, practicum.Diagnosis) and found.prompts == 2
     assert json.loads((tmp_path / "x.json").read_text()) == found.to_json()
-    # A folder is a place too, and findings under the page's name do not overwrite it.
+    # A folder is a valid path too, and findings under the page's name do not overwrite it.
     folder = tmp_path / "checks"
     folder.mkdir()
     paths = (folder / "toy.doctor.json", folder / "toy.doctor.html")

@@ -36,7 +36,7 @@ class Discriminator(LearnedScorer):
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
         """Return the logit of each answer; None during the warm-up."""
-        # None instead of 0: with every advantage, an answer without a value has no effect.
+        # Use None, not 0: an answer without a value has no effect under any kind of advantage.
         if self.is_warming_up:
             return [Judgement(None) for _ in rollouts]
         return [Judgement(value) for value in self.predict_ends(rollouts).tolist()]

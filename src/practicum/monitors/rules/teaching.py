@@ -1,4 +1,4 @@
-"""Rules about student and teacher: how far apart they are, and whether there is anything to learn."""
+"""Rules about student and teacher: their distance, and whether the student can still learn."""
 
 from itertools import pairwise
 from statistics import median
@@ -25,7 +25,7 @@ from practicum.monitors.table import (
     change=0.01,
 )
 def judge_stall(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """Overlap stays flat below its maximum for 30 steps while divergence stays flat and high."""
+    """Overlap is flat below its maximum for 30 steps while divergence is flat and high."""
     overlap, divergence = view.get_last("overlap", 30), view.get_last("reverse_kl", 30)
     base = view.get_baseline("reverse_kl")
     if "overlap" not in view.row or base is None or min(len(overlap), len(divergence)) < 30:

@@ -56,7 +56,7 @@ def describe_clusters(run: DryRun, clusters: Sequence[Cluster]) -> list[dict[str
     """Return the forecasts of the best splits of each cluster as JSON data.
 
     `scaled` is the best split with as many more prompts as the cluster has more GPUs than the first
-    one. `refused` says why nothing fits.
+    one. `refused` is the reason why no split fits.
     """
     work = build_workload(run)
     ahead = run.recipe.rollout.max_staleness > 0
@@ -101,7 +101,7 @@ def build_workload(run: DryRun) -> Workload:
         update_tokens=read.tokens,
         update_flops=heads
         + learning.count_update_flops(record.dims, read, supervised, recompute=True),
-        # Gathered weights are counted apart: what is fixed here are casts of whole layers.
+        # Gathered weights are counted separately; the fixed part here is the casts of whole layers.
         graph=Line(0, recomputed.update.each),
         logit_bytes=count_tiles(recipe.objective)
         * LOGIT_TOKENS

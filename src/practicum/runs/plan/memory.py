@@ -73,9 +73,9 @@ class Memory:
 
 
 def estimate_memory(run: DryRun, process: int) -> Memory:
-    """Estimate what each phase of a step takes once the optimizer has its moments.
+    """Estimate the memory of each phase of a step once the optimizer has its moments.
 
-    `process` is what Python and its libraries take, in bytes.
+    `process` is the memory of Python and its libraries in bytes.
     """
     recipe, record = run.recipe, run.record
     # Trained weights are stored in float32 for every dtype of the student.
@@ -227,7 +227,7 @@ def count_frozen_bytes(scalar: PaperScalarDims) -> int:
 
 
 def sends_hidden(run: DryRun, name: str) -> bool:
-    """Tell whether a scorer answers with hidden states instead of a number a token."""
+    """Return True if a scorer answers with hidden states instead of a number per token."""
     objective = run.recipe.objective
     signals = {"teacher": objective.signal, "reference": objective.reference_signal}
     signal = signals.get(name.partition("/")[0])
@@ -268,7 +268,8 @@ def _estimate_kept_texts(run: DryRun, conversations: int, new_tokens: int) -> di
 
 
 def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
-    """Tell whether decoding lays the student's weights out, which enough tokens must repay."""
+    """Return True if decoding lays out the student's weights, which only pays off for many
+    tokens."""
     return (
         run.recipe.student.dtype == "float32"
         and platform.machine().lower() in ("x86_64", "amd64")

@@ -1,4 +1,5 @@
-"""The arms of a comparison: recipes that differ in method and share task, held-out prompts, seeds
+"""The arms of a comparison: recipes with different methods and the same task, held-out prompts,
+seeds
 and budget.
 
 An arm is written `RECIPE`, `NAME=RECIPE` or `NAME=RECIPE,key=value,...`: one recipe with three
@@ -86,7 +87,8 @@ class ComparisonSettings:
     """The settings of a comparison.
 
     `seeds` seeds count from `first`; `at_once` runs execute in parallel; `out` is the folder;
-    `common` are overrides of every arm's recipe; `may_differ` names what arms need not share;
+    `common` are overrides of every arm's recipe; `may_differ` names settings that arms need not
+    share;
     `overwrite` replaces an earlier comparison in the folder.
     """
 
@@ -222,7 +224,7 @@ def build_recipe(arm: Arm, seed: int, settings: ComparisonSettings) -> Recipe:
 
 
 def _require_equal_controls(design: Design, may_differ: frozenset[str]) -> None:
-    """Raise RecipeError if arms differ in something that a comparison holds equal."""
+    """Raise RecipeError if arms differ in a setting that a comparison keeps equal."""
     first, *other_arms = design.arms
     for seed in design.seeds:
         controls = _collect_controls(design.recipes[first.name][seed], design.budget)
@@ -242,7 +244,7 @@ def _require_equal_controls(design: Design, may_differ: frozenset[str]) -> None:
 
 
 def _collect_controls(recipe: Recipe, budget: ComparisonBudget) -> dict[str, object]:
-    """Return what arms have to share, by name; prompts as a digest.
+    """Return the settings that arms must share, by name; prompts as a digest.
 
     The prompts, the settings of the held-out evaluation, and the steps if they are the budget.
     """

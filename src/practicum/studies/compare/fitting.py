@@ -79,8 +79,8 @@ class LawPoint:
 class Exponent:
     """The exponent `value` of one quantity with its interval.
 
-    `middle` is x0 and `part` is A of the formula above. `resolved` is True if the interval stays
-    clear of the limits of the search.
+    `middle` is x0 and `part` is A of the formula above. `resolved` is True if the interval does not
+    reach the limits of the search.
     """
 
     quantity: str
@@ -134,7 +134,7 @@ def read_runs(folders: Sequence[Path], result: str) -> list[LawPoint]:
 
 
 def _read_quantities(scaling: Mapping[str, Any]) -> dict[str, float]:
-    """Return the quantities that are known and not 0.
+    """Return the known nonzero quantities.
 
     The parameters of several teachers are added.
     """
@@ -148,7 +148,7 @@ def _read_quantities(scaling: Mapping[str, Any]) -> dict[str, float]:
 def fit(runs: Sequence[LawPoint], result: str = "accuracy", seed: int = 0) -> Law:
     """Fit the law to the quantities that vary, with intervals by bootstrap over runs.
 
-    Raises DataError if nothing varies enough or the runs are too few.
+    Raises DataError if no quantity varies enough or the runs are too few.
     """
     names, left_out = _select_quantities(runs)
     count = 1 + 2 * len(names)
@@ -189,7 +189,7 @@ def fit(runs: Sequence[LawPoint], result: str = "accuracy", seed: int = 0) -> La
 
 
 def _select_quantities(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, str]]:
-    """Return the quantities varied apart from each other, and why others were left out."""
+    """Return the independently varied quantities, and the reasons why others were left out."""
     names, left_out = [], {}
     for name in QUANTITIES:
         if any(name not in run.quantities for run in runs):
@@ -224,7 +224,7 @@ def _count_levels(values: Sequence[float]) -> int:
 
 
 def _take_logs(runs: Sequence[LawPoint], names: Sequence[str]) -> Float[Tensor, "n q"]:
-    """Return the logarithms of some quantities, one row a run."""
+    """Return the logarithms of some quantities, one row per run."""
     rows = [[math.log(run.quantities[name]) for name in names] for run in runs]
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -264,7 +264,7 @@ def _compute_losses(
 def _fit_many(
     start: Parameters, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]
 ) -> Parameters:
-    """Return the parameters of many fits at once, by Adam at a rate that falls to 0."""
+    """Return the parameters of many fits in one batch, by Adam at a rate that falls to 0."""
     parameters = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([parameters], lr=0.1)
     for round_index in range(ROUNDS):

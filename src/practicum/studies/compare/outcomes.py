@@ -249,7 +249,7 @@ def compare_outcomes(
 ) -> ComparisonResult:
     """Build the table, the pairs and the verdict.
 
-    `methods` describes every arm by name, `budget` is what each run might spend, by unit. Raises
+    `methods` describes every arm by name, `budget` is the limit of each run, by unit. Raises
     DataError if the runs share no metric.
     """
     metric = _choose_metric(outcomes)
@@ -295,7 +295,7 @@ def _get_metric(outcome: Outcome, metric: str) -> float | None:
 
 
 def _read_metric(outcome: Outcome, metric: str) -> float:
-    """Return the metric of a run, with a sign so that more is better."""
+    """Return the metric of a run, signed so that higher is better."""
     number = _get_metric(outcome, metric)
     assert number is not None, "a metric was chosen that every run has"
     return number if metric == "accuracy" else -number
@@ -429,7 +429,7 @@ def describe_pair(pair: ArmDifference) -> str:
 
 
 def _describe_prompts(pair: ArmDifference) -> str:
-    """Name what a difference on a single seed rests on."""
+    """Describe the evidence for a difference on a single seed."""
     if not pair.prompts:
         return "no interval"
     if pair.prompts < FEWEST_PROMPTS:
@@ -458,7 +458,8 @@ def _list_flaws(
     failures: Sequence[FailedRun],
     budget: Mapping[str, float],
 ) -> list[str]:
-    """Return what the table does not show: destroyed students, arms that spent less, failed runs."""
+    """Return facts that the table does not show: destroyed students, arms that spent less, failed
+    runs."""
     lines = []
     for arm in arms:
         if collapsed := arm.verdicts.get("COLLAPSED", 0):

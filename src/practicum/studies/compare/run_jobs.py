@@ -131,7 +131,7 @@ def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
 
 
 def clear_comparison(folder: Path) -> None:
-    """Remove the runs of an earlier comparison and its results; other files in the folder stay.
+    """Remove the runs of an earlier comparison and its results; other files in the folder are kept.
 
     Raises ResourceError if a process writes the comparison or one of its runs.
     """
@@ -143,7 +143,7 @@ def clear_comparison(folder: Path) -> None:
             if run_dir.path.is_dir():
                 run_dir.clear()
             recipe_path.with_suffix(".log").unlink(missing_ok=True)
-            # Last, because it tells the next call that something is left to remove.
+            # Removed last, because this file tells the next call that files are left to remove.
             recipe_path.unlink()
         for name in ("compare.json", "compare.html"):
             (folder / name).unlink(missing_ok=True)
@@ -156,7 +156,7 @@ def run_jobs(
     stop: Stop,
     starter: WarmStarter | None,
 ) -> dict[RunJob, str]:
-    """Run what is not finished, at most `at_once` at a time; returns the failed runs with their
+    """Run the unfinished jobs, at most `at_once` at a time; returns the failed runs with their
     reasons.
 
     Raises Interrupted after a signal, once every process has saved its state.
@@ -239,7 +239,7 @@ class _JobPool:
         for job, process in list(self.running.items()):
             self._peak = max(self._peak, _measure_memory(process.pid))
             code = process.poll()
-            # A process at its start is small: its memory says something from its first step on.
+            # A process at its start is small: its memory use is meaningful from its first step on.
             self._measured = self._measured or code is not None or job.steps_done > 0
             if code is None:
                 continue

@@ -72,7 +72,7 @@ def check_length(evidence: Evidence) -> CheckOutcome:
 
 
 def check_variety(evidence: Evidence) -> CheckOutcome:
-    """P15: Record what training usually lowers: entropy, different answers to a prompt,
+    """P15: Record quantities that training usually lowers: entropy, different answers to a prompt,
     calibration, pass@k."""
     entropy = evidence.estimate_mean(lambda row: row.student_entropy)
     if entropy is None:

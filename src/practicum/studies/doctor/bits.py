@@ -1,4 +1,5 @@
-"""The check of teachers with fewer bits: what their rounding costs on the student's own answers."""
+"""The check of teachers with fewer bits: the cost of their rounding on the student's own
+answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -25,7 +25,7 @@ Role = Literal["setup", "teacher", "start", "change", "note"]
 
 setup: a failure is BROKEN-SETUP. teacher: NO-GO, NO-GAP or INCONCLUSIVE. start: a failure is
 COLD-START-FIRST. change: a warning or failure with a fix is GO-WITH-CHANGES. note: no influence,
-for information only. A warning of the first three with a fix is GO-WITH-CHANGES too.
+for information only. A warning of the first three roles with a fix also leads to GO-WITH-CHANGES.
 """
 
 PROPOSED = "proposed here"

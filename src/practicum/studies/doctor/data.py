@@ -15,7 +15,7 @@ NAMED_PROMPTS = 3
 
 
 def check_data(evidence: Evidence) -> CheckOutcome:
-    """P18: Find training questions that are held out too, prompts over the limit, and control
+    """P18: Find training questions that are also held out, prompts over the limit, and control
     tokens in texts."""
     components = evidence.components
     prompts = components.parts.task.train_prompts()

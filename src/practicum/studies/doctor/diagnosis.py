@@ -47,7 +47,7 @@ class Diagnosis:
     def changes(self) -> list[str]:
         """The fixes of all checks that ask for a change, as overrides.
 
-        Of two for one key the first stays.
+        If two fixes set the same key, the first is kept.
         """
         checks = [result for result in self.results if result.needs_change]
         changes = [change for result in checks for change in result.outcome.fix]

@@ -30,7 +30,7 @@ def render_page(diagnosis: dict[str, Any]) -> str:
     tone = choose_tone(word, [check["status"] for check in diagnosis["checks"]])
     prompts, samples, seed = (diagnosis[key] for key in ("prompts", "samples", "seed"))
     sampled = f"{prompts} prompts, {samples} answers each, seed {seed}"
-    # The table holds the sentence of each check, so its name is enough here.
+    # The table shows the sentence of each check, so only its name is shown here.
     because = ", ".join(line.partition(":")[0] for line in verdict["because"])
     meaning = escape_text(verdict["meaning"] + (f", because of {because}" if because else ""))
     body = (

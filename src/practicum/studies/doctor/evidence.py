@@ -109,7 +109,7 @@ class Evidence:
 
     @property
     def scorers(self) -> list[ScorerInfo]:
-        """The models behind the teacher, without those behind the reference."""
+        """The models behind the teacher, without the models behind the reference."""
         return [scorer for scorer in self.components.scorers if scorer.name.startswith("teacher")]
 
     @property
@@ -379,7 +379,7 @@ def _score_with_student_template(evidence: Evidence) -> list[Tensor] | None:
 
     None if the templates agree.
     """
-    # Teachers other than a plain model see another prompt on purpose.
+    # Only a plain model is compared: wrapping teachers change the prompt on purpose.
     if evidence.recipe.teacher.type != "model":
         return None
     rollouts = evidence.rollouts

@@ -109,7 +109,7 @@ def _describe(
 def _measure_change(
     variant: Scorer, rollouts: Sequence[Rollout], judgements: Sequence[Judgement]
 ) -> float | None:
-    """Return the mean change of the judgements if the question is put otherwise."""
+    """Return the mean change of the judgements if the question is reworded."""
     changes = [
         changed.value - judgement.value
         for changed, judgement in zip(

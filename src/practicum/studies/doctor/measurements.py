@@ -45,7 +45,7 @@ class RolloutMeasurement:
     """The measurements of one student rollout of T tokens; None without such a signal.
 
     `logprobs` are the student's, scored and not as sampled. `advantage` is the teacher's
-    log-probability `teacher_event_logprobs` minus the student's; in both, a stop token stands for
+    log-probability `teacher_event_logprobs` minus the student's; in both, one stop token represents
     all stop tokens of either model. `divergence` is KL(S || T): exact, a lower bound from the
     teacher's candidates and one tail, or the log-ratio of the sampled token. In these, in the
     overlap, the masses and the coherence, T is the target of the objective: the teacher at the
@@ -151,13 +151,14 @@ def _fill_unknown(
 ) -> Float[Tensor, " T"]:
     """Return the teacher's log-probabilities, the student's at tokens that the teacher lacks.
 
-    The teacher says nothing of them, so there is no gap.
+    The teacher has no score for them, so there is no gap.
     """
     return teacher if unknown is None else torch.where(unknown, student.to(teacher), teacher)
 
 
 class _RolloutMeter:
-    """Measure one rollout chunk by chunk, so that few [tokens, V] matrices exist at once."""
+    """Measure one rollout chunk by chunk, so that few [tokens, V] matrices exist at the same
+    time."""
 
     def __init__(
         self,
@@ -231,7 +232,7 @@ class _RolloutMeter:
         reference: Tensor | None,
         cut: TeacherDistribution | None,
     ) -> None:
-        """Add what the richest part of the teacher's signal tells about a chunk."""
+        """Add the measures of a chunk that the richest part of the teacher's signal allows."""
         if signal.full is not None:
             self._compare_full(student, ids, signal, hidden, reference)
         elif signal.topk_ids is not None and signal.topk_logprobs is not None:
@@ -294,7 +295,7 @@ class _RolloutMeter:
         assert signal.topk_ids is not None and signal.topk_logprobs is not None
         candidates, logprobs = signal.topk_ids.long(), signal.topk_logprobs
         valid: Bool[Tensor, "T K"] = torch.isfinite(logprobs)
-        # Both distributions become K candidates and one bucket with the rest of the mass. Merging
+        # Both distributions become K candidates and one bucket with the remaining mass. Merging
         # outcomes can only lower a KL, so this divergence is a lower bound.
         student_buckets = F.restrict(student, candidates, valid, "bucket")
         teacher_buckets = F.restrict_candidates(logprobs, valid, "bucket", student.shape[-1])

@@ -137,7 +137,7 @@ def check_stop_event(evidence: Evidence) -> CheckOutcome:
             return CheckOutcome("inconclusive", text, rollouts_needed=4 * total)
         return CheckOutcome("warn", f"{text}; {tokens}", fix=fix)
     if any(row.teacher_stop is None for row in ended):
-        # Only the sampled token is scored, so the teacher's other stop tokens cannot be counted.
+        # Only the sampled token is scored, so further stop tokens of the teacher cannot be counted.
         token = _compute_median([row.teacher_logprobs for row in ended])
         status: Status = "pass" if token > math.log(MIN_STOP_PROBABILITY) else "fail"
         text = (
@@ -216,7 +216,8 @@ def check_template(evidence: Evidence) -> CheckOutcome:
 
 
 def check_parity(evidence: Evidence) -> CheckOutcome:
-    """P4: Compare log-probabilities as sampled with those as scored, for the student and for the
+    """P4: Compare sampling log-probabilities with scoring log-probabilities, for the student and
+    for the
     teacher."""
     if evidence.scoring_error:
         return CheckOutcome(
@@ -288,9 +289,9 @@ def _compute_stop_gap(row: RolloutMeasurement) -> Tensor | None:
 
 
 def _suggest_teacher_stops(evidence: Evidence) -> tuple[str, ...]:
-    """Return the override that makes the student stop at the teacher's tokens too.
+    """Return the override that makes the student also stop at the teacher's stop tokens.
 
-    None if it does already.
+    None if it already does.
     """
     tokenizer = evidence.renderer.tokenizer
     # The student cannot stop at a token that it lacks.
@@ -317,7 +318,7 @@ def _compute_median(columns: list[Tensor | None]) -> float:
 
 
 def _compute_errors(scored: Tensor, sampled: Tensor) -> Tensor:
-    """Return exp |scored - sampled| a token, [T], as in NeMo-RL's probability error."""
+    """Return exp |scored - sampled| per token, [T], as in NeMo-RL's probability error."""
     is_known = ~sampled.isnan()
     return probability_errors(scored[is_known], sampled[is_known])
 
