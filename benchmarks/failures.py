@@ -1,8 +1,9 @@
-"""The documented failures of distillation, provoked in toy runs: which monitor speaks up, at which step, and what a remedy does.
+"""Provoke the documented failures of distillation in toy runs: report which monitor raises an alarm, at which step, and a remedy's effect.
 
     python -m benchmarks failures [--only NAME ...]
 
-Each is run twice, as it fails and with its remedy, with the same seed. The outcome is a reading's mean over the last five steps.
+Each failure runs twice with the same seed, without and with its remedy. The outcome is the mean of a reading over the last five
+steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -106,7 +107,7 @@ FAILURES: dict[str, FailedRun] = {
         },
         STABLE,
         "repetition",
-        "good answers and the old self beside the student's own (Stable-OPD)",
+        "good answers and a KL to the initial student (Stable-OPD)",
         "2604.08527",
     ),
     "length collapse": FailedRun(
@@ -119,7 +120,7 @@ FAILURES: dict[str, FailedRun] = {
         },
         {**STABLE, "rollout.max_new_tokens": 24},
         "empty",
-        "good answers and the old self beside the student's own (Stable-OPD)",
+        "good answers and a KL to the initial student (Stable-OPD)",
         "2607.13399",
         student=0,
     ),
@@ -134,7 +135,7 @@ FAILURES: dict[str, FailedRun] = {
         },
         {"objective.target": "log_linear(teacher=1)"},
         "unique_answers",
-        "the teacher's distribution as it is, not to the fourth power",
+        "the teacher's distribution, not its fourth power",
         "2605.08737",
         less=False,
     ),
@@ -188,7 +189,7 @@ FAILURES: dict[str, FailedRun] = {
         {"optimizer.learning_rate": 0.1, "train.steps": 16},
         {"optimizer.learning_rate": 0.001},
         "reverse_kl",
-        "the learning rate as it was",
+        "the original learning rate",
         "common practice",
     ),
     "no numbers": FailedRun(
@@ -196,7 +197,7 @@ FAILURES: dict[str, FailedRun] = {
         {"optimizer.weight_decay": 1e30, "train.steps": 12},
         {"optimizer.weight_decay": 0.0},
         "skipped",
-        "the weight decay as it was",
+        "the original weight decay",
         "common practice",
     ),
     "self-play saturation": FailedRun(
@@ -282,7 +283,7 @@ FAILURES: dict[str, FailedRun] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a failure: the step at which its monitor spoke, all that spoke, and the reading without and with the remedy."""
+    """The result of a failure: the step of its monitor's alarm, all alarms, and the reading without and with the remedy."""
 
     step: int | None
     spoke: list[str]

@@ -1,10 +1,10 @@
-"""The answers of public datasets of mathematics, judged by the verifier `math` and by math-verify itself.
+"""Judge the answers of public mathematics datasets with the verifier `math` and with math-verify itself.
 
     python -m benchmarks golds --folder FOLDER [--rows 700] [--record]
 
-FOLDER has the files at their paths in the public repositories, `FOLDER/OWNER/NAME/PATH`; a missing file is left out.
-The right reply is the answer itself in a box. The wrong reply is the first number of an answer that is more than a
-number. The reference is math-verify with the answer in `$...$`. A row that practicum refuses counts as wrong.
+FOLDER has the files at their paths in the public repositories, `FOLDER/OWNER/NAME/PATH`; missing files are skipped.
+The correct reply is the answer itself in a box. The wrong reply is the first number of an answer that contains more than a
+number. The reference is math-verify with the answer in `$...$`. A row that practicum rejects counts as wrong.
 """
 
 import argparse

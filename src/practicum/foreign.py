@@ -1,7 +1,8 @@
-"""The user's own Python: objects by the name `package.module:entry`, and their errors in one line.
+"""User-defined Python code: objects by the name `package.module:entry`, and their errors in one
+line.
 
-One rule holds for every part of a recipe. Before the colon stands a module, after it a name in that
-module. Without a colon, the longest beginning that is a module is the module.
+The same rule applies to every part of a recipe. The module is before the colon, and a name in this
+module after it. Without a colon, the longest prefix that is a module is the module.
 """
 
 import difflib
@@ -62,7 +63,7 @@ def load_object(name: str) -> Any:
 def find_published(group: str) -> dict[str, str]:
     """Return the objects that installed packages publish in the entry points `practicum.<group>`.
 
-    The dotted name of each part is found by its word; nothing is imported.
+    The result maps each published word to a dotted name; nothing is imported.
     """
     # Imported here: it takes as long as the rest of this module, and most commands need no names.
     from importlib.metadata import entry_points
@@ -71,7 +72,7 @@ def find_published(group: str) -> dict[str, str]:
 
 
 def explain_missing(name: str) -> str:
-    """Return why the module of an object's name cannot be imported; empty if it can be found.
+    """Explain why the module of an object's name cannot be imported; empty if it can be found.
 
     Nothing is imported: only the first part of the name is looked for.
     """
@@ -123,11 +124,11 @@ def takes_arguments(entry: Any, *names: str) -> bool:
 
 
 def try_foreign(where: str, trial: Callable[[], object]) -> None:
-    """Raise ValueError, in one line, if foreign code fails on a smallest example."""
+    """Raise ValueError, in one line, if foreign code fails on a minimal example."""
     try:
         trial()
     except ValueError:
-        # The code's own refusal of its arguments.
+        # The code refused its arguments.
         raise
     except Exception as error:
         # It may raise anything; failing now is better than in the first step.
@@ -143,7 +144,7 @@ def is_foreign(part: object) -> bool:
 def describe_error(error: BaseException, file: str | None = None) -> str:
     """Return an error of foreign code in one line: its type, its text, and where it was raised.
 
-    The place is the innermost one in `file`, if the error passed through it.
+    The location is the innermost frame in `file`, if the error passed through it.
     """
     text = " ".join(str(error).split())
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -153,7 +154,7 @@ def describe_error(error: BaseException, file: str | None = None) -> str:
         if not frame.filename.startswith("<frozen") and frame.filename != __file__
     ]
     frames = [frame for frame in frames if frame.filename == file] or frames
-    # The text of a syntax error has its place already.
+    # The text of a syntax error already contains its location.
     if not frames or isinstance(error, SyntaxError):
         return line
     return f"{line} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
@@ -180,7 +181,7 @@ def _import_longest(dotted: str) -> tuple[ModuleType | None, list[str]]:
 
 
 def _explain_missing_module(dotted: str) -> str:
-    """Return where a module was looked for and what to write so that it is found."""
+    """Explain where a module was searched for and how to make it importable."""
     named = [
         folder
         for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)

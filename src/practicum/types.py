@@ -44,7 +44,7 @@ class Pace:
     """The pace at which conversations ask environments: their number at once, the time, the order.
 
     With `together`, each conversation waits for the slowest of a round, and the same seed gives the
-    same bytes. `seconds` is the longest that one conversation's environment may take in all.
+    same bytes. `seconds` is the total time limit of one conversation's environment.
     """
 
     at_once: int = 1
@@ -60,7 +60,7 @@ class SamplingParams:
     begin and end within a token; `practicum.text.stop_check` looks for both. The `banned_ids` are
     never sampled. A conversation ends after `max_turns` turns of the model, None: never, and asks
     its environment at a `pace`. If `rescored`, the same client scores the completions next, so it
-    may keep what it computes of them.
+    may keep its computed states.
     """
 
     max_new_tokens: int
@@ -160,7 +160,8 @@ class SearchStep:
 
     `node` names the node that the step ends at, `0.2.1` the second child of the third child of the
     root. `reward` is the mean reward of the `visits` answers through it, or None without any, and
-    `value` the same with a scorer's value as one more answer, which guided the search.
+    `value` is the same mean with a scorer's value as one additional answer, which guided the
+    search.
     """
 
     node: str
@@ -187,10 +188,10 @@ class Rollout:
     environment's feedback; a privileged teacher may show them. `steps` are the steps that a tree
     search kept, starting at the first token; the tokens after them belong to a rejected step.
     `reward` is the verifier's, and `judgements` are the scorers', by the names that the recipe
-    gives them. `states` is what the student computed as it wrote the text, for the update of its
-    step. `versions` holds each token's policy version; `policy_version` is the oldest, or all
-    without them. With `opens_thoughts` the text begins inside thoughts. `rejected` are kinds of
-    refused values.
+    gives them. `states` are the states that the student computed while it generated the text, for
+    the update of its step. `versions` holds each token's policy version; `policy_version` is the
+    oldest version, or the version of all tokens without `versions`. With `opens_thoughts` the text
+    begins inside thoughts. `rejected` are kinds of refused values.
     """
 
     prompt: Prompt
@@ -287,7 +288,9 @@ class HeadLike(Protocol):
 
 @runtime_checkable
 class StatesLike(Protocol):
-    """Hidden states that stay elsewhere until they are read: in another process or on the host."""
+    """Hidden states that are stored elsewhere until they are read: in another process or on the
+    host.
+    """
 
     @property
     def finite(self) -> bool:
@@ -297,7 +300,7 @@ class StatesLike(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self) -> Float[Tensor, "T D"]:
-        """Copy the hidden states to where they are read."""
+        """Copy the hidden states to the place where they are read."""
         ...
 
 
@@ -352,7 +355,7 @@ class TeacherSignal(TokenColumns):
 
     @property
     def is_empty(self) -> bool:
-        """True if the teacher gave nothing for this rollout."""
+        """True if the teacher gave no signal for this rollout."""
         answers = (self.logprobs, self.topk_logprobs, self.hidden, self.pool)
         return all(answer is None for answer in answers)
 

@@ -366,7 +366,7 @@ def test_a_local_checkpoint_is_not_resumed_at_a_service(
     ):
         built.trainer.load_state({"student": {gone: torch.tensor(1)}, "optimizer": {}})
     with pytest.raises(
-        RecipeError, match="this looks into the student's weights, which are in another process"
+        RecipeError, match="this needs the student's weights, which are in another process"
     ):
         _ = built.weights
     built.close()

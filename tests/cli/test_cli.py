@@ -101,7 +101,7 @@ def test_a_run_and_everything_after_it(models: Path, tmp_path: Path) -> None:
     status, text = said(
         tmp_path, "run", str(recipe), "train.steps=2", "--out", str(tmp_path / "runs")
     )
-    assert status == 0 and "runs/toy holds a finished run, so this one is toy-2" in text
+    assert status == 0 and "runs/toy holds a finished run, so the new run is toy-2" in text
     status, text = said(tmp_path, "eval", str(folder), "--json")
     assert status == 0
     summary = json.loads((folder / "summary.json").read_text())

@@ -209,11 +209,11 @@ def test_results_read_back_to_the_same_verdicts(tmp_path):
 def test_a_measure_that_is_only_known_at_the_end_says_so(tmp_path):
     readings = {"one": {"length": {0: 4.0}, "accuracy/a": {0: 0.5}, "before/accuracy/a": {0: 0.75}}}
     found = Results("hand", "full", [0], readings)
-    with pytest.raises(DataError, match="length is known at the end of a run alone; write at: end"):
+    with pytest.raises(DataError, match="length is only measured at the end of a run; set `at: end`"):
         found.get_values("one", "length", 5)
     with pytest.raises(
         DataError,
-        match="accuracy/a is known at a run's start and end alone; write at: start or at: end",
+        match="accuracy/a is only measured at a run's start and end; set `at: start` or `at: end`",
     ):
         found.get_values("one", "accuracy/a", 5)
     assert found.get_values("gone", "length", "start") == {}

@@ -169,7 +169,7 @@ def test_more_seeds_are_added_to_recorded_ones(tmp_path):
     assert added.results.seeds == both.seeds == [0, 1]
     assert (added.results.tried, added.results.chosen) == (both.tried, both.chosen)
     assert added.results.alarms == both.alarms and added.results.versions == both.versions
-    with pytest.raises(RecipeError, match=r"has the seeds \[0\], and the reproduction asks for 1"):
+    with pytest.raises(RecipeError, match=r"has the seeds \[0\], and the reproduction needs 1"):
         run_seeds(1, "again", onto=recorded)
     arms["free"] = free
     with pytest.raises(RecipeError, match="not the full form of small with the same arms"):
@@ -185,7 +185,7 @@ def test_runs_that_failed_are_told_of_by_an_exit_code(tmp_path):
     done = CliRunner().invoke(app, [str(file), "--out", str(tmp_path / "out")])
     assert done.exit_code == 1
     assert (
-        "runs that failed: 1; the verdicts stand without them; --resume tries them again"
+        "failed runs: 1; the verdicts do not include them; retry them with --resume"
         in done.output
     )
     failed = read_results(tmp_path / "out" / "broken-quick" / "results.json").failed

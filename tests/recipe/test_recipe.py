@@ -159,8 +159,8 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     "an alias": (b"a: &x [1]\nb: *x", "aliases"),
     "laughs": (b"a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]", "aliases"),
     "a merge": (b"a: &a {x: 1}\nb: {<<: *a}", "aliases"),
-    "a key twice": (b"train: {steps: 1, steps: 2}", "'steps' stands twice"),
-    "a key twice at the top": (b"seed: 1\nseed: 2", "'seed' stands twice"),
+    "a key twice": (b"train: {steps: 1, steps: 2}", "'steps' occurs twice"),
+    "a key twice at the top": (b"seed: 1\nseed: 2", "'seed' occurs twice"),
     "two documents": (b"seed: 1\n---\nseed: 2", "not YAML"),
     "deep nesting": (b"a: " + b"[" * 5000, "not YAML.*line 1: nested more than 64 deep"),
     "deep nesting, closed": (

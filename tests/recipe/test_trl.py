@@ -193,7 +193,7 @@ def test_grpo_has_the_reward_and_an_anchor(convert: Convert, tmp_path: Path) -> 
         "line 12: GRPOTrainer.reward_funcs = accuracy_reward is no literal",
         "not taken: GRPOConfig.use_vllm = True",
         "not taken: LoraConfig.lora_dropout = 0.1",
-        "loss_type dr_grpo has no name here",
+        "loss_type dr_grpo has no equivalent here",
     ):
         assert any(text in note for note in notes), (text, notes)
     parse_recipe(recipe, "converted")

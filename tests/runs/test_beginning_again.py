@@ -39,7 +39,7 @@ def test_a_run_after_a_finished_one_has_the_next_name(
     recipe = toy_recipe(models, {"train.steps": 1, "train.prompts_per_step": 1})
     names = [run(recipe, out=tmp_path, progress=False).folder.name for _ in range(3)]
     assert names == ["toy", "toy-2", "toy-3"]
-    assert sum("holds a finished run, so this one is toy-" in note for note in notes) == 2
+    assert sum("holds a finished run, so the new run is toy-" in note for note in notes) == 2
     # Options that name a run refer to the run of the recipe's own name.
     assert run(recipe, out=tmp_path, resume=True, progress=False).folder.name == "toy"
     assert run(recipe, out=tmp_path, overwrite=True, progress=False).folder.name == "toy"

@@ -101,7 +101,7 @@ def test_an_adapter_is_loaded_by_peft_with_the_students_numbers(
 ) -> None:
     export = export_run(adapted, tmp_path / "out", adapter=True)
     assert export.base == str(models / "student")
-    assert "others need it too" in export.describe()[-1]
+    assert "users of the adapter also need it" in export.describe()[-1]
     base = AutoModelForCausalLM.from_pretrained(models / "student")
     tokens = torch.tensor([[3, 4, 5, 6]])
     _, student = open_student(adapted)

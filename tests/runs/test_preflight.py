@@ -82,7 +82,7 @@ def test_check_names_servers_and_devices_that_are_not_here(models: Path, tmp_pat
     words = ["check", str(path), teacher, "objective={signal: sampled}", "student.device=cuda"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0
-    assert "teacher: http://localhost:1 is asked when the run starts" in result.output
+    assert "teacher: http://localhost:1 is contacted when the run starts" in result.output
     assert result.output.count("no CUDA device; set student.device=auto") == 1
 
 
@@ -175,6 +175,6 @@ def test_a_run_from_python_warns_as_the_command_does(
     )
     warnings = [record.message for record in caplog.records if "P19 settings" in record.message]
     assert [warning.rpartition("; ")[2] for warning in warnings] == [
-        "practicum.doctor(recipe) says more before the first step",
-        f"practicum doctor {tmp_path / 'r.yaml'} says more before the first step",
+        "practicum.doctor(recipe) shows more before the first step",
+        f"practicum doctor {tmp_path / 'r.yaml'} shows more before the first step",
     ]

@@ -368,7 +368,7 @@ def test_a_finished_run_goes_on_when_it_may_have_more_steps(models: Path, tmp_pa
 def test_only_a_run_that_goes_on_can_have_changed(models: Path, tmp_path: Path) -> None:
     with pytest.raises(
         RecipeError,
-        match=r'allow_changed=\["train"\]: a run that begins has nothing to change; add resume=True',
+        match=r'allow_changed=\["train"\]: a new run has no earlier settings to change; add resume=True',
     ):
         toy_run(models, tmp_path, allow_changed=["train"])
 

@@ -49,7 +49,7 @@ def hold_chat(
             f"{target} is not a run folder, so it has no teacher; leave --teacher out"
         )
     if system is not None and _is_run(target):
-        raise RecipeError("a run's prompts are written as its recipe says; leave --system out")
+        raise RecipeError("a run's prompts follow its recipe; leave --system out")
     with show_waiting():
         built = restore_components(*open_run(Path(target))) if teacher else None
         if built is None:

@@ -20,8 +20,8 @@ def compare_arms(words: Sequence[str], settings: ComparisonSettings, as_json: bo
     failed = len(comparison.failures)
     if failed:
         raise PracticumError(
-            f"{failed} of {failed + len(comparison.outcomes)} runs failed, and the table stands "
-            "without them; --resume tries them again"
+            f"{failed} of {failed + len(comparison.outcomes)} runs failed, and the table does "
+            "not include them; --resume tries them again"
         )
 
 
@@ -67,7 +67,7 @@ def _list_exponents(law: Law) -> tuple[list[str], list[list[str]]]:
             QUANTITIES[term.quantity],
             f"{term.exponent:.3f}",
             f"[{term.interval.low:.3f}, {term.interval.high:.3f}]",
-            "yes" if term.is_resolved else "no: the data do not say",
+            "yes" if term.is_resolved else "no: the data do not show it",
         ]
         for term in law.exponents
     ]

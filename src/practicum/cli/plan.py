@@ -134,9 +134,9 @@ def _format_memory(memory: Mapping[str, Any], *, suggests: bool) -> list[str]:
             f"'{text}'" if " " in text else text for text in memory["change"] or ()
         )
         lines.append(
-            f"what makes it fit: {overrides}"
+            f"changes that make it fit: {overrides}"
             if overrides
-            else "no change known here makes it fit; take a smaller model"
+            else "no known change makes it fit; use a smaller model"
         )
     return lines
 

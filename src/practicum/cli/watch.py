@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send the page, or the changes since a version of it."""
         if not self._is_local():
-            self._respond(403, "text/plain", "only pages of this server may ask")
+            self._respond(403, "text/plain", "only pages of this server may send requests")
             return
         url = urlsplit(self.path)
         try:

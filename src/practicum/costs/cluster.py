@@ -1,8 +1,8 @@
-"""A training step on a cluster, on paper: seconds of each phase, memory and bytes of each pool.
+"""A forecast of a training step on a cluster: seconds of each phase, memory and bytes of each pool.
 
-A phase takes as long as its operations at the rate of its GPUs, or as long as it takes to read its
-bytes, whichever is more. Collectives of the trainers are hidden behind their products as far as
-these last. Rates come from the data sheets, by the models' dtypes, times `EFFICIENCY`, which is an assumption until
+The time of a phase is the larger of two times: its operations at the rate of its GPUs, and reading
+its bytes. Collectives of the trainers overlap with their matrix products where possible. Rates come
+from the data sheets, by the models' dtypes, times `EFFICIENCY`, which is an assumption until
 `python -m benchmarks gpu` has run on the GPU in question.
 """
 
@@ -196,11 +196,11 @@ def count_site_bytes(work: Workload, top_k: int = 64) -> dict[str, int]:
 def _list_splits(work: Workload, cluster: Cluster) -> Iterator[Split]:
     """Yield the pools, in steps of a thirty-second of the cluster.
 
-    More trainers than a node has are whole nodes, so that each copy of the weights is.
+    Trainers beyond one node use whole nodes, so that each copy of the weights does too.
     """
     # Scorers that learn have a GPU each.
     count, teachers = cluster.gpus - len(work.learners), len(work.teachers)
-    # The time changes little between neighbours, and all splits of 1,024 GPUs are half a million.
+    # The time changes little between adjacent splits, and 1,024 GPUs have half a million splits.
     grain = max(count // 32, 1)
     for trainers in range(grain, count, grain):
         if trainers > cluster.per_node and trainers % cluster.per_node:
@@ -216,7 +216,7 @@ def _list_splits(work: Workload, cluster: Cluster) -> Iterator[Split]:
 
 
 def _choose_teacher_shards(work: Workload, cluster: Cluster, gpus: int) -> int:
-    """Return the fewest GPUs that hold a copy of each teacher; all of them if none do."""
+    """Return the fewest GPUs that can hold a copy of each teacher; all GPUs if no number is enough."""
     for shards in range(1, gpus):
         largest = max(teacher.count_bytes(work.longest, shards) for teacher in work.teachers)
         if gpus % shards == 0 and largest <= cluster.usable_memory:
@@ -225,7 +225,7 @@ def _choose_teacher_shards(work: Workload, cluster: Cluster, gpus: int) -> int:
 
 
 def _choose_shards(work: Workload, cluster: Cluster, split: Split) -> int:
-    """Return the ranks that share one copy of the weights: as few nodes as hold it."""
+    """Return the number of ranks that share one copy of the weights, on as few nodes as possible."""
     if split.trainers <= cluster.per_node:
         return split.trainers
     nodes = split.trainers // cluster.per_node
@@ -313,9 +313,9 @@ def _count_slots(work: Workload, cluster: Cluster, split: Split) -> int:
 def count_sampler_weights(work: Workload) -> int:
     """Return the bytes of the student's weights on a sampler: 8 per weight if all of them learn.
 
-    Learned weights are kept in float32, and their maps are rounded once if the student multiplies in
-    bfloat16. The decode step packs a copy of the layers' maps in that dtype. Measured
-    as 4, 2 and 2 bytes per weight of a student in bfloat16.
+    Trained weights are kept in float32, and their matrices are rounded once if the student
+    multiplies in bfloat16. The decode step packs a copy of the layers' matrices in this dtype.
+    Measured as 4, 2 and 2 bytes per weight of a student in bfloat16.
     """
     student, learning = work.student, work.learning
     frozen = student.parameters - learning.parameters

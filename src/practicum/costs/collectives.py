@@ -1,8 +1,9 @@
-"""The bytes that the trainers of a cluster exchange in an update, by the sizes of the student.
+"""The bytes that the trainers of a cluster exchange in an update, computed from the sizes of the
+student.
 
-As FSDP2 sends them (arXiv 2304.11277): each pass gathers the layers in the student's dtype, once forward and
-once backward, and adds up their gradients in float32; an embedding apart from the head is gathered
-once a pass, the head once an update.
+As FSDP2 sends them (arXiv 2304.11277): each pass gathers the layers in the student's dtype, once
+forward and once backward, and sums their gradients in float32; an embedding that is not tied to the
+head is gathered once per pass, the head once per update.
 """
 
 from practicum.costs.shape import ModelDims, TrainableDims

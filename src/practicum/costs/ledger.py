@@ -1,10 +1,10 @@
 """The ledger of a run: the tokens and operations of each model, phase by phase.
 
-Everything but bytes is counted from the requests, never from a clock, so a resumed run counts the
-same. Bytes to and from other processes depend on repeated requests, so they are recorded apart, in
-the row of the seconds. A teacher with a cache on disk is counted as if every request reached it,
-because cache hits depend on earlier runs. A micro-batch that is repeated at half the size counts
-once.
+Everything except bytes is counted from the requests, never from a clock, so a resumed run has the
+same counts. Bytes to and from other processes depend on repeated requests, so they are recorded
+separately, in the row of the seconds. A teacher with a cache on disk is counted as if every request
+reached it, because cache hits depend on earlier runs. A micro-batch that is repeated at half the
+size counts once.
 """
 
 from collections import defaultdict, deque

@@ -38,7 +38,7 @@ def find_shared_prefixes(texts: Sequence[tuple[tuple[int, ...], int]]) -> Shared
     """Return the prefixes that are worth sharing; a text is a prompt and the number of tokens after
     it.
 
-    Repeated prompts share what they have after the root.
+    Repeated prompts also share their tokens after the root.
     """
     uses = Counter(prompt for prompt, _ in texts)
     following: Counter[tuple[int, ...]] = Counter()
@@ -77,7 +77,8 @@ def split_into_segments(texts: Sequence[ScoreRequest]) -> tuple[list[Segment], l
         [(text.prompt_tokens, max(len(text.tokens) - 1, 0)) for text in texts]
     )
     root = prefixes.root
-    # At most three levels: what all prompts begin with, the rest of a prompt, and its completions.
+    # At most three levels: the common prefix of all prompts, the rest of a prompt, and its
+    # completions.
     segments = [Segment(texts[0].prompt_tokens[:root], 0, None)] if root else []
     top = 0 if root else None
     shared: dict[tuple[int, ...], int] = {}
@@ -99,16 +100,16 @@ def split_into_segments(texts: Sequence[ScoreRequest]) -> tuple[list[Segment], l
 
 
 def count_packed_tokens(texts: Sequence[ScoreRequest]) -> int:
-    """Return the number of tokens that packed texts have together, shared prefixes counted once."""
+    """Return the total number of tokens of packed texts, with shared prefixes counted once."""
     return sum(len(segment.tokens) for segment in split_into_segments(texts)[0])
 
 
 def split_by_tokens(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> list[slice]:
     """Return slices of `texts`, in order, that cost at most `limit` tokens each or hold one text.
 
-    There are as few slices as filling one after another gives. A few slices are of similar cost,
-    because the largest one decides the memory. Beyond `packs_up_to` tokens texts are padded to the
-    longest, and padding counts.
+    There are no more slices than filling one slice after another gives. If there are only a few
+    slices, their costs are similar, because the largest slice decides the memory. Beyond
+    `packs_up_to` tokens texts are padded to the longest, and padding counts.
     """
     full = _fill_slices(texts, limit, packs_up_to)
     if not 1 < len(full) <= MOST_EVEN_SLICES:
@@ -142,8 +143,8 @@ def count_fitting_texts(
     def count_tokens(count: int) -> int:
         return _count_cost(texts[start : start + count], packs_up_to)
 
-    # Doubling first: a pass holds few of many thousand texts, and each count goes over all of its
-    # texts.
+    # Doubling first: a pass holds only a few of many thousand texts, and each count reads all of
+    # its texts.
     most, remaining = 1, len(texts) - start
     while most < remaining and count_tokens(most) <= limit:
         most = min(2 * most, remaining)

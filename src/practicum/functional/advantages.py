@@ -40,10 +40,10 @@ class RewardRule:
     """One way to join the reward and the teacher in the advantage of a sampled token.
 
     `function(teacher, reward, log_ratio, **parameters)` returns the advantage of each token,
-    without gradient: from the teacher's return, the advantage of the completion's reward, and log T
-    - log S. `advantage` names the entry of `ADVANTAGES` that computes the reward's advantage if a
-    recipe names none. Without the teacher, the loss uses this advantage, times the parameter named
-    `factor` if it is set. A rule without `advantage` ignores the reward.
+    without gradient, from three inputs: the teacher's return, the advantage of the completion's
+    reward, and `log T - log S`. `advantage` names the entry of `ADVANTAGES` that computes the
+    reward's advantage if a recipe names none. Without the teacher, the loss uses this advantage,
+    times the parameter named `factor` if it is set. A rule without `advantage` ignores the reward.
     """
 
     name: str
@@ -72,7 +72,7 @@ class RewardRule:
         return self.function(teacher.detach(), reward, log_ratio.detach(), **named).detach()
 
     def read_factor(self, arguments: Mapping[str, Number]) -> float:
-        """Return the factor of the reward's advantage that is left without the teacher."""
+        """Return the factor of the reward's advantage if there is no teacher."""
         return float(arguments[self.factor]) if self.factor else 1.0
 
 

@@ -167,8 +167,8 @@ def restrict_candidates(
 
     - bucket: one more entry, C = K + 1, holds the log of all other mass. It is at least
       `log(SMALLEST_TAIL)`, or -inf if the candidates are known to be the whole `vocabulary`: then
-      the tail is what lies outside it, the given `bucket`. A divergence of bucketed distributions
-      never exceeds the divergence of the whole distributions (data processing).
+      the tail is the given `bucket`, the mass outside the vocabulary. A divergence of bucketed
+      distributions never exceeds the divergence of the whole distributions (data processing).
     - renorm: the candidates are renormalised to mass 1.
     - drop, sampled: the candidates unchanged, a sub-distribution; with `sampled` the caller
       estimates the tail from the sampled token.

@@ -38,8 +38,9 @@ TEACHER_FLOOR = -50.0
 """The floor of the teacher's log-probabilities in reverse KL, or the student's log-probability if
 it is lower.
 
-Without a floor one token that the teacher considers impossible makes the value infinite; with it, a
-token to which both give less than the floor costs nothing, so equality still means zero.
+Without a floor, one token that the teacher considers impossible makes the value infinite. With the
+floor, a token to which both models give less than the floor costs nothing, so the value is still 0
+at equality.
 """
 
 SMALLEST = 1e-38
@@ -62,7 +63,7 @@ def _log_mix(log_ratio: Tensor, weight: float) -> Tensor:
     from it.
     """
     # log1p keeps the digits near 0, but loses them near -1 and overflows for large ratios: there
-    # logaddexp takes over. The clamps keep the branch that is not chosen finite, and its gradient.
+    # logaddexp takes over. The clamps keep the unused branch and its gradient finite.
     growth = weight * torch.expm1(log_ratio.clamp(max=20.0))
     near_zero = torch.log1p(growth.clamp(min=-0.5))
     log_constant = torch.full_like(log_ratio, math.log1p(-weight) if weight < 1.0 else -math.inf)
@@ -77,7 +78,7 @@ def _forward_kl_slope(pair: DistributionPair, _: float, slope: Tensor, room: Roo
 
 
 def _compute_forward_kl(pair: DistributionPair, out: Tensor) -> Tensor:
-    """Return KL(T || S); the matrix `out` is written over."""
+    """Return KL(T || S); the matrix `out` is overwritten."""
     return torch.sub(pair.teacher, pair.student, out=out).mul_(pair.teacher_probs).sum(dim=-1)
 
 

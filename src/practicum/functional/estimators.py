@@ -162,7 +162,7 @@ def ratio_anchor(
     """Apply PPO's clip to `(S / sampler)**alpha * (S / T)**(1 - alpha)`; `log_ratio` is its
     logarithm (RLAD, arXiv 2602.22495).
 
-    With `alpha` 1 it is `ratio_clip`; below 1 the clip keeps the student near the teacher too.
+    With `alpha` 1 it is `ratio_clip`; below 1 the clip also keeps the student near the teacher.
     """
     return ratio_clip(log_ratio, advantage, low, high)
 

@@ -22,9 +22,9 @@ SMALLEST_COMPLEMENT = 1e-6
 class PairLoss:
     """One loss of a pair, with its facts.
 
-    - number: what is compared of the two answers: `log_ratio`, the sum over tokens of
-      log S - log R; `mean_log_ratio`, its mean per token; `mean_logprob`, the mean of log S;
-      `log_odds`, log p / (1 - p) with p the geometric mean of the tokens' probabilities
+    - number: the number of each answer that is compared: `log_ratio`, the sum over tokens of log S
+      - log R; `mean_log_ratio`, its mean per token; `mean_logprob`, the mean of log S; `log_odds`,
+      log p / (1 - p) with p the geometric mean of the tokens' probabilities
     - value, slope: the loss and its derivative, functions of (difference, beta, margin)
     - beta, margin: the defaults of its parameters; None: it has no such parameter
     """
@@ -87,14 +87,14 @@ PAIR_LOSSES = {
             "2305.18290",
             beta=0.1,
         ),
-        # Means per token are what IPO's authors ran and what TRL computes for `loss_type="ipo"`; the
-        # paper writes the sum.
+        # IPO's authors ran means per token, and TRL computes them for `loss_type="ipo"`; the paper
+        # writes the sum.
         PairLoss(
             "ipo",
             "mean_log_ratio",
             _compute_square,
             _differentiate_square,
-            "`(d - 1 / (2 beta))^2`, d per token: the preference is not pushed without end",
+            "`(d - 1 / (2 beta))^2`, d per token: the preference margin stays bounded",
             "2310.12036",
             beta=0.1,
         ),
@@ -103,7 +103,7 @@ PAIR_LOSSES = {
             "log_ratio",
             _compute_square,
             _differentiate_square,
-            "the same with sums over tokens, as the paper writes it; longer answers weigh more",
+            "the same with sums over tokens, as in the paper; longer answers weigh more",
             "2310.12036",
             beta=0.1,
         ),
@@ -171,7 +171,7 @@ class Answers:
 def measure_answers(name: str, answers: Answers) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
     """Return the number of each answer that a loss compares, and its slope in each of its tokens.
 
-    An answer without tokens has the number of the empty sum.
+    For an answer without tokens it is the number of an empty sum.
     """
     number, values = PAIR_LOSSES[name].number, answers.logprobs
     if PAIR_LOSSES[name].needs_reference:

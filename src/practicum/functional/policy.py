@@ -54,7 +54,7 @@ def cross_entropy(
     """Return `-w log S`: maximum likelihood; with K targets per token and a teacher's probabilities
     as weights, forward KL.
 
-    A client trains on any other loss with minus its gradient as the weights.
+    A client can train on any other loss by sending minus its gradient as the weights.
     """
     return -precise(logprobs) * weights
 

@@ -1,4 +1,4 @@
-"""Several teachers at once: their pools, and how much they contradict each other.
+"""Several teachers at once: pools of their distributions, and measures of their disagreement.
 
 The weighted sum of reverse KLs to several teachers is the reverse KL to their geometric pool, and
 the weighted sum of forward KLs is the forward KL to their arithmetic pool, each up to a constant
@@ -61,8 +61,8 @@ def geometric(
     sum of reverse KLs.
 
     The weights are exponents and are used as given: with a sum above 1 the pool is sharper than its
-    members, below 1 flatter. A token that is impossible for a counting member is impossible, unless
-    that leaves no token.
+    members, below 1 flatter. A token that is impossible for a member with a positive weight is
+    impossible, unless this excludes every token.
     """
     total = torch.zeros_like(precise(logprobs[0]))
     vetoed = torch.zeros_like(total, dtype=torch.bool)
@@ -120,8 +120,8 @@ def conflict_cosine(
     """Return the mean cosine between the gradients that two members give the student's logits under
     reverse KL.
 
-    At 1 they pull the same way, at -1 they cancel. A member that equals the student gives no
-    gradient: 0.
+    At 1 the gradients point in the same direction, at -1 they cancel. A member that equals the
+    student has no gradient, and its cosine is 0.
     """
     gradients = [reverse_kl_gradient(student, member) for member in members]
     return _mean_of_pairs(

@@ -89,7 +89,7 @@ class Projection(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: torch.autograd.function.FunctionCtx, hidden: Tensor, weight: Tensor, rows: Tensor
     ) -> Tensor:
-        """Return the product, and keep what its gradient needs."""
+        """Return the product, and save the tensors for its gradient."""
         ctx.save_for_backward(hidden, rows)
         return project(hidden, rows)
 

@@ -54,7 +54,7 @@ def pair_columns(
     """
     token_of = dict(zip(shared.tolist(), shared.tolist(), strict=True))
     strong = weights >= least
-    # Above one half no token has two such columns, but several may want the same one.
+    # Above one half no token has two such columns, but several tokens may have the same column.
     for token, column in zip(tokens[strong].tolist(), columns[strong].tolist(), strict=True):
         token_of.setdefault(column, token)
     pairs = torch.tensor([list(token_of.values()), list(token_of.keys())]).to(shared.device)

@@ -40,6 +40,6 @@ def register(entry: AnyEntry) -> AnyEntry:
             table.register(entry)
             return entry
     raise ValueError(
-        f"register takes one of {kinds}, not {entry!r:.80}; for example  "
+        f"register takes one of {kinds}, not {entry!r:.80}; for example "
         "register(Divergence('name', term, None, '', 'a summary'))"
     )

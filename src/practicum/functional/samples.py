@@ -82,9 +82,9 @@ def ppl_softmax(
     """Return weights that sum to 1 over the kept completions, by perplexity (SCOPE, arXiv
     2604.10688).
 
-    Of the student: in proportion to `PPL**(1 / temperature)`, so that surprising right answers
-    count more. Of the teacher: to `PPL**(-1 / temperature)`, so that it corrects answers that it
-    understands.
+    With the student's perplexity, weights are proportional to `PPL**(1 / temperature)`, so that
+    surprising right answers count more. With the teacher's, they are proportional to `PPL**(-1 /
+    temperature)`, so that it corrects answers that it understands.
     """
     if model not in ("student", "teacher"):
         raise ValueError(f"ppl_softmax: model must be student or teacher, got {model!r}")
@@ -118,8 +118,8 @@ def above_mean(statistics: SampleStatistics) -> list[float]:
 
 @SAMPLE_WEIGHTS.enter("the best of the writer's own", "2407.14622", ("rewards",), by_reward=True)
 def best(statistics: SampleStatistics) -> list[float]:
-    """Return 1 for the kept completion with the highest reward, shared evenly where several have it,
-    else 0: best-of-N (BOND, arXiv 2407.14622).
+    """Return 1 for the kept completion with the highest reward, shared evenly between ties, else 0:
+    best-of-N (BOND, arXiv 2407.14622).
     """
     pairs = zip(statistics.rewards, statistics.kept, strict=True)
     rewards = [reward if is_kept else None for reward, is_kept in pairs]

@@ -20,8 +20,8 @@ def gather_logprobs(logprobs: Float[Tensor, "*s V"], ids: Int[Tensor, "*s"]) -> 
 
 
 def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T"]:
-    """Return the discounted sum of each value and those after it,
-    `sum_{t' >= t} gamma**(t' - t) * v_t'`.
+    """Return the discounted sum of each value and all later values, `sum_{t' >= t} gamma**(t' - t)
+    * v_t'`.
 
     The power is relative to t, as in MiniLLM (arXiv 2306.08543) and unlike the absolute
     `gamma**t'`.
@@ -49,7 +49,7 @@ def turn_returns(
     values = precise(values)
     _, counts = torch.unique_consecutive(turns, return_counts=True)
     bounds = [0, *counts.cumsum(0).tolist()]
-    # Turns are summed one by one: a difference of sums over all of them would lose digits.
+    # Turns are summed one by one: a difference of sums over all turns would lose digits.
     later, returns = values.new_zeros(()), []
     for start, end in reversed(list(pairwise(bounds))):
         turn_sums = reward_to_go(values[start:end], 1.0)
@@ -92,7 +92,7 @@ def keep_span_starts(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> F
 
 
 def _number_spans(spans: Int[Tensor, " T"]) -> tuple[Int[Tensor, " T"], int]:
-    """Return the number of each value's span, from 0 on, and how many spans there are."""
+    """Return the index of each value's span, starting at 0, and the number of spans."""
     unique, places = torch.unique_consecutive(spans, return_inverse=True)
     return places, len(unique)
 

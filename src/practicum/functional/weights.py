@@ -18,8 +18,8 @@ class TokenStatistics:
 
     `positions` counts the tokens of each completion from 0 and `rows` the completions. `loss_mask`
     is true for supervised tokens. `teacher_rank` is the number of tokens that the teacher finds
-    likelier than this one. `special` is true for tokens outside the text, such as the stop token.
-    `turns` numbers the turns of a conversation from 0.
+    more likely than this token. `special` is true for tokens outside the text, such as the stop
+    token. `turns` numbers the turns of a conversation from 0.
     """
 
     loss_mask: Bool[Tensor, " T"] | Float[Tensor, " T"]
@@ -242,7 +242,7 @@ def rejected(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
 
 @WEIGHTS.enter("tokens of the text, no special tokens", "2603.25562", ("special",), pointwise=True)
 def not_special(statistics: TokenStatistics) -> Float[Tensor, " T"]:
-    """Mark the tokens of the text: if templates differ, scores of special tokens mean nothing
+    """Mark the tokens of the text: if templates differ, scores of special tokens are meaningless
     (Revisiting OPD, arXiv 2603.25562).
     """
     return _mask(statistics) * ~_statistic("not_special", statistics, "special")

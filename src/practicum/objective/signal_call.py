@@ -258,9 +258,9 @@ class Full(SignalCall):
 class Sampled(SignalCall):
     """The teacher's log-probability of each token that the student sampled.
 
-    `share` is what each token of a span gets of its log-ratio: `whole`, the exact gradient; `even`;
-    or `surprise`, as the token's log-probability is to the span's (DPCA 2606.09456). The latter two
-    are no gradients: see [another tokenizer](teachers.md#another-tokenizer).
+    `share` is the share of a span's log-ratio that each token gets: `whole`, the exact gradient;
+    `even`; or `surprise`, proportional to the token's log-probability (DPCA 2606.09456). The last
+    two are not gradients: see [another tokenizer](teachers.md#another-tokenizer).
     """
 
     type: Literal["sampled"] = "sampled"

@@ -124,7 +124,9 @@ class LaunchScript:
                 try:
                     expanded.append(self._expand(word))
                 except _Unknown as unknown:
-                    self.notes.append(f"not taken: {text}, since only the shell knows {unknown}")
+                    self.notes.append(
+                        f"not taken: {text}, since only the shell can compute {unknown}"
+                    )
         return expanded
 
     def _expand(self, word: Word) -> str:

@@ -155,7 +155,7 @@ def _find_guide_problems(
         )
     elif source.guide_rejects and not scorers[guide].rejects:
         problems.append(
-            f"{where}: scorer {guide!r} rejects no answers; take one that does, such as "
+            f"{where}: scorer {guide!r} rejects no answers; use a scorer that does, such as "
             f"{{type: {source.guide_example}}}"
         )
     if rollout.max_staleness:

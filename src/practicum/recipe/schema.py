@@ -74,8 +74,8 @@ class Recipe(FrozenConfig):
     formula: Literal["paper", "code", "second_hand", "ours"] | None = Field(
         default=None,
         description=(
-            "source of the loss: the paper, its released code, others' accounts; "
-            "ours: the paper prints none"
+            "source of the loss: the paper, its released code, accounts by others; "
+            "ours: the paper prints no formula"
         ),
     )
     reduced: str | None = Field(

@@ -76,7 +76,7 @@ class RolloutConfig(FrozenConfig):
     )
     episodes: EpisodesConfig = Field(
         default=EpisodesConfig(),
-        description="how conversations ask their environments: see [rollouts](rollouts.md#pace)",
+        description="how conversations call their environments: see [rollouts](rollouts.md#pace)",
     )
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -231,7 +231,7 @@ class EvaluationConfig(FrozenConfig):
     max_turns: int | None = Field(
         default=None,
         ge=1,
-        description="turns in a conversation; 1: what the first answer is worth; none: until the "
+        description="turns in a conversation; 1: only the first answer; none: until the "
         "task ends it",
     )
     teacher: bool = Field(default=True, description="also evaluate the teacher, in its own context")

@@ -308,7 +308,7 @@ def _convert_reward(settings: TrlSettings, recipe: dict[str, Any]) -> dict[str, 
     advantage = "group_mean" if scale in (False, "none") else "group_normalized"
     if scale == "batch":
         settings.notes.append(
-            "objective: scale_rewards batch has no name here; group_normalized is written"
+            "objective: scale_rewards batch has no equivalent here; group_normalized is used"
         )
     low = settings.take_number("epsilon")
     high = low if settings.take("epsilon_high") is None else settings.take_number("epsilon_high")
@@ -319,7 +319,7 @@ def _convert_reward(settings: TrlSettings, recipe: dict[str, Any]) -> dict[str, 
     loss = str(settings.take("loss_type"))
     if loss not in AGGREGATES:
         settings.notes.append(
-            f"objective.aggregate: loss_type {loss} has no name here; token_mean is written"
+            f"objective.aggregate: loss_type {loss} has no equivalent here; token_mean is used"
         )
     settings.notes.append(_describe_rewards(settings, recipe))
     objective: dict[str, Any] = {"losses": [term], "aggregate": AGGREGATES.get(loss, "token_mean")}
@@ -336,7 +336,7 @@ def _describe_rewards(settings: TrlSettings, recipe: dict[str, Any]) -> str:
     rewards = settings.script.trainer.get("reward_funcs")
     named = f"; the script's reward is {rewards!r}" if rewards is not None else ""
     return (
-        f"task.verifier: `math` is written, as TRL's accuracy_reward{named}; a function of yours is "
+        f"task.verifier: `math` is written, as TRL's accuracy_reward{named}; your own function is "
         "package.module:function with the arguments reply and prompt"
     )
 
@@ -345,7 +345,7 @@ def _convert_optimizer(settings: TrlSettings) -> dict[str, Any]:
     kind = str(settings.take("lr_scheduler_type"))
     if kind not in SCHEDULES:
         settings.notes.append(
-            f"optimizer.schedule: lr_scheduler_type {kind} has no name here; linear is written"
+            f"optimizer.schedule: lr_scheduler_type {kind} has no equivalent here; linear is used"
         )
     return {
         "learning_rate": settings.take_number("learning_rate"),

@@ -70,7 +70,7 @@ def read_trl_script(text: str, name: str) -> TrlScript:
     script = TrlScript(name, kind, notes=reader.notes)
     for extra in [*configs[1:], *trainers[1:]]:
         script.notes.append(
-            f"line {extra.lineno}: a second {_name_call(extra)}; the first one is taken"
+            f"line {extra.lineno}: a second {_name_call(extra)}; the first one is used"
         )
     if configs:
         script.settings = reader.read_keywords(configs[0], kind)

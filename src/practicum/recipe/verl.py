@@ -291,7 +291,9 @@ def _convert_loss(config: VerlConfig, recipe: dict[str, Any], notes: list[str]) 
     coefficient = config.take(f"{LOSS}.distillation_loss_coef", 1.0)
     mean = AGGREGATES.get(str(config.take(f"{ACTOR}.loss_agg_mode", "token-mean")))
     if mean is None:
-        notes.append("objective.aggregate: this loss_agg_mode has no name here; token_mean is used")
+        notes.append(
+            "objective.aggregate: this loss_agg_mode has no equivalent here; token_mean is used"
+        )
     objective: dict[str, Any] = {"aggregate": mean or "token_mean"}
     if not config.take(f"{LOSS}.use_task_rewards", True):
         return {**term, **objective}
@@ -315,7 +317,7 @@ def _convert_reward(config: VerlConfig, recipe: dict[str, Any], notes: list[str]
         advantage = advantage if normalises else "group_mean"
     if advantage is None:
         notes.append(
-            f"objective: adv_estimator {estimator} has no name here; group_normalized is written"
+            f"objective: adv_estimator {estimator} has no equivalent here; group_normalized is used"
         )
     return {"signal": f"score({advantage or 'group_normalized'})", "correction": correction}
 

@@ -165,7 +165,7 @@ class StrictLoader(yaml.SafeLoader):
         mapping = super().construct_mapping(node, deep)  # refuses unhashable keys, so Counter works
         if len(mapping) < len(keys):
             twice = min(str(key) for key, times in Counter(keys).items() if times > 1)
-            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: key {twice!r} stands twice")
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: key {twice!r} occurs twice")
         return mapping
 
 

@@ -54,7 +54,7 @@ def _list_quantities(largest_weight: float) -> list[Quantity]:
         Quantity(
             "gap",
             "log-prob gap",
-            "log p(teacher) - log p(student): the teacher likes warm tokens less, blue ones more",
+            "log p(teacher) - log p(student): the teacher finds warm tokens less likely and blue tokens more likely",
             SIGNED,
             SIGNED_CLASSES,
         ),

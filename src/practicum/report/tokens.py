@@ -216,7 +216,7 @@ def _find_kinds(tokens: TokenTable, run: RunData) -> Int[Tensor, " T"]:
 def _render_kinds(tokens: TokenTable, first: TokenTable, last: TokenTable, run: RunData) -> str:
     if not run.vocabulary:
         return render_note(
-            "This run has no vocabulary.jsonl, so what its tokens read as is not known."
+            "This run has no vocabulary.jsonl, so the texts of its tokens are not known."
         )
     kinds, early, late = (_find_kinds(table, run) for table in (tokens, first, last))
     total = tokens.value.sum().item() or 1.0
@@ -301,7 +301,7 @@ def _render_preference(tokens: TokenTable, rewards: Float[Tensor, " R"]) -> str:
     if area is None:
         return ""
     return render_note(
-        "The teacher's mean log-ratio tells right from wrong with an area under the curve of "
+        "The teacher's mean log-ratio separates right from wrong answers with an area under the curve of "
         f"{area} (0.5: not at all; rollouts counted as independent)."
     )
 

@@ -312,5 +312,5 @@ def _render_certainty(run: RunData) -> str:
     about = "intervals are about the prompts, not about other seeds"
     if least:
         prompts = len(before)
-        about = f"smallest gain that {prompts} such prompts find four times in five: {least:.2f}"
+        about = f"smallest gain that {prompts} such prompts can detect (80 % power): {least:.2f}"
     return _render_figure("certainty", "single seed", about)

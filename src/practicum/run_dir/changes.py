@@ -28,7 +28,7 @@ MUST_STAY = {
     "evaluation": "the student was measured with this setting before training, and the gain compares both "
     "measurements; after the run, use practicum eval for other settings",
     "name": "it is the run's folder; rename the folder",
-    "seed": "the order of the prompts and every random stream come from it; start a new run",
+    "seed": "it determines the order of the prompts and every random stream; start a new run",
     "student": "the checkpoint holds the weights and moments of this student; start a new run",
     "backend": "the student's state is kept there; start a new run",
     "teacher": HAS_STATE,
@@ -37,8 +37,8 @@ MUST_STAY = {
     "notes": HAS_STATE,
     "objective": "losses and moments of two objectives would be mixed; "
     "use a schedule to change a number, or a stage of a pipeline to change the objective",
-    "task": "the order of the prompts and the held-out ones come from it; start a new run",
-    "prompt_tokens": "it decides which prompts there are; start a new run",
+    "task": "it determines the order of the prompts and the held-out prompts; start a new run",
+    "prompt_tokens": "it selects the prompts; start a new run",
 }
 """The sections of a recipe with fields that may not change, with the reasons."""
 
@@ -109,7 +109,7 @@ def _explain_refusal(place: str, saved: Mapping[str, Any]) -> str | None:
     if MAY_CHANGE.fullmatch(place):
         return None
     section = place.partition(".")[0]
-    return MUST_STAY.get(section, "it is no field that is known; start a new run")
+    return MUST_STAY.get(section, "it is an unknown field; start a new run")
 
 
 def _find_problem(key: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:

@@ -195,7 +195,7 @@ def _sample(
     if samples is None:
         raise CapabilityError(
             "this teacher writes no answers to some of these prompts: a context that it asks for "
-            "is missing; take {missing: silent} away, or another teacher"
+            "is missing; remove {missing: silent}, or use another teacher"
         )
     return samples
 

@@ -114,8 +114,8 @@ class RunComponents:
         """Return the trainable weights by name; raises RecipeError if they are elsewhere."""
         if self.student.weights is None:
             raise RecipeError(
-                "this looks into the student's weights, which are in another process or at a "
-                "service; leave backend out for it"
+                "this needs the student's weights, which are in another process or at a service; "
+                "leave backend out"
             )
         return self.student.weights
 
@@ -157,8 +157,8 @@ def assemble_on_paper(
     build = vars(load_plugin("backends", recipe.backend.type)).get("build_on_paper")
     if build is None:
         raise CapabilityError(
-            f"plan: backend {recipe.backend.type!r} has no build_on_paper, so what it costs is not "
-            "known; leave backend out to plan it here"
+            f"plan: backend {recipe.backend.type!r} has no build_on_paper, so its cost is "
+            "unknown; leave backend out to plan the recipe here"
         )
     inputs = _prepare_inputs(recipe, models)
     paper = build(recipe.backend, inputs.backend_context, answer_tokens)

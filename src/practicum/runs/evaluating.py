@@ -158,7 +158,7 @@ def _read_target(
         return None, load_recipe(recipe, overrides)
     elif rows is None:
         raise RecipeError(
-            f"{name} is not a run folder; to evaluate a model, say on which prompts: "
+            f"{name} is not a run folder; to evaluate a model, set the prompts: "
             f"{spell_options(rows='FILE')} or {spell_options(recipe='RECIPE')}"
         )
     else:

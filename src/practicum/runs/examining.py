@@ -55,7 +55,9 @@ class RunEvaluator:
         if path.is_file():
             self._read_back()
         elif is_trained:
-            log.warning(f"{path} is gone, so there is nothing to compare the trained student with")
+            log.warning(
+                f"{path} is missing, so the trained student cannot be compared with the initial one"
+            )
         else:
             self._before = self._evaluate("before training")
             self._teacher = self._evaluate_teacher()

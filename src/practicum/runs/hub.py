@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 ADVICE = {
     401: "log in with `hf auth login`, or set HF_TOKEN to a token that is valid",
-    403: "the token may not write there: take one with write access to this name",
+    403: "the token may not write there: use a token with write access to this name",
     404: "there is no such user or organisation",
     429: "too many requests: try again later",
 }

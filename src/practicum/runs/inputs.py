@@ -65,8 +65,8 @@ def _list_places(recipe: Recipe) -> Iterator[str]:
         for keys, config in walk(teacher) if teacher is not None else ():
             if isinstance(config, AddressConfig):
                 yield (
-                    f"{'.'.join((role, *keys))}: {config.url} is asked when the run starts, and not "
-                    f"here; practicum probe {config.url} asks it"
+                    f"{'.'.join((role, *keys))}: {config.url} is contacted when the run starts, not "
+                    f"here; check it with practicum probe {config.url}"
                 )
     for role, config in _list_models(recipe).items():
         if config.device == "cuda" and not torch.cuda.is_available():

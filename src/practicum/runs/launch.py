@@ -201,7 +201,7 @@ def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool
     if allow_changed and not resume:
         option = spell_options(allow_changed=[allow_changed[0]])
         advice = f"add {spell_options(resume=True)}"
-        raise RecipeError(f"{option}: a run that begins has nothing to change; {advice}")
+        raise RecipeError(f"{option}: a new run has no earlier settings to change; {advice}")
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)

@@ -23,7 +23,7 @@ def choose_name(out: Path, name: str) -> str:
         return name
     names = (name[: LONGEST_NAME - len(f"-{number}")] + f"-{number}" for number in count(2))
     chosen = next(chosen for chosen in names if not RunDir(out / chosen).has_begun())
-    log.info(f"{shorten_path(run_dir.path)} holds a finished run, so this one is {chosen}")
+    log.info(f"{shorten_path(run_dir.path)} holds a finished run, so the new run is {chosen}")
     return chosen
 
 

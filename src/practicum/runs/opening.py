@@ -161,7 +161,7 @@ def _find_best(run_dir: RunDir) -> int:
     metric = open_run(path)[1].train.metric_for_best_model
     if metric is None:
         raise CheckpointError(
-            f"{path}@best: the recipe sets no train.metric_for_best_model, so no step is the best; "
+            f"{path}@best: the recipe sets no train.metric_for_best_model, so there is no best step; "
             f"name a step as {path}@STEP, or use {path} for the newest"
         )
     tracker = folders.recall_best(run_dir, metric)
@@ -290,6 +290,6 @@ def _check_origin(run_dir: RunDir, recipe: Recipe, student: Student) -> None:
     current = digest_student(student, is_local=True)
     if any(saved.get(name) != digest for name, digest in current.items()):
         raise CheckpointError(
-            f"{run_dir.path}: its student started from {recipe.student.model}, which has other "
-            "weights by now; the checkpoint does not belong to them"
+            f"{run_dir.path}: its student started from {recipe.student.model}, and "
+            "the weights there have changed; the checkpoint does not belong to them"
         )

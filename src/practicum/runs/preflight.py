@@ -43,7 +43,7 @@ def check_before_run(
         else "practicum.doctor(recipe)"
     )
     # The doctor examines recipes, and a pipeline is several.
-    advice = "" if isinstance(loaded, Pipeline) else f"; {command} says more before the first step"
+    advice = "" if isinstance(loaded, Pipeline) else f"; {command} shows more before the first step"
     for warning in find_warnings(loaded):
         log.warning(make_printable(f"{warning}{advice}"))
 

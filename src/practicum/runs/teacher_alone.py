@@ -129,7 +129,7 @@ class TeacherLoader(TeacherServices):
             resolve_model(config, self.recipe), f"teacher-{len(self.renderers)}"
         )
         if model.no_sampling_reason and not self._scores:
-            raise CapabilityError(f"{model.no_sampling_reason}; take another teacher")
+            raise CapabilityError(f"{model.no_sampling_reason}; use another teacher")
         self.renderers.append(model.renderer)
         self.lengths.append(model.context_length)
         self.identity |= add_prefix(f"teacher{len(self.renderers)}", digest_model(model.source))

@@ -129,8 +129,8 @@ def _score_chunk(
     for (answer, _), scored in zip(chunk, signals, strict=True):
         if scored.logprobs is None:
             raise CapabilityError(
-                f"teacher {teacher!r} gives no log-probabilities of the student's tokens; take one "
-                "that does, such as {type: model, model: ...}"
+                f"teacher {teacher!r} gives no log-probabilities of the student's tokens; use a "
+                "teacher that does, such as {type: model, model: ...}"
             )
         by_node = split_by_node(answer, scored.logprobs.tolist())
         scores.setdefault(answer.line, {}).update(by_node)

@@ -1,8 +1,8 @@
-"""Work out an expression with a calculator: the built-in task with a tool, without a download.
+"""Compute an expression with a calculator: the built-in task with a tool, without a download.
 
 The expression `37*48` is more than a tiny model can do by itself. It calls the tool `calc` and
-copies the result. The task knows what to say, so the teacher `expert` can teach it without a model.
-Calls have the shortest form, `[calc(x="37*48")]`.
+copies the result. The task knows the right turns, so the teacher `expert` can teach it without a
+model. Calls have the shortest form, `[calc(x="37*48")]`.
 """
 
 import operator
@@ -90,7 +90,7 @@ class Config(TaskConfig):
 
 
 def compute(expression: str) -> int | None:
-    """Return the value of an expression of two numbers, or None if it is none."""
+    """Return the value of an expression of two numbers, or None for any other text."""
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
         return None
@@ -111,11 +111,11 @@ class Calculator(ToolSession):
         return ToolUse((SCHEMA,), "pythonic")
 
     def open(self, prompt: Prompt, seed: int) -> "Calculator":
-        """Return the tool itself: it keeps nothing."""
+        """Return the tool itself: it has no state."""
         return self
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the value of the expression; ToolProblem if it is none."""
+        """Return the value of the expression; ToolProblem for any other text."""
         expression = arguments.get("x")
         value = compute(expression) if isinstance(expression, str) else None
         if value is None or len(arguments) > 1:
@@ -141,7 +141,7 @@ class Expressions(PromptSet):
 
     @property
     def letters(self) -> str:
-        """All of ASCII's: an observation may quote what the model wrote."""
+        """All printable ASCII letters: an observation may quote the model's text."""
         return printable.strip() + " "
 
     def reward(self, rollout: Rollout) -> float | None:
@@ -168,7 +168,7 @@ class Expressions(PromptSet):
 
 
 def write_call(expression: str) -> str:
-    """Return the call that works an expression out."""
+    """Return the call that computes an expression."""
     return f'[{SCHEMA.name}(x="{expression}")]'
 
 

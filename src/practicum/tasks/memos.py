@@ -1,8 +1,8 @@
 """Invented memos to memorise, and short instructions that such training makes a model forget.
 
-No other text holds the memos, so all that a model knows of them comes from training on them. The
-letters of a reply show whether it follows an instruction, and a chat model of 135 million
-parameters follows most instructions.
+The memos occur in no other text, so a model only knows them from training on them. The letters of a
+reply show whether it follows an instruction, and a chat model of 135 million parameters follows
+most instructions.
 """
 
 import random

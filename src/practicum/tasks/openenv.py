@@ -41,7 +41,7 @@ class Config(TaskConfig):
         pattern=r"^(http|ws)s?://[^\s@]+$",
         description="the server, as http://localhost:8000; without a password",
     )
-    action: str = Field(default="text", description="the field of an action for the turn's text")
+    action: str = Field(default="text", description="the action's field for the turn's text")
     observation: str = Field(default="text", description="the field of an observation to read")
     reset: dict[str, JsonValue] = Field(
         default={}, description="further arguments of a reset, as `{split: train}`"
@@ -219,7 +219,7 @@ def add_rewards(rewards: Sequence[float], config: Config) -> float:
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Ask the server for the prompts; DataError if it gives none."""
+    """Ask the server for the prompts; DataError if it returns none."""
     if importlib.util.find_spec("websockets") is None:
         raise DataError(
             "task: type openenv needs the package websockets; run: pip install 'practicum[openenv]'"

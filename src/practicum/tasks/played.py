@@ -53,7 +53,7 @@ class _PlayedRow(BaseModel):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "_PlayedRow":
-        # An answer that was no conversation has no turns; rows of other programs may have no tokens.
+        # An answer outside a conversation has no turns; rows of other programs may have no tokens.
         if self.turns and self.tokens and sum(t.tokens for t in self.turns) != len(self.tokens):
             raise ValueError("the token counts of its turns do not add up to the row's tokens")
         return self
@@ -86,7 +86,7 @@ class Config(TaskConfig):
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Read the rows; DataError with the number of one that is no rollout of the task."""
+    """Read the rows; DataError with the number of a row that is not a rollout of the task."""
     played = build_part("tasks", Task, config.task, context)
     by_id = {prompt.id: prompt for prompt in check_prompts(played.train_prompts())}
     path = _find_rows(context.base_dir / Path(config.run.model).expanduser())

@@ -110,6 +110,6 @@ def _draw_expression(draw: random.Random, config: Config) -> str:
 
 
 def write_program(expression: str) -> str:
-    """Return the program that works an expression out from left to right."""
+    """Return the program that evaluates an expression from left to right."""
     steps = zip(expression[1::2], expression[2::2], strict=True)
     return "\n".join([f"a={expression[0]}", *(f"a{sign}={digit}" for sign, digit in steps)])

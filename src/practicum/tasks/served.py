@@ -40,7 +40,7 @@ class Config(TaskConfig):
         description=f"a file of mode 0600 with the token; else {TOKEN_VARIABLE} has it",
     )
     seconds: float = Field(
-        default=3600.0, gt=0, description="longest silence of all users, after which the run ends"
+        default=3600.0, gt=0, description="the run ends after this time without a request"
     )
 
 
@@ -74,20 +74,20 @@ class ServedTask(Task):
         return self.task.heldout_prompts()
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return the inner task's reward; it is not asked about what users said."""
+        """Return the inner task's reward; it is not called for served turns."""
         return self.task.reward(rollout) if rollout.prompt.id in self.known else None
 
     def feedback(self, rollout: Rollout) -> str | None:
-        """Return the inner task's words."""
+        """Return the inner task's feedback."""
         return self.task.feedback(rollout) if rollout.prompt.id in self.known else None
 
     def receive(self, seconds: float) -> list[TurnRequest]:
-        """Return the requests that wait; the first call opens the endpoint."""
+        """Return the waiting requests; the first call opens the endpoint."""
         line = (self.engine or self._open()).users
         requests: list[TurnRequest] = []
         try:
             while event := line.events.get(timeout=0 if requests else seconds):
-                assert isinstance(event, TurnRequest), "no harness ends in the line of users"
+                assert isinstance(event, TurnRequest), "the users' queue holds only requests"
                 requests.append(event)
         except queue.Empty:
             pass
@@ -115,7 +115,7 @@ class ServedTask(Task):
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Build the inner task; DataError if it converses, RecipeError if anybody could call."""
+    """Build the inner task; DataError if it converses, RecipeError if access is not restricted."""
     task = build_part("tasks", Task, config.task, context)
     if task.converses:
         raise DataError(

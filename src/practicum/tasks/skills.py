@@ -45,7 +45,7 @@ class Config(TaskConfig):
 
     type: Literal["skills"] = "skills"
     skills: tuple[str, ...] = Field(
-        default=tuple(SKILLS), min_length=1, description="the skills that are held out"
+        default=tuple(SKILLS), min_length=1, description="the skills of the held-out prompts"
     )
     train: tuple[str, ...] | None = Field(
         default=None,
@@ -85,7 +85,7 @@ def _check_names(field: str, names: Sequence[str], skills: Collection[str]) -> N
         if name not in skills:
             raise ValueError(f"{field}: no skill named {name!r}; {suggest_name(name, skills)}")
         if names.count(name) > 1:
-            raise ValueError(f"{field}: {name!r} stands twice; write each skill once")
+            raise ValueError(f"{field}: {name!r} is listed twice; list each skill once")
 
 
 def _build_prompts(words: Sequence[str], skills: Sequence[str], alphabet: str) -> list[Prompt]:

@@ -155,7 +155,7 @@ class ToolTask(Task):
 
     @property
     def letters(self) -> str:
-        """The inner task's letters and all of ASCII's: a tool may answer anything."""
+        """The inner task's letters and all of ASCII: a tool may return any text."""
         return "".join(sorted({*self.task.letters, *printable.strip(), " "}))
 
     def train_prompts(self) -> Sequence[Prompt]:

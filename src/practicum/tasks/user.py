@@ -94,7 +94,7 @@ class UserTask(Task):
         return (last + bonus * min(first, last)) / (1 + bonus)
 
     def feedback(self, rollout: Rollout) -> str | None:
-        """Return what the inner task says of the last answer."""
+        """Return the inner task's feedback on the last answer."""
         return self.task.feedback(_keep_reply(rollout, -1))
 
     def open(self, prompt: Prompt, seed: int) -> "UserEpisode":
@@ -115,7 +115,7 @@ class UserTask(Task):
         return fill_placeholders(text, fields).strip(), is_right
 
     def list_questions(self, prompt: Prompt, attempt: str) -> list[str]:
-        """Return what is asked after the first answer."""
+        """Return the questions after the first answer."""
         fields = {**prompt.privileged, "question": prompt.question, "attempt": attempt.strip()}
         questions = [
             fill_placeholders(text, fields)
@@ -154,12 +154,12 @@ class UserEpisode(Episode):
 
 
 def _keep_reply(rollout: Rollout, place: int) -> Rollout:
-    """Return a conversation's rollout with one of the student's turns as its only text."""
+    """Return a conversation's rollout with only one of the student's turns as text."""
     return replace(rollout, text=rollout.replies[place], turns=())
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Build the inner task; DataError if it answers by itself."""
+    """Build the inner task; DataError if it already replies to answers."""
     task = build_part("tasks", Task, config.task, context)
     if task.converses:
         raise DataError(

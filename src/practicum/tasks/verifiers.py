@@ -1,7 +1,7 @@
-"""The tasks of a taskset of verifiers: its harness leads each conversation, and its rewards count.
+"""The tasks of a `verifiers` taskset: its harness leads the conversations and it gives the rewards.
 
-The harness asks an endpoint of this process for tokens, which the student samples as in any other
-conversation. Every token is the harness's or the student's: nothing is tokenised again.
+The harness requests tokens from an endpoint of this process, and the student samples them as in any
+other conversation. Every token comes from the harness or the student: nothing is tokenised again.
 """
 
 import queue
@@ -33,11 +33,11 @@ from practicum.ports import (
 from practicum.types import Prompt, Rollout
 
 POLL_SECONDS = 0.5
-"""The longest wait for a harness before a cancellation is looked at."""
+"""The longest wait for a harness before cancellation is checked."""
 
 
 class Config(TaskConfig):
-    """The taskset, the harness, and how many of the tasks are trained on."""
+    """The taskset, the harness, and the numbers of tasks."""
 
     type: Literal["verifiers"] = "verifiers"
     taskset: str = Field(min_length=1, description="the installed taskset, by its id")
@@ -71,7 +71,7 @@ class Config(TaskConfig):
 
 
 class HarnessError(RuntimeError):
-    """The harness failed, or went on from another text than the conversation's."""
+    """The harness failed, or continued from another text than the conversation's."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class HarnessEpisode(Episode):
     pending: TurnRequest | None = None
 
     def answer_tokens(self, turn: SampledTurn) -> Observation:
-        """Hand the turn to the request that waits for it, and return what follows it."""
+        """Pass the turn to the waiting request, and return the next observation."""
         pending = self.pending or self._receive()
         if isinstance(pending, AgentEnd):
             raise HarnessError(pending.problem or "the harness ended without a turn of the model")
@@ -131,7 +131,7 @@ class HarnessEpisode(Episode):
         raise TimeoutError(f"the harness did nothing for task.seconds, {self.seconds:g} s")
 
     def close(self) -> None:
-        """Cancel the harness if it still runs, and refuse what it asks."""
+        """Cancel the harness if it still runs, and refuse its requests."""
         self.run.cancel()
         if self.pending is not None:
             self.pending.reply(CLOSED)
@@ -139,7 +139,7 @@ class HarnessEpisode(Episode):
 
 
 def _read_end(run: "Future[AgentEnd]") -> AgentEnd:
-    """Return how an agent's run ended; what it raised is a problem."""
+    """Return how an agent's run ended; an exception counts as a problem."""
     try:
         return run.result(timeout=0)
     except CancelledError:
@@ -178,7 +178,7 @@ class Verifiers(Task):
             if self._indices.setdefault(task.name, index) != index:
                 raise DataError(f"task.taskset: two tasks are called {task.name!r}")
         self._train = min(config.train_size, len(tasks) - config.heldout_size)
-        # Conversations may open side by side.
+        # Conversations may open concurrently.
         self._lock = threading.Lock()
         self._opened: tuple[TokenEngine, Path] | None = None
 
@@ -213,7 +213,7 @@ class Verifiers(Task):
             return self._opened
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return the taskset's reward; the least if the conversation was cut off before its end."""
+        """Return the taskset's reward; the smallest reward if the conversation was truncated."""
         rewards = [turn.reward for turn in rollout.turns if turn.reward is not None]
         if rewards:
             return rewards[-1]

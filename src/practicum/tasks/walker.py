@@ -42,14 +42,14 @@ class Config(TaskConfig):
         default=0.04,
         ge=0,
         lt=1,
-        description="how often the expert takes another action than the best one",
+        description="probability that the expert takes another action than the best action",
     )
     turn_rewards: bool = Field(
-        default=False, description="also reward each turn that ends at 0, with 1 in all"
+        default=False, description="also reward each turn that ends at 0, at most 1 in total"
     )
     train_size: int = Field(default=4096, ge=1, description="walks to train on")
     heldout_size: int = Field(default=256, ge=0, description="other walks, to evaluate on")
-    seed: int | None = Field(default=None, description="of the walks; none: the run's")
+    seed: int | None = Field(default=None, description="seed of the walks; none: the run's seed")
     train_seed: int | None = Field(
         default=None, description="seed of only the training walks; none: the same as `seed`"
     )
@@ -77,7 +77,7 @@ class Walk:
     turns: tuple[WalkerTurn, ...]
 
     def find_position(self, actions: Sequence[str]) -> int:
-        """Return the position after these actions; a text that is no action counts as 0."""
+        """Return the position after these actions; a text that is not an action counts as 0."""
         position = self.start
         for turn, action in zip(self.turns, actions, strict=False):
             position = _clamp(position + turn.push + _parse_action(action), FARTHEST)
@@ -160,7 +160,7 @@ class Walker(Task):
         }
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return 1 if a complete walk, one action a turn, ends at 0, else 0."""
+        """Return 1 if a complete walk, one action per turn, ends at 0, else 0."""
         actions = rollout.replies
         is_complete = len(actions) == self._config.turns
         return float(is_complete and self._walks[rollout.prompt.id].find_position(actions) == 0)

@@ -1,8 +1,8 @@
-"""A model teacher that scores each completion once: its answers are stored on disk and read back.
+"""A model teacher that scores each completion once: its answers are stored on disk and reused.
 
-Of a local model, hidden states are stored, from which the head rebuilds all log-probabilities (as
-in DeepSeek-V4, 2606.19348; offline as in Lightning OPD, 2604.13010); of a model behind a server,
-its answers.
+For a local model, hidden states are stored, and the head recomputes all log-probabilities from them
+(as in DeepSeek-V4, 2606.19348; offline as in Lightning OPD, 2604.13010). For a model behind a
+server, its answers are stored.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ class Config(TeacherConfig):
                     "a model"
                 )
             if isinstance(inner, Config):
-                raise ValueError("the teacher inside is cached already; take one `cached` away")
+                raise ValueError("the inner teacher is already cached; remove one `cached`")
             if isinstance(inner, none.Config | scripted.Config):
                 raise ValueError(
                     f"{inner.type!r} scores without a model, so there is nothing to store; remove "
@@ -106,7 +106,7 @@ class Config(TeacherConfig):
 def _explain_self(config: SelfConfig) -> str:
     if config.weights == "frozen":
         return (
-            "`self` is not kept; name the student's model as {type: model, model: ...}, which "
+            "`self` is not cached; name the student's model as {type: model, model: ...}, which "
             "answers the same"
         )
     return (
@@ -117,7 +117,7 @@ def _explain_self(config: SelfConfig) -> str:
 
 @dataclass(slots=True)
 class CacheStats:
-    """The counts of a teacher: completions `asked` for, `found` and, without room, `left_out`."""
+    """The counts of a teacher: completions `requested`, `found` and, without room, `left_out`."""
 
     requests: int = 0
     hits: int = 0
@@ -132,8 +132,8 @@ class CachingClient(SamplingClient):
     even if it is not stored.
     """
 
-    # A call's new answers are stored all or none. So a repeated call, in a run resumed from before
-    # it, finds all of them or none, and the model reads the same batch as the first time.
+    # A call's new answers are stored all or none. So when a resumed run repeats a call, it finds
+    # all answers or none, and the model reads the same batch as the first time.
 
     def __init__(self, bare: SamplingClient, open_scores: "Callable[[], ModelScores]") -> None:
         self.bare = bare
@@ -199,7 +199,7 @@ class CachingClient(SamplingClient):
         return [self._build_signal(entries[key]) for key in keys]
 
     def _look_up(self, keys: tuple[bytes, ...]) -> Entry | None:
-        """Return the answer under the first of the keys that the store has."""
+        """Return the answer of the first key that the store has."""
         scores = self.scores
         if scores is None:
             return None
@@ -235,8 +235,8 @@ class CachingClient(SamplingClient):
         }
 
     def _fetch_head(self, request: ScoreRequest) -> None:
-        """Take the head and its device from an answer about one token."""
-        # Needed only if the store answered everything so far, so that the model was never asked.
+        """Get the head and its device from an answer for one token."""
+        # Only needed if the store had all answers so far, so that the model was never called.
         (answer,) = self.bare.score(
             [ScoreRequest(request.prompt_tokens[-1:], request.tokens[:1])], Full()
         )
@@ -260,7 +260,7 @@ class CachingClient(SamplingClient):
 
     @property
     def decodes_by_token(self) -> bool:
-        """Return True if the model does; what it samples is not stored."""
+        """Return True if the model does; its samples are not stored."""
         return self.bare.decodes_by_token
 
     def open_decode_batch(
@@ -288,7 +288,7 @@ class ModelScores:
     scores: ScoreStore | None
 
     def build_key(self, request: ScoreRequest, form: str) -> bytes:
-        """Return the SHA-256 of all that an answer depends on."""
+        """Return the SHA-256 of everything that an answer depends on."""
         prompt, tokens = array("q", request.prompt_tokens), array("q", request.tokens)
         digest = hashlib.sha256(f"{self.fingerprint} {form} {len(prompt)} ".encode())
         digest.update(prompt.tobytes() + tokens.tobytes())
@@ -316,7 +316,7 @@ def scale_states(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], In
 def restore_states(
     hidden: Float[Tensor, "T D"], exponents: Int8[Tensor, " T"]
 ) -> Float[Tensor, "T D"]:
-    """Return the float32 hidden states from the result of `scaled`; powers of 2 lose nothing."""
+    """Return the float32 hidden states from the result of `scaled`; powers of 2 are exact."""
     return hidden.float() * _compute_power(-exponents.int())
 
 
@@ -361,7 +361,7 @@ def _check(request: ScoreRequest, entry: Entry, first: Entry) -> None:
 
 
 def _is_finite(entry: Entry) -> bool:
-    # A fault of the moment must not be stored for good.
+    # A temporary fault must not be stored permanently.
     return all(bool(torch.isfinite(tensor).all()) for tensor in entry.values())
 
 

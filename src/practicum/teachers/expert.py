@@ -57,7 +57,8 @@ EVERYTHING = Capabilities(
 )
 """The capabilities of a teacher that knows each distribution completely.
 
-Where a turn began unlike all that the expert would say, all tokens but the end are alike to it.
+If a turn began differently from all of the expert's candidates, all tokens except the end are
+equally likely.
 """
 
 ROUNDING = 1e-6
@@ -67,10 +68,10 @@ CACHED_TEXTS = 4096
 """The number of candidates that are cached as tokens."""
 
 ANY_QUESTION = (Message("user", "?"),)
-"""The prompt of the candidates' tokens: what a chat template writes around an answer."""
+"""The prompt for encoding candidates: the chat template's text around an answer."""
 
 Next = tuple[tuple[int, float], ...]
-"""Possible next tokens with probabilities before the uniform share; empty: all tokens alike."""
+"""Possible next tokens with probabilities before the uniform share; empty: all equally likely."""
 
 
 class Config(TeacherConfig):
@@ -89,8 +90,8 @@ class Config(TeacherConfig):
 class ExpertTeacher(Teacher):
     """A teacher that asks the task for the text of each turn; see `practicum.ports.Teacher`.
 
-    It reads the student's tokens (`renderer`). If a turn began unlike all candidates, the expert
-    wants it to end at once.
+    It reads the student's tokens (`renderer`). If a turn began differently from all candidates, the
+    expert wants it to end at once.
     """
 
     def __init__(
@@ -131,7 +132,8 @@ class ExpertTeacher(Teacher):
             steps = self._walk(rollout.prompt, rollout.tokens.tolist())
             # Equal steps share a row: most steps of a task with few candidates are equal.
             rows = [row_numbers.setdefault(step, len(row_numbers)) for step in steps]
-            # Row numbers travel as hidden states of width 1; float32 holds them exactly up to 2^24.
+            # Row numbers are passed as hidden states of width 1; float32 holds them exactly up to
+            # 2^24.
             hidden.append(torch.tensor(rows, dtype=torch.float32).reshape(-1, 1))
         if not row_numbers:
             row_numbers[()] = 0
@@ -245,8 +247,8 @@ class _ExpertWalk:
 
     def _receive_reply(self) -> None:
         """Let the environment answer a finished turn; without an answer the conversation is over."""
-        # The environment is asked only once there is a token after the turn. An episode that failed
-        # ended the student's conversation here, and it must not end the run when it fails again.
+        # The environment is only asked once there is a token after the turn. An episode that failed
+        # ended the student's conversation here, and the same failure must not end the run.
         if not self._is_turn_over:
             return
         self._is_turn_over = False
@@ -353,7 +355,7 @@ class _ExpertClient(SamplingClient):
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Take the task's expert; CapabilityError if it has none."""
+    """Use the task's expert; CapabilityError if it has none."""
     if context.task is None or not context.task.has_expert:
         raise CapabilityError(
             "teacher: {type: expert} asks the task what to say, and this task has no expert; "

@@ -1,7 +1,7 @@
-"""A model behind another server scores: vLLM, SGLang, and others that speak OpenAI's HTTP API.
+"""A teacher behind another server: vLLM, SGLang, and others with OpenAI's HTTP API.
 
-The run asks the server at its start what it can do (see `practicum probe`), and compares that with
-the recipe before anything else. The server scores the student's own tokens; text is sent only to a
+At its start, the run probes the server's capabilities (see `practicum probe`) and compares them
+with the recipe before anything else. The server scores the student's tokens; text is only sent to a
 server that gives no scores.
 """
 
@@ -36,7 +36,7 @@ from practicum.teaching.vocabulary import translate_client
 log = logging.getLogger(__name__)
 
 PINNED = 0.5
-"""Nats that the sum over 24 half-precision canary tokens may differ from the pinned one."""
+"""Nats by which the sum over 24 half-precision canary tokens may differ from the pinned sum."""
 
 
 class Config(TeacherConfig, ReadingConfig, ServedConfig):
@@ -44,16 +44,16 @@ class Config(TeacherConfig, ReadingConfig, ServedConfig):
 
     type: Literal["openai_api"] = "openai_api"
     model: str | None = Field(
-        default=None, description="its name at the server; none: the only model"
+        default=None, description="the model's name at the server; none: the only model"
     )
     dialect: DialectName = Field(
-        default="auto", description="the way of asking for scores; `chat`: completions only"
+        default="auto", description="the request format for scores; `chat`: completions only"
     )
     largest_k: int = Field(
         default=20, ge=0, description="candidates that a signal may ask for; vLLM's own limit is 20"
     )
     token_budget: int | None = Field(
-        default=None, ge=1, description="tokens to be scored in all; the run stops before more"
+        default=None, ge=1, description="limit of scored tokens; the run stops before exceeding it"
     )
     canary_every: int = Field(
         default=16, ge=1, description="calls between two checks that the model is still the same"
@@ -78,7 +78,7 @@ class Config(TeacherConfig, ReadingConfig, ServedConfig):
         return self
 
     def capabilities(self) -> Capabilities:
-        """Return what such a server gives at best; the server itself is asked at the start."""
+        """Return the most that such a server can give; the server itself is probed at the start."""
         if self.dialect == "chat":
             return Capabilities(
                 signals=frozenset(), supports=frozenset(), largest_k=0, follows_student=False
@@ -150,7 +150,7 @@ def _open_states(
     if not answers.writes_states:
         raise CapabilityError(
             f"{remote.address}: its answers name no hidden states, so teacher.states has nothing to "
-            "read; start it with the flags that practicum probe prints, or take teacher.states away"
+            "read; start it with the flags that practicum probe prints, or remove teacher.states"
         )
     ending = context.load_ending(config.describe_model())
     folder = StatesFolder(context.base_dir / Path(config.folder).expanduser(), ending.width)

@@ -1,7 +1,7 @@
 """Several teachers score every rollout, and the student learns from all of them at once.
 
-The sum of reverse KLs to several experts merges them in DeepSeek-V4; it equals the reverse KL to
-their geometric pool.
+DeepSeek-V4 merges experts with the sum of reverse KLs to them, which equals the reverse KL to their
+geometric pool.
 """
 
 import math
@@ -25,7 +25,7 @@ from practicum.types import PooledSignal, Rollout, TeacherSignal
 
 
 class Config(TeacherConfig):
-    """The members, and how they are combined; weights are equal and sum to 1 unless written."""
+    """The members, and how they are combined; by default, weights are equal and sum to 1."""
 
     type: Literal["pool"] = "pool"
     kind: Literal["geometric", "arithmetic", "sum"] = Field(
@@ -92,10 +92,10 @@ class Config(TeacherConfig):
 
 
 def _pool_capabilities(members: Capabilities, kind: str) -> Capabilities:
-    """Return what can be combined from members that have these capabilities in common."""
+    """Return the pool's capabilities if all members have these capabilities."""
     signals = members.signals
     if kind == "arithmetic" and members.by_span:
-        # Probabilities of spans have no average by which a token could be known: distributions do.
+        # Averaged span probabilities do not determine a token's probability; distributions do.
         signals = signals - {"sampled"} if "full" in signals else frozenset()
     pool = Capabilities(
         signals,
@@ -129,7 +129,7 @@ class PoolTeacher(TeacherOfMembers):
         )
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return the members' signals side by side for each rollout.
+        """Return the combined members' signals for each rollout.
 
         Unless sampled tokens suffice, members give whole distributions: the best candidates of a
         pool are not the best candidates of its members.
@@ -151,7 +151,7 @@ class PoolTeacher(TeacherOfMembers):
         ]
         if not weighted:
             return TeacherSignal()
-        # The weights keep their sum, so that a silent member does not lower the loss.
+        # The weights keep their sum, so that a missing answer does not lower the loss.
         scale = sum(self._weights) / sum(weight for weight, _ in weighted)
         weights = tuple(weight * scale for weight, _ in weighted)
         members = tuple(answer for _, answer in weighted)

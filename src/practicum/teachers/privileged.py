@@ -175,7 +175,7 @@ class PrivilegedTeacher(FollowerTeacher):
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score the same tokens after the richer prompt.
 
-        Rollouts that lack a field get a silent signal, if that is allowed.
+        Rollouts that lack a field get an empty signal, if `missing` is `silent`.
         """
         successes = find_successes(rollouts)
         enriched: dict[int, Rollout] = {}
@@ -212,7 +212,7 @@ class PrivilegedTeacher(FollowerTeacher):
         return not self._config.shows(names) and not self._is_silent(prompt, {})
 
     def _is_silent(self, prompt: Prompt, rollout_fields: Mapping[str, str]) -> bool:
-        """Return True if a field is missing and may miss; siblings and notes always may."""
+        """Return True if a field is missing and allowed to be; siblings and notes always are."""
         fields = list_prompt_fields(prompt).keys() | rollout_fields.keys()
         lacking = self._config.list_lacking(fields)
         may_miss = all(name == "sibling" or name in self._notes for name in lacking)
@@ -229,7 +229,7 @@ def add_context(
     fields = {**list_prompt_fields(prompt), **(rollout_fields or {})}
     lacking = config.list_lacking(fields)
     if lacking:
-        # A sibling comes last: a run can do without it, so another missing field is the real error.
+        # A sibling is checked last: it is optional, so another missing field is the real error.
         name = min(lacking, key=lambda name: name == "sibling")
         raise DataError(_explain_missing(name, prompt, config, fields))
     system = [message for message in prompt.messages if message.role == "system"]

@@ -57,7 +57,7 @@ class Config(TeacherConfig):
         if self.key == "outcome":
             for name in self.teachers.keys() - {*outcomes, self.default}:
                 raise ValueError(
-                    f"by outcome nothing leads to {name!r}; {suggest_name(name, outcomes)}"
+                    f"no outcome selects {name!r}; {suggest_name(name, outcomes)}"
                 )
         return self
 
@@ -72,7 +72,7 @@ class Config(TeacherConfig):
         if key is not None and key in self.teachers:
             return key
         if self.default is None:
-            reason = f"has the {self.key} {key!r}, to which no teacher belongs"
+            reason = f"has the {self.key} {key!r}, which selects no teacher"
             if key is None:
                 reason = f"has no {self.key}"
             raise DataError(
@@ -98,7 +98,7 @@ class Config(TeacherConfig):
 
 
 class RouteTeacher(TeacherOfMembers):
-    """A teacher that asks each member once, about its rollouts; see `practicum.ports.Teacher`."""
+    """A teacher that asks each member once, for its rollouts; see `practicum.ports.Teacher`."""
 
     def __init__(self, members: Mapping[str, Teacher], config: Config) -> None:
         super().__init__(members)

@@ -1,4 +1,4 @@
-"""Replay a tape of scores: for tests, as a cache of an earlier run, and with a bug report.
+"""Replay a tape of scores, for tests, as a cache of an earlier run, or for a bug report.
 
 A tape is the `rollouts.jsonl` of any run folder: rows with `prompt_tokens`, `tokens` and
 `teacher_logprobs`.
@@ -27,7 +27,7 @@ Key = tuple[str, tuple[int, ...]]
 TAPE_CAPABILITIES = Capabilities(
     signals=frozenset({"sampled"}), writes=False, follows_student=False
 )
-"""The capabilities of a tape: one log-probability a token."""
+"""The capabilities of a tape: one log-probability per token."""
 
 
 class Config(TeacherConfig):
@@ -72,7 +72,7 @@ class ScriptedTeacher(Teacher):
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Read the whole tape; DataError with the row that is no recorded rollout."""
+    """Read the whole tape; DataError with the row that is not a recorded rollout."""
     tape = context.base_dir / config.tape
     try:
         lines = tape.read_text(encoding="utf-8").splitlines()

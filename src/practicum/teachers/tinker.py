@@ -51,7 +51,7 @@ class Config(TeacherConfig, ReadingConfig, ServiceConfig):
     def _check_model(self) -> "Config":
         if (self.model is None) == (self.model_path is None):
             raise ValueError(
-                "write model, a base model's name, or model_path, saved weights: one of the two"
+                "set either model (a base model's name) or model_path (saved weights)"
             )
         if self.model_path is not None and not self.model_path.startswith("tinker://"):
             raise ValueError(
@@ -134,7 +134,7 @@ class KnownModel(StepFollower, SamplingClient):
         # A service that restarted has opened a new session, perhaps over other weights.
         if self._sessions != self._connection.reopened:
             self._sessions = self._connection.reopened
-            self._check(self._score_canary(), "when the service was started again")
+            self._check(self._score_canary(), "when the service restarted")
 
     def _score_canary(self) -> Tensor:
         (signal,) = self._sampler.score([self._request], Sampled())

@@ -77,7 +77,7 @@ class Config(TeacherConfig):
                     "another tokenizer"
                 )
             if isinstance(inner, Config):
-                raise ValueError("the teacher inside is translated already; take one away")
+                raise ValueError("the inner teacher is already translated; remove one `translated`")
         return self
 
     def capabilities(self) -> Capabilities:
@@ -90,7 +90,7 @@ class Config(TeacherConfig):
 
 
 def _narrow(inner: Capabilities) -> Capabilities:
-    """Return what is left of a teacher's capabilities in other tokens."""
+    """Return the remaining capabilities of a teacher with other tokens."""
     is_whole = "full" in inner.signals
     return replace(
         inner,
@@ -121,7 +121,7 @@ class TranslatedTeacher(FollowerTeacher):
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score the text of each rollout in the inner teacher's tokens, and return it by span.
 
-        Tokens in no span are unknown, and a rollout without any span has a silent signal.
+        Tokens in no span are unknown, and a rollout without any span has an empty signal.
         """
         if self._translator is None:
             return self._inner.score(rollouts, signal)
@@ -143,7 +143,7 @@ class TranslatedTeacher(FollowerTeacher):
     def _read(
         self, answer: TeacherSignal, text: TranslatedText, rollout: Rollout, signal: Signal
     ) -> TeacherSignal:
-        """Return the signal about the student's tokens from that about the teacher's."""
+        """Convert a signal for the teacher's tokens to the student's tokens."""
         assert self._translator is not None, "only other tokens are translated"
         if not signal.sampled:
             picked = pick_single_tokens(answer, text, rollout, self._common)
@@ -155,7 +155,7 @@ class TranslatedTeacher(FollowerTeacher):
                 picked, TranslatedAnswer(answer, tokens, spans, lambda: self._spellings)
             )
         spread = spread_spans(answer, text, len(rollout.tokens))
-        # A renamed token is decided by itself, as in one vocabulary.
+        # A renamed token is one token, as in one vocabulary.
         return replace(spread, span_starts=None) if self._translator.renames else spread
 
     @cached_property
@@ -171,11 +171,11 @@ class TranslatedTeacher(FollowerTeacher):
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
     ) -> list[Sample] | None:
-        """Return what the inner teacher writes up to its own stop, in the student's tokens."""
+        """Sample from the inner teacher up to its own stop, in the student's tokens."""
         translator = self._translator
         if translator is None:
             return self._inner.sample(requests, params)
-        # The student's stops are other tokens of the teacher's, or none.
+        # The student's stops are other tokens at the teacher, or do not exist there.
         stops = translator.teacher.stop_ids | {translator.stop_id}
         samples = self._inner.sample(requests, replace(params, stop_ids=stops))
         return samples and [
@@ -284,7 +284,7 @@ def pick_single_tokens(
 
 @dataclass(frozen=True, slots=True)
 class PaperTeacher(FollowerTeacher):
-    """The same in a plan, where answers have a length and no text: a token for each token."""
+    """A translated teacher in a plan, where answers have no text: one token for each token."""
 
     inner: Teacher
 
@@ -306,14 +306,14 @@ class PaperTeacher(FollowerTeacher):
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
     ) -> list[Sample] | None:
-        """Return what the inner teacher writes."""
+        """Sample from the inner teacher."""
         return self.inner.sample(requests, params)
 
 
 def translate_rollout(rollout: Rollout, translator: Translator) -> TranslatedText:
     """Translate a rollout's answer, or each turn of its conversation.
 
-    A span is left out unless all of its tokens are supervised and by one author.
+    A span is left out unless all of its tokens are supervised and have one author.
     """
     tokens = rollout.tokens.tolist()
     text = TranslatedText()
@@ -333,7 +333,7 @@ def translate_rollout(rollout: Rollout, translator: Translator) -> TranslatedTex
 
 
 def _is_one(rollout: Rollout, part: slice) -> bool:
-    """Return True if a part of a rollout is supervised and by one author."""
+    """Return True if a part of a rollout is supervised and has one author."""
     authors = rollout.authors
     return bool(rollout.loss_mask[part].all()) and (
         authors is None or len(authors[part].unique()) == 1

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def _check_names(teachers: dict[str, Any]) -> dict[str, Any]:
-    """Return the members; ValueError without any, or if a name cannot be part of a tensor's."""
+    """Return the members; ValueError if there are none, or if a name is invalid for tensors."""
     if not teachers:
         raise ValueError("no teacher is named; write `teachers: {math: {...}, code: {...}}`")
     for name in teachers:

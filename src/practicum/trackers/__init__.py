@@ -1,4 +1,4 @@
-"""Trackers: services that get the metrics of each step, through their own clients.
+"""Trackers: services that receive the metrics of each step, through their own clients.
 
 A recipe asks for a tracker, and its package is imported when the run begins. A tracker module
 defines `Config` (its recipe keys) and `build(config, context)`, which returns a `Tracker`; the
@@ -38,7 +38,7 @@ class Tracker(Protocol):
     """
 
     def begin(self, first_step: int) -> int:
-        """Start or continue the tracked run; returns the newest step that the service surely holds.
+        """Start or continue the tracked run; return the newest step that the service has stored.
 
         The caller sends the steps after that again.
         """
@@ -68,7 +68,7 @@ def translate_failures(
     try:
         yield
     except failures as error:
-        # The service's own text is left out: an address in it may hold a password.
+        # Leave out the service's error text, because an address in it may contain a password.
         raise ResourceError(f"{message} ({type(error).__name__}){advice}") from None
 
 
@@ -80,5 +80,5 @@ def import_client(name: str, package: str = "") -> Any:
         missing = package or name
         raise RecipeError(
             f"tracking.type: {missing!r} is not installed ({error}); "
-            f"write pip install {missing}, or leave tracking out"
+            f"run pip install {missing}, or remove tracking"
         ) from None

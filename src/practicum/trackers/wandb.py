@@ -51,7 +51,7 @@ class Wandb:
             x_disable_meta=True,
         )
         with self._translate_failures(
-            "the run cannot begin", advice="; write tracking.mode=offline"
+            "the run cannot begin", advice="; set tracking.mode=offline"
         ):
             self._run = self._wandb.init(
                 project=self._config.project,

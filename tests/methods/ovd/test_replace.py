@@ -205,7 +205,7 @@ JUDGE = {"type": "judge", "teacher": {"type": "grading_teacher:Plugin"}}
     ("changes", "message"),
     [
         ({"rollout.source": "replace(grad)"}, "no scorer is named 'grad'; add it to scorers: {grad: {type: judge"),
-        ({"scorers": {"grade": JUDGE}}, "scorer 'grade' rejects no answers; take one that does"),
+        ({"scorers": {"grade": JUDGE}}, "scorer 'grade' rejects no answers; use a scorer that does"),
         ({"scorers": {"grade": {"type": "outcome"}}}, "scorer 'grade' rejects no answers"),
         ({"rollout.max_staleness": 1}, "guides the replace; set max_staleness: 0"),
         ({"teacher": {"type": "none"}, "objective": {"signal": "score"}}, "lets the teacher write, but"),

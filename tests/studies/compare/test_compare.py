@@ -211,7 +211,7 @@ def test_arms_that_are_one_recipe_are_named(recipe):
     words = [f"kl={recipe},divergence=reverse_kl", f"jsd={recipe}", f"far={recipe},divergence=jsd"]
     lines = read_design(words, ComparisonSettings(seeds=1)).list_equal_arms()
     assert lines == [
-        "kl and jsd are the same recipe, so their runs will be the same too; "
+        "kl and jsd are the same recipe, so their runs will also be the same; "
         f"was jsd meant to differ? use jsd={recipe},KEY=VALUE"
     ]
 
@@ -285,7 +285,7 @@ def test_a_run_short_of_its_budget_is_named():
         budget={"flops": 100.0},
     )
     assert [line for line in lines if line.startswith("unequal")] == [
-        "unequal: b spent 62% of the flops, because another step would be too much; make its steps smaller, or the budget larger"
+        "unequal: b spent 62% of the flops, because one more step would exceed it; make its steps smaller, or the budget larger"
     ]
 
 
@@ -378,7 +378,7 @@ def test_an_arm_is_a_recipe_with_a_name_and_changes():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["papers/gkd"], "one arm is nothing to compare with; give two recipes, or NAME=RECIPE"),
+        (["papers/gkd"], "a comparison needs at least two arms; give two recipes, or NAME=RECIPE"),
         (["papers/gkd", "papers/gkd"], "two arms are named 'gkd'; use NAME=RECIPE for each"),
         (["../x=papers/gkd", "papers/sft"], "cannot name it; use NAME=RECIPE,key=value"),
         (["a=papers/gkd,seed=3", "papers/sft"], "'seed=3' is the comparison's to set"),
@@ -481,7 +481,7 @@ def test_a_broken_arm_leaves_the_others_alone(recipe, tmp_path):
     said = (tmp_path / "said").read_text()
     assert status == 1, said
     assert (
-        "error: 1 of 2 runs failed, and the table stands without them; --resume tries them again"
+        "error: 1 of 2 runs failed, and the table does not include them; --resume tries them again"
         in said
     )
     saved = json.loads((tmp_path / "out" / "compare.json").read_text())

@@ -124,7 +124,7 @@ def test_answers_without_a_grade_are_counted() -> None:
 def test_without_a_verifier_there_is_nothing_to_hold_it_against() -> None:
     bare = [replace(rollout, reward=None) for rollout in ROLLOUTS]
     outcome = check(Judge(agree), bare)
-    assert outcome.status == "inconclusive" and "held against a verifier" in outcome.sentence
+    assert outcome.status == "inconclusive" and "compared with a verifier" in outcome.sentence
 
 
 def test_lengths_are_compared_within_one_reward_alone() -> None:

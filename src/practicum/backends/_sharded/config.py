@@ -39,7 +39,9 @@ class ShardedConfig(MemoryConfig):
         default=1800.0, gt=0, description="timeout of each request to a process, in seconds"
     )
     start_patience: float = Field(
-        default=3600.0, gt=0, description="timeout for starting a process and loading a model, in seconds"
+        default=3600.0,
+        gt=0,
+        description="timeout for starting a process and loading a model, in seconds",
     )
     silence: float = Field(
         default=20.0,

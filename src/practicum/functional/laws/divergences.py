@@ -22,7 +22,7 @@ Law = Callable[[Divergence, float | None, Tensor, Tensor], None]
 def zero_at_equality(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """The value is 0 where student and teacher agree, unless the entry denies it; so is the slope."""
+    """Value and slope are 0 where student and teacher agree, unless the entry says otherwise."""
     same = normalize(student)
     value = divergence.value(same, same, parameter)
     if divergence.zero_at_equality:
@@ -34,7 +34,7 @@ def zero_at_equality(
 def non_negative(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """The value is positive where they differ, and not below 0 by more than rounding nearby."""
+    """The value is positive where they differ, and at least 0 up to rounding near equality."""
     value = divergence.value(normalize(student), normalize(teacher), parameter)
     require(value > 0, f"the value is {show(value)}")
     neighbour = normalize(student + 1e-4 * teacher)
@@ -74,7 +74,7 @@ def order_of_the_vocabulary(
 def sum_over_positions(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """The value at a position does not depend on others, so a batch may be cut into chunks."""
+    """The value at a position does not depend on other positions: a batch may be split."""
     s, t = normalize(student), normalize(teacher)
     value = divergence.value(s, t, parameter)
     require(value.shape == s.shape[:-1], f"the value has the shape {list(value.shape)}")
@@ -96,7 +96,7 @@ def sharp_stays_finite(
 def impossible_stays_finite(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """Tokens that are impossible (-inf) give no NaN; impossible for both, they are as if missing."""
+    """Impossible tokens (-inf) give no NaN; tokens impossible for both models have no effect."""
     banned = torch.arange(student.shape[-1]) % 3 == 1
     t = normalize(teacher.masked_fill(banned, -math.inf))
     forbidden = student.masked_fill(banned, -math.inf)
@@ -127,7 +127,7 @@ def sampled_expectation(
 def head_and_sampled_tail(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """The exact part of two candidates and the sampled rest make the whole gradient."""
+    """The exact part of two candidates and the sampled rest add up to the whole gradient."""
     if not divergence.pointwise:
         return
     s, t = normalize(student), normalize(teacher)

@@ -162,8 +162,8 @@ class Design:
         """Return a line for each pair of arms that are one recipe under two names."""
         seed = self.seeds[0]
         return [
-            f"{first.name} and {second.name} are the same recipe, so their runs will be the same "
-            f"too; was {second.name} meant to differ? use {second.name}={second.source},KEY=VALUE"
+            f"{first.name} and {second.name} are the same recipe, so their runs will also "
+            f"be the same; was {second.name} meant to differ? use {second.name}={second.source},KEY=VALUE"
             for first, second in combinations(self.arms, 2)
             if self.recipes[first.name][seed] == self.recipes[second.name][seed]
         ]
@@ -174,7 +174,7 @@ def read_design(words: Sequence[str], settings: ComparisonSettings) -> Design:
     arms = tuple(Arm.parse(word) for word in words)
     if len(arms) < 2:
         raise RecipeError(
-            "one arm is nothing to compare with; "
+            "a comparison needs at least two arms; "
             "give two recipes, or NAME=RECIPE,key=value for each variant"
         )
     counts = Counter(arm.name for arm in arms)
@@ -184,7 +184,7 @@ def read_design(words: Sequence[str], settings: ComparisonSettings) -> Design:
     if settings.seeds < 1:
         raise RecipeError(
             f"{spell_options(seeds=settings.seeds)}: at least one is needed, "
-            "and three to say how much seeds differ"
+            "and three to measure the variation between seeds"
         )
     seeds = tuple(range(settings.first_seed, settings.first_seed + settings.seeds))
     recipes = {

@@ -193,7 +193,7 @@ def _select_quantities(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, s
     names, left_out = [], {}
     for name in QUANTITIES:
         if any(name not in run.quantities for run in runs):
-            left_out[name] = "is not known of every run"
+            left_out[name] = "is not known for every run"
             continue
         levels = _count_levels([run.quantities[name] for run in runs])
         if levels >= MIN_LEVELS:

@@ -282,7 +282,7 @@ def _choose_metric(outcomes: Sequence[Outcome]) -> str:
         )
     raise DataError(
         "the runs share no measure: the task does not verify answers, "
-        "and not every arm has a teacher to be near to; compare on a task with a verifier"
+        "and not every arm has a teacher to measure a distance to; compare on a task with a verifier"
     )
 
 
@@ -475,7 +475,7 @@ def _list_flaws(
             if share >= (MIN_SPENT_BY_BUDGET if cheapest.by_budget else MIN_SPENT):
                 continue
             reason = (
-                "another step would be too much; make its steps smaller, or the budget larger"
+                "one more step would exceed it; make its steps smaller, or the budget larger"
                 if cheapest.by_budget
                 else "its train.steps or a monitor end it; raise them, or turn that off"
             )

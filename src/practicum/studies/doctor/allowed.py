@@ -24,10 +24,10 @@ PREFIX = "papers/"
 SHOWN_METHODS = 8
 """The number of names per line of methods in a terminal; the page lists all."""
 
-NO_VERIFIER = "learns from a verifier's reward, and this task gives none"
-NO_WRITER = "learns from the teacher's answers, and this teacher writes none"
+NO_VERIFIER = "learns from a verifier's reward, and this task has no verifier"
+NO_WRITER = "learns from the teacher's answers, and this teacher writes no answers"
 NO_JUDGE = "asks the teacher to grade in words, and this teacher writes nothing"
-NO_ANSWERS = "learns from the task's own answers, and a prompt has none"
+NO_ANSWERS = "learns from the task's own answers, and some prompt has no answer"
 NO_TURNS = "does not write turn by turn, as this task asks"
 
 
@@ -156,7 +156,7 @@ class _Needs:
             if question.type not in capabilities.signals:
                 return f"needs the teacher's signal {question.type!r}"
             if find_capability_problems(self.recipe.objective, capabilities, ""):
-                return "asks for more than the teacher scores: other candidates, more of them, or raw logits"
+                return "needs more than the teacher returns: other candidates, more candidates, or raw logits"
         if "teacher" in self._writers and not capabilities.writes:
             return NO_WRITER
         if self._has_judge and not capabilities.writes:

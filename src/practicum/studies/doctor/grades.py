@@ -72,7 +72,7 @@ def _check_judge(evidence: Evidence, name: str, judges: Mapping[str, Scorer]) ->
     if not pairs:
         return CheckOutcome(
             "fail",
-            f"{name} gave none of {len(rollouts)} answers a grade: look at its template and model",
+            f"{name} graded no answer of {len(rollouts)}: check its template and model",
         )
     biases = {
         f"moved by {change}": _measure_change(variant, rollouts, judgements)
@@ -98,11 +98,14 @@ def _describe(
     remarks = f"; it is {', '.join(moved)}" if moved else ""
     remarks += f"; {undecided:.0%} of the answers got no grade" if undecided else ""
     if area is None:
-        return "inconclusive", f"{name} cannot be held against a verifier here{remarks}"
+        return "inconclusive", f"{name} cannot be compared with a verifier here{remarks}"
     if area.high < CHANCE:
         return "fail", f"{name} prefers wrong answers{remarks}"
     if area.low <= CHANCE:
-        return "inconclusive", f"{name} cannot be told from chance by so few answers{remarks}"
+        return (
+            "inconclusive",
+            f"{name} cannot be distinguished from chance with so few answers{remarks}",
+        )
     return ("warn" if remarks else "pass"), f"{name} ranks right answers above wrong ones{remarks}"
 
 
@@ -198,7 +201,7 @@ def _compare_with_labels(
     details = {"answers judged": float(count), "before it learned": start and start.mean}
     unit = "of the pairs ranked rightly"
     if area is None or area.low <= CHANCE <= area.high:
-        text = f"{name} cannot be told from chance by {count} answers that it did not learn from"
+        text = f"{name} cannot be distinguished from chance with {count} unseen answers"
         needs = 4 * max(count, 1)
         return CheckOutcome(
             "inconclusive", text, area, unit, rollouts_needed=needs, details=details

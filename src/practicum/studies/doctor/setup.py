@@ -177,7 +177,7 @@ def _judge_stops(
         )
     elif token < limit:
         status, details = "warn", {}
-        text = f"{tokens}, at which the student stops too: as one event they agree"
+        text = f"{tokens}, at which the student also stops: as one event they agree"
     elif len(ended) < MIN_ENDED:
         total = len(evidence.measurements)
         status, needs = "inconclusive", math.ceil(total * MIN_ENDED / len(ended))
