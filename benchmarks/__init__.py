@@ -1,1 +1,1 @@
-"""Measure the library by named benchmarks: `python -m benchmarks --help` lists them. Each prints a table and one JSON line per result."""
+"""Measure the library by named benchmarks, see `python -m benchmarks --help`. Each prints a table and one JSON line per result."""

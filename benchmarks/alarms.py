@@ -1,4 +1,4 @@
-"""Count false and true alarms: run toys with many seeds, most of them healthy, and count the runs in which each monitor raised an alarm.
+"""Count false and true alarms of each monitor over many seeds of toy runs, most of them healthy.
 
     python -m benchmarks alarms [--runs 680] [--rows FILE] [--only KIND ...]
 
@@ -167,7 +167,9 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=int, help=f"how many (default {RUNS}, with --quick {len(KINDS)})"
     )
-    parser.add_argument("--rows", type=Path, help="file to store the rows of all runs, and to resume from")
+    parser.add_argument(
+        "--rows", type=Path, help="file to store the rows of all runs, and to resume from"
+    )
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     options = parser.parse_args()
     count = options.runs or (len(KINDS) if options.quick else RUNS)

@@ -1,4 +1,4 @@
-"""Measure rollouts ahead of the updates: tokens per second with a slow teacher, against alternating steps, and the cost of rollout age.
+"""Measure rollouts ahead of the updates: tokens per second with a slow teacher, and the cost of rollout age.
 
     python -m benchmarks asynchronous [--delays 0 1 2] [--lags 0 1 2] [--steps 12] [--seeds 0 1 2] [--only speed | learning]
 

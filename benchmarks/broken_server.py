@@ -1,4 +1,4 @@
-"""Break a teacher's server in ways that servers have failed: report the findings of the probe before the run, and those during the run.
+"""Break a teacher's server in ways that servers have failed, and report what the probe and the run find.
 
     python -m benchmarks broken_server [--only NAME ...]
 

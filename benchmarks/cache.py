@@ -1,4 +1,4 @@
-"""Measure a teacher's stored answers: seconds of the second scoring relative to the first, bytes per token, and the gradient's error.
+"""Measure a teacher's stored answers: seconds of the second scoring against the first, bytes per token, and the gradient's error.
 
     python -m benchmarks cache [--rollouts 32] [--tokens 128]
 

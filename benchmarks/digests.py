@@ -45,7 +45,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="only the plain run")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="runs with one of these words in their names")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", help="runs with one of these words in their names"
+    )
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="an earlier output of this command"
     )

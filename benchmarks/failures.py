@@ -1,4 +1,4 @@
-"""Provoke the documented failures of distillation in toy runs: report which monitor raises an alarm, at which step, and a remedy's effect.
+"""Provoke the documented failures of distillation in toy runs: the first alarm, its step, and the effect of a remedy.
 
     python -m benchmarks failures [--only NAME ...]
 
@@ -24,7 +24,7 @@ STUDENT, TEACHER = 40, 120
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """One failure: how it is provoked, which monitor should speak up, the remedy, and the reading that shows what that does.
+    """One failure: how it is provoked, the monitor that should raise an alarm, the remedy, and the reading that shows its effect.
 
     `less` is whether less of the reading is better. `tampered` changes the completions between sampler and learner.
     """
@@ -44,7 +44,7 @@ class FailedRun:
 
 
 def bend_teacher(models: str = "teacher", **faults: Any) -> dict[str, Any]:
-    """A teacher with a fault; see `benchmarks.bent_teacher`."""
+    """Return a teacher with a fault; see `benchmarks.bent_teacher`."""
     return {
         "type": "benchmarks.bent_teacher",
         "teacher": {"type": "model", "model": models},
@@ -53,7 +53,7 @@ def bend_teacher(models: str = "teacher", **faults: Any) -> dict[str, Any]:
 
 
 def shift_logprobs(rollout: Rollout) -> Rollout:
-    """The sampler's log-probabilities one token late."""
+    """Shift the sampler's log-probabilities by one token."""
     return replace(rollout, policy_logprobs=rollout.policy_logprobs.roll(1))
 
 
@@ -352,7 +352,7 @@ def _tampered(change: Callable[[Rollout], Rollout]) -> Iterator[None]:
 def main() -> None:
     """Report one line."""
     parser = build_parser(__doc__)
-    parser.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="these alone")
+    parser.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="run only these")
     options = parser.parse_args()
     chosen = options.only or [
         name for name in FAILURES if not (options.quick and FAILURES[name].slow)
@@ -383,7 +383,8 @@ def main() -> None:
         }
         print(
             format_table(
-                ["failure", "monitor", "step", "reading", "failing", "mended", "remedy"], rows[-1:]
+                ["failure", "monitor", "step", "reading", "failing", "with the remedy", "remedy"],
+                rows[-1:],
             ),
             outcome.spoke,
             outcome.still,

@@ -4,7 +4,7 @@
 
 `practicum serve` runs as a separate process with a model with random weights. The long work is sent first: one request with many
 samples, as many requests with one sample each and either one shared prompt or different prompts, or as many texts to score. In
-parallel, a client repeatedly asks for two tokens, each time after its last answer, for half a minute or until the long work is done.
+parallel, a client repeatedly asks for two tokens, each time after its last answer, for half a minute or until the long work ends.
 Seconds are measured by the wall clock, so they include other work on the machine.
 """
 

@@ -125,7 +125,9 @@ GOALS: dict[str, tuple[Goal, ...]] = {
             quiet=8.0,
         ),
         Goal("step.mixed.distillation", "the same / DistillationTrainer", "least", 4.5),
-        Goal("step.toy.gkd", "tokens per second / GKDTrainer, the toy pair", "least", 1.8, quiet=2.2),
+        Goal(
+            "step.toy.gkd", "tokens per second / GKDTrainer, the toy pair", "least", 1.8, quiet=2.2
+        ),
         Goal("step.fixed.memory.gkd", "peak memory / GKDTrainer, one length", "most", 0.5),
         Goal(
             "step.fixed.memory.distillation",

@@ -4,8 +4,8 @@
     python -m benchmarks gpu --quick        # tiny sizes, also on a CPU: a test that it works
 
 Students of the shape of Qwen3-0.6B and 4B, teachers of 4B and 8B, random weights, products in bfloat16. A measurement prints its
-line when it is done, next to the figures of the last run on this device; --record stores it at once in results/gpu/DEVICE.json, so an
-interrupted run keeps its lines. A measurement that fails prints its traceback, the next one begins, and the exit code is 1.
+line when it is done, next to the figures of the last run on this device; --record stores it at once in results/gpu/DEVICE.json, so
+an interrupted run keeps its lines. A measurement that fails prints its traceback, the next one begins, and the exit code is 1.
 TRL's kernel is measured next to the loss, and its two trainers next to the step, where TRL is installed.
 """
 
@@ -181,7 +181,9 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--peer-python", default=sys.executable, help="a Python that has TRL (default: this one)"
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="start no measurement after this time")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="start no measurement after this time"
+    )
     return parser.parse_args()
 
 

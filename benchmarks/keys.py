@@ -1,4 +1,4 @@
-"""The keys of recipes: which of them no packaged recipe, no page and no test writes.
+"""List the recipe keys that no packaged recipe, no page or no test uses.
 
     python -m benchmarks keys
 

@@ -1,11 +1,10 @@
-"""Learning rates of the packaged 135M model, all weights and adapters: which ones learn, and which ones destroy it.
+"""Find the learning rates that train or destroy the packaged 135M model, for all weights and for adapters.
 
     python -m benchmarks settings [--rates 1e-6 1e-2] [--seeds 0 1 2] [--record]
 
-The student is distilled by GKD from itself with a system turn in view. Each run starts from the same weights, and runs of one
-seed see the same prompts. Monitors only warn. The held-out reverse KL, the share of cut answers and the accuracy are those before
-and after.
-`--record` adds the runs to results/settings.json, in place of those of the same training, rate and seed.
+The student is distilled by GKD from itself with a system turn in its prompt. Each run starts from the same weights, and runs of one
+seed see the same prompts. Monitors only warn. The held-out reverse KL, the share of truncated answers and the accuracy are measured
+before and after. `--record` adds the runs to results/settings.json and replaces runs with the same training, rate and seed.
 """
 
 import argparse

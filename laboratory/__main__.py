@@ -32,9 +32,7 @@ def main(
     onto: Annotated[
         Path | None, typer.Option(help="stored results of the first seeds, which are skipped")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object per line")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
     """Test a published claim: run its arms and controls, and print a verdict."""
     try:

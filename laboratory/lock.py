@@ -18,12 +18,16 @@ class Config(TaskConfig):
     """The number of locks, and the length and letters of their codes."""
 
     type: Literal["laboratory.lock"] = "laboratory.lock"
-    locks: int = Field(default=4, ge=1, le=MOST_LOCKS, description="number of locks, each with its own code")
+    locks: int = Field(
+        default=4, ge=1, le=MOST_LOCKS, description="number of locks, each with its own code"
+    )
     length: int = Field(default=4, ge=1, le=100, description="letters per code")
     letters: str = Field(
         default="abcd", min_length=2, description="the letters of codes, each once"
     )
-    seed: int | None = Field(default=None, ge=0, description="seed of the codes; none: the run's seed")
+    seed: int | None = Field(
+        default=None, ge=0, description="seed of the codes; none: the run's seed"
+    )
     train_size: int = Field(default=256, ge=1, description="numbered tries, the locks in turn")
     heldout_size: int = Field(default=64, ge=0, description="further tries of the same locks")
 

@@ -40,9 +40,7 @@ def measure(config: Config, job: ReproductionJob) -> Results:
     pipelines = [FinishedPipeline.read(run_job) for run_job in jobs if run_job not in failed]
     if not pipelines:
         first_reason = next(iter(failed.values()))
-        raise PracticumError(
-            f"all {len(jobs)} pipelines failed; the first {first_reason}"
-        )
+        raise PracticumError(f"all {len(jobs)} pipelines failed; the first {first_reason}")
     readings: dict[str, dict[int, dict[str, float]]] = {}
     curves: dict[str, dict[int, list[Point]]] = {}
     alarms: dict[str, dict[int, list[str]]] = {}

@@ -156,7 +156,7 @@ def test_a_run_that_lost_a_trainer_has_the_bytes_of_one_that_did_not(
     folder = toy_run(models, tmp_path, on_ray(restarts=1), console=console).folder
     assert_same_bytes(double, folder)
     (line,) = [line for line in console.events if "was lost" in line]
-    assert "trainer 1 was lost in forward_backward; nothing of this step is kept" in line
+    assert "trainer 1 was lost in forward_backward; this step is discarded" in line
     assert "1 of 1 times" in line
 
 
@@ -171,7 +171,7 @@ def test_a_lost_trainer_ends_the_run_in_one_line_and_it_is_resumed(
     rank, verb = point[5], "save" if "saved" in point else "forward_backward"
     with pytest.raises(
         WorkerLost,
-        match=rf"^after step [1-4]: trainer {rank} was lost in {verb}; nothing of this step is kept.* "
+        match=rf"^after step [1-4]: trainer {rank} was lost in {verb}; this step is discarded.* "
         r"\(newest checkpoint: (none|of step 2)\)$",
     ):
         toy_run(models, tmp_path, on_ray())
@@ -364,9 +364,9 @@ def test_an_older_torch_is_refused_in_one_line(
 
 
 def test_what_cannot_be_is_said_in_one_line(models: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="3 trainers cannot be divided among 2 nodes; write trai"):
+    with pytest.raises(RecipeError, match="3 trainers cannot be divided among 2 nodes; set trai"):
         toy_recipe(models, on_ray(3, nodes=2))
-    with pytest.raises(RecipeError, match=r"backend 'ray' answer .*; write source: mix"):
+    with pytest.raises(RecipeError, match=r"backend 'ray' answer .*; set source: mix"):
         toy_recipe(models, on_ray() | {"rollout.source": "token_mix(0.2)"})
 
 
@@ -395,7 +395,7 @@ def test_scorers_learn_in_processes_of_their_own_as_in_one(
     on_two = changes | on_ray(restarts=1)
     double = toy_run(models, tmp_path / "double", on_two, console=console).folder
     (line,) = [line for line in console.events if "was lost" in line]
-    assert "after step 2: scorer-judge 0 was lost in fit; nothing of this step is kept" in line
+    assert "after step 2: scorer-judge 0 was lost in fit; this step is discarded" in line
     assert_close_runs(double, single)
     learned, expected = (
         load_file(folder / "checkpoints/step-3/scorer-judge.safetensors")

@@ -31,7 +31,7 @@ def test_a_machine_that_is_lost_leaves_the_run_to_the_other(models: Path, tmp_pa
     said = answer.stdout
     assert "(raylet)" not in said + answer.stderr, "Ray's own paragraphs"
     lost = (
-        r"after step 2: trainer \d was lost in forward_backward; nothing of this step is kept, go on "
+        r"after step 2: trainer \d was lost in forward_backward; this step is discarded; resume "
         r"from .* \(newest checkpoint: of step 2\)"
     )
     assert re.search(rf"^exit 8: {lost}$", said, re.M)

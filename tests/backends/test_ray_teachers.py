@@ -75,7 +75,7 @@ def test_fewer_bits_of_a_teacher_in_shards_are_refused(models: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"teachers": 3, "teacher_shards": 2}, "write teachers: 2"),
+        ({"teachers": 3, "teacher_shards": 2}, "set teachers: 2"),
         ({"teachers": "beside", "teacher_shards": 2}, "leave teacher_shards out"),
         ({"teachers": 0}, "greater than or equal to 1"),
         ({"teachers": "aside"}, "beside"),

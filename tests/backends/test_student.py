@@ -70,8 +70,8 @@ def test_the_learner_gives_tokens_the_probability_that_the_sampler_gave_them(tmp
     result = quiet.trainer.forward_backward(sampled(quiet.trainer, folder), Objective(), 0)
     assert result.metrics["sampler_mismatch"] < 1e-5
     assert remarks == [
-        f"student: the config of {folder} asks for dropout or a router's noise in training, which is left off; write "
-        "student.dropout: true to learn with it"
+        f"student: the config of {folder} asks for dropout or a router's noise in training, which is left off; set "
+        "student.dropout: true to train with it"
     ]
     noisy, remarks = learner(folder, dropout=True)
     result = noisy.trainer.forward_backward(sampled(noisy.trainer, folder), Objective(), 0)

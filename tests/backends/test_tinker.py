@@ -116,7 +116,7 @@ def test_a_lag_that_outlives_the_services_snapshots_is_refused(
     models: Path, served: Served, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        RecipeError, match=r"rollout\.max_staleness: a service keeps few .* write 2 or less"
+        RecipeError, match=r"rollout\.max_staleness: a service keeps few .* set 2 or less"
     ):
         toy_run(
             models,
@@ -203,7 +203,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
 
         patient = {**changes, "backend": {**changes["backend"], "give_up_after": 20.0}}
         with pytest.raises(
-            TeacherError, match=r"step 2: .*was started again, or let the student go: go on from"
+            TeacherError, match=r"step 2: .*was restarted or dropped the student; resume from"
         ):
             toy_run(models, tmp_path / "again", patient, console=Events(again))  # type: ignore[arg-type]
 
@@ -213,13 +213,13 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
     [
         (
             {"objective": {"signal": "full"}},
-            "needs the student's whole distribution, which backend 'tinker' does not see; write",
+            "needs the student's whole distribution, which backend 'tinker' does not see; use",
         ),
         ({"objective": {"signal": "mc(4)"}}, "signal 'mc' needs the student's whole distribution"),
         ({"objective": {"signal": "entropy"}}, "signal 'entropy' is of the student's whole"),
         (
             {"objective": {"signal": "topk(4, support=union)"}},
-            r"has no support 'union'; write topk\(4, support=student\) or",
+            r"has no support 'union'; use topk\(4, support=student\) or",
         ),
         (
             {"objective": {"signal": "sampled", "weights": "entropy_top"}},
@@ -227,7 +227,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
         ),
         (
             {"student.lora": None},
-            r"student.lora: backend 'tinker' trains adapters; write student.lora: \{rank: 16\}",
+            r"student.lora: backend 'tinker' trains adapters; set student.lora: \{rank: 16\}",
         ),
         (
             {"student.lora": {"rank": 4, "alpha": 8}},
@@ -243,7 +243,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
         ),
         (
             {"rollout.source": "token_mix"},
-            "rollout.source: it decodes token by token with the teacher.*write source: mix",
+            "rollout.source: it decodes token by token with the teacher.*set source: mix",
         ),
         ({"backend.url": "http://example.org"}, "plain http to example.org shows prompts and keys"),
         (

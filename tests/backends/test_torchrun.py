@@ -85,7 +85,7 @@ def test_a_dead_rank_ends_all_in_one_line_and_the_run_goes_on(
 ) -> None:
     line, codes = fail(tmp_path, recipe, env={"PRACTICUM_FAULT": "rank-1.differentiated:3"})
     assert re.fullmatch(
-        r"after step 2: trainer 1 was lost in forward_backward; nothing of this step is kept, go on "
+        r"after step 2: trainer 1 was lost in forward_backward; this step is discarded; resume "
         r"from the newest checkpoint with --resume \(newest checkpoint: of step 2\)",
         line,
     )
@@ -99,8 +99,8 @@ def test_the_wrong_start_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     with (
         pytest.raises(
             RecipeError,
-            match=r"^backend 'torchrun' runs in processes that torchrun starts, and this one was "
-            r"started alone; write torchrun --nproc-per-node 2 -m practicum run \.\.\., or backend: "
+            match=r"^backend 'torchrun' runs in processes that torchrun starts, and torchrun did not "
+            r"start this one; run torchrun --nproc-per-node 2 -m practicum run \.\.\., or set backend: "
             r"{type: ray, trainers: 2}$",
         ),
         join(Config(trainers=2)),
@@ -112,7 +112,7 @@ def test_the_wrong_start_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     with (
         pytest.raises(
             RecipeError,
-            match=r"^backend.trainers is 2 and torchrun started 3 processes; write "
+            match=r"^backend.trainers is 2 and torchrun started 3 processes; set "
             r"backend.trainers=3, or torchrun --nproc-per-node 2 -m practicum run \.\.\.$",
         ),
         join(Config(trainers=2)),
@@ -153,7 +153,7 @@ def test_stages_of_a_pipeline_share_the_processes_that_were_started(
 def test_a_recipe_says_what_cannot_be(models: Path) -> None:
     with pytest.raises(RecipeError, match="3 trainers cannot be divided among 2 nodes"):
         parse_recipe(toy_data(models, {"backend": BACKEND | {"trainers": 3, "nodes": 2}}), "toy")
-    with pytest.raises(RecipeError, match=r"backend 'torchrun' answer .*; write source: mix"):
+    with pytest.raises(RecipeError, match=r"backend 'torchrun' answer .*; set source: mix"):
         parse_recipe(
             toy_data(models, {"backend": BACKEND, "rollout.source": "token_mix(0.2)"}), "toy"
         )
@@ -198,7 +198,7 @@ def test_whenever_a_rank_dies_the_run_is_resumed_to_the_same_bytes(
 ) -> None:
     line, codes = fail(tmp_path, recipe, env={"PRACTICUM_FAULT": point})
     verb = "save" if "saved" in point else "forward_backward"
-    assert f"trainer 1 was lost in {verb}; nothing of this step is kept" in line
+    assert f"trainer 1 was lost in {verb}; this step is discarded" in line
     assert codes == [8, 137]
     assert_same_bytes(double, train(tmp_path, recipe, "--resume"))
 
@@ -211,7 +211,7 @@ def test_without_the_first_process_another_one_says_so(
     (code, _), (other, text) = finish(started)
     assert (code, other) == (137, 8)
     assert text == (
-        "error: trainer 0, which leads the run, was lost; go on from the newest checkpoint with "
+        "error: trainer 0, which leads the run, was lost; resume from the newest checkpoint with "
         "--resume\n"
     )
     assert_same_bytes(double, train(tmp_path, recipe, "--resume"))
@@ -222,7 +222,7 @@ def test_without_the_first_process_another_one_says_so(
     ("error", "line"),
     [
         (OSError("disk 7 is full"), "disk 7 is full"),
-        (TypeError("a bug"), "trainer 1 was lost in optim_step (TypeError: a bug); nothing of"),
+        (TypeError("a bug"), "trainer 1 was lost in optim_step (TypeError: a bug); this step"),
     ],
 )
 def test_the_error_of_one_rank_is_that_of_the_run(
@@ -304,7 +304,7 @@ def test_a_rank_that_is_only_slow_is_not_accused_and_one_without_an_end_is(
     assert [code, other, silence] == [8, 8, ""]
     assert (
         "error: after step 1: no answer to optim_step in 10 s (backend.patience) from trainer 1; "
-        "look at its machine, then go on with --resume"
+        "check its machine, then resume with --resume"
     ) in text
 
 

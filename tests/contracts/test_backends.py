@@ -332,7 +332,7 @@ def test_a_checkpoint_takes_no_more_than_was_announced(
 def test_the_self_teacher_follows_its_rule(build: Build, rule: WeightUpdateRule) -> None:
     built = build()
     if built.student.dims is None and rule.weights in ("ema", "periodic"):
-        with pytest.raises(CapabilityError, match="write weights: frozen or live"):
+        with pytest.raises(CapabilityError, match="set weights: frozen or live"):
             built.backend.build_self_teacher(built.student, rule, "teacher")
         return
     teacher = built.backend.build_self_teacher(built.student, rule, "teacher")

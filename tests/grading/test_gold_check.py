@@ -84,7 +84,7 @@ def test_an_answer_that_is_not_one_number_is_refused(
     read: Callable[..., Task], answer: str, verifier: str
 ) -> None:
     with pytest.raises(
-        DataError, match=r"is not one number.*or after ####, or write verifier: math"
+        DataError, match=r"is not one number.*or write it after ####, or set verifier: math"
     ):
         read("3", answer, verifier=verifier)
 

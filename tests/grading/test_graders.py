@@ -285,7 +285,12 @@ def test_a_setting_that_cannot_be_is_refused(settings: dict[str, Any], line: str
     ("verifier", "sandbox", "scores", "line"),
     [
         ("__main__:f", "require", (0.0, 1.0), "was a function of a script or notebook"),
-        ("own:f.<locals>.g", "require", (0.0, 1.0), "move it into a module and write package."),
+        (
+            "own:f.<locals>.g",
+            "require",
+            (0.0, 1.0),
+            "move the function into a module and set package.",
+        ),
         ("math", "off", (0.0, 1.0), "off is for a function of yours, and 'math' is practicum's"),
         ("exact", "require", (-1.0, 1.0), "'exact' gives 0 or 1; leave it out"),
     ],

@@ -209,7 +209,9 @@ def test_results_read_back_to_the_same_verdicts(tmp_path):
 def test_a_measure_that_is_only_known_at_the_end_says_so(tmp_path):
     readings = {"one": {"length": {0: 4.0}, "accuracy/a": {0: 0.5}, "before/accuracy/a": {0: 0.75}}}
     found = Results("hand", "full", [0], readings)
-    with pytest.raises(DataError, match="length is only measured at the end of a run; set `at: end`"):
+    with pytest.raises(
+        DataError, match="length is only measured at the end of a run; set `at: end`"
+    ):
         found.get_values("one", "length", 5)
     with pytest.raises(
         DataError,

@@ -140,7 +140,9 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     page = render_evidence_page([found.study], {"small": results})
     assert "| arm | 0.001 | 0.01 |" in page and "the doctor, before forward: " in page
     assert results.doctor["forward"]["verdict"] == "INCONCLUSIVE", "four prompts say little"
-    with pytest.raises(RecipeError, match="already holds this reproduction; write --resume"):
+    with pytest.raises(
+        RecipeError, match="already holds this reproduction; resume it with --resume"
+    ):
         reproduce(file, full=True, out=tmp_path / "out")
     again = reproduce(file, full=True, out=tmp_path / "out", resume=True)
     assert again.results.readings == results.readings
@@ -185,8 +187,7 @@ def test_runs_that_failed_are_told_of_by_an_exit_code(tmp_path):
     done = CliRunner().invoke(app, [str(file), "--out", str(tmp_path / "out")])
     assert done.exit_code == 1
     assert (
-        "failed runs: 1; the verdicts do not include them; retry them with --resume"
-        in done.output
+        "failed runs: 1; the verdicts do not include them; retry them with --resume" in done.output
     )
     failed = read_results(tmp_path / "out" / "broken-quick" / "results.json").failed
     assert len(failed) == 1 and failed[0].startswith("broken, seed 0: failed: ")

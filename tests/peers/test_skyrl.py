@@ -137,7 +137,7 @@ def test_it_trains_on_the_text_of_a_teacher_that_is_here(server: Server, tmp_pat
             FIXED,
             {"objective": {"signal": "topk(4)"}},
             CapabilityError,
-            "two targets .* write signal: sampled",
+            "two targets .* set signal: sampled",
         ),
         (
             "seeds of 63 bits",

@@ -245,9 +245,9 @@ def test_a_call_with_commas_can_be_an_override() -> None:
 @pytest.mark.parametrize(
     ("overrides", "section", "note"),
     [
-        (["task.type=skills"], {"type": "skills"}, "without its alphabet, shortest, longest"),
-        (["task.type=skills", "task.modulus=7"], {"type": "skills", "modulus": 7}, "anew"),
-        (["task.modulus=7", "task.type=skills"], {"type": "skills", "modulus": 7}, "anew"),
+        (["task.type=skills"], {"type": "skills"}, "drops its alphabet, shortest, longest"),
+        (["task.type=skills", "task.modulus=7"], {"type": "skills", "modulus": 7}, "resets"),
+        (["task.modulus=7", "task.type=skills"], {"type": "skills", "modulus": 7}, "resets"),
         (["task.shortest=1", "task.type=skills"], {"type": "skills", "shortest": 1}, "alphabet"),
         (["task.type=reverse"], TASK, ""),
     ],

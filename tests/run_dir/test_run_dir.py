@@ -854,7 +854,7 @@ def test_what_may_change_is_let_change_by_its_name_alone(name: str) -> None:
         ("rollout.max_staleness", 1, "earlier rollouts"),
         ("rollout.max_new_tokens", 9, "measured with it before training"),
         ("evaluation.samples", 2, "the gain compares"),
-        ("prompt_tokens", 9, "which prompts"),
+        ("prompt_tokens", 9, "selects the prompts"),
     ],
 )
 def test_what_would_not_fit_cannot_be_allowed(place: str, value: object, why: str) -> None:

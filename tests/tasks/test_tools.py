@@ -136,7 +136,7 @@ def test_a_program_reads_neither_the_users_files_nor_writes_without_end(
     [
         ("bare", "has no docstring, which tells the model what it does"),
         ("untyped", "has no type for word; write word: str"),
-        ("many", "takes *words: str, and a tool takes arguments by their names"),
+        ("many", "takes *words: str, and a tool only takes arguments by name"),
         ("THING", "is no function"),
         ("missing", "has no 'missing'"),
     ],

@@ -651,12 +651,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"teacher": {"type": "pool", "teachers": {"a": MODEL}}},
         "put `cached` inside each member",
     ),
-    "cached": ({"teacher": {"type": "cached", "teacher": MODEL}}, "cached already"),
+    "cached": ({"teacher": {"type": "cached", "teacher": MODEL}}, "already cached"),
     "none": ({"teacher": "none"}, "scores without a model"),
     "scripted": ({"teacher": {"type": "scripted", "tape": "t.jsonl"}}, "scores without a model"),
     "scratch": (
         {"teacher": {"type": "model", "model": {"seed": 1}}, "folder": "s"},
-        "another one in every run",
+        "differs in every run",
     ),
     "nothing to hold": ({"teacher": MODEL, "max_mib": 0}, "greater than 0"),
 }

@@ -362,7 +362,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out(
     file = tmp_path / "answers.jsonl"
     file.write_text(file.read_text() + '{"key": "c", "mon')
     again = AnswerStore(tmp_path)
-    assert len(again) == 2 and again.money == 0.75 and "1 lines are no answers" in caplog.text
+    assert len(again) == 2 and again.money == 0.75 and "1 lines are not answers" in caplog.text
     assert again.get("a") == ChatAnswer("x", True, False, 1, 2)
     again.add("c", ChatAnswer("z", False), 0.0)
     assert len(AnswerStore(tmp_path)) == 3
@@ -375,7 +375,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out(
 
 
 def test_a_budget_without_prices_is_refused() -> None:
-    with pytest.raises(ValidationError, match="there are no prices to count with; write for"):
+    with pytest.raises(ValidationError, match="it needs prices; set for"):
         Config(url="http://localhost:1", model="m", budget=1.0)
 
 

@@ -192,7 +192,7 @@ def _likely(row: dict[str, Any]) -> None:
 
 WRONG: dict[str, tuple[Fault, Signal, str]] = {
     "above 0": (_set(0.5), Sampled(), "the log-probability of token 2 is 0.5, and none is above 0"),
-    "a text": (_set("high"), Sampled(), "token 2 is no number"),
+    "a text": (_set("high"), Sampled(), "token 2 is not a number"),
     "NaN": (_set(math.nan), Sampled(), "not JSON"),
     "another token": (
         changed(lambda a: _entry(a).pop("5") and None),
@@ -328,7 +328,7 @@ def test_the_probe_says_whether_scores_follow_the_temperature(
     make(stub)
     told = [line for line in notes if "canary" in line]
     assert "scores: ignore the request's temperature" in told[0]
-    assert "scores: follow the request's temperature, and are asked at 1" in told[1]
+    assert "scores: follow the request's temperature, and are requested at 1" in told[1]
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "echo"])
@@ -606,7 +606,7 @@ def test_a_system_turn_goes_before_messages_that_bring_none(
 def test_a_server_that_can_do_nothing_says_what_was_tried(
     stub: Stub, make: Callable[..., Teacher]
 ) -> None:
-    with pytest.raises(CapabilityError, match=r"no way of asking .* works .*sglang: .*404"):
+    with pytest.raises(CapabilityError, match=r"no known request for .* works .*sglang: .*404"):
         make(stub, dialect="sglang")
 
 
@@ -624,7 +624,7 @@ def test_several_models_want_a_choice_and_a_wrong_one_is_named(
 
     stub.answer = answer  # type: ignore[method-assign]
     with pytest.raises(
-        CapabilityError, match="2 models are served there; write model: one of a, b"
+        CapabilityError, match="2 models are served there; set model to one of a, b"
     ):
         make(stub)
     with pytest.raises(TeacherError, match="no model 'c' is served there; it has: a, b"):

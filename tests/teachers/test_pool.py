@@ -148,7 +148,7 @@ TAPE = {"type": "scripted", "tape": "t"}
         ),
         (
             {"teachers": {"a": "self", "b": TAPE}, "gate": 1.0},
-            "the entropy of a member is known only where",
+            "the entropy of a member is known only if",
         ),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_default_takes_what_leads_nowhere_else() -> None:
 def test_without_a_default_the_prompt_and_its_key_are_named() -> None:
     with pytest.raises(
         DataError,
-        match=r"prompt 'p' has the domain 'law', to which no teacher belongs.*math, code.*defa",
+        match=r"prompt 'p' has the domain 'law', which selects no teacher.*math, code.*defa",
     ):
         route(two()).score([rollout(prompt("p", domain="law"))], Sampled())
     with pytest.raises(DataError, match=r"prompt 'p' has no level; the route knows math, code"):

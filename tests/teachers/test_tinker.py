@@ -77,7 +77,7 @@ def test_a_service_that_is_started_again_costs_nothing_but_time(
 
     with pytest.raises(
         TeacherError,
-        match="teacher is another model: it changed when the service was started again; serve",
+        match="teacher is another model: it changed when the service restarted; serve",
     ):
         toy_run(models, tmp_path / "swapped", changes, console=After(2, swapped))  # type: ignore[arg-type]
 
@@ -100,7 +100,7 @@ def test_what_is_kept_is_found_by_the_candidates_too(
 @pytest.mark.parametrize(
     ("teacher", "message"),
     [
-        ({}, "write model, a base model's name, or model_path, saved weights: one of the two"),
+        ({}, "set either model"),
         ({"model": "a", "model_path": "tinker://b"}, "one of the two"),
         (
             {"model_path": "b"},

@@ -262,7 +262,7 @@ def test_what_it_cannot_be_around_is_said_when_the_recipe_is_read() -> None:
     inner = {"type": "model", "model": "m"}
     translated = {"type": "translated", "teacher": inner}
     for teacher, reason in (
-        ({"type": "translated", "teacher": translated}, "translated already; take one away"),
+        ({"type": "translated", "teacher": translated}, "already translated; remove one"),
         (
             {"type": "translated", "teacher": {"type": "pool", "teachers": {"a": inner}}},
             "a pool is several teachers; put `translated` around each member",

@@ -104,7 +104,7 @@ def test_machines_read_json(big: Stub) -> None:
 def test_a_server_that_only_writes_is_said_to() -> None:
     with Stub(dialect="llamacpp") as stub:
         found = probe_server(stub.url)
-    assert found.signals.startswith("text (it writes answers and scores none")
+    assert found.signals.startswith("text (it writes answers and does not score")
     allowed = find_methods(found).with_teacher
     assert "seqkd" in allowed and "thinking-machines" not in allowed
 

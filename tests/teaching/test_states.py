@@ -159,7 +159,7 @@ def test_states_of_another_layer_or_model_are_refused_at_the_start(
     with pytest.raises(TeacherError, match="give other log-probabilities than the server"):
         toy_run(models, tmp_path / "a", changes)
     server.change_states = lambda tensors: {}
-    with pytest.raises(TeacherError, match="is not there: the server failed to write it"):
+    with pytest.raises(TeacherError, match="does not exist: the server failed to write it"):
         toy_run(models, tmp_path / "b", changes)
     server.states = None
     with pytest.raises(RecipeError, match="states"):
@@ -190,7 +190,7 @@ def test_an_adapter_has_no_end_of_its_own(models: Path, tmp_path: Path) -> None:
         json.dumps({"base_model_name_or_path": str(models / "teacher"), "peft_type": "LORA"})
     )
     (tmp_path / "adapter_model.safetensors").touch()
-    with pytest.raises(ModelError, match="an adapter has no end of its own"):
+    with pytest.raises(ModelError, match="an adapter has no last norm and no head"):
         load_ending(ModelConfig(model=str(tmp_path)))
 
 

@@ -155,7 +155,7 @@ def plan_recipe(  # noqa: PLR0913  (its options, one by one)
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Estimate the cost and the memory of a recipe. Compares SFT and RL, and shows what fits."""
+    """Estimate the cost and the memory of a recipe. Compares SFT and RL, and shows settings that fit."""
     with handle_errors(debug):
         from practicum.cli.plan import build_plan, format_plan
 
@@ -355,7 +355,7 @@ def probe(  # noqa: PLR0913 - one a line of its help
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find out what a server can give as a teacher. Asks for signals, candidates and time.
+    """Probe a server for use as a teacher. Measures signals, candidates and time.
 
     Prints the teacher of a recipe, also for `practicum serve`. A server that does not answer ends it
     within half a minute.
@@ -419,7 +419,7 @@ def serve(  # noqa: PLR0913 - one a line of its help
 ) -> None:
     """Serve models over HTTP, to sample, score and train. The protocol is the Tinker API.
 
-    A recipe's student answers in OpenAI's chat protocol, and learns from what users say next.
+    A recipe's student answers in OpenAI's chat protocol, and learns from the users' next messages.
     """
     with handle_errors(debug):
         from practicum.cli.serve import ServerOptions, is_recipe, serve_models, serve_recipe

@@ -87,7 +87,7 @@ def evaluate(  # noqa: PLR0913  (its options, one by one)
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure the accuracy on held-out prompts or rows of yours. For a run also the distance from its teacher."""
+    """Measure the accuracy on held-out prompts or your own rows. For a run, also measure the distance from its teacher."""
     with handle_errors(debug):
         from practicum.runs.evaluating import evaluate as evaluate_target
 

@@ -139,7 +139,7 @@ def laws(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Hold an entry of yours to the laws of the built-in ones."""
+    """Check your own entry with the laws of the built-in entries."""
     with handle_errors(debug):
         from practicum.cli.laws import check_entries, format_verdicts
 

@@ -479,7 +479,9 @@ class _OpenConversation:
 
     def finish(self) -> Conversation:
         """Return the finished conversation."""
-        assert self.stop_reason is not None, "`finish` is called only after the conversation has ended"
+        assert self.stop_reason is not None, (
+            "`finish` is called only after the conversation has ended"
+        )
         tokens = Tokens.join(self.parts)
         return Conversation(
             tokens.to_sample(self.stop_reason),

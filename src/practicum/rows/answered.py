@@ -70,7 +70,7 @@ def leave_out_calls(rollout: Rollout) -> Rollout:
 
 
 def _check_tags(tags: tuple[str, str]) -> tuple[str, str]:
-    """Return the tags; raise ValueError if one tag contains the other tag."""
+    """Return the tags; raise ValueError if one of them contains another."""
     before, after = tags
     if before in after or after in before:
         raise ValueError(

@@ -71,7 +71,9 @@ class Config(TaskConfig):
     )
     train_size: int = Field(default=512, ge=1, description="expressions to train on")
     heldout_size: int = Field(default=64, ge=0, description="other expressions, to evaluate on")
-    seed: int | None = Field(default=None, ge=0, description="of the expressions; none: the run's")
+    seed: int | None = Field(
+        default=None, ge=0, description="seed of the expressions; none: the run's seed"
+    )
 
     @model_validator(mode="after")
     def _check_sizes(self) -> "Config":

@@ -38,7 +38,9 @@ class Config(TaskConfig):
     longest: int = Field(default=4, ge=1, le=100, description="numbers of the longest expression")
     train_size: int = Field(default=512, ge=1, description="expressions to train on")
     heldout_size: int = Field(default=64, ge=0, description="other expressions, to evaluate on")
-    seed: int | None = Field(default=None, ge=0, description="of the expressions; none: the run's")
+    seed: int | None = Field(
+        default=None, ge=0, description="seed of the expressions; none: the run's seed"
+    )
     sandbox: Walls = Field(
         default="require",
         description="`best_effort` runs the programs without the walls that this machine cannot "

@@ -60,7 +60,9 @@ class Config(TaskConfig):
     train_size: int = Field(
         default=256, ge=1, description="words to train on, each with every skill of `train`"
     )
-    seed: int | None = Field(default=None, ge=0, description="of the words; none: the run's")
+    seed: int | None = Field(
+        default=None, ge=0, description="seed of the words; none: the run's seed"
+    )
     heldout_size: int = Field(
         default=16, ge=0, description="other words, each with every skill of `skills`"
     )

@@ -86,7 +86,7 @@ class UserTask(Task):
         return self.task.heldout_prompts()
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return the inner task's reward of the last answer, and the bonus for the first one too."""
+        """Return the inner task's reward of the last answer, with the first answer's bonus."""
         first, last = (self.task.reward(_keep_reply(rollout, place)) for place in (0, -1))
         bonus = self.config.bonus
         if last is None or first is None or not bonus:

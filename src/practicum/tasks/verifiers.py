@@ -221,7 +221,7 @@ class Verifiers(Task):
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Load the taskset; DataError if it cannot be, or if its harness runs programs unasked."""
+    """Load the taskset; DataError on failure, or if its harness may not run programs."""
     runner = open_runner(config.taskset, config.settings, config.harness)
     if runner.executes_code() and not config.runs_code_here:
         raise DataError(

@@ -36,7 +36,10 @@ class Config(TaskConfig):
     turns: int = Field(default=16, ge=1, le=1000, description="turns of a walk")
     spread: int = Field(default=0, ge=0, le=FARTHEST, description="how far from 0 a walk may start")
     noise: float = Field(
-        default=0.04, ge=0, le=1, description="how often the student sees a wrong first digit"
+        default=0.04,
+        ge=0,
+        le=1,
+        description="probability that the student sees a wrong first digit",
     )
     slip: float = Field(
         default=0.04,

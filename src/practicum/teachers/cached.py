@@ -111,13 +111,13 @@ def _explain_self(config: SelfConfig) -> str:
         )
     return (
         f"a `self` teacher with {config.weights} weights follows the student, so its answers "
-        "change; take `cached` away"
+        "change; remove `cached`"
     )
 
 
 @dataclass(slots=True)
 class CacheStats:
-    """The counts of a teacher: completions `requested`, `found` and, without room, `left_out`."""
+    """The counts of a teacher: `requests`, `hits` in the store, and `left_out` without room."""
 
     requests: int = 0
     hits: int = 0
@@ -208,7 +208,7 @@ class CachingClient(SamplingClient):
     def _score_missing(
         self, missing: Mapping[tuple[bytes, ...], ScoreRequest], signal: Signal
     ) -> dict[tuple[bytes, ...], Entry]:
-        """Return the model's answers as stored; if another process stored one, that one counts."""
+        """Return the model's answers as stored; answers of other processes take priority."""
         answers = self.bare.score(list(missing.values()), signal)
         new = {keys: _build_entry(answer) for keys, answer in zip(missing, answers, strict=True)}
         for request, entry in zip(missing.values(), new.values(), strict=True):
@@ -351,12 +351,12 @@ def _check(request: ScoreRequest, entry: Entry, first: Entry) -> None:
     if not entry or any(len(tensor) != len(request.tokens) for tensor in entry.values()):
         raise TeacherError(
             f"the model's answer does not cover the {len(request.tokens)} tokens it was asked "
-            "about; score exactly the given tokens, or take `cached` away"
+            "about; score exactly the given tokens, or remove `cached`"
         )
     form = [(name, tensor.dtype, tensor.shape[1:]) for name, tensor in entry.items()]
     if form != [(name, tensor.dtype, tensor.shape[1:]) for name, tensor in first.items()]:
         raise TeacherError(
-            "the model answers one call in several forms, which cannot be kept; take `cached` away"
+            "the model answers one call in several forms, which cannot be stored; remove `cached`"
         )
 
 

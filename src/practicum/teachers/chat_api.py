@@ -1,4 +1,4 @@
-"""A hosted model that only writes: any API with OpenAI's chat completions or Anthropic's messages.
+"""A hosted model that only writes text, through OpenAI's chat completions or Anthropic's messages.
 
 Its answers are stored on disk by prompt with their prices, so that no answer is paid for twice, and
 a run stops before it exceeds its budget.
@@ -40,9 +40,7 @@ class Config(TeacherConfig, ServedConfig):
     folder: Path | None = Field(
         default=None, description="folder of the answers; none: `scores` in the run's folder"
     )
-    reuse: bool = Field(
-        default=True, description="use the stored answers for a repeated prompt"
-    )
+    reuse: bool = Field(default=True, description="use the stored answers for a repeated prompt")
     give_up_after: float = Field(
         default=600.0, ge=0, description="seconds during which a failing request is retried"
     )

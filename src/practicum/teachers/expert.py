@@ -156,7 +156,7 @@ class ExpertTeacher(Teacher):
         return probabilities.log().float()
 
     def _walk(self, prompt: Prompt, tokens: Sequence[int]) -> list[Next]:
-        """Return the possible tokens at each position; all alike in the environment's turns."""
+        """Return the possible tokens at each position; any token in the environment's turns."""
         steps = []
         with closing(_ExpertWalk(self, prompt)) as walk:
             for token in tokens:

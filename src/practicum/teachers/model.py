@@ -41,7 +41,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
 
 
 def compute_fingerprint(config: ModelConfig) -> str:
-    """Return the SHA-256 of all that decides a model's answers: weights, settings, code and dtype.
+    """Return the SHA-256 of the inputs of a model's answers: weights, settings, code and dtype.
 
     A model from the hub is identified by its name and commit, a packaged model by its name, and a
     model made from scratch by its settings.

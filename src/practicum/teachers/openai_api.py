@@ -59,10 +59,13 @@ class Config(TeacherConfig, ReadingConfig, ServedConfig):
         default=16, ge=1, description="calls between two checks that the model is still the same"
     )
     temperature: float = Field(
-        default=1.0, gt=0, description="of its scores, where they follow the request's; 1: its own"
+        default=1.0,
+        gt=0,
+        description="temperature of its scores, if the server follows it; 1: unchanged",
     )
     states: StatesConfig | None = Field(
-        default=None, description="hidden states that the server writes: `signal: full`, exactly"
+        default=None,
+        description="hidden states that the server writes, for an exact `signal: full`",
     )
     canary: float | None = Field(
         default=None, description="the number that `practicum probe` prints: refuse other models"

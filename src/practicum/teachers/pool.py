@@ -140,9 +140,9 @@ class PoolTeacher(TeacherOfMembers):
         return [self._combine(members) for members in zip(*answers, strict=True)]
 
     def _combine(self, answers: Sequence[TeacherSignal]) -> TeacherSignal:
-        """Return the pool of the members that answer; they share the weight of the silent ones.
+        """Return the pool of the members that answer; they share the other members' weight.
 
-        The signal is silent if all members are.
+        The signal is empty if no member answers.
         """
         weighted = [
             (weight, answer)

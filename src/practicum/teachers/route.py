@@ -56,9 +56,7 @@ class Config(TeacherConfig):
         outcomes = typing.get_args(Outcome)
         if self.key == "outcome":
             for name in self.teachers.keys() - {*outcomes, self.default}:
-                raise ValueError(
-                    f"no outcome selects {name!r}; {suggest_name(name, outcomes)}"
-                )
+                raise ValueError(f"no outcome selects {name!r}; {suggest_name(name, outcomes)}")
         return self
 
     def capabilities(self) -> Capabilities:
@@ -82,7 +80,7 @@ class Config(TeacherConfig):
         return self.default
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Raise DataError at the first prompt that selects no member; by outcome none can tell."""
+        """Raise DataError at the first prompt without a member; outcomes are not known yet."""
         if self.key != "outcome":
             for prompt in prompts:
                 self.choose_member(prompt)

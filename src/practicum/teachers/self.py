@@ -1,4 +1,4 @@
-"""The student's own weights as the teacher: live, frozen, averaged (ema) or copied (periodic).""" 
+"""The student's own weights as the teacher: live, frozen, averaged (ema) or copied (periodic)."""
 
 from typing import Literal
 

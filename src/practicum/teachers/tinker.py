@@ -50,9 +50,7 @@ class Config(TeacherConfig, ReadingConfig, ServiceConfig):
     @model_validator(mode="after")
     def _check_model(self) -> "Config":
         if (self.model is None) == (self.model_path is None):
-            raise ValueError(
-                "set either model (a base model's name) or model_path (saved weights)"
-            )
+            raise ValueError("set either model (a base model's name) or model_path (saved weights)")
         if self.model_path is not None and not self.model_path.startswith("tinker://"):
             raise ValueError(
                 f"model_path {self.model_path!r} is no tinker:// address; a base model is written "

@@ -149,7 +149,7 @@ def _explain(
         return (
             "fewer bits",
             f"the scores correlate by {correlation:.3f} and differ by {difference / rounding:.0f} "
-            "times what bfloat16 makes: quantised weights or states, or weights trained on a little",
+            "times bfloat16's difference: quantised weights or states, or slightly retrained weights",
         )
     return (
         "other weights",

@@ -476,6 +476,6 @@ def choose_model(client: JsonClient, models: Sequence[str], name: str | None) ->
     if len(models) > 1:
         raise CapabilityError(
             f"{client.address}: {len(models)} models are served there; "
-            f"write model: one of {offered}"
+            f"set model to one of {offered}"
         )
     return models[0] if models else "default"

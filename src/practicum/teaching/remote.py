@@ -330,7 +330,7 @@ class RemoteClient(StepFollower, SamplingClient):
         if self._clamped > max(ALWAYS_ALLOWED, MOST_CLAMPED * self._logprobs):
             raise TeacherError(
                 f"{self._http.address}: {self._clamped} of {self._logprobs} log-probabilities are "
-                "minus infinity or missing; take away what forbids tokens at the server, such as a "
+                "minus infinity or missing; remove token restrictions at the server, such as a "
                 "grammar or a bias"
             )
         return signal
@@ -360,7 +360,7 @@ class RemoteClient(StepFollower, SamplingClient):
         if names and self._probe.model not in names:
             raise TeacherError(
                 f"{self._http.address}: the server's model changed: it has "
-                f"{', '.join(names)[:200]} and no {self._probe.model} any more; serve that one and "
+                f"{', '.join(names)[:200]} and no {self._probe.model} any more; serve that model and "
                 "resume"
             )
         request = self._probe.sequence

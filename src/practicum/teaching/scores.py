@@ -170,7 +170,7 @@ class ScoreStore:
         fields = next(iter(raw.values()))
         parts = [header, index, *(raw[key][name] for name in fields for key in raw)]
         if self.size + sum(map(len, parts)) > self._max_bytes:
-            text = f"more than {self._max_bytes} bytes; nothing more is stored\n"
+            text = f"more than {self._max_bytes} bytes; nothing more is kept\n"
             self._replace(self.folder / FULL, [text.encode()])
             return
         path = self.folder / f"{hashlib.sha256(header).hexdigest()}.safetensors"

@@ -23,7 +23,7 @@ class VocabularyMap:
     `student_only` are the ids below `student_size` that the teacher lacks, and `teacher_only` the
     ids below `teacher_size` that the student lacks. A size is the largest id plus one: embedding
     rows beyond it are padding, and belong to neither. The names are the tokens of these ids. An id
-    without a name is a hole: only the other vocabulary has a token there.
+    without a name is a hole: its token is missing in this vocabulary.
     """
 
     student_size: int

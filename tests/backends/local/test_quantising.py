@@ -149,7 +149,7 @@ def test_the_bytes_are_those_that_a_plan_counts(folder: Path, name: str) -> None
         (lambda: LlamaForCausalLM(LlamaConfig(hidden_size=12, intermediate_size=20, **SIZES)),
          "layers.0.self_attn.q_proj has 144 weights, and quantization nf4 needs a multiple of 64"),
         (lambda: GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=15)),
-         "in no linear layer of torch"),
+         "not in torch linear layers"),
     ],
     ids=["no whole blocks", "transposed maps"],
 )  # fmt: skip

@@ -234,7 +234,7 @@ def test_a_head_that_the_folder_does_not_hold_as_it_is_used_is_refused(tmp_path:
     loaded = load(config)
     change_weights(folder, lambda weights: weights["model.embed_tokens.weight"].mul_(2))
     with pytest.raises(
-        ModelError, match=r"weights of the head \(.*embed_tokens.*write residency: swap or resident"
+        ModelError, match=r"weights of the head \(.*embed_tokens.*set residency: swap or resident"
     ):
         build_scorer(loaded, config, 2, 3)
 

@@ -106,7 +106,7 @@ def test_a_student_that_cannot_be_sampled_from_is_refused_at_load_by_name(rwkv):
 
 def test_a_model_that_keeps_its_states_in_itself_is_refused():
     """Its forward takes a cache and answers without one."""
-    assert "RecurrentGemmaModel keeps what it has read in no cache" in explain_no_sampling(
+    assert "RecurrentGemmaModel does not use a transformers cache" in explain_no_sampling(
         model_of("RecurrentGemma")
     )
 
@@ -139,9 +139,7 @@ def test_a_teacher_is_refused_where_the_recipe_lets_it_write(rwkv, tmp_path, cha
         tmp_path, {**RECIPE, **changes, "student.model": str(student), "teacher.model": str(rwkv)}
     )
     if refused:
-        with pytest.raises(
-            ModelError, match=r"RwkvForCausalLM .* write evaluation\.teacher: false"
-        ):
+        with pytest.raises(ModelError, match=r"RwkvForCausalLM .* set evaluation\.teacher: false"):
             assemble_run(recipe, tmp_path)
     else:
         assemble_run(recipe, tmp_path)

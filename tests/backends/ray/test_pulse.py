@@ -136,7 +136,7 @@ def test_a_request_ends_when_something_is_stuck_whatever_it_hangs_in() -> None:
     limits = AnswerLimits(600.0, 2, pulse=watch)
     line = (
         r"^trainer 1 has given no sign of life for 0.1 s \(backend.silence\) while the run waited "
-        r"for sample; look at its machine, then go on from the newest checkpoint with"
+        r"for sample; check its machine, then resume from the newest checkpoint with"
     )
     with pytest.raises(WorkerLost, match=line) as loss:
         call_within(threading.Event().wait, "sample", limits)
@@ -178,7 +178,7 @@ def test_a_head_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ray, "nodes", threading.Event().wait)
     with (
         ExitStack() as at_end,
-        pytest.raises(ResourceError, match=r"has not answered for 0\.05 s wh"),
+        pytest.raises(ResourceError, match=r"has not listed its machines within 0\.05 s"),
     ):
         RayCluster(at_end)
 

@@ -118,7 +118,7 @@ def test_answers_without_a_grade_are_counted() -> None:
     some = check(Judge(lambda rollout: None if rollout.sample == 0 else agree(rollout)))
     assert some.details["without a grade"] == 0.25 and "25% of the answers got no" in some.sentence
     none = check(Judge(lambda _: None))
-    assert none.status == "fail" and "none of 60 answers" in none.sentence
+    assert none.status == "fail" and "graded no answer of 60" in none.sentence
 
 
 def test_without_a_verifier_there_is_nothing_to_hold_it_against() -> None:

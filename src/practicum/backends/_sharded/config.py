@@ -53,7 +53,7 @@ class ShardedConfig(MemoryConfig):
     def _check_nodes(self) -> Self:
         if self.trainers % self.nodes:
             raise ValueError(
-                f"{self.trainers} trainers cannot be divided among {self.nodes} nodes; write "
+                f"{self.trainers} trainers cannot be divided among {self.nodes} nodes; set "
                 f"trainers: {self.nodes * max(self.trainers // self.nodes, 1)}"
             )
         return self
@@ -71,8 +71,7 @@ class ShardedConfig(MemoryConfig):
         staleness: int,
         models: Mapping[str, ScorerConfig],
     ) -> list[str]:
-        """List the recipe settings that separate processes do not support, each with a
-        replacement."""
+        """List settings that separate processes do not support, each with a replacement."""
         backend = type(self).model_fields["type"].default
         problems = []
         if not CAN_SHARD:
@@ -83,6 +82,6 @@ class ShardedConfig(MemoryConfig):
         if mixes_tokens:
             problems.append(
                 "rollout.source: it decodes token by token with the teacher, and processes "
-                f"of backend {backend!r} answer with whole texts; write source: mix(other=teacher)"
+                f"of backend {backend!r} answer with whole texts; set source: mix(other=teacher)"
             )
         return problems

@@ -1,7 +1,7 @@
 """The collectives of an update over sharded ranks; see `practicum.backends.local.ranks.Ranks`.
 
-The number of collectives depends on the passes, their order and their number. Each rank computes
-these from the batch of all ranks, which it has.
+The passes, their order and their number determine how often the ranks meet. Every rank has the
+batch of all ranks and computes the same plan from it.
 """
 
 import math

@@ -50,8 +50,7 @@ class ShardedModel:
     head_weights: tuple[SharedWeight, ...]
 
     def open(self) -> AbstractContextManager[None]:
-        """Within the block, let the model be called like a model of one process; all ranks call
-        this."""
+        """Let the block call the model like a model of one process; all ranks call this."""
         return open_whole(self.language_model.model, self.head_weights)
 
 

@@ -120,7 +120,7 @@ def _check_same_adapters(
         size, saved_size = _describe_size(adapter), _describe_size(saved[name])
         if size != saved_size:
             raise ModelError(
-                f"{folder}: its adapter of {name} has {saved_size} and student.lora {size}; write the "
+                f"{folder}: its adapter of {name} has {saved_size} and student.lora {size}; set the "
                 f"adapter's numbers under student.lora, or {advice}"
             )
 

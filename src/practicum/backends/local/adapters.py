@@ -22,8 +22,7 @@ from practicum.errors import ModelError
 from practicum.models.config import Lora
 
 PARTS = ("attention", "mlp")
-"""The halves of a layer: the part that mixes tokens, and the part that treats each token
-separately."""
+"""The halves of a layer: one mixes tokens, and the other treats each token separately."""
 
 MIXER_NAMES = ("attn", "attention", "mamba", "mixer", "conv", "temporal")
 """Parts of the names of modules that mix tokens."""

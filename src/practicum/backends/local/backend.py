@@ -50,8 +50,7 @@ class LocalStudent(Student):
     """A student with its modules in this process."""
 
     local_trainer: LocalTrainer
-    """The trainer of the modules; `trainer` is the same object, or a trainer that samples with an
-    engine."""
+    """The trainer of the modules; `trainer` is the same object or samples with an engine."""
     loaded: LoadedModel
     engine_trainer: EngineTrainer | None = None
 
@@ -131,8 +130,7 @@ class LocalBackend(Backend):
         )
 
     def build_sampler(self, student: Student) -> SamplingClient:
-        """Return a client that samples from the live weights, with the recipe's engine if it has
-        one."""
+        """Return a client that samples from the live weights, with the recipe's engine if set."""
         local = _require_local(student)
         return (local.engine_trainer or local.local_trainer).build_sampling_client()
 
@@ -197,7 +195,7 @@ def note_noise(config: StudentConfig, loaded: LoadedModel) -> None:
     if not config.dropout and _is_noisy_in_training(loaded.language_model):
         log.info(
             f"student: the config of {loaded.source} asks for dropout or a router's noise in "
-            "training, which is left off; write student.dropout: true to learn with it"
+            "training, which is left off; set student.dropout: true to train with it"
         )
 
 

@@ -157,8 +157,7 @@ class PaddedDecodeBatch:
 
     @torch.no_grad()
     def admit(self, max_rows: int) -> int:
-        """Prefill up to `max_rows` waiting prompts, equal prompts only once; no row may be
-        active."""
+        """Prefill up to `max_rows` waiting prompts, equal prompts once; no row may be active."""
         prompts = self._job.prompts[self._next : self._next + min(max_rows, self._job.rows)]
         if not prompts:
             return 0

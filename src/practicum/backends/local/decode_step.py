@@ -23,8 +23,7 @@ from practicum.types import Sample
 
 PromptTokens = tuple[int, ...]
 Steps = Generator[None, None, list[Sample]]
-"""A running sampling call: it yields every few tokens and after each prefill, and returns the
-completions."""
+"""A running sampling call; it yields between tokens and prefills, and returns the completions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,7 @@ class StepProgram(Protocol):
     def store_prompt(
         self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
     ) -> None:
-        """Put a prompt's keys and values into a slot; `states` has all layers, `indices` selects
-        tokens."""
+        """Put a prompt's keys and values into a slot; `indices` selects its tokens in `states`."""
         ...
 
     def move_slot(self, source: int, slot: int, length: int) -> None:
@@ -87,7 +85,7 @@ class StepProgram(Protocol):
         ...
 
     def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
-        """Append one token to each row, and return the hidden states that predict the next tokens.
+        """Append one token to each row; return the hidden states that predict the next tokens.
 
         `lengths` are the rows' lengths before that.
         """
@@ -110,8 +108,7 @@ def copy_heads(stores: Sequence[Float[Tensor, "R G M d"]], slot: int, length: in
 
 @dataclass(frozen=True, slots=True)
 class _DecodeStep:
-    """The layout of one decode step: each row's slot and next position, and the keys that it may
-    see.
+    """The layout of one decode step: each row's slot, next position and visible keys.
 
     `reach` is the number of leading positions that any row sees; `mask` hides the rest of each row.
     """
@@ -160,8 +157,7 @@ class SlotStep:
         return {layer: copy_heads(stores, slot, length) for layer, stores in self._stores.items()}
 
     def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
-        """Append one token to each row, and return the hidden states that predict the next
-        tokens."""
+        """Append one token to each row; return the hidden states that predict the next tokens."""
         positions = torch.tensor(lengths, device=self._job.device)
         self._step = _DecodeStep(
             slots=torch.arange(len(lengths), device=self._job.device),
@@ -201,8 +197,7 @@ class SlotStep:
     def _build_mask(
         self, positions: Int[Tensor, " B"], lengths: Sequence[int]
     ) -> Float[Tensor, "B 1 1 M"] | None:
-        """Return the mask of positions after each row's end; None if all rows have the same
-        length."""
+        """Return the mask of positions after each row's end; None if all rows are equally long."""
         if len(set(lengths)) == 1:
             return None
         places = torch.arange(max(lengths) + 1, device=positions.device)

@@ -15,8 +15,7 @@ from practicum.functional.truncation import sampling_logprobs
 from practicum.types import SampleRequest, SamplingParams
 
 VOCABULARY_BLOCK = 64
-"""The tokens in one block of the race; only the tokens of the winning block race in the second
-round."""
+"""The tokens in one block of the race; only the winning block runs a second round."""
 
 MAX_CACHED_ENTRIES = 2**19
 """The largest number of entries raced at once on a CPU, so that they fit in its cache."""
@@ -28,8 +27,7 @@ def open_random_stream(seed: int) -> torch.Generator:
 
 
 def open_request_stream(request: SampleRequest, vocabulary: int) -> torch.Generator:
-    """Return the random stream of a request, advanced past the tokens of the completion it
-    continues."""
+    """Return the random stream of a request, advanced past the tokens that it continues."""
     if request.continues is None:
         return open_random_stream(request.seed)
     seed, tokens = request.continues

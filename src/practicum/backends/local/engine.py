@@ -1,5 +1,4 @@
-"""Connect the local student to an engine: its weights by name, and a rehearsal with noisy
-weights."""
+"""Connect the local student to an engine: weights by name, and a rehearsal with noisy weights."""
 
 from collections.abc import Mapping
 from dataclasses import replace

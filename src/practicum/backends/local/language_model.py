@@ -28,8 +28,7 @@ CONTEXT_LENGTH_KEYS = (
 """The config keys that hold the context length in tokens, the most common key first."""
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-"""The names of the cache in the arguments and results of bodies; transformers 5.24 introduced the
-first."""
+"""The names of the cache of bodies; the first is used since transformers 5.24."""
 
 UNBOUNDED = 1 << 20
 """The context length of models without a table of positions (Mamba, ALiBi)."""
@@ -111,8 +110,7 @@ class LanguageModel:
 
     @property
     def row_limit(self) -> int | None:
-        """The maximum length of a row with padding or several texts, in tokens; None without a
-        limit.
+        """The maximum tokens of a row with padding or several texts; None without a limit.
 
         Llama 4 scales queries by their position in the row, starting at `floor_scale` tokens.
         """
@@ -225,7 +223,7 @@ class LanguageModel:
         if difference > (1e-3 if self.is_exact else 0.2):
             raise ModelError(
                 f"{self.model.name_or_path}: {type(self.model).__name__} changes its logits after "
-                "the head in an unsupported way (log-probabilities differ by "
+                "the head in a way that is not known here (log-probabilities differ by "
                 f"{difference:.2g}); use another architecture"
             )
 
@@ -235,8 +233,7 @@ class LanguageModel:
 
     @contextlib.contextmanager
     def weights(self, overlay: Mapping[str, Tensor]) -> Iterator[None]:
-        """Give parameters the overlay's values within the block, by name, and restore them
-        afterwards."""
+        """Give parameters the overlay's values by name within the block, then restore them."""
         # Swap `.data`, not the parameter: modules, tied weights and the optimizer keep their
         # references, and nothing is copied. Every thread that uses these modules sees the overlay,
         # so no other thread may run them in the meantime. A snapshot for sampling ahead has its own
@@ -275,8 +272,7 @@ def _count_positions(attention_mask: Bool[Tensor, "B M"]) -> Int[Tensor, "B M"]:
 
 
 def find_body(model: PreTrainedModel) -> torch.nn.Module:
-    """Return the part of a model that computes the last hidden states: everything except the
-    head."""
+    """Return the part of a model that computes the last hidden states: all except the head."""
     # transformers finds the body by an attribute's name and returns the full model if a class uses
     # another name (Llama 4).
     if model.base_model is not model:

@@ -74,7 +74,8 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
         return None
     body = find_body(model)
     weights = _merge_adapters(body) if merge else _separate_adapters(body)
-    # The decode steps cannot read such weights. Shards are checked elsewhere.
+    # The decode steps cannot read quantized weights. A shard consists of tensors too, but it is not
+    # quantized.
     if any(has_fewer_bits(w) for w in weights.values() if not isinstance(w, DTensor)):
         return None
     expected = {"embed_tokens.weight", "norm.weight"}

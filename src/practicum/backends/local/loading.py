@@ -175,7 +175,7 @@ def _load(
     if language_model.decoding is Decoding.TORCH and decoding in DECODING_NEEDS:
         raise ModelError(
             f"{source}: backend.decoding is {decoding}, but {DECODING_NEEDS[decoding]} and a "
-            "Llama-like model; write decoding: auto"
+            "Llama-like model; set decoding: auto"
         )
     return LoadedModel(language_model, files.build_renderer(config, language_model.model), source)
 
@@ -328,8 +328,7 @@ def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:
 
 
 def check_finite(model: PreTrainedModel, source: str) -> None:
-    """Raise ModelError if a weight is not finite; of a sharded model, only check this rank's
-    rows."""
+    """Raise ModelError if a weight (of a sharded model: this rank's rows) is not finite."""
     for name, weight in model.named_parameters():
         rows = weight.to_local() if isinstance(weight, DTensor) else weight
         # Minimum and maximum both propagate NaN, and take a fourteenth of the time of checking each
@@ -347,7 +346,7 @@ def choose_device(config: ModelConfig) -> torch.device:
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ModelError(
-            "device is 'cuda', but no CUDA device is available; write device: auto or cpu"
+            "device is 'cuda', but no CUDA device is available; set device: auto or cpu"
         )
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 

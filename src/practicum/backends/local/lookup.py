@@ -16,8 +16,7 @@ from practicum.backends.local.language_model import LanguageModel, patch_forward
 
 
 def add_rows_in_place(language_model: LanguageModel) -> AbstractContextManager[None]:
-    """Limit the embedding's gradient to the rows that a pass reads; the bits are the same as
-    torch's.
+    """Limit the embedding's gradient to the rows that a pass reads, with the same bits as torch.
 
     This only applies on a CPU, where rows are added in a fixed order, and to a plain embedding.
     """

@@ -27,8 +27,7 @@ from practicum.functional.chunked import chunks
 from practicum.types import ScoreRequest
 
 MAX_PADDING_RATIO = 1.25
-"""The largest ratio of padded entries to tokens in a group of segments; only attention uses
-padding."""
+"""The largest ratio of padded entries to tokens in a group of segments; only attention pads."""
 
 QUERY_ROWS = 256
 """The maximum number of queries in one attention call with a mask, which has a row per query."""
@@ -276,8 +275,7 @@ class PackedBatch:
 
 
 def _group_segments(segments: Sequence[Segment], order: Sequence[int]) -> Iterator[list[int]]:
-    """Yield runs of `order` that attend in one call: of similar length, and with the same
-    parent."""
+    """Yield runs of `order` that attend in one call: similar lengths and the same parent."""
     group: list[int] = []
     tokens = 0
     for number in order:
@@ -382,8 +380,7 @@ class _Group:
         return heads[self.padded].transpose(1, 2)
 
     def _select_seen(self, heads: Float[Tensor, "T G d"]) -> Float[Tensor, "B G M d"]:
-        """Return the rows that the group's segments see: the rows of their ancestors and their
-        own."""
+        """Return the rows that the group's segments see: their ancestors' rows and their own."""
         segments = self._select_own(heads)
         if not self.ancestors:
             return segments

@@ -19,8 +19,7 @@ PAGE_OUT = 21
 
 
 def page_out(weights: Iterable[Tensor]) -> None:
-    """Let the system reclaim the pages of these weights, and read single rows without
-    read-ahead."""
+    """Let the system reclaim the pages of these weights, and disable read-ahead for them."""
     if not sys.platform.startswith("linux"):
         return
     for weight in weights:

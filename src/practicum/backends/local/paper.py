@@ -29,8 +29,7 @@ from practicum.text.tokenizers import load_tokenizer
 from practicum.types import ScoreRequest
 
 LONG = 2048
-"""The longest measured text, in tokens; half of it is measured too, to separate cost per token from
-fixed cost.
+"""The longest measured text, in tokens; half of it separates cost per token from fixed cost.
 
 A shorter text needs less memory than casting a layer's weights, so the peak would be in another
 place.
@@ -68,8 +67,7 @@ def _load_weightless(config: ModelConfig, source: str) -> LoadedModel:
 def _build_weightless(
     config: ModelConfig, source: str, vocabulary: int, layers: int | None = None
 ) -> LanguageModel:
-    """Build the modules without weights; with `layers`, only that many layers and a tiny
-    vocabulary."""
+    """Build the modules without weights; with `layers`, this many layers and a tiny vocabulary."""
     described = AutoConfig.from_pretrained(
         find_base(source), trust_remote_code=config.trust_remote_code
     )
@@ -126,8 +124,7 @@ _FOOTPRINTS: dict[tuple[str, str, int, bool], Footprint] = {}
 
 
 def _measure_lines(config: ModelConfig, source: str, layers: int, recompute: bool) -> list[Line]:
-    """Return forward peak, graph and update peak, each in bytes as a line over the tokens of a
-    text."""
+    """Return forward peak, graph and update peak in bytes, as lines over the tokens of a text."""
     # Only the last `layers` are built, so if the last layers are trained, all built layers are
     # trained.
     if isinstance(config, StudentConfig) and config.trainable_layers is not None:

@@ -65,8 +65,7 @@ class PromptQueue:
         return chosen
 
     def _run_prefill(self) -> None:
-        """Prefill waiting prompts, each prompt once, up to the device's limit and the number of
-        rows."""
+        """Prefill distinct waiting prompts, up to the device's limit and the number of rows."""
         chosen: dict[PromptTokens, None] = {}
         for prompt in islice(self._job.prompts, self._next, None):
             if prompt not in self.prefilled:

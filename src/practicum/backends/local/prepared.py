@@ -32,16 +32,14 @@ MIN_HEAD_ROWS = 512
 
 
 MIN_KEPT_WEIGHTS, MAX_KEPT_BYTES = 2**20, 2**30
-"""The minimum number of weights of a frozen model that gains from the layout, and the maximum
-number of bytes that are kept of it."""
+"""The minimum weights of a frozen model that gains from the layout, and the maximum bytes kept."""
 
 ROW_STEP = 64
 """Larger numbers of rows are padded to a multiple of this number."""
 
 
 class PrepackedModel:
-    """A copy of a model's current linear maps in oneDNN's layout; empty if the layout is not
-    faster."""
+    """A copy of a model's current linear maps in oneDNN's layout; empty if that is not faster."""
 
     @torch.no_grad()
     def __init__(self, language_model: LanguageModel, steps: int) -> None:
@@ -99,8 +97,7 @@ def scores_with_layout(language_model: LanguageModel) -> bool:
 
 
 def count_kept_bytes(weights: int) -> int:
-    """Return the bytes that `LayoutStore` keeps for a float32 model with `weights` weights in its
-    maps.
+    """Return the bytes that `LayoutStore` keeps for a float32 model with `weights` map weights.
 
     This is 0 if the layout is not faster for many rows or if the copy is too large.
     """

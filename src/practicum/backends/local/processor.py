@@ -7,8 +7,7 @@ from pathlib import Path
 
 @cache
 def read_processor() -> tuple[str, ...]:
-    """Return the lines of /proc/cpuinfo that identify a processor, or the platform's name for
-    it."""
+    """Return the lines of /proc/cpuinfo that identify a processor, or the platform's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

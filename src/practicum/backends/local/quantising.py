@@ -47,16 +47,14 @@ def quantise(language_model: LanguageModel, config: ModelConfig, source: str) ->
 
 
 def has_fewer_bits(weight: Tensor) -> bool:
-    """Return True if a weight consists of several tensors, like the quantized weights of
-    torchao."""
+    """Return True if a weight consists of several tensors, like torchao's quantized weights."""
     return is_traceable_wrapper_subclass(weight)
 
 
 def _list_layers(
     language_model: LanguageModel, name: QuantizationName, source: str
 ) -> Iterator[torch.nn.Linear]:
-    """Yield the linear layers of the body; raise ModelError if they cannot be rounded or are
-    few."""
+    """Yield the body's linear layers; raise ModelError if they cannot be rounded or are few."""
     body, multiple = find_body(language_model.model), QUANTIZATIONS[name].multiple_of
     layers = {key: part for key, part in body.named_modules() if isinstance(part, torch.nn.Linear)}
     linear_ids = {id(layer.weight) for layer in layers.values()}
@@ -79,7 +77,7 @@ def _list_layers(
         if layer.weight.numel() % multiple:
             raise ModelError(
                 f"{source}: {key} has {layer.weight.numel()} weights, and quantization {name} needs "
-                f"a multiple of {multiple}; write quantization: int8"
+                f"a multiple of {multiple}; set quantization: int8"
             )
         yield layer
 
@@ -147,7 +145,7 @@ def _quietly() -> Iterator[None]:
     except ImportError as error:
         raise RecipeError(
             f"quantization needs the package torchao, which cannot be imported ({error}); install "
-            "it with pip install 'practicum[quantization]', or write quantization: nvfp4"
+            "it with pip install 'practicum[quantization]', or set quantization: nvfp4"
         ) from None
     finally:
         logging.disable(before)

@@ -56,8 +56,7 @@ class Ranks(Protocol):
     def attempt(
         self, differentiate: Callable[[], Float[Tensor, "T D"]], hidden: Float[Tensor, "T D"]
     ) -> Float[Tensor, "T D"]:
-        """Return the gradient with respect to the hidden states, or zeros if this rank's pass
-        failed."""
+        """Return the gradient of the hidden states, or zeros if this rank's pass failed."""
         ...
 
     def gather(self, part: T) -> list[T]:

@@ -140,8 +140,8 @@ class LocalSampler(SamplingClient):
     def _open_recorder(
         self, requests: Sequence[SampleRequest], params: SamplingParams
     ) -> StateRecorder | None:
-        # An update or a later call does not use the overlay's weights. Of a text that continues a
-        # kept text, only the end is read.
+        # An update or a later call may use other weights than the overlay's. Of a text that
+        # continues a kept text, only the end is read.
         if self.overlay or self.kept is not None:
             return None
         recording = Recording.plan(self.language_model, requests, params, learns=self.learns)
@@ -175,7 +175,7 @@ class LocalSampler(SamplingClient):
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
     ) -> DecodeBatch:
-        """Start decoding the prompts, `rows` at a time, up to `new_tokens` new tokens each."""
+        """Start decoding the prompts, `max_rows` at a time, up to `max_new_tokens` tokens each."""
         return open_decode_batch(
             self.language_model, self.overlay, prompts, max_rows, max_new_tokens, self.kept
         )

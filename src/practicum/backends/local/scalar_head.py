@@ -134,8 +134,7 @@ class LocalScalarModel(ScalarModel):
             (torch.cat(list(slopes[part])).to(numbers) * numbers).sum().backward()
 
     def _step(self, params: AdamParams) -> Metrics:
-        """Clip, apply and clear the gradient; skip and report the step if the gradient is not
-        finite."""
+        """Clip, apply and clear the gradient; skip and report the step if it is not finite."""
         norm = torch.nn.utils.clip_grad_norm_(
             list(self._parameters.values()), params.max_grad_norm
         ).item()

@@ -94,7 +94,7 @@ def list_lessons(task: Task, seed: int) -> Sequence[Prompt]:
                 if len(turns) == MAX_TURNS:
                     raise DataError(
                         f"pretrain: the task's conversation with its expert about {prompt.id!r} has "
-                        f"not ended after {MAX_TURNS} turns; write pretrain: {{steps: 0}}"
+                        f"not ended after {MAX_TURNS} turns; set pretrain: {{steps: 0}}"
                     )
                 texts = task.expert(prompt, turns)
                 turns += draw.choices(list(texts), list(texts.values()))
@@ -161,7 +161,7 @@ def _pretrain(
     ]
     if not pairs:
         raise DataError(
-            "pretrain.steps is set, but no training prompt has an answer to learn; write pretrain: "
+            "pretrain.steps is set, but no training prompt has an answer to learn; set pretrain: "
             "{steps: 0}"
         )
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, fused=True)

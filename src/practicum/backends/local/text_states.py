@@ -23,8 +23,7 @@ from practicum.backends.local.language_model import (
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TextStates
 
 MAX_BYTES = 64 * 2**20
-"""The maximum number of bytes of states per sampling call; a call that could need more keeps
-none."""
+"""The maximum bytes of states per sampling call; a call that could need more keeps none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,7 @@ class StateRecorder:
     def add_prompt(
         self, text: int, last_hidden: Float[Tensor, " D"], lower: Float[Tensor, "P D"] | None
     ) -> None:
-        """Keep the states of a text's prompt: its last hidden state, and the states between the
-        layers."""
+        """Keep a prompt's last hidden state, and its states between the layers."""
         if self.recording.hidden:
             self._hidden[text] = [last_hidden[None]]
         if lower is not None:
@@ -115,8 +113,7 @@ class StateRecorder:
 
 
 def identify_weights(language_model: LanguageModel) -> tuple[int, int]:
-    """Return the model's identity, and a number that every in-place change of a weight
-    increases."""
+    """Return the model's identity, and a number that in-place changes of weights increase."""
     model = language_model.model
     return id(model), sum(parameter._version for parameter in model.parameters())
 
@@ -137,8 +134,7 @@ def count_frozen_layers(language_model: LanguageModel) -> int:
 
 @contextmanager
 def capture_layer(language_model: LanguageModel, count: int) -> Iterator[list[Tensor]]:
-    """Collect the states after `count` layers from each pass in the block; collect none if it is
-    0."""
+    """Collect the states after `count` layers from each pass in the block; 0 collects none."""
     captured: list[Tensor] = []
     layers = find_layers(language_model.model)
     if not count or layers is None:

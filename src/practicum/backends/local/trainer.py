@@ -157,8 +157,7 @@ class LocalTrainer:
 
     @contextlib.contextmanager
     def add_gradients(self) -> Iterator[None]:
-        """Add the gradients of the block to the accumulated gradients, and preserve the random
-        state.
+        """Add the block's gradients to the accumulated gradients, and preserve the random state.
 
         If the block raises an error, the accumulated gradients do not change.
         """
@@ -214,8 +213,7 @@ class LocalTrainer:
         return {"student": weights, "optimizer": moments}
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore weights and moments in place; raise CheckpointError if they do not fit the
-        model."""
+        """Restore weights and moments in place; raise CheckpointError if they do not fit."""
         restore_projections(self._parameters, self._optimizer, tensors["student"])
         check_state(self._parameters, tensors)
         with torch.no_grad():
@@ -376,8 +374,7 @@ class LocalTrainer:
         objective: CompiledObjective,
         records: UpdateStatistics,
     ) -> Float[Tensor, "T D"]:
-        """Return the gradient with respect to the hidden states, and record the values of every
-        token."""
+        """Return the gradient of the hidden states, and record the values of every token."""
         gradient = torch.empty_like(hidden)
         for piece in self._cut(part, objective):
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)

@@ -65,16 +65,19 @@ SAMPLED_TOKENS = 20
 """The tokens of each completion in the trial of the static step: more than one window."""
 
 BOUND = 1e-4
-"""The most nats by which a program in float32 may differ from the model's own modules, in float32 or
-in float64.
+"""The tolerance in nats of a float32 program.
+
+The difference is to the model's own modules, in float32 or in float64.
 """
 
 ROUNDED_BOUND = 0.1
-"""The same for a model that computes in bfloat16."""
+"""The tolerance in nats for a model that computes in bfloat16."""
 
 MAX_PACKED_BYTES = 2**31
-"""The size of the largest model that is tried itself; the compiled step packs a copy of all
-weights, so a larger model is only tried through its twin."""
+"""The largest model, in bytes, on which the compiled step itself is tried.
+
+The compiled step packs a copy of all weights. For a larger model, it is only tried on the twin.
+"""
 
 
 @torch.no_grad()
@@ -281,7 +284,7 @@ def _measure_scores(language_model: LanguageModel, compute: Forward = compute_by
 
 @torch.enable_grad()
 def _measure_gradients(language_model: LanguageModel) -> float:
-    """Return the relative difference between the gradients of packed and of padded texts."""
+    """Return the relative gradient difference between packed texts and a forward pass."""
     texts = _list_texts(language_model)
     weights = list(language_model.model.parameters())
     targets = torch.tensor([token for text in texts for token in text[1:]])

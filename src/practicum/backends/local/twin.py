@@ -97,8 +97,7 @@ def _shrink_config(model: PreTrainedModel, head_width: int, window: int) -> Any:
 
 
 def _choose_layers(model: PreTrainedModel) -> list[int]:
-    """Choose the first layer of each kind in the config, and more layers up to the minimum
-    number."""
+    """Choose the first layer of each kind in the config, and more up to the minimum number."""
     config: Any = model.config
     count = config.num_hidden_layers
     settings = list_layer_settings(config).values()

@@ -55,8 +55,7 @@ def can_attend_varlen(
 
 @dataclass(frozen=True, slots=True)
 class VarlenSegments:
-    """The segments of a row: the ends of their queries and keys, starting with 0, and the maximum
-    lengths.
+    """The segments of a row: the ends of queries and keys, starting with 0, and maximum lengths.
 
     `keys` are the row positions of all segments' keys, in the order of the segments. It is None if
     no segment has an ancestor, because then the keys are the row itself.
@@ -70,8 +69,7 @@ class VarlenSegments:
 
     @classmethod
     def build(cls, paths: Sequence[Sequence[range]], device: torch.device) -> "VarlenSegments":
-        """Build from the row positions of each segment and its ancestors, its own positions
-        last."""
+        """Build from the row positions of each segment and its ancestors, the segment last."""
         paths = [path for path in paths if path[-1]]
         queries = [len(path[-1]) for path in paths]
         lengths = [sum(map(len, path)) for path in paths]
@@ -95,8 +93,7 @@ class VarlenSegments:
         scale: float | None,
         kernel: Kernel | None = None,
     ) -> Float[Tensor, "T H d"]:
-        """Return the attention output of the row's tokens, computed with torch's or the given
-        kernel."""
+        """Return the attention output of the row's tokens, with torch's or the given kernel."""
         compute = kernel or _load_kernel()
         if self.keys is not None:
             keys, values = keys[self.keys], values[self.keys]

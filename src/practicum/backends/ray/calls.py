@@ -1,4 +1,4 @@
-"""Call processes of a cluster with a deadline, and report the ones that did not answer."""
+"""Call processes of a cluster with a deadline, and report processes that did not answer."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,7 @@ class AnswerLimits:
     seconds: float
     restarts: int
     count_missing: Callable[[], int] = lambda: 0
-    """Count the GPUs of the run that were lost with a machine, so that no process can start
-    there."""
+    """Count the run's GPUs that were lost with a machine: no process can start there."""
     starting: float = 3600.0
     """The timeout for starting a process and loading its models, in seconds."""
     pulse: Pulse | None = None

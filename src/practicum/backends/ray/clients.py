@@ -78,7 +78,7 @@ class RankGroup:
         starting = self._patience.for_start()
         wait_for({title: address_reference}, "start", starting)
         address = self._fetch(address_reference, "start")
-        # These limits apply until all ranks have started and loaded, because a rank may be late.
+        # Use the limits of a start: a rank may start or load late.
         self._request("meet", [(address, self._patience.seconds)] * self.count, limits=starting)
 
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
@@ -93,8 +93,7 @@ class RankGroup:
         return [self._fetch(reference, verb) for reference in references]
 
     def ask_each(self, verb: str, arguments: Sequence[Sequence[Any]]) -> list[tuple[Any, Any]]:
-        """Ask each rank with its own arguments; return a small answer and a reference from each
-        rank."""
+        """Ask each rank with its own arguments; return a small answer and a reference per rank."""
         pairs = self._request(verb, arguments, {"num_returns": 2})
         return [(self._fetch(answer, verb), reference) for answer, reference in pairs]
 
@@ -106,8 +105,7 @@ class RankGroup:
         return call_within(lambda: ray.get(reference), verb, self._patience)
 
     def ask_beside(self, verb: str, *arguments: Any) -> None:
-        """Let all ranks do something in addition to their work; the group survives a failure of
-        it."""
+        """Let all ranks do a side task; the group survives a failure of it."""
         processes = self._require_processes(verb)
         references = {
             title: getattr(process, verb).remote(*arguments) for title, process in processes.items()
@@ -187,8 +185,7 @@ class RayTrainer:
         return metrics if canary is None else {**metrics, "canary": canary}
 
     def forget_published(self) -> None:
-        """Note that the weights have changed, so that they are published again before they are
-        used."""
+        """Note that the weights have changed and must be published again before use."""
         self._published = None
 
     def publish(self) -> WeightsReference:
@@ -235,8 +232,7 @@ class ModelPool:
             for number, process in enumerate(processes):
                 patience.pulse.watch(f"{title} {number}", process)
         self.canary: float | None = None
-        """The largest difference of the engines' weights at the newest request; None without an
-        engine."""
+        """The largest weight difference of the engines at the newest request; None: no engine."""
 
     def load(self, record: ModelRecord | None) -> dict[str, Any]:
         """Load the model in all processes from the recorded files; return the facts about it."""

@@ -196,8 +196,7 @@ class RayBackend(Backend):
         return lambda folder: group.ask_beside("write_beside", folder.absolute())
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
-        """Let every rank read its rows of a checkpoint, which any number of ranks may have
-        written."""
+        """Let every rank read its rows of a checkpoint from any number of ranks."""
         trainer = _require_ray(student).trainer
         trainer.group.ask("load_state", folder.absolute(), moments)
         trainer.forget_published()

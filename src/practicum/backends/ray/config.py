@@ -53,7 +53,7 @@ class Config(ShardedConfig):
         elif self.teachers % self.teacher_shards:
             raise ValueError(
                 f"{self.teachers} processes of a teacher cannot be divided into groups of "
-                f"{self.teacher_shards} shards; write teachers: {self.teacher_shards}"
+                f"{self.teacher_shards} shards; set teachers: {self.teacher_shards}"
             )
         return self
 

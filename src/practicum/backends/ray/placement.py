@@ -47,8 +47,7 @@ ANSWER_SECONDS = 10.0
 """The time in which Ray must answer a question about its machines and GPUs."""
 
 QUIET_SECONDS = 2.0
-"""The time that Ray has to end by itself, before its processes are killed and the error is
-shown."""
+"""The time that Ray has to end by itself; then its processes are killed and the error is shown."""
 
 SHUTDOWN_SECONDS = 20.0
 """The maximum time for ending Ray."""
@@ -78,8 +77,7 @@ class RayCluster:
         list_smaller: Callable[[int], list[str]] = lambda missing: [],
         silence: float = 20.0,
     ) -> None:
-        """Open the connection; `list_smaller` lists the recipe changes that make up for missing
-        GPUs.
+        """Open the connection; `list_smaller` lists recipe changes for missing GPUs.
 
         A process counts as stuck after `silence` seconds without a sign of life.
         """
@@ -191,8 +189,7 @@ def _list_machines() -> list[tuple[str, int]]:
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """Return Ray's answer about its machines. Raises ResourceError if Ray does not answer in
-    time."""
+    """Return Ray's answer about its machines; raise ResourceError on a timeout."""
     try:
         return run_within(question, ANSWER_SECONDS)
     except TimeoutError:

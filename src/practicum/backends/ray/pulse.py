@@ -24,8 +24,7 @@ BEAT_SECONDS = 2.0
 """The time between two questions to each process and machine."""
 
 LARGEST_GAP = 5.0
-"""The maximum that one poll adds to a silence: the driver itself may have been stopped in
-between."""
+"""The maximum that one poll adds to a silence: the driver itself may have been stopped."""
 
 KNOCK_SECONDS = 2.0
 """The time in which a running machine accepts a connection and Ray's process answers on it."""
@@ -140,8 +139,10 @@ class _Watched:
 
 @dataclass(slots=True)
 class Pulse:
-    """The signs of life of a run's processes and machines; `limit` is the longest silence in
-    seconds."""
+    """The signs of life of a run's processes and machines.
+
+    A process counts as stuck after a silence of `limit` seconds.
+    """
 
     limit: float
     _watched: dict[str, _Watched] = field(default_factory=dict)

@@ -81,12 +81,12 @@ class Config(ServiceConfig):
         if mixes_tokens:
             problems.append(
                 "rollout.source: it decodes token by token with the teacher, which "
-                "backend 'tinker' cannot; write source: mix(other=teacher)"
+                "backend 'tinker' cannot; set source: mix(other=teacher)"
             )
         if staleness > MAX_STALENESS:
             problems.append(
                 "rollout.max_staleness: a service keeps few of a student's weights to sample from, "
-                f"the newest four of ours; write {MAX_STALENESS} or less"
+                f"the newest four of ours; set {MAX_STALENESS} or less"
             )
         return problems
 
@@ -101,7 +101,7 @@ def _list_student_problems(student: StudentConfig) -> Iterator[str]:
             "has there"
         )
     if student.lora is None:
-        yield "student.lora: backend 'tinker' trains adapters; write student.lora: {rank: 16}"
+        yield "student.lora: backend 'tinker' trains adapters; set student.lora: {rank: 16}"
     elif student.lora.alpha != ALPHA:
         yield f"student.lora.alpha: adapters at a service have alpha {ALPHA:g}; leave it out"
     if student.trainable_layers is not None:
@@ -186,15 +186,14 @@ class TinkerBackend(Backend):
     def build_self_teacher(
         self, student: Student, rule: WeightUpdateRule, name: str
     ) -> StudentClient:
-        """Return a scorer with the student's live weights or its initial weights (the base
-        model's).
+        """Return a scorer with the student's live weights or with the base model's weights.
 
         Raises CapabilityError for other rules.
         """
         if rule.weights not in ("live", "frozen"):
             raise CapabilityError(
                 f"teacher.weights {rule.weights!r} averages or copies the student's weights, which "
-                "backend 'tinker' does not hold; write weights: frozen or live"
+                "backend 'tinker' does not hold; set weights: frozen or live"
             )
         if rule.weights == "live":
             return self.build_sampler(student)
@@ -237,6 +236,5 @@ def _load_renderer(tokenizer: str, student: StudentConfig) -> Renderer:
         return load_renderer(student.model_copy(update={"model": tokenizer}))
     except ModelError as error:
         raise ModelError(
-            f"{error} (the tokenizer of the student; write backend.tokenizer: a folder or a hub "
-            "name)"
+            f"{error} (the tokenizer of the student; set backend.tokenizer: a folder or a hub name)"
         ) from None

@@ -2,9 +2,9 @@
 
 There are two passes, as in the package's own `forward_backward_custom`. The first pass requests the
 log-probabilities of the tokens that the objective needs. The objective and its gradient with
-respect to these are computed here, with the code for local students. The second pass is a
-`cross_entropy` with minus this gradient as weights; by the chain rule, its gradient with respect to
-the student's weights is the objective's gradient.
+respect to the log-probabilities are computed here, with the code for local students. The second
+pass is a `cross_entropy` with minus this gradient as weights; by the chain rule, its gradient with
+respect to the student's weights is the objective's gradient.
 """
 
 import logging
@@ -110,7 +110,7 @@ class ServiceTrainer:
             return None
         return (
             f"objective: the service at {self._connection.address} {answer}, so it cannot train "
-            "candidates; write signal: sampled, or take another service"
+            "candidates; set signal: sampled, or use another service"
         )
 
     def build_sampling_client(self) -> ServiceSampler:
@@ -127,8 +127,7 @@ class ServiceTrainer:
         return self._sampler
 
     def snapshot(self) -> ServiceSampler:
-        """Return a client of the current weights, which the service keeps while it continues
-        training."""
+        """Return a client of the current weights, which the service keeps during later training."""
         client = self.build_sampling_client()
         # Publish now: a client that is opened at its first request would get later weights.
         client.open()
@@ -251,8 +250,7 @@ class ServiceTrainer:
         self._sampler, self._accumulated = None, False
 
     def _restrict_datums(self, datums: Sequence[Datum], objective: Objective) -> list[Datum]:
-        """Reduce full distributions of teacher and reference to the tokens that the objective
-        needs."""
+        """Reduce full teacher and reference distributions to the objective's tokens."""
         signals = (objective.signal, objective.reference_signal)
         by_student = [signal for signal in signals if signal and signal.chooser == "student"]
         max_k = max((signal.candidates for signal in by_student), default=0)
@@ -300,20 +298,19 @@ class ServiceTrainer:
         return by_part
 
     def _check_answer(self, text: ColumnRequest, answer: Tensor) -> Float[Tensor, "T C"]:
-        """Return the log-probabilities at supervised positions; raise TeacherError if they are
-        invalid."""
+        """Return the log-probabilities at supervised positions; raise TeacherError if invalid."""
         width = text.ids.shape[1]
         shape = (len(text.tokens), width) if width > 1 else (len(text.tokens),)
         if answer.shape != shape:
             raise TeacherError(
                 f"{self._connection.address}: log-probabilities of the shape {list(answer.shape)} "
-                f"came back, not {list(shape)}; look at the service"
+                f"were returned, not {list(shape)}; check the service"
             )
         logprobs = answer.float().reshape(len(text.tokens), width)[text.indices]
         if (logprobs > MAX_LOGPROB).any():
             raise TeacherError(
                 f"{self._connection.address}: the student's log-probabilities reach "
-                f"{logprobs.max().item():.3g}, above 0; look at the service"
+                f"{logprobs.max().item():.3g}, above 0; check the service"
             )
         return logprobs
 
@@ -384,7 +381,7 @@ def explain_unsupported_term(term: Term) -> str | None:
     if term.signal.question is not None and term.signal.question.whole:
         return (
             f"objective: signal {term.signal.name!r} needs the student's whole distribution, which "
-            "backend 'tinker' does not see; write topk(20), topk(20, support=teacher), sampled, "
+            "backend 'tinker' does not see; use topk(20), topk(20, support=teacher), sampled, "
             "score or text"
         )
     if term.signal.alone:
@@ -395,13 +392,13 @@ def explain_unsupported_term(term: Term) -> str | None:
     k, support = term.signal.candidates, term.signal.chooser
     if k and support not in ("student", "teacher"):
         return (
-            f"objective: backend 'tinker' has no support {support!r}; write topk({k}, "
+            f"objective: backend 'tinker' has no support {support!r}; use topk({k}, "
             f"support=student) or topk({k}, support=teacher)"
         )
     if not term.weighs_by.isdisjoint(ENTROPIES):
         return (
             f"objective: weights {term.weights.name!r} are made of entropies, which backend "
-            "'tinker' does not see; write divergence_top, trust, or weights of log-probabilities"
+            "'tinker' does not see; use divergence_top, trust, or weights of log-probabilities"
         )
     return None
 
@@ -413,8 +410,10 @@ def _has_full(datum: Datum) -> bool:
 
 
 def _gather_parts(datums: Sequence[Datum], batch: TokenBatch) -> Iterator[Part]:
-    """Yield the batch grouped by teachers with the same kind of answer; the service splits it into
-    micro-batches."""
+    """Yield the batch grouped by teachers with the same kind of answer.
+
+    The service splits it into micro-batches.
+    """
     for rows in group_rows_into_passes(datums, UNLIMITED_TOKENS, UNLIMITED_TOKENS):
         yield from Pass(datums, batch, rows, [frozenset() for _ in rows]).gather_parts()
 

@@ -354,8 +354,7 @@ class LockstepGroup:
 
     @contextmanager
     def lead(self) -> Iterator[None]:
-        """Keep in touch with all other processes during the block, and tell them when the run
-        ends."""
+        """Stay in contact with all processes within the block, and tell them when the run ends."""
         code = PracticumError.exit_code
         try:
             with _repeat(self._ask_for_nothing, self._limit.total_seconds() / 4):
@@ -416,13 +415,13 @@ def _check_start(config: Config) -> None:
     if not all(name in os.environ for name in VARIABLES):
         raise RecipeError(
             "backend 'torchrun' runs in processes that torchrun starts, and torchrun did not start "
-            f"this one; run {command} ..., or backend: {{type: ray, trainers: {config.trainers}}}"
+            f"this one; run {command} ..., or set backend: {{type: ray, trainers: {config.trainers}}}"
         )
     count = int(os.environ["WORLD_SIZE"])
     if count == config.trainers:
         return
     raise RecipeError(
-        f"backend.trainers is {config.trainers} and torchrun started {count} processes; write "
+        f"backend.trainers is {config.trainers} and torchrun started {count} processes; set "
         f"backend.trainers={count}, or {command} ..."
     )
 

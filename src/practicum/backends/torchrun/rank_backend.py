@@ -175,8 +175,7 @@ class RankBackend(Backend):
         self._verbs.ask_each("write_copy", [(folder,)])
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
-        """Let every rank read its rows of a checkpoint, which any number of ranks may have
-        written."""
+        """Let every rank read its rows of a checkpoint from any number of ranks."""
         self._verbs.ask("load_state", folder.absolute(), moments)
         _require_ranks(student).trainer.note_change()
 
@@ -214,8 +213,7 @@ class RankTrainer:
         return metrics
 
     def note_change(self) -> None:
-        """Note that the weights have changed, so that they are gathered again before they are
-        used."""
+        """Note that the weights have changed and must be gathered again before use."""
         self._current = None
 
     def gather(self) -> RankHead:
@@ -296,8 +294,7 @@ class RankClient(SamplingClient):
         ]
 
     def _share(self, verb: str, model: RankHead, requests: Sequence[Any], *settings: Any) -> Any:
-        """Let each rank answer some neighbouring requests, which share prompts; return all
-        answers."""
+        """Let each rank answer neighbouring requests, which share prompts; return all answers."""
         count = self._verbs.group.count
         size = -(-len(requests) // count)
         shares = [

@@ -43,8 +43,7 @@ SHORT_TEXT = ScoreRequest((0,), (0,))
 
 
 class RankProcess(ShardedRank):
-    """A rank that also holds full models: the student with latest and earlier weights, and
-    teachers.
+    """A rank that also holds full models: the student with latest or earlier weights, and teachers.
 
     These models answer independently of other ranks, and every rank has the same models.
     """
@@ -127,8 +126,7 @@ class RankProcess(ShardedRank):
     def score(
         self, name: str, requests: Sequence[ScoreRequest], signal: Signal
     ) -> list[TeacherSignal]:
-        """Score this rank's texts; the head is not returned because every rank has the same
-        head."""
+        """Score this rank's texts; the head is not returned because every rank has the same."""
         signals = self._clients[name].score(requests, signal) if requests else []
         return [replace(_move_to_host(signal), head=None) for signal in signals]
 

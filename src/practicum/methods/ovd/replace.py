@@ -150,7 +150,9 @@ class StepReplacer:
 
         def request(row: int) -> SampleRequest:
             rejection = rejections[row]
-            assert rejection.client is not None, "rows without a client are sampled in a separate call"
+            assert rejection.client is not None, (
+                "rows without a client are sampled in a separate call"
+            )
             accepted = rejection.rollout.tokens[: rejection.cut].tolist()
             return SampleRequest((*rejection.client.prompt_tokens, *accepted), seeds[row])
 

@@ -21,9 +21,7 @@ class Config(NoteConfig):
     """The templates, with the placeholders of a privileged teacher and earlier notes."""
 
     type: Literal["filled"] = "filled"
-    correct: str | None = Field(
-        default=None, description="text for correct answers; none: no note"
-    )
+    correct: str | None = Field(default=None, description="text for correct answers; none: no note")
     incorrect: str | None = Field(
         default=None, description="text for incorrect answers; none: no note"
     )

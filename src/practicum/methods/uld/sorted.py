@@ -47,9 +47,7 @@ class Config(SignalCall):
     def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
         """Refuse a clip of tokens."""
         if clip == "entries":
-            return (
-                "clip 'entries' needs tokens, and sorted probabilities have none; set clip: loss"
-            )
+            return "clip 'entries' needs tokens, and sorted probabilities have none; set clip: loss"
         return None
 
     def compare(self, comparison: SignalComparison) -> Tensor:

@@ -37,8 +37,7 @@ class _Kept:
 
 
 Key = tuple[int, tuple[tuple[int, int], ...]]
-"""The panel, and the address and version of each source; every in-place change increases a
-version."""
+"""The panel, and the address and version of each source; in-place changes increase versions."""
 
 _kept_of: WeakKeyDictionary[torch.nn.Module, dict[Key, _Kept]] = WeakKeyDictionary()
 

@@ -22,8 +22,7 @@ from practicum.backends.local.native.library import NativeLibrary
 def use_native_layers(
     library: NativeLibrary | None, language_model: LanguageModel
 ) -> AbstractContextManager[None]:
-    """Use the program, if there is one, for all but the matrix products of packed passes in the
-    block.
+    """Use the program, if any, for all but the matrix products of packed passes in the block.
 
     The model must be one that decodes with the program: a trial has shown what its layers compute.
     """
@@ -69,8 +68,7 @@ def _find_epsilon(model: PreTrainedModel) -> float | None:
 
 
 _EPSILONS: WeakKeyDictionary[PreTrainedModel, float | None] = WeakKeyDictionary()
-"""The cached results of `_find_epsilon`: names do not change, and reading all of them takes
-milliseconds."""
+"""The cached results of `_find_epsilon`, which takes milliseconds to read all names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +108,7 @@ class _Layer:
         return states[None] + modules["mlp.down_proj"](_Gate.apply(gates, ups, self))
 
     def _normalize(self, states: Tensor, name: str) -> Tensor:
-        """Return the normalized states, or the states unchanged if the layer has no norm of this
-        name."""
+        """Normalize states; return them unchanged if the layer has no norm of this name."""
         norm = self.modules.get(name)
         return states if norm is None else _Norm.apply(states, *norm.parameters(), self)
 

@@ -34,8 +34,7 @@ VECTORS = {
 
 LANES = {"AVX512": 16, "AVX2": 8}
 COMPILE_SECONDS = 120
-"""The compiler's time limit, in seconds; without the program, models decode through their
-modules."""
+"""The compiler's time limit, in seconds; after it, models decode through their modules."""
 
 
 Argument = torch.Tensor | ctypes.Structure | float | None
@@ -56,8 +55,7 @@ class NativeLibrary:
         return 3 * self.lanes
 
     def call(self, name: str, *arguments: Argument, threads: int | None = None) -> int:
-        """Call a function with its arguments and a number of threads (by default torch's) as the
-        last one.
+        """Call a function with its arguments, followed by a number of threads (by default torch's).
 
         Integers are passed as `long`, floats as `float`, contiguous tensors and structs as
         addresses.

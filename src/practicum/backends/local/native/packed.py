@@ -50,8 +50,7 @@ class NativeSegments:
 
     @classmethod
     def build(cls, library: NativeLibrary, paths: Sequence[Sequence[range]]) -> "NativeSegments":
-        """Build from the row positions of each segment and its ancestors, its own positions
-        last."""
+        """Build from the row positions of each segment and its ancestors, the segment last."""
         paths = [path for path in paths if path[-1]]
         spans = [(span.start, len(span)) for path in paths for span in path]
         pasts = [sum(map(len, path[:-1])) for path in paths]
@@ -66,8 +65,7 @@ class NativeSegments:
     def can_attend(
         self, queries: Float[Tensor, "T H d"], values: Float[Tensor, "T G e"], dropout: float
     ) -> bool:
-        """Return True if the program supports this attention: float32, and heads of full
-        vectors."""
+        """Return True if the program supports this attention: float32, heads of full vectors."""
         widths = queries.shape[-1], values.shape[-1]
         is_whole = not any(width % self.library.lanes for width in widths)
         return is_whole and queries.dtype == values.dtype == torch.float32 and dropout == 0.0

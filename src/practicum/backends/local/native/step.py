@@ -156,8 +156,7 @@ def _plan_packing_head(head: Head, panel: int) -> PackJob:
 
 
 def _pack_layer(layer: Mapping[str, Tensor], panel: int) -> dict[str, Tensor]:
-    """Return a layer's tensors in the form that step.c reads: queries, keys and values in one
-    product."""
+    """Return a layer's tensors as step.c reads them: queries, keys and values in one product."""
     packed = {name: weight.contiguous() for name, weight in layer.items() if name in LAYER_FIELDS}
     maps = [f"self_attn.{name}_proj" for name in "qkv"]
     packed["qkv"] = _pack(torch.cat([layer[f"{name}.weight"] for name in maps]), panel)

@@ -20,8 +20,7 @@ class PageTable:
 
     pages: Int[Tensor, "B P"]
     blocks: Int[Tensor, "B P"]
-    """The pages as 32-bit integers, like `key_counts` and the ends, because the flash kernel needs
-    them."""
+    """The pages as 32-bit integers for the flash kernel, like `key_counts` and the ends."""
     key_counts: Int[Tensor, " B"]
     cells: Int[Tensor, " B"]
     reach: int

@@ -78,8 +78,7 @@ class StaticBody:
         norm: Float[Tensor, " d"] | None,
         rotation: tuple[Tensor, Tensor],
     ) -> Float[Tensor, "B G d"]:
-        """Return the heads, normalized if the layer has a head norm, and rotated by their
-        position."""
+        """Return the heads, normalized if there is a head norm, and rotated by their position."""
         cosines, sines = rotation
         if norm is not None:
             heads = self._norm_wide(heads, norm)

@@ -103,8 +103,7 @@ class StaticLoop:
             yield
 
     def _end_rows(self, active: Sequence[StaticRow], window: WrittenTokens) -> set[int]:
-        """Store the tokens of a window, free the pages of finished completions, and return
-        these."""
+        """Store a window's tokens; free the pages of finished completions, and return these."""
         counts = (window.tokens != NO_TOKEN).sum(dim=0).tolist()
         columns = window.tokens.T.tolist()
         pairs = torch.stack([window.sampling_logprobs, window.policy_logprobs]).transpose(0, 2)
@@ -162,8 +161,7 @@ def open_static_loop(
     check_stops: Check,
     settings: StaticSettings,
 ) -> StaticLoop | None:
-    """Start sampling, or return None if the static program does not support the model or the
-    texts."""
+    """Start sampling, or return None if the static program does not support model or texts."""
     prompts = [request.prompt_tokens for request in requests]
     longest = max(map(len, prompts)) + params.max_new_tokens
     language_model.check_length(longest)
@@ -193,7 +191,6 @@ def open_static_loop(
 def _count_most_pages(
     prompts: Sequence[PromptTokens], new_tokens: int, rows: int, page_tokens: int
 ) -> int:
-    """Return the number of pages of the longest `rows` texts: no batch of these prompts needs
-    more."""
+    """Return the pages of the longest `rows` texts: no batch of these prompts needs more."""
     pages = sorted(-(-(len(prompt) + new_tokens) // page_tokens) for prompt in prompts)
     return sum(pages[-rows:])

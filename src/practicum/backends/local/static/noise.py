@@ -24,8 +24,7 @@ LAG = WORDS - MIDDLE
 
 UPPER, LOWER, TWIST = 0x80000000, 0x7FFFFFFF, 0x9908B0DF
 STATE_OFFSET = 24
-"""The byte at which the words begin in the state of `torch.Generator`; each word has eight
-bytes."""
+"""The byte offset of the words in the state of `torch.Generator`; each word has eight bytes."""
 
 
 def read_stream(seed: int) -> Int[Tensor, " W"]:

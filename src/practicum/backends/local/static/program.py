@@ -25,8 +25,7 @@ from practicum.backends.local.static.weights import StaticWeights
 from practicum.types import SamplingParams
 
 SLOT, LENGTH, LEFT, PAGES = range(4)
-"""The columns of the table: a row's slot, its tokens so far, the number of tokens that it may still
-draw, and its pages."""
+"""The columns of the table: a row's slot, tokens so far, remaining tokens, and pages."""
 
 NO_TOKEN = -1
 """Stored for a row that ended before a step."""
