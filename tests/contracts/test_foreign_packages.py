@@ -113,17 +113,17 @@ def test_rows_of_an_earlier_run(tmp_path: Path) -> None:
     turn = '{"role": "assistant", "text": "a", "tokens": 1}'
     half = '{"role": "user", "text": "\\ud800"}'
     for fields, words in {
-        '"prompt": 7': "row 1 is no rollout",
-        '"prompt": NaN': "row 1 is no rollout",
+        '"prompt": 7': "row 1 is not a rollout",
+        '"prompt": NaN': "row 1 is not a rollout",
         '"prompt": "\\ud800"': "row 1: no prompt of task.task is called",
-        f'"prompt": {name}, "turns": 7': "row 1 is no rollout",
-        f'"prompt": {name}, "turns": [{turn.replace("1", "0")}, {half}]': "row 1 is no rollout",
-        f'"prompt": {name}, "tokens": [1e999], "turns": [{turn}]': "row 1 is no rollout",
-        f'"prompt": {name}, "tokens": [{2**31}], "turns": [{turn}]': "row 1 is no rollout",
-        f'"prompt": {name}, "tokens": [{10**400}], "turns": [{turn}]': "row 1 is no rollout",
-        f'"prompt": {name}, "notes": {{"x": 7}}': "row 1 is no rollout",
-        f'"prompt": {name}, "notes": {{"x": "\\ud800"}}': "row 1 is no rollout",
-        f'"prompt": {name}, "notes": {DEEP}': "row 1 is no rollout",
+        f'"prompt": {name}, "turns": 7': "row 1 is not a rollout",
+        f'"prompt": {name}, "turns": [{turn.replace("1", "0")}, {half}]': "row 1 is not a rollout",
+        f'"prompt": {name}, "tokens": [1e999], "turns": [{turn}]': "row 1 is not a rollout",
+        f'"prompt": {name}, "tokens": [{2**31}], "turns": [{turn}]': "row 1 is not a rollout",
+        f'"prompt": {name}, "tokens": [{10**400}], "turns": [{turn}]': "row 1 is not a rollout",
+        f'"prompt": {name}, "notes": {{"x": 7}}': "row 1 is not a rollout",
+        f'"prompt": {name}, "notes": {{"x": "\\ud800"}}': "row 1 is not a rollout",
+        f'"prompt": {name}, "notes": {DEEP}': "row 1 is not a rollout",
         f'"prompt": {name}, "notes": {{"x": "{LONG}"}}': "",
     }.items():
         line = read_refusal(lambda fields=fields: play(f"{{{fields}}}"))

@@ -318,7 +318,7 @@ def test_several_files_are_read_in_order(folder: Folder) -> None:
     write_lines(folder, [{"prompt": "a"}, {"prompt": "b"}], "one.jsonl")
     (folder.path / "two.csv").write_text("question\nc\n")
     write_lines(folder, [{"id": "train-1", "prompt": "d"}], "three.jsonl")
-    with pytest.raises(DataError, match=r"two.csv: none.*write columns: \{prompt: question\}"):
+    with pytest.raises(DataError, match=r"two.csv: all of its .*write columns: \{prompt: question\}"):
         folder.task(path=["one.jsonl", "two.csv"])
     (folder.path / "two.csv").write_text("prompt\nc\n")
     prompts = folder.task(path=["one.jsonl", "two.csv"]).train_prompts()

@@ -194,7 +194,7 @@ def test_two_spellings_of_a_beginning_are_two_prompts(tmp_path: Path) -> None:
     ]
     assert prompts[2].id == f"{prompts[1].id}#2" and prompts[1].id.endswith('"ab", "no"]')
     write(tmp_path, {**write_row(3), "tokens": [3]})
-    with pytest.raises(DataError, match="row 1 is no rollout"):
+    with pytest.raises(DataError, match="row 1 is not a rollout"):
         open_task(tmp_path)
 
 

@@ -542,11 +542,11 @@ def flipped(path: Path, place: int) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut short": (lambda path: os.truncate(path, path.stat().st_size - 1), "not as long"),
+    "cut short": (lambda path: os.truncate(path, path.stat().st_size - 1), "its length differs"),
     "empty": (lambda path: os.truncate(path, 0), "header does not match"),
     "another header": (lambda path: flipped(path, 20), "header does not match"),
     "an answer": (lambda path: flipped(path, path.stat().st_size - 20), "an answer does not match"),
-    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"0"), "not as long"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"0"), "its length differs"),
     "another file": (lambda path: path.write_text("hello"), "header does not match"),
 }
 

@@ -195,7 +195,7 @@ def test_a_task_without_an_expert_is_refused():
 
 @pytest.mark.parametrize("candidates", [{"a": 0.5, "b": 0.4}, {"a": 1.5, "b": -0.5}])
 def test_candidates_that_are_no_distribution_are_refused(candidates):
-    with pytest.raises(TeacherError, match=r"candidates for turn 1 of prompt 'p' .* 1 together"):
+    with pytest.raises(TeacherError, match=r"candidates for turn 1 of prompt 'p' .* the sum 1"):
         teacher(candidates=candidates).score([rollout([A])], Full())
 
 

@@ -312,7 +312,7 @@ def test_a_flood_is_refused(stub: Stub, make: Callable[..., Teacher]) -> None:
 def test_nobody_there_at_the_start_is_one_line(stub: Stub, make: Callable[..., Teacher]) -> None:
     stub.stop()
     with pytest.raises(
-        TeacherError, match=rf"{stub.url}/v1/models: the list of models failed .* start it"
+        TeacherError, match=rf"{stub.url}/v1/models: the list of models failed .* start the server"
     ):
         make(stub, give_up_after=0.5)
 

@@ -176,7 +176,7 @@ def test_what_all_can_answer_is_what_each_can_and_silence_narrows_nothing() -> N
         ),
         (
             {"teachers": {"corect": "self"}, "key": "outcome"},
-            "nothing leads to 'corect'; did you mean 'correct'",
+            "no outcome selects 'corect'; did you mean 'correct'",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_what_is_kept_is_found_by_the_candidates_too(
     ("teacher", "message"),
     [
         ({}, "set either model"),
-        ({"model": "a", "model_path": "tinker://b"}, "one of the two"),
+        ({"model": "a", "model_path": "tinker://b"}, "set either model"),
         (
             {"model_path": "b"},
             "model_path 'b' is no tinker:// address; a base model is written as model",
@@ -200,7 +200,7 @@ def test_an_answer_that_is_right_is_taken_and_minus_infinity_is_lifted() -> None
         ({"prompt_logprobs_np": np.zeros(4)}, Sampled(), "do not match its 5 tokens"),
         ({"prompt_logprobs_np": np.full(5, np.nan)}, Sampled(), "hold NaN or numbers above 0"),
         ({"prompt_logprobs_np": np.full(5, 0.5)}, Sampled(), "hold NaN or numbers above 0"),
-        ({}, TopK(k=2, support="teacher"), "lack the 2 likeliest tokens"),
+        ({}, TopK(k=2, support="teacher"), "lack the requested top 2 tokens"),
         (
             {"topk_prompt_logprobs_np": table([[1, 9]] * 3, [[-1.0, -2.0]] * 3)},
             TopK(k=2, support="teacher"),

@@ -37,7 +37,7 @@ def test_who_cannot_read_refuses_in_one_line() -> None:
     params = SamplingParams(9, stop_texts=("zz",))
     with pytest.raises(
         CapabilityError,
-        match=r"^stop_texts \['zz'\]: a model without a tokenizer .* write stop_ids$",
+        match=r"^stop_texts \['zz'\]: a model without a tokenizer .* set stop_ids$",
     ):
         stop_check(params, None)
     with pytest.raises(

@@ -54,7 +54,7 @@ class ChatRequest(BaseModel):
     stop: str | list[str] | None = None
 
     def build_turn_request(self) -> TurnRequest:
-        """Return the request; ChatProblem if it asks for what is not served."""
+        """Parse a request; ChatProblem if it needs an unsupported feature."""
         if (self.n or 1) > 1:
             raise ChatProblem("n: one answer is given to a request; ask several times")
         if self.tools:

@@ -84,7 +84,7 @@ class Conversation:
         model wrote nothing after the opening.
         """
         mask, policy = self.model_mask.clone(), rollout.policy_logprobs.clone()
-        # The policy never scored the other model's tokens.
+        # The policy never scored the tokens of another model.
         mask[: self.opening], policy[: self.opening] = False, torch.nan
         source = rollout.source if mask.any() or not self.opening else origin
         authors = mark_authors(self.model_mask, source, "environment")

@@ -1,6 +1,6 @@
 """Collect the rollouts of a step from its source, and reward them.
 
-A completion depends on (seed, step, prompt, number), never on the other completions of its batch.
+A completion depends only on (seed, step, prompt, number), never on its batch.
 """
 
 from collections.abc import Sequence

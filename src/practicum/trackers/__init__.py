@@ -49,7 +49,7 @@ class Tracker(Protocol):
         ...
 
     def finish(self, summary: Mapping[str, float], verdict: str) -> None:
-        """Send the final numbers and the one-line verdict of a run that was not stopped."""
+        """Send the final numbers and the verdict, a single line, of a run that was not stopped."""
         ...
 
     def close(self) -> None:

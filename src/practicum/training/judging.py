@@ -75,7 +75,7 @@ def _ask(name: str, scorer: Scorer, rollouts: Sequence[Rollout]) -> Sequence[Any
 
 
 def fit_scorers(scorers: Mapping[str, Scorer], rollouts: Sequence[Rollout]) -> Metrics:
-    """Train the scorers on a step's rollouts; return their metrics and those of their judgements."""
+    """Train the scorers on a step's rollouts; return metrics of the scorers and their judgements."""
     metrics: Metrics = {}
     for name, scorer in scorers.items():
         fitted = call_foreign(f"fit() of scorer {name!r}", partial(scorer.fit, rollouts))

@@ -1,7 +1,7 @@
 """Loss terms on an environment's tokens, in addition to the terms on the student's tokens.
 
-The terms on the environment's tokens use a separate pass over the conversations. The other terms,
-including their aggregate and their returns, are therefore not affected by the environment's tokens.
+The terms on the environment's tokens use a separate pass over the conversations. The aggregate and
+the returns of all other terms are therefore not affected by the environment's tokens.
 """
 
 from collections.abc import Sequence

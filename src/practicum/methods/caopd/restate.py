@@ -156,7 +156,7 @@ def _count_within(renderer: Renderer, tokens: Sequence[int], text: str) -> int:
 
 
 def measure_restated(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the share of restated answers that had a statement of their own; empty without any."""
+    """Return the share of restated answers with an original statement; empty without such answers."""
     statements = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
     if not statements:
         return {}

@@ -59,7 +59,7 @@ class Config(StatesSignal):
         return WithSpans()
 
     def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
-        """Return the lengths of the spans, whose logits are averaged."""
+        """Return the lengths of the spans; the logits of a span are averaged."""
         return extras[SPANS][:, 0].long() if SPANS in extras else None
 
     def compare(self, comparison: SignalComparison) -> Tensor:

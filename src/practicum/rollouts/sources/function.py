@@ -28,7 +28,7 @@ def _check_function(raw: Any) -> Any:
     if isinstance(raw, str) or takes_arguments(raw, "prompt", "seed"):
         return raw
     raise ValueError(
-        f"{name_object(raw)!r} cannot take a prompt and a seed; define "
+        f"{name_object(raw)!r} cannot take a prompt and a seed; define it as "
         "def write(prompt: Prompt, seed: int) -> str"
     )
 

@@ -17,7 +17,7 @@ class Config(SourceConfig):
     """Add `n` completions of each `other` writer (LUFFY 2504.14945, DistiLLM-2 2503.07067).
 
     `other` names one or more writers, as in `teacher+reference`. `student` is the number of the
-    student's completions, by default `rollout.n`; with 0 only the other writers complete a prompt
+    student's completions, by default `rollout.n`; with 0 the student writes nothing
     (SPIN 2401.01335).
     """
 
