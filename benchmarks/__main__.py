@@ -1,6 +1,6 @@
-"""Run one benchmark by its name.
+"""Measure one thing by its name.
 
-Example: `python -m benchmarks rollout --quick` (seconds, wide bounds), `python -m benchmarks rollout --record` (minutes, stored).
+Example: `python -m benchmarks rollout --quick` (seconds, wide bounds), `python -m benchmarks rollout --record` (minutes, kept).
 """
 
 import ast
@@ -72,11 +72,11 @@ SEVERAL_THREADS = (
     "page",
     "prose",
 )
-"""Benchmarks that do not compare processor times, or that set the threads of their processes themselves."""
+"""Those that do not compare processor times, or set the threads of their processes themselves."""
 
 
 def main() -> None:
-    """Pass the arguments after the name to that benchmark."""
+    """Hand the arguments after the name to that benchmark."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(describe_benchmarks())
@@ -107,7 +107,7 @@ def describe_benchmarks() -> str:
 
 
 def list_benchmarks() -> list[str]:
-    """Return the names of the benchmarks that have a module."""
+    """Return the names whose module is there."""
     return [name for name in NAMES if _locate(name).is_file()]
 
 

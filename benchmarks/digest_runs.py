@@ -1,4 +1,4 @@
-"""Define the tiny runs of `benchmarks digests`: every packaged recipe at toy size, and the parts that no recipe has."""
+"""The tiny runs of `benchmarks digests`: every packaged recipe at the size of a toy, and the parts that no recipe has."""
 
 import hashlib
 import json

@@ -1,9 +1,8 @@
-"""Provoke the documented failures of distillation in toy runs: the first alarm, its step, and the effect of a remedy.
+"""The documented failures of distillation, provoked in toy runs: which monitor speaks up, at which step, and what a remedy does.
 
     python -m benchmarks failures [--only NAME ...]
 
-Each failure runs twice with the same seed, without and with its remedy. The outcome is the mean of a reading over the last five
-steps.
+Each is run twice, as it fails and with its remedy, with the same seed. The outcome is a reading's mean over the last five steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ STUDENT, TEACHER = 40, 120
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """One failure: how it is provoked, the monitor that should raise an alarm, the remedy, and the reading that shows its effect.
+    """One failure: how it is provoked, which monitor should speak up, the remedy, and the reading that shows what that does.
 
     `less` is whether less of the reading is better. `tampered` changes the completions between sampler and learner.
     """
@@ -44,7 +43,7 @@ class FailedRun:
 
 
 def bend_teacher(models: str = "teacher", **faults: Any) -> dict[str, Any]:
-    """Return a teacher with a fault; see `benchmarks.bent_teacher`."""
+    """A teacher with a fault; see `benchmarks.bent_teacher`."""
     return {
         "type": "benchmarks.bent_teacher",
         "teacher": {"type": "model", "model": models},
@@ -53,7 +52,7 @@ def bend_teacher(models: str = "teacher", **faults: Any) -> dict[str, Any]:
 
 
 def shift_logprobs(rollout: Rollout) -> Rollout:
-    """Shift the sampler's log-probabilities by one token."""
+    """The sampler's log-probabilities one token late."""
     return replace(rollout, policy_logprobs=rollout.policy_logprobs.roll(1))
 
 
@@ -107,7 +106,7 @@ FAILURES: dict[str, FailedRun] = {
         },
         STABLE,
         "repetition",
-        "good answers and a KL to the initial student (Stable-OPD)",
+        "good answers and the old self beside the student's own (Stable-OPD)",
         "2604.08527",
     ),
     "length collapse": FailedRun(
@@ -120,7 +119,7 @@ FAILURES: dict[str, FailedRun] = {
         },
         {**STABLE, "rollout.max_new_tokens": 24},
         "empty",
-        "good answers and a KL to the initial student (Stable-OPD)",
+        "good answers and the old self beside the student's own (Stable-OPD)",
         "2607.13399",
         student=0,
     ),
@@ -135,7 +134,7 @@ FAILURES: dict[str, FailedRun] = {
         },
         {"objective.target": "log_linear(teacher=1)"},
         "unique_answers",
-        "the teacher's distribution, not its fourth power",
+        "the teacher's distribution as it is, not to the fourth power",
         "2605.08737",
         less=False,
     ),
@@ -189,7 +188,7 @@ FAILURES: dict[str, FailedRun] = {
         {"optimizer.learning_rate": 0.1, "train.steps": 16},
         {"optimizer.learning_rate": 0.001},
         "reverse_kl",
-        "the original learning rate",
+        "the learning rate as it was",
         "common practice",
     ),
     "no numbers": FailedRun(
@@ -197,7 +196,7 @@ FAILURES: dict[str, FailedRun] = {
         {"optimizer.weight_decay": 1e30, "train.steps": 12},
         {"optimizer.weight_decay": 0.0},
         "skipped",
-        "the original weight decay",
+        "the weight decay as it was",
         "common practice",
     ),
     "self-play saturation": FailedRun(
@@ -283,7 +282,7 @@ FAILURES: dict[str, FailedRun] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a failure: the step of its monitor's alarm, all alarms, and the reading without and with the remedy."""
+    """The result of a failure: the step at which its monitor spoke, all that spoke, and the reading without and with the remedy."""
 
     step: int | None
     spoke: list[str]
@@ -352,7 +351,7 @@ def _tampered(change: Callable[[Rollout], Rollout]) -> Iterator[None]:
 def main() -> None:
     """Report one line."""
     parser = build_parser(__doc__)
-    parser.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="run only these")
+    parser.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="these alone")
     options = parser.parse_args()
     chosen = options.only or [
         name for name in FAILURES if not (options.quick and FAILURES[name].slow)
@@ -383,8 +382,7 @@ def main() -> None:
         }
         print(
             format_table(
-                ["failure", "monitor", "step", "reading", "failing", "with the remedy", "remedy"],
-                rows[-1:],
+                ["failure", "monitor", "step", "reading", "failing", "mended", "remedy"], rows[-1:]
             ),
             outcome.spoke,
             outcome.still,

@@ -1,6 +1,6 @@
-"""Run whole steps of this library on the models and prompts of a workload, in a separate process.
+"""Whole steps of this library on the models and prompts of a workload, in a process of its own.
 
-`python -m benchmarks.step_ours JOB`; JOB is a JSON file, see `benchmarks.step`.
+`python -m benchmarks.step_ours JOB`; JOB is a file of JSON, see `benchmarks.step`.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ KERNELS = frozenset(
 
 
 class Watched:
-    """The functions of the compiled program, with every call visible to the profiler."""
+    """The functions of the compiled program, each call of which the profiler sees."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
@@ -83,7 +83,7 @@ class Given(Task):
         return []
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return no reward."""
+        """Nobody judges."""
         return None
 
 
@@ -106,13 +106,13 @@ class Phases:
         return call_watched
 
     def take(self) -> dict[str, float]:
-        """Return the seconds counted so far, and reset the count."""
+        """Return the seconds counted so far, and begin anew."""
         counted, self.seconds = self.seconds, {}
         return counted
 
 
 class Sampling:
-    """A sampling client that measures its calls."""
+    """A sampling client whose calls are counted."""
 
     def __init__(self, client: Any, phases: Phases) -> None:
         self.sample = phases.watch("sample", client.sample)

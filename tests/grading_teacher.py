@@ -15,18 +15,18 @@ CAN = Capabilities(signals=frozenset(), supports=frozenset(), follows_student=Fa
 
 
 class Config(TeacherConfig):
-    """The plug-in has no settings."""
+    """Nothing to set."""
 
     type: Literal["grading_teacher:Plugin"] = "grading_teacher:Plugin"
 
     def capabilities(self) -> Capabilities:
-        """Return the capabilities of a teacher that only writes text."""
+        """Text alone."""
         return CAN
 
 
 @dataclass(frozen=True, slots=True)
 class GradingTeacher(Teacher):
-    """A teacher that grades by the sum of digits."""
+    """See the module."""
 
     capabilities: Capabilities = CAN
 
@@ -47,12 +47,12 @@ def _write(question: str) -> Sample:
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Return the teacher, which needs no context."""
+    """Return the teacher, which needs nothing."""
     return GradingTeacher()
 
 
 class Plugin:
-    """The module as a plug-in: its bare name has no dot."""
+    """The module as a plug-in: its name alone has no dot."""
 
     Config = Config
     build = staticmethod(build)

@@ -12,7 +12,7 @@ from practicum.types import Prompt
 
 
 class Folder:
-    """Writes rows into a folder and builds the task of a recipe in that folder."""
+    """Writes rows into a folder and builds the task of a recipe that lies in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -122,5 +122,5 @@ def format_module() -> str:
 
 
 def write_module() -> None:
-    """Rewrite the module."""
+    """Write the module anew."""
     TARGET.write_text(format_module(), encoding="utf-8")

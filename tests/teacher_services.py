@@ -1,4 +1,4 @@
-"""Services of a run for its teachers, as functions."""
+"""What a run does for its teachers, from functions."""
 
 from collections.abc import Callable
 from typing import Any

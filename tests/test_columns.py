@@ -1,4 +1,4 @@
-"""Tables of random tokens: cut and joined they are unchanged, for any content."""
+"""Tables of tokens, over random ones: cut and joined they are the same again, whatever they hold."""
 
 import random
 from collections.abc import Mapping

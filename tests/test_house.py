@@ -1,4 +1,4 @@
-"""The measures of the source stay within their bounds, and the page shows their current values."""
+"""The measures of the source stay within their bounds, and the page shows them as they are."""
 
 from benchmarks.house import find_outdated, measure_house
 

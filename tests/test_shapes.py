@@ -1,4 +1,4 @@
-"""Tests check shapes, and only shapes."""
+"""Tests check shapes, and only them."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""The data types cross processes unchanged."""
+"""The nouns cross processes as they are."""
 
 import pickle
 

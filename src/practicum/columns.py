@@ -1,4 +1,4 @@
-"""Tables of tokens: slice, join and move all columns of a dataclass at once."""
+"""Tables of tokens: cut, join and move all columns of a dataclass at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -11,12 +11,12 @@ from torch import Tensor
 class TokenColumns:
     """The base of a frozen dataclass with columns: tensors with one entry for each of the same tokens.
 
-    A column is a tensor, a mapping of tensors, or a table (or tuple of tables) of the same tokens.
-    Fields of other types, and fields named in `shared`, belong to all tokens and stay unchanged.
+    A column is a tensor, a mapping of tensors, or a table of the same tokens, alone or in a tuple.
+    Other fields, and those named in `shared`, belong to all tokens and stay as they are.
     """
 
     __slots__ = ()
-    # Type checkers recognize a dataclass by this attribute.
+    # What type checkers look for in a dataclass.
     __dataclass_fields__: ClassVar[dict[str, Any]]
     shared: ClassVar[frozenset[str]] = frozenset()
 
@@ -25,7 +25,7 @@ class TokenColumns:
         return self._map(function, with_shared=False)
 
     def map_all(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the table with a function applied to each tensor, including shared tensors."""
+        """Return the table with a function applied to each tensor, the shared ones too."""
         return self._map(function, with_shared=True)
 
     def __getitem__(self, part: slice | Tensor) -> Self:
@@ -39,7 +39,7 @@ class TokenColumns:
         )
 
     def to(self, device: torch.device) -> Self:
-        """Return the table with all tensors on a device, including shared tensors."""
+        """Return the table with all tensors on a device, the shared ones too."""
         return self.map_all(lambda tensor: tensor.to(device))
 
     def detach(self) -> Self:
@@ -48,9 +48,9 @@ class TokenColumns:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Concatenate one or more tables; fields that all tokens share come from the first table.
+        """Return one or more tables as one; what all tokens share is that of the first.
 
-        A column that is missing in a part is NaN at the tokens of that part.
+        A column that only some parts have is NaN at the tokens of the others.
         """
         first = parts[0]
         columns = {
@@ -75,7 +75,7 @@ class TokenColumns:
         return replace(self, **{name: change(getattr(self, name)) for name in names})
 
     def _count_tokens(self) -> int:
-        """Return the number of tokens, from the first column that is present."""
+        """Return the number of tokens, from the first column that there is."""
         columns = (getattr(self, name) for name in _list_names(self, self.shared))
         return next(len(column) for column in columns if isinstance(column, Tensor))
 
@@ -88,16 +88,14 @@ def _holds(column: Any, kind: type) -> bool:
     """Return True for a tuple of tables, or a mapping of tensors."""
     if not isinstance(column, tuple if kind is TokenColumns else Mapping):
         return False
-    # All entries are of one kind. Checking each entry would be quadratic in the rows of a batch,
-    # which is sliced once per chunk.
+    # All entries are of one kind. Looking at each would be quadratic in the rows of a batch, which
+    # is cut once per chunk.
     entries = column.values() if isinstance(column, Mapping) else column
     return isinstance(next(iter(entries), None), kind)
 
 
 def _join(columns: Sequence[Any], parts: Sequence[TokenColumns]) -> Any:
-    """Return the concatenated columns of all parts; for a field that is not a column, the value of
-    the first part.
-    """
+    """Return the columns of all parts as one; a field that is no column is the first's."""
     kind: Any = next((column for column in columns if column is not None), None)
     if isinstance(kind, Tensor):
         return torch.cat([_fill(*pair, like=kind) for pair in zip(columns, parts, strict=True)])

@@ -1,4 +1,4 @@
-"""The output of the command line for an evaluation."""
+"""What the command line prints of an evaluation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A tracker that records its calls, for the tests of every tracker's calls."""
+"""A tracker that writes down what it is told, for the tests of what every tracker is told."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Options, named as the caller writes them."""
+"""Options in the words of the caller."""
 
 from practicum.core.options import spell_for_shell, spell_options
 

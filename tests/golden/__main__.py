@@ -1,6 +1,6 @@
-"""Rewrite the golden curves: `python -m tests.golden`, after a change that is meant to change numbers.
+"""Write the golden curves anew: `python -m tests.golden`, after a change that is meant to change numbers.
 
-Commit them together with that change and explain why they moved. Other changes must not move them.
+Commit them together with that change and say why they moved. A change that should not move them must not.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The cost of a rounded teacher is read from the finished run."""
+"""What the rounding of a run's teacher costs is read from the finished run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Recipes of methods give the same run over Ray as in one process."""
+"""Recipes of methods give over Ray the run of one process."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.usefixtures("cluster"),
-    # Ray's own threads and sockets are closed by Ray later.
+    # Ray's own threads and sockets, which it closes in its own time.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -38,7 +38,7 @@ SHORT = {
         "reference.model.pretrain.steps=150",
     ],
 }
-"""Changes that reduce each recipe to seconds."""
+"""What makes each recipe a matter of seconds."""
 
 
 def test_a_memory_of_notes_over_ray_is_that_of_one_process(models: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_memory_of_notes_over_ray_is_that_of_one_process(models: Path, tmp_pat
 
 
 def test_restated_answers_over_ray_are_those_of_one_process(models: Path, tmp_path: Path) -> None:
-    """Put a note in place of the student's statement about itself (CaOPD 2604.16830)."""
+    """A note in place of what the student says of itself (CaOPD 2604.16830)."""
     one = toy_run(models, tmp_path / "one", STATED).folder
     assert_close_runs(one, toy_run(models, tmp_path / "two", {**STATED, "backend": CLUSTER}).folder)
 

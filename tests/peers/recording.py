@@ -1,4 +1,4 @@
-"""Measurements with another package, written with the date and the versions if a folder is named."""
+"""What was measured with another package, written with the date and the versions if a folder is named."""
 
 import json
 import os

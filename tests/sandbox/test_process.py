@@ -1,4 +1,4 @@
-"""A hostile program in the sandbox can only compute."""
+"""What a hostile program within the walls can do: nothing but compute."""
 
 import json
 import os
@@ -282,7 +282,7 @@ for line in sys.stdin:
 
 
 def processor(pid: int) -> float:
-    """Return the seconds of processor time that a process has used."""
+    """Seconds of processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""Learned scorers: they learn to recognise writers, right answers and expected rewards; and the prompts they learn from."""
+"""What a learned scorer learns: to tell writers apart, what is right, what to expect; and from which prompts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ def build(models: Path, folder: Path, **settings: Any) -> Scorer:
 
 
 def write(number: int, token: int, source: Any, reward: float | None = None) -> Rollout:
-    """Return an answer of three tokens with a given last token."""
+    """An answer of three tokens, the last of which is given."""
     tokens = torch.randint(0, 4, (3,), generator=GENERATOR)
     tokens[-1] = token
     none = torch.zeros(3)
@@ -46,7 +46,7 @@ def write(number: int, token: int, source: Any, reward: float | None = None) -> 
 
 
 def learn(scorer: Scorer, letters: tuple[int, int], steps: int) -> list[float]:
-    """Let a discriminator learn; return the share of pairs in the right order over the newest ten steps."""
+    """Let a discriminator learn; return the share of pairs that it ordered rightly in the newest ten steps."""
     accuracy = []
     for _ in range(steps):
         pairs = [
@@ -83,7 +83,7 @@ def test_an_outcome_model_learns_from_its_own_prompts_what_is_right_elsewhere(
 def test_a_critic_gives_the_advantages_of_its_values(
     models: Path, tmp_path: Path, gamma: float, gae_lambda: float
 ) -> None:
-    """1506.02438, equation 16, token by token; tokens of other writers are no steps."""
+    """1506.02438, equation 16, token by token; tokens of others are no steps."""
     GENERATOR.manual_seed(2)
     scorer = build(models, tmp_path, type="value", gamma=gamma, gae_lambda=gae_lambda)
     answers = [write(number, number % 4, "student", float(number % 2)) for number in range(8)]
@@ -106,7 +106,7 @@ def test_a_critic_gives_the_advantages_of_its_values(
 def test_normalized_advantages_are_those_of_all_tokens_centred_over_their_spread(
     models: Path, tmp_path: Path
 ) -> None:
-    """Check against LLM4Teach's code; an answer without a reward and tokens of other writers have no part in it."""
+    """As in LLM4Teach's code; an answer without a reward and the tokens of others have no part in it."""
     rows = {}
     for normalize in (False, True):
         GENERATOR.manual_seed(4)
@@ -150,7 +150,7 @@ def test_a_clip_keeps_a_critic_near_its_values_of_before(models: Path, tmp_path:
     moved = {}
     for clip in (None, 0.05):
         GENERATOR.manual_seed(5)
-        # A small rate: momentum moves a value for ten updates after its slope has ended.
+        # A small rate: momentum moves a value on for ten updates after its slope has ended.
         scorer = build(models, tmp_path, type="value", clip=clip, updates=100, learning_rate=0.0005)
         answers = [write(number, 4, "student", 1.0) for number in range(4)]
         metrics = scorer.fit(answers)

@@ -1,6 +1,6 @@
-"""A client's calls with the unchanged tinker package: runs in a separate process, and prints one JSON object.
+"""What a client does with the unchanged tinker package: run in a process of its own, prints one JSON object.
 
-python sdk_client.py CHECKPOINT|-     (TINKER_BASE_URL and TINKER_API_KEY give the server)
+python sdk_client.py CHECKPOINT|-     (TINKER_BASE_URL and TINKER_API_KEY say where)
 """
 
 import json

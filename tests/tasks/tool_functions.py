@@ -1,4 +1,4 @@
-"""Functions as tools: some work, some misbehave, some are no valid tools."""
+"""Functions as tools: some work, some misbehave, some are none."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""OpenAI's chat protocol: parse a request into messages, and format a turn as answer or stream."""
+"""The words of OpenAI's chat protocol: a request as messages, and a turn as answer or stream."""
 
 import json
 import secrets
@@ -12,11 +12,11 @@ from practicum.ports import SampledTurn, TurnRequest
 from practicum.types import Message
 
 MAX_MESSAGES = 4096
-"""The maximum number of messages in a request."""
+"""The most messages of a request."""
 
 
 class ChatProblem(ValueError):
-    """A request that cannot be answered; the text gives the reason."""
+    """A request that cannot be answered; its text says why."""
 
 
 class _ContentPart(BaseModel):
@@ -34,13 +34,13 @@ class _ChatMessage(BaseModel):
         content = self.content
         parts = content if isinstance(content, list) else ()
         text = content if isinstance(content, str) else "".join(part.text for part in parts)
-        # Newer clients call the system role "developer".
+        # Newer clients call the system turn so.
         role = "system" if self.role == "developer" else self.role
         return Message(role, text, self.name if role == "tool" else None)
 
 
 class ChatRequest(BaseModel):
-    """The used fields of a request; sampling settings are ignored, because the recipe sets them."""
+    """The part of a request that counts; settings of sampling are those of the recipe."""
 
     model_config = ConfigDict(frozen=True)
     model: str | None = None
@@ -54,7 +54,7 @@ class ChatRequest(BaseModel):
     stop: str | list[str] | None = None
 
     def build_turn_request(self) -> TurnRequest:
-        """Parse a request; ChatProblem if it needs an unsupported feature."""
+        """Return the request; ChatProblem if it asks for what is not served."""
         if (self.n or 1) > 1:
             raise ChatProblem("n: one answer is given to a request; ask several times")
         if self.tools:
@@ -83,7 +83,7 @@ def read_chat_request(body: bytes, model: str) -> ChatRequest:
 
 
 def write_answer(turn: SampledTurn, model: str, *, logprobs: bool) -> dict[str, Any]:
-    """Format a turn as a complete answer."""
+    """Return a turn as a whole answer."""
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": turn.text},

@@ -1,7 +1,7 @@
-"""The packaged recipes by name, found without importing the recipe reader.
+"""The packaged recipes by name, found without importing what reads them.
 
-They are in the folder of recipes. A recipe that needs a part of one method is in the folder of the
-method: `methods/METHOD/recipes/papers/NAME.yaml` has the name `papers/NAME`.
+They are in the folder of recipes, and a recipe that needs a part of one method is in the folder of
+the method: `methods/METHOD/recipes/papers/NAME.yaml` has the name `papers/NAME`.
 """
 
 import importlib.resources
@@ -39,15 +39,13 @@ def find_base(file: Path) -> Path:
     file, folder = file.resolve(), locate_packaged_recipes().resolve()
     if file.is_relative_to(folder) or name_recipe(file) is None:
         return file.parent
-    # Not at `recipes/FAMILY`: if all recipes of a family are in methods, there is no such folder.
+    # Not at `recipes/FAMILY`: a family whose recipes are all in methods has no such folder.
     return folder / "papers"
 
 
 @lru_cache(maxsize=1)
 def _list_files(recipes: Path, package: Path) -> dict[str, Path]:
-    """Return the files of some folders; cached, because listing all recipes needs them twice per
-    recipe.
-    """
+    """Return the files of some folders; a list of all recipes asks for them twice for each."""
     folders = [recipes, *package.glob("methods/*/recipes")]
     files = {
         str(file.relative_to(folder).with_suffix("")): file.resolve()

@@ -1,14 +1,14 @@
-"""A strict reader for JSON from other programs: bounded sizes, no duplicate fields."""
+"""Strict reading of JSON that another program wrote: bounded, and each field once."""
 
 import json
 import math
 from typing import Any
 
 DEEPEST = 20
-"""The most levels of nested lists and objects."""
+"""The levels of nested lists and objects."""
 
 MAX_DIGITS = 40
-"""The most digits of an integer: seeds have up to 19."""
+"""The digits of a whole number: seeds have up to 19."""
 
 BLANKS = " \t\r\n"
 
@@ -18,10 +18,10 @@ class JsonError(ValueError):
 
 
 class StrictDecoder:
-    """A reader of consecutive JSON values in a text that reports violations of strict JSON.
+    """A reader of JSON values, one after another in a text, that notes what strict JSON forbids.
 
     Its parser continues after a problem, so that the next value of a list is found. Lists and
-    objects may be nested at most `deepest` levels.
+    objects are nested `deepest` deep at most.
     """
 
     def __init__(self, deepest: int = DEEPEST) -> None:

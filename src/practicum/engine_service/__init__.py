@@ -1,1 +1,1 @@
-"""vLLM, in this process or behind a URL, as an engine that samples with the student's weights."""
+"""An engine in a process of its own that samples with the student's weights."""

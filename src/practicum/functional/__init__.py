@@ -1,6 +1,4 @@
-"""Pure functions of tensors: they take log-probabilities, student first, and return one number per
-position.
-"""
+"""Pure functions of tensors: student first, log-probabilities in, one number per position out."""
 
 from practicum.functional import divergences
 from practicum.functional.advantages import (

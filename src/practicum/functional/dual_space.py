@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """Two linear maps between the student's and the teacher's hidden states, one per direction."""
+    """One linear map each way between the student's states and the teacher's."""
 
     to_student: Float[Tensor, "E D"]
     to_teacher: Float[Tensor, "D E"]
@@ -19,11 +19,10 @@ class Projections:
 
 @dataclass(frozen=True, slots=True)
 class BothSpaces:
-    """Log-probabilities of each model's hidden states through the opposite model's head, with
-    gradients in the maps.
+    """Both models' states read by each other's head, with gradients in the maps.
 
-    The teacher's columns are first the common tokens, then the tokens that only the teacher has.
-    `labels` are the student's ids of the teacher's most likely common tokens.
+    The teacher's columns are the tokens that both have and then its own. `labels` are the student's
+    ids of the teacher's likeliest tokens among the common ones.
     """
 
     through_student: Float[Tensor, "T V"]
@@ -36,14 +35,12 @@ class BothSpaces:
 def fit_projections(
     student: Float[Tensor, "K D"], teacher: Float[Tensor, "K E"], parts: int = 8192
 ) -> Projections:
-    """Return the maps that best preserve the logits of K tokens, from their rows in both heads.
+    """Return the maps that keep the logits of K tokens best, from their rows in both heads.
 
     They solve `states @ to_teacher @ teacher.T = states @ student.T` for all states by least
-    squares, and the same equation from teacher to student. If both can be solved exactly, the two
-    maps are inverses.
+    squares, and the other way round; where both can be solved, one is the inverse of the other.
     """
-    # The matrices have the size of the hidden widths, not of vocabularies with 100,000 rows, which
-    # are summed in float64.
+    # Squares of widths and not of vocabularies: real ones have 100,000 rows, summed in float64.
     squares = [
         first.new_zeros(first.shape[1], second.shape[1], dtype=torch.float64)
         for first, second in ((student, student), (student, teacher), (teacher, teacher))

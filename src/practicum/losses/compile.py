@@ -1,6 +1,6 @@
-"""Compile an objective: resolve every choice of its terms once, before an update.
+"""Compile an objective: make every choice of its terms once, before an update.
 
-Later code calls functions and never inspects the type of a term. Each term has a logit side
+What follows calls functions and asks no term what it is. Each term has a logit side
 (`practicum.losses.vocabulary_axis`), a token side (`practicum.losses.token_axis`), and a closed
 form if its gradient in the logits has one.
 """
@@ -18,9 +18,7 @@ from practicum.losses.vocabulary_axis import LogitSide, compile_logit_side
 from practicum.objective.spec import Objective, Term
 
 Slope = Callable[[DistributionPair, Tensor, Room], Tensor]
-"""A function that writes the derivative in log S into a matrix and returns the value; see
-`Divergence.slope`.
-"""
+"""Writes the derivative in log S into a matrix and returns the value; `Divergence.slope` says more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +71,10 @@ class CompiledObjective:
 
 
 def compile_objective(objective: Objective) -> CompiledObjective:
-    """Return the objective with every choice resolved."""
+    """Return the objective with every choice made."""
     terms = objective.losses
     closed = [compile_closed_form(term) for term in terms]
-    # Either all terms or none: the terms of a chunk share one gradient in the logits.
+    # All or none: the terms of a chunk share one gradient in the logits.
     usable = tuple(form for form in closed if form is not None)
     return CompiledObjective(
         logits=tuple(map(compile_logit_side, terms)),

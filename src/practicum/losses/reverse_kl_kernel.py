@@ -1,8 +1,7 @@
 """One chunk of reverse KL to a teacher, by a kernel that reads each row of logits in a core's caches.
 
-`closed_form.Fused` is the reference implementation and is used without a kernel. Its matrices of
-log-probabilities, probabilities and slopes do not exist here: the kernel recomputes them from the
-logits where it needs them, because exponentials are cheaper than memory traffic.
+`closed_form.Fused` is its law and takes its place without a kernel. Its matrices of log-probabilities, probabilities and slopes
+do not exist here: the kernel computes them again from the logits where it needs them, and exponentials are cheaper than memory.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from practicum.losses.vocabulary_axis import forget_unknown, mark_scored
 from practicum.types import TeacherSignal
 
 MIN_COLUMNS = 4096
-"""The smallest vocabulary for the kernel: smaller rows fit in the caches anyway."""
+"""Rows of a smaller vocabulary are in the caches anyway."""
 
 
 def has_kernel(
@@ -47,7 +46,7 @@ def has_kernel(
 
 
 class KernelReverseKL:
-    """A chunk with values and gradient computed by the kernel; see `closed_form.LossChunk`."""
+    """The chunk whose values and gradient the kernel computes; see `closed_form.LossChunk`."""
 
     fused = True
 

@@ -13,17 +13,14 @@ from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.spec import Term
 
 SpanAdvantage = Callable[[Tensor, Tensor, TokenBatch], Tensor]
-"""A function that returns the advantage of each token's span, from the tokens' student and teacher
-log-probabilities.
-"""
+"""Returns the advantage of each token's span from the tokens' log-probabilities by student and teacher."""
 
 
 def compile_span_advantage(term: Term) -> SpanAdvantage:
     """Return the function that computes the advantage of each token's span.
 
-    The span is one action: its gradient is the whole advantage times the gradient of its tokens'
-    summed log-probabilities. So tokens get no share of the advantage, unless the term asks for
-    shares as published.
+    The span is one action: its gradient is the whole advantage times that of the sum of its tokens'
+    log-probabilities, so no token gets a share, unless the term asks for shares as published.
     """
     signal, compute_advantage, share = term.signal, term.compute_advantage, term.signal.span_share
 
@@ -43,11 +40,10 @@ def compile_span_advantage(term: Term) -> SpanAdvantage:
 
 
 def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both log-probabilities of each span; for several tokens, relative to the larger of the
-    two.
+    """Return both log-probabilities of each span, those of several tokens relative to the larger.
 
     Advantages of f-divergences are functions of their difference. They floor the teacher at a value
-    for a single token, and any long text lies below it.
+    for one token, below which any long text lies.
     """
     sizes = sum_spans(torch.ones_like(student), spans)
     student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
@@ -58,8 +54,8 @@ def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, 
 def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tensor:
     """Return at the first token of each span the advantage of the span right before it, else 0.
 
-    The next token decides where a span ends: an early stop turns the beginning of a word into a
-    word, so the stop token must get the advantage of this span.
+    Where a span ends is decided by what comes after it: an early stop makes a word of what would
+    have been its beginning, and it is the stop that must answer for it.
     """
     carried = torch.zeros_like(advantages)
     follows = (batch.rows[1:] == batch.rows[:-1]) & (
@@ -71,9 +67,9 @@ def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tenso
 
 
 def cut_between_groups(groups: Int[Tensor, " T"] | None, total: int, size: int) -> Iterator[slice]:
-    """Return consecutive slices of about `size` tokens that do not split any group.
+    """Return consecutive slices of about `size` tokens that cut no group in two.
 
-    `groups` has the length of each group at its first token; None: each token is a group.
+    `groups` has the length of each group at its first token; None: each token is one.
     """
     if groups is None:
         yield from chunks(total, size)
@@ -81,7 +77,7 @@ def cut_between_groups(groups: Int[Tensor, " T"] | None, total: int, size: int) 
     lengths = groups.tolist()
     start = end = place = 0
     while place < total:
-        # A group that is longer than a slice becomes a separate slice.
+        # A group that is longer than a slice makes a slice of its own.
         after = place + max(lengths[place], 1)
         if after - start > size and end > start:
             yield slice(start, end)

@@ -1,8 +1,7 @@
 """Read the arguments of verl from a launch script in bash, without running it.
 
 Known are assignments, arrays, `${NAME:-default}`, `$(( ... ))`, quotes and comments. A value that
-only the shell can compute, and everything inside `if`, loops and functions, is reported and not
-used.
+only the shell knows, and everything inside `if`, loops and functions, is named and not taken.
 """
 
 import ast
@@ -124,13 +123,11 @@ class LaunchScript:
                 try:
                     expanded.append(self._expand(word))
                 except _Unknown as unknown:
-                    self.notes.append(
-                        f"not taken: {text}, since only the shell can compute {unknown}"
-                    )
+                    self.notes.append(f"not taken: {text}, since only the shell knows {unknown}")
         return expanded
 
     def _expand(self, word: Word) -> str:
-        """Return the text of a word; _Unknown if it has a value that only the shell can compute."""
+        """Return the text of a word; _Unknown if it has a value that only the shell knows."""
         texts = []
         for piece in word:
             if piece.kind == "single":

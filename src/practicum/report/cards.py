@@ -1,4 +1,4 @@
-"""Results as small pieces of HTML for the output of a notebook's cell, without separate styles."""
+"""Results as small pieces of HTML for the output of a notebook's cell, without a style of their own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Evaluate a run's student before training, after it, and in between if the recipe asks for it."""
+"""Evaluate a run's student before training, after it, and in between if the recipe says so."""
 
 import logging
 from collections.abc import Mapping
@@ -49,15 +49,13 @@ class RunEvaluator:
     def evaluate_before(self, *, is_trained: bool) -> None:
         """Evaluate student and teacher once.
 
-        The weights of a resumed run have changed, so it reads the saved evaluations instead.
+        A resumed run, whose weights have changed, reads the saved evaluations instead.
         """
         path = self._run_dir.path / "before.json"
         if path.is_file():
             self._read_back()
         elif is_trained:
-            log.warning(
-                f"{path} is missing, so the trained student cannot be compared with the initial one"
-            )
+            log.warning(f"{path} is gone, so there is nothing to compare the trained student with")
         else:
             self._before = self._evaluate("before training")
             self._teacher = self._evaluate_teacher()
@@ -89,7 +87,7 @@ class RunEvaluator:
         if not self.is_due(step):
             return {}
         evaluation = self._evaluate(f"after step {step}")
-        # The budget only pays for training, so the cost of this evaluation leaves the ledger.
+        # The budget pays for training alone, so the ledger forgets what this evaluation cost.
         self._newest = evaluation, self._components.parts.ledger.take()
         if evaluation is None:
             return {}
@@ -157,7 +155,7 @@ def read_evaluations(path: Path) -> tuple[Evaluation | None, Evaluation | None, 
 
 def _select_notes(recipe: Recipe, notes: Mapping[str, Note]) -> Mapping[str, Note]:
     """Return the notes that held-out answers get: none if no teacher shows one."""
-    # Held-out answers are written without the source, so they do not get its notes.
+    # What a source shows the student is no part of an answer without it.
     shown_note = recipe.rollout.source.note_shown
     separate = {name: note for name, note in notes.items() if name != shown_note}
     is_shown = any(config.shows(separate) for _, config in walk(recipe.teacher))

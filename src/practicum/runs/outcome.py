@@ -70,10 +70,9 @@ def build_summary(
     end_reason: str | None,
     lost_rows: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Return the content of summary.json, without seconds; `end_reason` is the reason for an early
-    end.
+    """Return the content of summary.json, without seconds; `end_reason` says why it ended early.
 
-    `best` tracks the steps that were evaluated during training. `lost_rows` counts the rows that
+    `best` knows the steps that were evaluated during training. `lost_rows` counts the rows that
     could not be written, by the name of the journal.
     """
     rows = list(read_rows(run_dir.metrics_jsonl, shapes.METRICS))
@@ -136,9 +135,8 @@ def build_scaling_record(
 ) -> dict[str, Any]:
     """Return the quantities of a scaling law of distillation (Busbridge et al. 2502.08606).
 
-    The quantities are the parameters of student and teachers, the D supervised tokens, the rollouts
-    and their mean length T, and as results held-out accuracy and reverse KL. Unknown values are
-    None.
+    These are the parameters of student and teachers, the D supervised tokens, the rollouts and
+    their mean length T, and as the result held-out accuracy and reverse KL. Unknown ones are None.
     """
     rollouts = sum(row["rollouts"] for row in rows)
     return {

@@ -113,9 +113,9 @@ class OfSession(Body):
 
 
 class AdapterSettings(Body):
-    """The rank of the adapters and the modules that get adapters.
+    """The size and place of the adapters.
 
-    Adapters of the unembedding are not supported, even with `train_unembed`.
+    Adapters of the unembedding are not supported, whatever `train_unembed` is.
     """
 
     rank: int = Field(ge=1, le=1024)

@@ -103,9 +103,9 @@ class Store:
         self.set_lifetime(address, lifetime)
 
     def set_lifetime(self, address: CheckpointAddress, seconds: int | None) -> None:
-        """Let a checkpoint expire after `seconds`; None keeps it.
+        """Let a checkpoint expire in so many seconds, or stay for None.
 
-        Raise CheckpointError if the checkpoint does not exist.
+        Raise CheckpointError if there is none.
         """
         folder = self._find_folder(address)
         if seconds is None:

@@ -1,6 +1,4 @@
-"""The results on held-out prompts: answers, intervals and traces, and the differences between two
-results.
-"""
+"""The results on held-out prompts: answers, intervals and traces, and what two of them differ in."""
 
 import math
 from collections import Counter
@@ -20,9 +18,7 @@ Column = list[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A model's most likely tokens at each of T positions: texts and probabilities, in descending
-    order.
-    """
+    """A model's likeliest tokens at each of T positions: texts and probabilities, in order."""
 
     texts: list[list[str]]
     probabilities: list[list[float]]
@@ -32,10 +28,10 @@ class Candidates:
 class TokenTrace:
     """One held-out answer, token by token.
 
-    `text` holds each token as text, and `control` is True for special tokens. Log-probabilities
-    belong to the sampled tokens. Reverse KL and entropies are in nats and over full distributions.
-    A number is None if the teacher does not give it, for example a teacher that only scores sampled
-    tokens, or if the student did not write the token.
+    `text` holds each token as text, and `control` is True for special tokens. Log-probabilities are
+    those of the sampled tokens. Reverse KL and entropies are in nats and of full distributions. A
+    number is None if the teacher does not give it, as one that scores only sampled tokens, or if
+    the student did not write the token.
     """
 
     prompt: str
@@ -169,10 +165,9 @@ def compute_confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[
     """Return for each prompt the confidence in [0, 1], and 1.0 if the answer is right, else 0.0.
 
     Prompts without a reward are left out. With several answers to every prompt, the confidence is
-    the share of the most common answer, which is then right or wrong. With one answer, it is the
-    probability of the whole text under the model that wrote it. For a calibrated model, this
-    probability is the accuracy only if exactly one text is right; it is not informative for long
-    answers.
+    the share of the commonest answer, which is then right or wrong. With one answer, it is the
+    probability of the whole text under the model that wrote it. A calibrated model gets that right
+    if only one text is right; it says little about long answers.
     """
     groups: dict[str, list[GradedCompletion]] = {}
     for answer in answers:

@@ -1,4 +1,4 @@
-"""The student's own weights as the teacher: live, frozen, averaged (ema) or copied (periodic)."""
+"""The student's weights score: live, frozen at the start, averaged (ema), copied (periodic)."""
 
 from typing import Literal
 
@@ -39,7 +39,7 @@ class Config(TeacherConfig):
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Keep the student's current weights."""
+    """Hold the student's weights at this moment."""
     client = context.load_self(
         WeightUpdateRule(weights=config.weights, rate=config.rate, period=config.period)
     )

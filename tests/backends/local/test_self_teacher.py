@@ -1,4 +1,4 @@
-"""A self-teacher follows its rule exactly and only holds weights that are trained."""
+"""A self-teacher follows its rule exactly and holds only what learns."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def step(trainer: LocalTrainer) -> None:
 
 
 def history(trainer: LocalTrainer, teachers, count: int):
-    """Return the student's weights before the first step and after each."""
+    """The student's weights before the first step and after each."""
     seen = [copies(trainer)]
     for number in range(1, count + 1):
         step(trainer)
@@ -95,7 +95,7 @@ def test_a_shared_prefix_is_read_with_the_weights_the_rule_names(rule):
 
 
 def test_what_live_weights_said_does_not_move_between_the_updates_of_a_step():
-    """Check that the head of an answer, read after the first update, is the old one; the new one would not fit the states."""
+    """The head of an answer is read after the first update; with the weights of now it would fit its hidden states no more."""
     trainer = LocalTrainer(tiny())
     teacher = trainer.build_self_teacher(WeightUpdateRule("live", updates=2))
     (signal,) = teacher.score([REQUEST], Full())
@@ -119,7 +119,7 @@ def test_scoring_and_sampling_leave_the_student_alone(rule):
 
 
 def test_a_signal_outlives_the_swap_of_weights():
-    """Check that hidden states and head belong to the held weights even when they are read after the student was restored."""
+    """Hidden states and head belong to the held weights even when they are read after the student came back."""
     trainer = LocalTrainer(tiny())
     teacher = trainer.build_self_teacher(WeightUpdateRule("frozen"))
     before = teacher.score([REQUEST], Sampled())[0].logprobs

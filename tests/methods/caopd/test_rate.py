@@ -20,7 +20,7 @@ def answer(text: str, number: int = 0, reward: float | None = 0.0, **changes: An
 
 
 def write(module: Any, rollouts: Sequence[Rollout], task: Any = None, **settings: Any) -> list[Any]:
-    """Return a note of this kind, without a model, about the rollouts."""
+    """What a note of this kind, without a model, says of the rollouts."""
     context = NoteContext("note", None, task, 0)  # type: ignore[arg-type]
     note = module.build(module.Config(**settings), context)
     return note.write(rollouts, NoteMoment(1, None))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A memory of notes: notes of earlier steps, a bandit's choice, and the same bytes after a kill."""
+"""A memory of notes: what the steps before noted, a bandit's choice, and the same bytes after a kill."""
 
 import math
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_the_memory_holds_what_the_steps_before_noted() -> None:
 def test_a_bandit_shows_the_text_with_the_greatest_bound(
     steps: list[list[tuple[str, str, bool]]], exploration: float, per: Any, keep: int
 ) -> None:
-    """Give in each step: answers by prompt, a text about each, and its reward. The twin reads the whole history again."""
+    """Each step: answers by prompt, a text about each, and its reward. The twin reads the whole history anew."""
     context = NoteContext("best", None, None, 0)  # type: ignore[arg-type]
     config = memory.Config(note="hint", keep=keep, scope=per, choose="ucb", exploration=exploration)
     note, moment = memory.build(config, context), NoteMoment(1, None)  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
-"""Save and load sharded checkpoints: a rank writes some tensors in full, and reads its own rows.
+"""Checkpoints of sharded ranks: each rank writes some tensors in full, and reads its own rows.
 
 The tensors have the names and values that a trainer of one process saves, so any number of ranks
-can resume from them. The files of n ranks are named `student-00001-of-0000n.safetensors`, counting
-up.
+goes on from them. The files of n ranks are `student-00001-of-0000n.safetensors` and so on.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from practicum.models.tensors import find_parts, name_part, write_tensors
 
 
 def collect_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gather the tensors that this rank writes in full, on the CPU; all ranks call this.
+    """Return the tensors that this rank is to hold in full, on the CPU; all ranks call this.
 
     One tensor at a time is gathered on the device.
     """
@@ -43,7 +42,7 @@ def save_parts(trainer: LocalTrainer, folder: Path) -> None:
 
 
 def copy_parts(trainer: LocalTrainer) -> Callable[[Path], None]:
-    """Copy this rank's tensors to the host; return a function that writes them from any thread."""
+    """Copy this rank's tensors to the host; return what writes them, in any thread of this rank."""
     rank, count = dist.get_rank(), dist.get_world_size()
     parts = {
         name_part(stem, rank, count): collect_part(tensors)
@@ -58,7 +57,7 @@ def copy_parts(trainer: LocalTrainer) -> Callable[[Path], None]:
 
 
 def load_parts(trainer: LocalTrainer, folder: Path, *, moments: bool) -> None:
-    """Restore the files of any number of ranks, reading only this rank's rows.
+    """Restore the files of any number of ranks, reading this rank's rows alone.
 
     Raises CheckpointError if they belong to another model.
     """
@@ -72,11 +71,11 @@ def load_parts(trainer: LocalTrainer, folder: Path, *, moments: bool) -> None:
 
 
 def _read_rows(folder: Path, stem: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the saved tensors; of a sharded parameter, return only this rank's rows."""
+    """Return the saved tensors, those of sharded parameters as this rank's rows of them."""
     tensors: dict[str, Tensor] = {}
     for path in find_parts(folder, stem):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (the file is not a mapping)
+            for name in file.keys():  # noqa: SIM118  (the file is no mapping)
                 stored = file.get_slice(name)
                 shape = torch.Size(stored.get_shape())
                 parameter = (

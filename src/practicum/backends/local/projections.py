@@ -1,4 +1,4 @@
-"""Create, train, save and restore the maps of `dual_space` together with the student's weights."""
+"""The maps of `dual_space` beside the student's weights: made, learned, saved and restored with them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,10 +24,10 @@ def prepare_projections(
     head: Head,
     decide: Callable[[Callable[[], Projections | None]], Projections | None],
 ) -> None:
-    """Add the maps to the trained weights if the objective has maps and a teacher sent states.
+    """Add the maps to the trained weights if the objective has some and a teacher has spoken.
 
-    `pace` is their relative learning rate, None for an objective without maps. `decide` lets one of
-    several processes compute a result for all.
+    `pace` is their relative learning rate, None for an objective without any. `decide` lets one of
+    several processes compute for all.
     """
     if pace is None:
         return
@@ -36,13 +36,13 @@ def prepare_projections(
         if maps is None:
             return
         add_projections(parameters, optimizer, maps)
-    # Set at each update: a schedule may change it, and a checkpoint does not store it.
+    # Told at each update: a schedule may change it, and a checkpoint does not know it.
     optimizer.param_groups[-1]["pace"] = pace
 
 
 def _find_first_maps(head: Head, datums: Sequence[Datum]) -> Projections | None:
-    """Return the maps of the first signal with states, on the CPU; None if no signal has states."""
-    # Use the first signal of each kind: all signals of a teacher have the same head.
+    """Return the maps of the first signal that has states, on the CPU; None if all are silent."""
+    # The first of each kind: all of a teacher's signals have its head.
     started = (start_projections(head, datum.signal) for datum in datums)
     maps = next((pair for pair in started if pair is not None), None)
     return maps and Projections(maps.to_student.cpu(), maps.to_teacher.cpu())
@@ -51,7 +51,7 @@ def _find_first_maps(head: Head, datums: Sequence[Datum]) -> Projections | None:
 def add_projections(
     parameters: dict[str, Any], optimizer: torch.optim.AdamW, maps: Projections
 ) -> None:
-    """Train two maps in a separate parameter group, on the student's device."""
+    """Let two maps learn in a group of their own, on the device of the student."""
     device = next(iter(parameters.values())).device
     added = {
         name: torch.nn.Parameter(weight.to(device, copy=True))
@@ -64,7 +64,7 @@ def add_projections(
 def restore_projections(
     parameters: dict[str, Any], optimizer: torch.optim.AdamW, saved: Mapping[str, Tensor]
 ) -> None:
-    """Allocate the maps of a saved state, if the trainer does not have them yet."""
+    """Make room for the maps of a saved state, if it has any that are not there yet."""
     if TO_STUDENT not in saved or TO_STUDENT in parameters:
         return
     maps = Projections(saved[TO_STUDENT], saved[TO_TEACHER])
@@ -72,7 +72,7 @@ def restore_projections(
 
 
 def find_projections(parameters: Mapping[str, Any], pace: float | None) -> Projections | None:
-    """Return the current maps, or None for an objective without maps."""
+    """Return the maps as they are now, None for an objective without any."""
     if pace is None or TO_STUDENT not in parameters:
         return None
     return Projections(parameters[TO_STUDENT], parameters[TO_TEACHER])

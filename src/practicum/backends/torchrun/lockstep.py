@@ -1,4 +1,4 @@
-"""Run the processes of one run in lockstep: the first sends requests, and all perform them.
+"""The processes of one run: the first one asks, and all of them do what it asks.
 
 Requests and answers go through collectives of gloo, which run in a separate thread: the thread
 that waits for them gives up after a deadline, or when a process is stuck. A process that cannot continue
@@ -39,30 +39,30 @@ from practicum.errors import PracticumError, RecipeError, WorkerLost
 T = TypeVar("T")
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""The variables with which torchrun tells a process its rank and address."""
+"""The variables by which torchrun tells a process its place."""
 
 PREFIX = "practicum"
 """The prefix of our keys in the launcher's store."""
 
 AFTERMATH_SECONDS = 2.0
-"""The time that other processes have to report why they cannot continue."""
+"""The time in which other processes still say why they cannot go on."""
 
 POLL_SECONDS = 0.1
-"""The time between two checks of the store."""
+"""The time between two looks into the store."""
 
 MARGIN_SECONDS = 60.0
-"""The time after the longest deadline at which a collective gives up by itself."""
+"""The time after which a collective gives up by itself, in addition to the longest deadline."""
 
 STARTING = frozenset({"meet", "_open", "load", "load_scorer"})
-"""The verbs with the timeout `backend.start_patience`."""
+"""The verbs that have `backend.start_patience`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A verb of a `RankProcess`, or of the group itself if the number is 0.
+    """A verb of a `RankProcess`, or of the group itself where the number is 0.
 
-    `shares` are the arguments, the same for all ranks or one share per rank. If the request is
-    `apart`, the ranks do not communicate while they perform it, and survive an error.
+    `shares` are the arguments, the same for all ranks or one for each. Apart, the ranks have no
+    word with each other meanwhile, and outlive an error.
     """
 
     number: int
@@ -72,21 +72,20 @@ class Request:
 
 
 class Membership:
-    """The group that this process currently belongs to."""
+    """The group that this process belongs to, while it does."""
 
     group: ClassVar["LockstepGroup | None"] = None
 
 
 class LockstepGroup:
-    """This process's member of the group of ranks; see the module."""
+    """This process's place among the ranks; see the module."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         longest = max(config.patience, config.start_patience)
         self._limit = timedelta(seconds=longest + MARGIN_SECONDS)
         meeting = timedelta(seconds=config.start_patience)
-        # One thread may wait in a call while the heartbeat thread writes, so there are two
-        # connections.
+        # One thread may wait in a call while another beats, so there are two connections.
         (store, self.rank, self.count), (second_store, _, _) = (
             next(rendezvous("env://", timeout=meeting)) for _ in range(2)
         )
@@ -108,8 +107,8 @@ class LockstepGroup:
             if not Trouble.describe(error).is_elsewhere:
                 raise
             raise WorkerLost(
-                f"the {self.count} processes did not meet ({shorten(error)}); read the "
-                "output of all processes"
+                f"the {self.count} processes did not meet ({shorten(error)}); look at what the "
+                "other processes wrote"
             ) from error
 
     def _meet(self, store: Store) -> dist.ProcessGroup:
@@ -129,7 +128,7 @@ class LockstepGroup:
         return control
 
     def close(self) -> None:
-        """Leave the group; a collective that still waits is abandoned."""
+        """Leave the group; a collective that still waits is left behind."""
         self._heartbeat.stop()
         self._thread.stop()
         if not self._thread.is_busy and dist.is_initialized():
@@ -142,16 +141,16 @@ class LockstepGroup:
         return self._numbers
 
     def close_process(self, number: int) -> None:
-        """Drop a `RankProcess` in all ranks that are still running."""
+        """Let go of a `RankProcess` in all ranks, if they are still there."""
         if self._loss is None:
             self.ask_each(0, "_close", [(number,)])
 
     def ask(self, number: int, verb: str, *arguments: Any) -> list[Any]:
-        """Run the same call in all ranks, in step; return the answers in rank order."""
+        """Let all ranks do the same in step; return their answers in the order of the ranks."""
         return self._request(Request(number, verb, [arguments], apart=False))
 
     def ask_each(self, number: int, verb: str, shares: Sequence[Sequence[Any]]) -> list[Any]:
-        """Let each rank perform its own share independently; return all answers."""
+        """Let each rank do its own share apart from the others; return their answers."""
         return self._request(Request(number, verb, shares, apart=True))
 
     def _open(self, number: int, nodes: int, settings: ProcessSettings) -> None:
@@ -162,11 +161,10 @@ class LockstepGroup:
         del self.processes[number]
 
     def _rest(self) -> None:
-        """Do nothing; the request shows that the first process is still running."""
+        """Do nothing: the first process is still there."""
 
     def _request(self, request: Request) -> list[Any]:
-        # Threads take turns: the ranks would deadlock if they received requests in different
-        # orders.
+        # Threads take turns: the ranks would wait for each other if they had another order.
         with self._turn:
             if self._loss is not None:
                 raise WorkerLost(f"{request.verb}: the trainers of this run have ended")
@@ -191,7 +189,7 @@ class LockstepGroup:
                 LAST_ACTS.append(self._heartbeat.stop)
 
     def _build_check(self, verb: str) -> Callable[[], None]:
-        """Return a check that raises Unanswered if a rank is stuck or if a verb's time is over."""
+        """Return what raises Unanswered if a rank is stuck, or if the time for a verb is over."""
         config = self._config
         key, seconds = (
             ("start_patience", config.start_patience)
@@ -216,7 +214,7 @@ class LockstepGroup:
         late = [rank for rank, sign in signs.items() if sign.work]
         names = ", ".join(f"trainer {rank}" for rank in late) or "the other trainers"
         return WorkerLost(
-            f"no answer to {verb} in {time_limit} from {names}; check its machine, then resume with "
+            f"no answer to {verb} in {time_limit} from {names}; look at its machine, then go on with "
             f"{spell_options(resume=True)}"
         )
 
@@ -227,8 +225,7 @@ class LockstepGroup:
         outcome = self._perform(request)
         # This process already has its outcome and needs no copy.
         dist.gather_object(pack(None), outcomes, dst=0, group=self._control)
-        # This process's error stays the original object: the error of a cancelled thread cannot be
-        # copied.
+        # This process's error is its own object: that of a cancelled thread has no copy.
         return [outcome, *map(unpack, outcomes[1:])]
 
     def _send(self, message: Request | int | None) -> Any:
@@ -238,7 +235,7 @@ class LockstepGroup:
         return unpack(messages[0])
 
     def _perform(self, request: Request) -> tuple[Any, Exception | None]:
-        """Perform this rank's part; return its answer, and the error of an independent part."""
+        """Do this rank's part; return its answer, and the error of a part that was done apart."""
         owner = self.processes[request.number] if request.number else self
         arguments = request.shares[self.rank if len(request.shares) > 1 else 0]
         self._heartbeat.work = request.verb
@@ -252,7 +249,7 @@ class LockstepGroup:
             self._heartbeat.work = ""
 
     def serve(self) -> int:
-        """Serve the first process's requests until its run ends; return the run's exit code.
+        """Do what the first process asks until its run ends; return the run's exit code.
 
         Raises WorkerLost if the first process was lost.
         """
@@ -261,7 +258,7 @@ class LockstepGroup:
         def check() -> None:
             if not self._heartbeat.has_ended:
                 self._check_signs("a request")
-            # The first process has ended, and this process waits for a process that cannot answer.
+            # The first process has ended, and this process waits for one that cannot.
             elif end.is_over():
                 raise RunEnded
 
@@ -275,14 +272,13 @@ class LockstepGroup:
             if trouble.is_bug:
                 raise
             if trouble.code:
-                # The first process reports the error after the end of this process has broken the
-                # link.
+                # The first process says it, once this one's end has broken the link.
                 return trouble.code
         with suppress(RuntimeError):
             if self._await_keys([ENDED], 2 * AFTERMATH_SECONDS):
                 return int(self._store.get(ENDED))
         raise WorkerLost(
-            "trainer 0, which leads the run, was lost; resume from the newest checkpoint with "
+            "trainer 0, which leads the run, was lost; go on from the newest checkpoint with "
             f"{spell_options(resume=True)}"
         )
 
@@ -292,35 +288,35 @@ class LockstepGroup:
         return request
 
     def _set_key(self, key: str, text: str) -> None:
-        """Write into the store if it is available."""
+        """Write into the store if it is there."""
         if not self._heartbeat.is_cut_off:
             with suppress(RuntimeError):
                 self._store.set(key, text)
 
     def _await_keys(self, keys: Sequence[str], seconds: float) -> bool:
-        """Return True once the store has all keys, or False after `seconds` seconds."""
+        """Return True once the store has all keys, False if it has not after some seconds."""
         deadline = time.monotonic() + seconds
-        # The store's own wait writes to standard error on a timeout.
+        # The store's own wait writes to standard error when its time is over.
         while not (has_all := self._store.check(list(keys))) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return has_all
 
     def _end_with(self, error: BaseException, verb: str) -> NoReturn:
-        """End the group because a rank cannot continue, and raise the best explanation."""
+        """End the group, of which a rank cannot go on, and raise what explains it best."""
         self._loss = WorkerLost(f"{verb} failed")
         if not Trouble.describe(error).is_elsewhere:
             raise error
         reason = self._explain_loss(error, verb)
-        # Other processes may wait for a stuck process, and the end of a run takes a while.
+        # Other processes may wait for a process that is stuck, and the end of a run takes a while.
         self._set_key(ENDED, str(reason.exit_code))
         raise reason from error
 
     def _explain_loss(self, error: BaseException, verb: str) -> PracticumError:
-        """Return the error that a rank reported, or name the rank that broke the link."""
+        """Return the error that a rank wrote down, or else who broke the link."""
         if isinstance(error, Unanswered) and self._heartbeat.is_cut_off:
             return error.loss
         ranks = range(1, self.count)
-        # The last sign of a dead process may not have been read yet.
+        # The last sign of a process that died may not have been read yet.
         time.sleep(2 * BEAT_SECONDS)
         before = self._heartbeat.get_signs()
         with suppress(RuntimeError):
@@ -340,7 +336,7 @@ class LockstepGroup:
         names = names or f"a trainer ({shorten(error)})"
         reason = next((f" ({trouble.text})" for trouble in troubles if trouble.is_bug), "")
         return WorkerLost(
-            f"{names} was lost in {verb}{reason}; this step is discarded; resume from the "
+            f"{names} was lost in {verb}{reason}; nothing of this step is kept, go on from the "
             f"newest checkpoint with {spell_options(resume=True)}"
         )
 
@@ -354,7 +350,7 @@ class LockstepGroup:
 
     @contextmanager
     def lead(self) -> Iterator[None]:
-        """Stay in contact with all processes within the block, and tell them when the run ends."""
+        """Let the others hear of this process within their patience, and of the end of its run."""
         code = PracticumError.exit_code
         try:
             with _repeat(self._ask_for_nothing, self._limit.total_seconds() / 4):
@@ -369,17 +365,17 @@ class LockstepGroup:
                 self._dismiss(code)
 
     def _dismiss(self, code: int) -> None:
-        """End all other processes with the exit code of the run."""
+        """Let the others end with the exit code of the run."""
         try:
             with suppress(RuntimeError):
                 self._run(partial(self._send, code), self._build_check("end"))
         except Unanswered as error:
-            # If the run failed, its error is already being raised.
+            # The error of a run that failed is on its way.
             if not code:
                 raise error.loss from None
 
     def _ask_for_nothing(self) -> None:
-        # The next request raises the loss.
+        # A loss is for the next request to raise.
         if self._loss is None:
             with suppress(PracticumError, OSError):
                 self.ask_each(0, "_rest", [()])
@@ -387,9 +383,9 @@ class LockstepGroup:
 
 @contextmanager
 def join_processes(config: Config) -> Iterator[bool]:
-    """Connect the processes that torchrun started; yield True in the first, which runs the recipe.
+    """Meet the processes that torchrun started: True in the first one, which runs the recipe.
 
-    All other processes serve until its run has ended, and end with its exit code if it failed.
+    The others serve until its run has ended, and end with its exit code if it failed.
     """
     _check_start(config)
     Membership.group = group = LockstepGroup(config)
@@ -398,7 +394,7 @@ def join_processes(config: Config) -> Iterator[bool]:
             with group.lead():
                 yield True
             return
-        # The first process shows the notes of a model.
+        # What a model has to say is said in the first process.
         with _ignore_stop_signals(), hide_notes(), display_waits(None):
             code = group.serve()
         if code:
@@ -410,25 +406,25 @@ def join_processes(config: Config) -> Iterator[bool]:
 
 
 def _check_start(config: Config) -> None:
-    """Raise RecipeError unless torchrun started the recipe's number of processes."""
+    """Raise RecipeError unless torchrun started as many processes as the recipe says."""
     command = f"torchrun --nproc-per-node {config.trainers} -m practicum run"
     if not all(name in os.environ for name in VARIABLES):
         raise RecipeError(
-            "backend 'torchrun' runs in processes that torchrun starts, and torchrun did not start "
-            f"this one; run {command} ..., or set backend: {{type: ray, trainers: {config.trainers}}}"
+            "backend 'torchrun' runs in processes that torchrun starts, and this one was started "
+            f"alone; write {command} ..., or backend: {{type: ray, trainers: {config.trainers}}}"
         )
     count = int(os.environ["WORLD_SIZE"])
     if count == config.trainers:
         return
     raise RecipeError(
-        f"backend.trainers is {config.trainers} and torchrun started {count} processes; set "
+        f"backend.trainers is {config.trainers} and torchrun started {count} processes; write "
         f"backend.trainers={count}, or {command} ..."
     )
 
 
 @contextmanager
 def _ignore_stop_signals() -> Iterator[None]:
-    """Ignore stop signals: the first process decides when to stop, and needs all ranks to save."""
+    """Leave it to the first process when to stop: it saves its state, which takes all ranks."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -444,7 +440,7 @@ def _ignore_stop_signals() -> Iterator[None]:
 
 @contextmanager
 def _repeat(act: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Call a function in another thread every few seconds within the block."""
+    """Let another thread act every few seconds within the block."""
     is_over = threading.Event()
 
     def work() -> None:
@@ -462,7 +458,7 @@ def _repeat(act: Callable[[], None], seconds: float) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Countdown:
-    """A countdown that starts at the first check whether it is over."""
+    """A time that begins with the first question whether it is over."""
 
     seconds: float
     _end: float | None = None

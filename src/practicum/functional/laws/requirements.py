@@ -1,4 +1,4 @@
-"""Shared helpers of the laws: broken requirements, random inputs and gradients."""
+"""The words of laws: a requirement that is broken, and the random inputs and gradients they share."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class LawBroken(AssertionError):
-    """Raised if an entry breaks a law; the message has the numbers that show it."""
+    """An entry breaks a law, with the numbers that show it."""
 
 
 def require(holds: bool | Tensor, text: str) -> None:

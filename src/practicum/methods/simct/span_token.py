@@ -1,8 +1,7 @@
-"""Treat a multi-token span as an additional token of a common vocabulary, as SimCT (2605.07711) does.
+"""A span of several tokens is one more token of a common vocabulary, as SimCT (2605.07711) does.
 
-The logit of a span is the mean of its tokens' logits. Adding a constant to the logits of a single
-position therefore changes the loss, although it does not change a distribution. The method is
-implemented as published, for comparison.
+Its logit is the mean of its tokens' own, so a constant added to the logits of one position, which is
+nothing to a distribution, changes the loss. It is here as published, for comparison.
 """
 
 from collections.abc import Mapping
@@ -21,30 +20,30 @@ from practicum.objective.translated_answer import TranslatedAnswer
 from practicum.types import TeacherSignal
 
 SPANS = "spans"
-"""The column with two numbers at the first token of each multi-token span, and 0 elsewhere.
+"""The column with two numbers at the first token of each span of several, and 0 elsewhere.
 
-The numbers are the count of the student's tokens in the span, and the mean logit of the teacher's
-tokens in the span minus the teacher's log-normalizer at its first token.
+They are the student's tokens of the span, and the mean of the teacher's logits of its own tokens,
+less the level of those at the first.
 """
 
 ROWS = 64
-"""The number of positions with logits in memory at once."""
+"""The positions whose logits are in memory at once."""
 
 
 class WithSpans(Full):
-    """The full distribution with multi-token spans, which only this signal requests."""
+    """The same with the spans of several tokens; only this signal asks for it."""
 
     reads_more: ClassVar[bool] = True
 
     def add_more(self, signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
-        """Return the signal that is also known at the start of each multi-token span."""
+        """Return the signal that is also known where a span of several tokens starts."""
         return add_spans(signal, answer)
 
 
 class Config(StatesSignal):
-    """The common tokens and one token for the multi-token span that starts at the position.
+    """The tokens that both vocabularies have, and one for the span of several that starts here.
 
-    The span's logit is the mean logit of its tokens (SimCT 2605.07711).
+    Its logit is the mean of its tokens' (SimCT 2605.07711).
     """
 
     type: Literal["span_token"] = "span_token"
@@ -59,20 +58,20 @@ class Config(StatesSignal):
         return WithSpans()
 
     def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
-        """Return the lengths of the spans; the logits of a span are averaged."""
+        """Return the lengths of the spans: the logits of a span are averaged."""
         return extras[SPANS][:, 0].long() if SPANS in extras else None
 
     def compare(self, comparison: SignalComparison) -> Tensor:
-        """Return the divergence over the shared tokens and the span at the position."""
+        """Return the divergence over shared tokens and the span that starts here."""
         return compare_with_span_token(comparison)
 
 
 def add_spans(signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
-    """Return a signal that is also known at the start of each multi-token span, see `SPANS`."""
+    """Return a signal that is also known where a span of several tokens starts, see `SPANS`."""
     states, head, unknown = answer.signal.states, answer.signal.head, signal.unknown
     assert states is not None and head is not None and unknown is not None
     token_logits, levels = [], []
-    # Process a few rows at a time: the logits of a complete answer would need much memory.
+    # A few rows at a time: a vocabulary of logits for a whole answer would be large.
     with torch.no_grad():
         tokens = answer.tokens.to(states.device)
         for rows, part in zip(states.split(ROWS), tokens.split(ROWS), strict=True):
@@ -94,10 +93,9 @@ def add_spans(signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
 
 
 def compare_with_span_token(comparison: SignalComparison) -> Float[Tensor, " T"]:
-    """Return the divergence over the shared tokens and the span at each position, if any.
+    """Return the divergence over the tokens that both have and the span that starts here, if any.
 
-    Both distributions are renormalized over these tokens. The gradient of a span's mean logit
-    reaches each token of the span.
+    Both sides are renormalised over these. Each token of a span moves with its mean logit.
     """
     student, teacher, tokens = comparison.student, comparison.teacher, comparison.tokens
     full = teacher.full
@@ -125,14 +123,14 @@ def compare_with_span_token(comparison: SignalComparison) -> Float[Tensor, " T"]
 
 
 def _append(scores: Tensor, logits: Tensor) -> Tensor:
-    """Append a logit to the scores and return log-probabilities."""
+    """Return the log-probabilities of tokens and of one more."""
     return torch.cat([scores, logits[:, None].to(scores)], dim=-1).log_softmax(dim=-1)
 
 
 def _average_logits(
     student: Tensor, level: Tensor, spans: Tensor, starts: Tensor, tokens: Tensor
 ) -> Tensor:
-    """Return the mean raw logit of each span's tokens minus the log-normalizer at its start."""
+    """Return the mean raw logit of each span's tokens, less the level where it starts."""
     logits = student.gather(-1, tokens[:, None])[:, 0] + level
     sizes = spans[starts, 0].long()
     numbers = torch.arange(len(starts), device=logits.device).repeat_interleave(sizes)

@@ -1,4 +1,4 @@
-"""The teacher's distribution, moved away from the reference."""
+"""The teacher, away from the reference."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Answers from the task's rows."""
+"""The task's rows have the answers."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,7 +9,7 @@ from practicum.types import Rollout
 
 
 class Config(SourceConfig):
-    """Imitate the task's responses, otherwise its answers: supervised distillation (GKD 2306.13649)."""
+    """The task's responses, else its answers: supervised distillation (GKD 2306.13649)."""
 
     type: Literal["dataset"] = "dataset"
 

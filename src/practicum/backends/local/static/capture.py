@@ -1,7 +1,6 @@
-"""Turn a function without arguments into a function that replays its operations.
+"""Turn a function of no arguments into one that replays its operations.
 
-The function reads and writes tensors at fixed addresses, and never waits for a value from the
-device.
+The function reads and writes tensors that stay where they are, and waits for no number.
 """
 
 import threading
@@ -11,13 +10,13 @@ import torch
 
 Step = Callable[[], None]
 Capture = Callable[[Step], Step]
-"""A function that captures a step and returns its replay; it may run the step before that."""
+"""Return a function that does what the captured one does; the captured one may run before that."""
 
 _CAPTURING = threading.Lock()
-"""Held during a capture: a process may only capture one graph at a time."""
+"""Held during a capture: a process may capture one graph at a time."""
 
 WARM_UPS = 2
-"""The number of runs before a capture: libraries initialize in the first runs."""
+"""The runs before a capture: libraries set themselves up in the first ones."""
 
 
 def run_eagerly(step: Step) -> Step:
@@ -30,19 +29,18 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # A capture and the runs before it need a separate stream.
+        # A capture needs a stream of its own, and so do the runs before it.
         self._stream = torch.cuda.Stream()
 
     def __call__(self, step: Step) -> Step:
-        """Warm the function up, capture it, and return a function that replays it."""
+        """Warm the function up, capture it, and return what replays it."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 step()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Another thread may train and allocate memory during the capture, which the capturing
-        # thread must not do.
+        # Another thread may train meanwhile and take memory, which a graph forbids its own thread.
         with (
             _CAPTURING,
             torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
@@ -52,5 +50,5 @@ class CudaCapture:
 
 
 def choose_capture(device: torch.device) -> Capture:
-    """Return the capture function for a device."""
+    """Return how steps are captured on a device."""
     return CudaCapture() if device.type == "cuda" else run_eagerly

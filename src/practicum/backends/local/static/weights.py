@@ -1,4 +1,4 @@
-"""Arrange the weights of a Llama-like body for one token per row: few products, one dtype."""
+"""Lay out the weights of a Llama-like body for one token of each row: few products, one dtype."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class StaticMap:
 
 @dataclass(frozen=True, slots=True)
 class StaticLayer:
-    """A layer; queries, keys and values are one map, and so are gate and up projection."""
+    """A layer: queries, keys and values are one map, and so are the two that the activation joins."""
 
     input_norm: Float[Tensor, " D"]
     qkv: StaticMap
@@ -54,7 +54,7 @@ class StaticLayer:
 class StaticWeights:
     """The weights of a body for the static step; maps are in `dtype`, hidden states in `wide`.
 
-    The model's own modules compute in the same dtypes, with or without autocast.
+    These are the dtypes that the model's own modules compute in, with autocast or without.
     """
 
     llama: LlamaWeights
@@ -71,8 +71,7 @@ class StaticWeights:
 def pack_weights(language_model: LanguageModel) -> StaticWeights | None:
     """Return a copy of the model's current maps, or None if it is not Llama-like.
 
-    Adapters stay separate from their weights: a small adapter would be lost if it were added to a
-    weight in bfloat16.
+    Adapters stay beside their weights: added to a weight in bfloat16, a small one would be lost.
     """
     llama = find_llama_weights(language_model.model, merge=False)
     if llama is None:
@@ -84,7 +83,7 @@ def pack_weights(language_model: LanguageModel) -> StaticWeights | None:
 
 def _pack_layer(layer: Mapping[str, Tensor], wide: torch.dtype, dtype: torch.dtype) -> StaticLayer:
     def widen(name: str) -> Tensor:
-        # A trained norm is float32 even in bfloat16 layers, and is computed in float32.
+        # A norm that learns is float32 among layers of bfloat16, and is computed so.
         return layer[name].to(torch.promote_types(wide, layer[name].dtype))
 
     def join(part: str, *names: str) -> StaticMap:
@@ -103,7 +102,7 @@ def _pack_layer(layer: Mapping[str, Tensor], wide: torch.dtype, dtype: torch.dty
 
 
 def _join_maps(layer: Mapping[str, Tensor], names: Sequence[str], dtype: torch.dtype) -> StaticMap:
-    """Join maps with the same input into one map with concatenated outputs."""
+    """Return maps with one input as one map: their outputs stand one after the other."""
     weights = [layer[f"{name}.weight"].to(dtype) for name in names]
     bias = None
     if any(f"{name}.bias" in layer for name in names):
@@ -115,7 +114,7 @@ def _join_maps(layer: Mapping[str, Tensor], names: Sequence[str], dtype: torch.d
     if not adapted:
         return joined
     down = torch.cat([layer[f"{name}.{DOWN}"].to(dtype) for name in adapted])
-    # Each adapter only affects the outputs of its own map.
+    # Each adapter reaches the outputs of its own map alone.
     ups = [
         layer[f"{name}.{UP}"].to(dtype) if name in adapted else weight.new_zeros(len(weight), 0)
         for name, weight in zip(names, weights, strict=True)
