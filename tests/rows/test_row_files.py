@@ -323,7 +323,7 @@ def test_several_files_are_read_in_order(folder: Folder) -> None:
     (folder.path / "two.csv").write_text("prompt\nc\n")
     prompts = folder.task(path=["one.jsonl", "two.csv"]).train_prompts()
     assert [prompt.id for prompt in prompts] == ["train-1", "train-2", "train-2-1"]
-    with pytest.raises(DataError, match=r"three.jsonl: none.*id 'train-1' was used before"):
+    with pytest.raises(DataError, match=r"three.jsonl: all of its .*id 'train-1' was used before"):
         folder.task(path=["one.jsonl", "three.jsonl"])
 
 

@@ -430,7 +430,7 @@ def test_it_says_at_the_end_how_much_was_there(models: Path, tmp_path: Path) -> 
     console = RecordingConsole()
     toy_run(models, tmp_path, cached(models), console=console)
     assert any(
-        "20 of 32 completions were scored before" in line and "bytes a token" in line
+        "20 of 32 completions were scored before" in line and "bytes per token" in line
         for line in console.events
     )
 
