@@ -70,7 +70,6 @@ SEVERAL_THREADS = (
     "gpu_profile",
     "wheels",
     "page",
-    "prose",
 )
 """Those that do not compare processor times, or set the threads of their processes themselves."""
 

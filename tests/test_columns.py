@@ -1,4 +1,4 @@
-"""Tables of tokens, over random ones: cut and joined they are the same again, whatever they hold."""
+"""Laws of tables of tokens, over random tables: the joined parts of a table equal the table."""
 
 import random
 from collections.abc import Mapping

@@ -11,8 +11,8 @@ from torch import Tensor
 class TokenColumns:
     """The base of a frozen dataclass with columns: tensors with one entry for each of the same tokens.
 
-    A column is a tensor, a mapping of tensors, or a table of the same tokens, alone or in a tuple.
-    Other fields, and those named in `shared`, belong to all tokens and stay as they are.
+    A column is a tensor, a mapping of tensors, a table of the same tokens, or a tuple of such
+    tables. Other fields, and the fields named in `shared`, belong to all tokens and are not cut.
     """
 
     __slots__ = ()
@@ -29,14 +29,8 @@ class TokenColumns:
         return self._map(function, with_shared=True)
 
     def __getitem__(self, part: slice | Tensor) -> Self:
-        """Return the table at some of its tokens; places may be on another device."""
-        return self.select(part)
-
-    def select(self, part: slice | Tensor) -> Self:
-        """Return the table at some of its tokens, as `table[part]` does."""
-        return self.map_columns(
-            lambda column: column[part.to(column.device) if isinstance(part, Tensor) else part]
-        )
+        """Return the table at some of its tokens. Positions may be on another device."""
+        return self.map_columns(lambda column: select_tokens(column, part))
 
     def to(self, device: torch.device) -> Self:
         """Return the table with all tensors on a device, the shared ones too."""
@@ -48,9 +42,9 @@ class TokenColumns:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Return one or more tables as one; what all tokens share is that of the first.
+        """Concatenate one or more tables. The first table gives the fields that all tokens share.
 
-        A column that only some parts have is NaN at the tokens of the others.
+        A column that only some parts have is NaN at the tokens of the parts without it.
         """
         first = parts[0]
         columns = {
@@ -80,6 +74,11 @@ class TokenColumns:
         return next(len(column) for column in columns if isinstance(column, Tensor))
 
 
+def select_tokens(column: Tensor, part: slice | Tensor) -> Tensor:
+    """Return some entries of a column. Positions may be on another device."""
+    return column[part.to(column.device) if isinstance(part, Tensor) else part]
+
+
 def _list_names(table: TokenColumns, skipped: frozenset[str]) -> list[str]:
     return [field.name for field in fields(table) if field.name not in skipped]
 
@@ -95,7 +94,7 @@ def _holds(column: Any, kind: type) -> bool:
 
 
 def _join(columns: Sequence[Any], parts: Sequence[TokenColumns]) -> Any:
-    """Return the columns of all parts as one; a field that is no column is the first's."""
+    """Concatenate a column of all parts. A field that is no column has the value of the first part."""
     kind: Any = next((column for column in columns if column is not None), None)
     if isinstance(kind, Tensor):
         return torch.cat([_fill(*pair, like=kind) for pair in zip(columns, parts, strict=True)])

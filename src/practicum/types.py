@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from practicum.columns import TokenColumns
+from practicum.columns import TokenColumns, select_tokens
 from practicum.prompts import CallOutcome as CallOutcome
 from practicum.prompts import CallRecord as CallRecord
 from practicum.prompts import Message as Message
@@ -316,7 +316,7 @@ class TeacherSignal(TokenColumns):
     up to that of its text. None: each token is a span. `own` reads its tokens that the student
     lacks, of which the head's last column is the sum.
 
-    A signal that asks for more has it by name: `extras` are columns of its own, and `constants` are
+    Further answers for one kind of signal have names: `extras` are columns, and `constants` are
     tensors that all tokens share.
     """
 
@@ -354,7 +354,7 @@ class TeacherSignal(TokenColumns):
 
     def __getitem__(self, part: slice | Int[Tensor, " t"]) -> "TeacherSignal":
         """Return the signal of some of the tokens, with its hidden states fetched."""
-        return self.fetch().select(part)
+        return self.fetch().map_columns(lambda column: select_tokens(column, part))
 
     @property
     def unknown_tokens(self) -> Bool[Tensor, " T"] | None:

@@ -23,6 +23,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ SIZES = {"train.prompts_per_step": 12, "evaluation.prompts": 8}
 
 def on_ray(trainers: int = 2, **settings: Any) -> dict[str, Any]:
     return SIZES | {"backend": {"type": "ray", "trainers": trainers, **settings}}
+
+
+def assert_recipe_is_the_same_over_ray(name: str, changes: Sequence[str], folder: Path) -> None:
+    """Run two steps of a recipe in this process and over Ray, and compare the runs."""
+    changes = [*changes, "train.steps=2", "evaluation.prompts=0"]
+    one, two = (
+        run(name, [*changes, *backend], out=folder / place).folder
+        for place, backend in (("one", []), ("two", ["backend={type: ray, trainers: 2}"]))
+    )
+    assert_close_runs(one, two)
 
 
 def assert_close_runs(one: Path, other: Path, *, but: str = "none") -> None:

@@ -6,10 +6,8 @@ import pytest
 from chat_user import free_port, served, talk
 from toy import HINTED, IN_SEGMENTS, rows, toy_run
 
-from practicum.runs import run
-
 from .ray_session import cluster
-from .test_ray import assert_close_runs
+from .test_ray import assert_close_runs, assert_recipe_is_the_same_over_ray
 
 assert cluster
 pytestmark = [
@@ -112,9 +110,4 @@ def test_segments_over_ray_give_the_run_of_one_process(models: Path, tmp_path: P
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_recipe_gives_the_run_of_one_process(tmp_path: Path, name: str) -> None:
-    changes = [*SHORT[name], "train.steps=2", "evaluation.prompts=0"]
-    one, two = (
-        run(name, [*changes, *backend], out=tmp_path / place).folder
-        for place, backend in (("one", []), ("two", ["backend={type: ray, trainers: 2}"]))
-    )
-    assert_close_runs(one, two)
+    assert_recipe_is_the_same_over_ray(name, SHORT[name], tmp_path)

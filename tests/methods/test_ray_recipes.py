@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from toy import rows, toy_run
 
-from practicum.runs import run
 from tests.backends.ray_session import cluster
-from tests.backends.test_ray import assert_close_runs
+from tests.backends.test_ray import assert_close_runs, assert_recipe_is_the_same_over_ray
 from tests.methods.caopd.stated import STATED
 from tests.methods.skill_sd.hinted import HINTED
 
@@ -52,16 +51,11 @@ def test_a_memory_of_notes_over_ray_is_that_of_one_process(models: Path, tmp_pat
 
 
 def test_restated_answers_over_ray_are_those_of_one_process(models: Path, tmp_path: Path) -> None:
-    """A note in place of what the student says of itself (CaOPD 2604.16830)."""
+    """A note replaces the confidence that an answer states (CaOPD 2604.16830)."""
     one = toy_run(models, tmp_path / "one", STATED).folder
     assert_close_runs(one, toy_run(models, tmp_path / "two", {**STATED, "backend": CLUSTER}).folder)
 
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_recipe_gives_the_run_of_one_process(tmp_path: Path, name: str) -> None:
-    changes = [*SHORT[name], "train.steps=2", "evaluation.prompts=0"]
-    one, two = (
-        run(name, [*changes, *backend], out=tmp_path / place).folder
-        for place, backend in (("one", []), ("two", ["backend={type: ray, trainers: 2}"]))
-    )
-    assert_close_runs(one, two)
+    assert_recipe_is_the_same_over_ray(name, SHORT[name], tmp_path)

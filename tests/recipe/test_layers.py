@@ -232,6 +232,6 @@ def test_a_folder_without_a_run_is_no_recipe(tmp_path: Path) -> None:
 
 
 def test_relative_paths_of_packaged_recipes_start_in_a_folder_that_exists() -> None:
-    """Also those of a method's recipe, whose family may have no other recipe."""
+    """The same for a method's recipe, even if its family has no other recipe."""
     for name, file in list_recipe_files().items():
         assert find_base(file).is_dir(), name

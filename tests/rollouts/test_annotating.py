@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from noted import answer, write_notes
 from toy import HINTED, SEES_HINT, assert_same_run, curve, forked, rows, toy_recipe, toy_run
 
 from practicum.errors import RecipeError, TeacherError
@@ -24,7 +25,6 @@ from practicum.rollouts import add_notes, measure_notes
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import (
     Datum,
-    Message,
     Prompt,
     Rollout,
     Sample,
@@ -32,20 +32,6 @@ from practicum.types import (
     TeacherSignal,
     Turn,
 )
-
-
-def answer(text: str, number: int = 0, reward: float | None = 0.0, **changes: Any) -> Rollout:
-    prompt = Prompt("p", (Message("user", "ab?"),), answer="ba", privileged={"plan": "turn it"})
-    rollout = Rollout.from_text(prompt, text)
-    return replace(rollout, sample=number, reward=reward, **changes)
-
-
-def write(module: Any, rollouts: Sequence[Rollout], task: Any = None, **settings: Any) -> list[Any]:
-    """What a note of this kind, without a model, says of the rollouts."""
-    context = NoteContext("note", None, task, 0)  # type: ignore[arg-type]
-    note = module.build(module.Config(**settings), context)
-    return note.write(rollouts, NoteMoment(1, None))  # type: ignore[arg-type]
-
 
 # --- What the kinds say ---
 
@@ -61,9 +47,9 @@ def test_feedback_is_the_environments_else_the_tasks() -> None:
 
     noted = answer("b", notes={"feedback": "too short"})
     rollouts = [answer("ab"), answer("ba", 1, 1.0), noted]
-    assert write(feedback, rollouts, Explains()) == ["not ab", None, "too short"]
-    assert write(feedback, rollouts, object()) == [None, None, "too short"]
-    assert write(feedback, rollouts, Explains(), filter="correct") == [None, None, None]
+    assert write_notes(feedback, rollouts, Explains()) == ["not ab", None, "too short"]
+    assert write_notes(feedback, rollouts, object()) == [None, None, "too short"]
+    assert write_notes(feedback, rollouts, Explains(), filter="correct") == [None, None, None]
 
 
 def test_the_next_state_is_what_was_answered_to_the_turns_and_to_the_last_one() -> None:
@@ -73,8 +59,8 @@ def test_the_next_state_is_what_was_answered_to_the_turns_and_to_the_last_one() 
         answer("a", turns=turns, notes={"next_state": "thanks"}),
         answer("a"),
     ]
-    assert write(next_state, rollouts) == ["no", "no\nthanks", None]
-    assert write(next_state, rollouts, turns="last") == ["no", "thanks", None]
+    assert write_notes(next_state, rollouts) == ["no", "no\nthanks", None]
+    assert write_notes(next_state, rollouts, turns="last") == ["no", "thanks", None]
 
 
 # --- What a model writes ---

@@ -2,70 +2,24 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from toy import toy_recipe
+from learned_scorers import GENERATOR, build_scorer, write_answer
 
-from practicum.ports.scoring import Scorer
-from practicum.runs.assembly import assemble_run
 from practicum.scorers.value import compute_distance, read_text
 from practicum.training.judging import add_judgements
-from practicum.types import Message, Prompt, Rollout
-
-GENERATOR = torch.Generator()
-
-
-def build(models: Path, folder: Path, **settings: Any) -> Scorer:
-    # A discriminator needs the teacher's answers.
-    changes = {"rollout.source": "join(teacher)", "rollout.n": 2}
-    scorers = {"judge": {"learning_rate": 0.01, **settings}}
-    recipe = toy_recipe(models, {**changes, "scorers": scorers})
-    return assemble_run(recipe, folder).parts.scorers["judge"]
-
-
-def write(number: int, token: int, source: Any, reward: float | None = None) -> Rollout:
-    """An answer of three tokens, the last of which is given."""
-    tokens = torch.randint(0, 4, (3,), generator=GENERATOR)
-    tokens[-1] = token
-    none = torch.zeros(3)
-    return Rollout(
-        prompt=Prompt(f"p{number}", (Message("user", "ab"),)),
-        prompt_tokens=(1, 2),
-        tokens=tokens,
-        loss_mask=torch.ones(3, dtype=torch.bool),
-        sampling_logprobs=none,
-        policy_logprobs=none,
-        policy_version=0,
-        stop_reason="stop",
-        text="",
-        reward=reward,
-        source=source,
-    )
-
-
-def learn(scorer: Scorer, letters: tuple[int, int], steps: int) -> list[float]:
-    """Let a discriminator learn; return the share of pairs that it ordered rightly in the newest ten steps."""
-    accuracy = []
-    for _ in range(steps):
-        pairs = [
-            write(number, token, source)
-            for number in range(8)
-            for token, source in zip(letters, ("teacher", "student"), strict=True)
-        ]
-        accuracy.append(scorer.fit(list(add_judgements(pairs, {"judge": scorer}, {})))["accuracy"])
-    return accuracy[-10:]
 
 
 def test_an_outcome_model_learns_from_its_own_prompts_what_is_right_elsewhere(
     models: Path, tmp_path: Path
 ) -> None:
     GENERATOR.manual_seed(1)
-    scorer = build(models, tmp_path, type="outcome", share=0.5, warmup_steps=2)
+    scorer = build_scorer(models, tmp_path, type="outcome", share=0.5, warmup_steps=2)
     for step in range(25):
         answers = [
-            write(number, 4 + number % 2, "student", float(number % 2)) for number in range(24)
+            write_answer(number, 4 + number % 2, "student", float(number % 2))
+            for number in range(24)
         ]
         judged = list(add_judgements(answers, {"judge": scorer}, {}))
         values = [rollout.judgements["judge"].value for rollout in judged]
@@ -85,8 +39,10 @@ def test_a_critic_gives_the_advantages_of_its_values(
 ) -> None:
     """1506.02438, equation 16, token by token; tokens of others are no steps."""
     GENERATOR.manual_seed(2)
-    scorer = build(models, tmp_path, type="value", gamma=gamma, gae_lambda=gae_lambda)
-    answers = [write(number, number % 4, "student", float(number % 2)) for number in range(8)]
+    scorer = build_scorer(models, tmp_path, type="value", gamma=gamma, gae_lambda=gae_lambda)
+    answers = [
+        write_answer(number, number % 4, "student", float(number % 2)) for number in range(8)
+    ]
     mask = torch.tensor([True, False, True])
     answers[3] = replace(answers[3], loss_mask=mask)
     for _ in range(3):
@@ -110,9 +66,11 @@ def test_normalized_advantages_are_those_of_all_tokens_centred_over_their_spread
     rows = {}
     for normalize in (False, True):
         GENERATOR.manual_seed(4)
-        scorer = build(models, tmp_path, type="value", normalize=normalize)
-        answers = [write(number, number % 4, "student", float(number > 4)) for number in range(8)]
-        answers[1] = write(1, 1, "student", None)
+        scorer = build_scorer(models, tmp_path, type="value", normalize=normalize)
+        answers = [
+            write_answer(number, number % 4, "student", float(number > 4)) for number in range(8)
+        ]
+        answers[1] = write_answer(1, 1, "student", None)
         answers[3] = replace(answers[3], loss_mask=torch.tensor([True, False, True]))
         for _ in range(3):
             scorer.fit(answers)
@@ -151,8 +109,10 @@ def test_a_clip_keeps_a_critic_near_its_values_of_before(models: Path, tmp_path:
     for clip in (None, 0.05):
         GENERATOR.manual_seed(5)
         # A small rate: momentum moves a value on for ten updates after its slope has ended.
-        scorer = build(models, tmp_path, type="value", clip=clip, updates=100, learning_rate=0.0005)
-        answers = [write(number, 4, "student", 1.0) for number in range(4)]
+        scorer = build_scorer(
+            models, tmp_path, type="value", clip=clip, updates=100, learning_rate=0.0005
+        )
+        answers = [write_answer(number, 4, "student", 1.0) for number in range(4)]
         metrics = scorer.fit(answers)
         judgements = scorer.score(answers)
         moved[clip] = max(judged.value or 0.0 for judged in judgements)

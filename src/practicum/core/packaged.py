@@ -39,7 +39,7 @@ def find_base(file: Path) -> Path:
     file, folder = file.resolve(), locate_packaged_recipes().resolve()
     if file.is_relative_to(folder) or name_recipe(file) is None:
         return file.parent
-    # Not at `recipes/FAMILY`: a family whose recipes are all in methods has no such folder.
+    # Not at `recipes/FAMILY`: if all recipes of a family are in methods, the folder is missing.
     return folder / "papers"
 
 

@@ -69,7 +69,7 @@ def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tenso
 def cut_between_groups(groups: Int[Tensor, " T"] | None, total: int, size: int) -> Iterator[slice]:
     """Return consecutive slices of about `size` tokens that cut no group in two.
 
-    `groups` has the length of each group at its first token; None: each token is one.
+    `groups` has the length of each group at its first token. None: there are no groups.
     """
     if groups is None:
         yield from chunks(total, size)
@@ -77,7 +77,7 @@ def cut_between_groups(groups: Int[Tensor, " T"] | None, total: int, size: int) 
     lengths = groups.tolist()
     start = end = place = 0
     while place < total:
-        # A group that is longer than a slice makes a slice of its own.
+        # A group that is longer than `size` becomes one slice.
         after = place + max(lengths[place], 1)
         if after - start > size and end > start:
             yield slice(start, end)

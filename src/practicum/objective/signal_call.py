@@ -214,9 +214,9 @@ class SignalCall(Call):
         raise NotImplementedError
 
     def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
-        """Return the lengths of groups of tokens that are read together, at the first of each group.
+        """Return the length of each group of tokens that are read together, at its first token.
 
-        A length of 0 or 1 is a token alone. None: each token is read alone.
+        A token in no group has length 0 or 1. None: there are no groups.
         """
         return None
 
@@ -240,9 +240,9 @@ class Full(SignalCall):
         return self
 
     def add_more(self, signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
-        """Return the signal with what else is read of a teacher with another tokenizer.
+        """Add columns or constants that only this signal reads from a translated answer.
 
-        `signal` has the answer at the student's tokens that are one token of the teacher's too.
+        `signal` has the answer at the student's tokens that are also single tokens of the teacher.
         """
         return signal
 

@@ -456,7 +456,7 @@ def _pick_richest(terms: list[Term]) -> Full | Sampled | TopK | None:
 
 
 def _measure_richness(question: Full | Sampled | TopK) -> tuple[bool, bool, int]:
-    # An answer with more holds everything that a plain one does, and takes longer to prepare.
+    # An answer with additional columns contains the plain answer, and takes longer to prepare.
     has_more = isinstance(question, Full) and question.reads_more
     return question.whole, has_more, question.candidates
 

@@ -28,8 +28,8 @@ class Candidates:
 class TokenTrace:
     """One held-out answer, token by token.
 
-    `text` holds each token as text, and `control` is True for special tokens. Log-probabilities are
-    those of the sampled tokens. Reverse KL and entropies are in nats and of full distributions. A
+    `text` holds each token as text, and `control` is True for special tokens. Log-probabilities belong
+    to the sampled tokens. Reverse KL and entropies are in nats and of full distributions. A
     number is None if the teacher does not give it, as one that scores only sampled tokens, or if
     the student did not write the token.
     """

@@ -147,7 +147,7 @@ class TranslatedTeacher(FollowerTeacher):
         assert self._translator is not None, "only other tokens are translated"
         if not signal.sampled:
             picked = pick_single_tokens(answer, text, rollout, self._common)
-            if not isinstance(signal, Full):
+            if not (isinstance(signal, Full) and signal.reads_more):
                 return picked
             spans = tuple((span.student, span.teacher) for span in text.spans)
             tokens = torch.tensor(text.tokens)

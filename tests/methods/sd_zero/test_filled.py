@@ -1,24 +1,14 @@
 """A note that is chosen by the verdict."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from practicum.methods.sd_zero import filled
-from practicum.ports import TaskContext
 from practicum.ports.notes import NoteContext, NoteMoment
-from practicum.tasks.user import Config, UserTask, build
 from practicum.types import Rollout
-
-ROWS = {"type": "reverse", "alphabet": "abcd", "train_size": 4, "heldout_size": 2}
-
-
-def open_task(**settings: object) -> UserTask:
-    task = build(Config(**{"task": ROWS, **settings}), TaskContext(seed=0, base_dir=Path()))  # type: ignore[arg-type]
-    assert isinstance(task, UserTask) and task.opens_episodes
-    return task
+from tests.tasks.test_user import open_task
 
 
 def test_a_filled_note_is_chosen_by_the_verdict() -> None:

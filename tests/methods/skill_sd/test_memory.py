@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from noted import answer
 from toy import SEES_HINT, assert_same_run, curve, forked, rows, toy_recipe, toy_run
 
 from practicum.errors import RecipeError
@@ -15,19 +16,11 @@ from practicum.methods.skill_sd import memory
 from practicum.ports.notes import Note, NoteContext, NoteMoment
 from practicum.types import (
     Datum,
-    Message,
     Prompt,
-    Rollout,
     TeacherSignal,
 )
 
 from .hinted import HINTED
-
-
-def answer(text: str, number: int = 0, reward: float | None = 0.0, **changes: Any) -> Rollout:
-    prompt = Prompt("p", (Message("user", "ab?"),), answer="ba", privileged={"plan": "turn it"})
-    rollout = Rollout.from_text(prompt, text)
-    return replace(rollout, sample=number, reward=reward, **changes)
 
 
 def test_the_memory_holds_what_the_steps_before_noted() -> None:
@@ -69,7 +62,7 @@ def test_the_memory_holds_what_the_steps_before_noted() -> None:
 def test_a_bandit_shows_the_text_with_the_greatest_bound(
     steps: list[list[tuple[str, str, bool]]], exploration: float, per: Any, keep: int
 ) -> None:
-    """Each step: answers by prompt, a text about each, and its reward. The twin reads the whole history anew."""
+    """Each step: answers by prompt, a text about each, and its reward. The twin reads the whole history again."""
     context = NoteContext("best", None, None, 0)  # type: ignore[arg-type]
     config = memory.Config(note="hint", keep=keep, scope=per, choose="ucb", exploration=exploration)
     note, moment = memory.build(config, context), NoteMoment(1, None)  # type: ignore[arg-type]

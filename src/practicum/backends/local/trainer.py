@@ -400,7 +400,7 @@ class LocalTrainer:
         """
         gradient = torch.zeros_like(hidden)
         is_weighted = torch.stack(list(coefficients)).ne(0).any(dim=0)
-        # Tokens of a group without a coefficient still move with that of its first.
+        # The coefficient of a group's first token also moves the later tokens of the group.
         is_weighted |= objective.read_groups(part.signal.extras) is not None
         positions = is_weighted.cpu().nonzero()[:, 0]
         part, states = part[positions], hidden.detach()[positions]

@@ -20,14 +20,14 @@ from practicum.objective.translated_answer import TranslatedAnswer
 from practicum.types import TeacherSignal
 
 SPANS = "spans"
-"""The column with two numbers at the first token of each span of several, and 0 elsewhere.
+"""The column with two numbers at the first token of each span of several tokens, and 0 elsewhere.
 
-They are the student's tokens of the span, and the mean of the teacher's logits of its own tokens,
-less the level of those at the first.
+The first number is the count of the student's tokens. The second is the mean of the teacher's logits
+of its tokens in the span, minus the logsumexp of its logits at the first.
 """
 
 ROWS = 64
-"""The positions whose logits are in memory at once."""
+"""The number of positions with logits in memory at once."""
 
 
 class WithSpans(Full):
@@ -36,7 +36,7 @@ class WithSpans(Full):
     reads_more: ClassVar[bool] = True
 
     def add_more(self, signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
-        """Return the signal that is also known where a span of several tokens starts."""
+        """Add the column `SPANS`, and mark the first token of each span of several as known."""
         return add_spans(signal, answer)
 
 
@@ -67,7 +67,7 @@ class Config(StatesSignal):
 
 
 def add_spans(signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
-    """Return a signal that is also known where a span of several tokens starts, see `SPANS`."""
+    """Add the column `SPANS`, and mark the first token of each span of several as known."""
     states, head, unknown = answer.signal.states, answer.signal.head, signal.unknown
     assert states is not None and head is not None and unknown is not None
     token_logits, levels = [], []

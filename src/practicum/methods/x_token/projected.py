@@ -28,7 +28,7 @@ class Spelled(Full):
     reads_more: ClassVar[bool] = True
 
     def add_more(self, signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
-        """Return the signal with the spellings of the tokens that the teacher lacks."""
+        """Add the spellings of the tokens that the teacher lacks."""
         return replace(signal, constants={**signal.constants, SPELLINGS: answer.spell()})
 
 

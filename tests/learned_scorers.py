@@ -1,0 +1,41 @@
+"""Scorers that learn, and short answers for them to learn from."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from toy import toy_recipe
+
+from practicum.ports.scoring import Scorer
+from practicum.runs.assembly import assemble_run
+from practicum.types import Message, Prompt, Rollout
+
+GENERATOR = torch.Generator()
+
+
+def build_scorer(models: Path, folder: Path, **settings: Any) -> Scorer:
+    # A discriminator needs the teacher's answers.
+    changes = {"rollout.source": "join(teacher)", "rollout.n": 2}
+    scorers = {"judge": {"learning_rate": 0.01, **settings}}
+    recipe = toy_recipe(models, {**changes, "scorers": scorers})
+    return assemble_run(recipe, folder).parts.scorers["judge"]
+
+
+def write_answer(number: int, token: int, source: Any, reward: float | None = None) -> Rollout:
+    """Return an answer of two random tokens and a given one."""
+    tokens = torch.randint(0, 4, (3,), generator=GENERATOR)
+    tokens[-1] = token
+    none = torch.zeros(3)
+    return Rollout(
+        prompt=Prompt(f"p{number}", (Message("user", "ab"),)),
+        prompt_tokens=(1, 2),
+        tokens=tokens,
+        loss_mask=torch.ones(3, dtype=torch.bool),
+        sampling_logprobs=none,
+        policy_logprobs=none,
+        policy_version=0,
+        stop_reason="stop",
+        text="",
+        reward=reward,
+        source=source,
+    )
