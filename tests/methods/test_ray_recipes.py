@@ -45,8 +45,8 @@ def test_a_memory_of_notes_over_ray_is_that_of_one_process(models: Path, tmp_pat
     one = toy_run(models, tmp_path / "one", HINTED).folder
     two = toy_run(models, tmp_path / "two", {**HINTED, "backend": CLUSTER}).folder
     assert_close_runs(one, two)
-    assert [row["notes"] for row in rows(one / "rollouts.jsonl")] == [
-        row["notes"] for row in rows(two / "rollouts.jsonl")
+    assert [row.get("notes") for row in rows(one / "rollouts.jsonl")] == [
+        row.get("notes") for row in rows(two / "rollouts.jsonl")
     ]
 
 
