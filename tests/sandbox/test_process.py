@@ -124,7 +124,7 @@ def gone(pid: int, seconds: float = 10) -> bool:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
                 return True
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # ended before opening, or before reading
             return True
         time.sleep(0.05)
     return False
