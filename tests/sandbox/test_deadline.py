@@ -32,7 +32,7 @@ def alive(pid: int) -> bool:
     try:
         # A zombie of another parent still has a pid: read its state.
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
